@@ -22,7 +22,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::now;
 use crate::counted::Counted;
 use crate::failing::Failing;
-use crate::pool::{Figures, Resilver, Scrub, Trim};
+use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -72,6 +72,8 @@ pub struct Imported {
     pub scrub: Arc<Scrub>,
     /// What makes devices whole that come back.
     pub resilver: Arc<Resilver>,
+    /// What moves segments when the pool changes its shape.
+    pub reshape: Arc<Reshape>,
     /// What commands read for long.
     pub(crate) reading: Reading,
     /// What devices are told of free room.
@@ -237,6 +239,7 @@ impl Imported {
         if !read_only {
             imported.resilver.begin()?;
             imported.resilver.want_spares();
+            imported.reshape.resume()?;
         }
         if !read_only {
             reading::tidy(&imported.pool)?;
@@ -274,6 +277,9 @@ impl Imported {
         let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
         let trim = Arc::new(Trim::new(&store, &watch, &devices));
         let resilver = Arc::new(Resilver::new(&pool, &store, &watch, &devices, &failing));
+        let (reading, settling) = (Arc::clone(&resilver), Arc::clone(&resilver));
+        let left = move || settling.take_up(Vec::new());
+        let reshape = Arc::new(Reshape::new(&pool, &store, &watch, move || reading.read(), left));
         if let Some(disks) = store.on_devices().filter(|_| !read_only) {
             let resilver = Arc::downgrade(&resilver);
             disks.on_failure(move || resilver.upgrade().iter().for_each(Resilver::want_spares));
@@ -296,6 +302,7 @@ impl Imported {
             watch,
             scrub,
             resilver,
+            reshape,
             reading: Reading::default(),
             trim,
             since: now(),
@@ -319,6 +326,9 @@ impl Imported {
             }
             if name == Resilver::kept_as() {
                 self.resilver.take_up_kept(&value, self.read_only)?;
+            }
+            if name == Reshape::kept_as() {
+                self.reshape.take_up(&value);
             }
         }
         Ok(())
@@ -438,6 +448,7 @@ impl Imported {
     /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
     fn stop(&self) -> Result<(), PoolError> {
         self.scrub.job.leave();
+        self.reshape.job.leave();
         self.trim.job.leave();
         self.resilver.spares.leave();
         self.resilver.job.leave();

@@ -7,14 +7,18 @@
 //!  devices     what may become part of a pool    check    everything against everything, slowly
 //!  inspect     what is on the devices, as text   trim     giving free room back by hand
 //!  resilver    devices that go, come back, are replaced
+//!  shape       groups that get more devices or fewer
+//!  changing    groups that become others         reshape  moving what is to be moved for that
 //! ```
 
+pub mod changing;
 pub mod check;
 pub mod damaged;
 pub mod devices;
 pub mod figures;
 pub mod inspect;
 pub mod properties;
+pub mod reshape;
 pub mod resilver;
 pub mod scrub;
 pub mod shape;
@@ -22,7 +26,9 @@ pub mod shape;
 mod tests;
 pub mod trim;
 
+pub use changing::Intended;
 pub use figures::{DeviceFigures, Figures, GroupFigures};
+pub use reshape::{Reshape, ReshapeOrder, ReshapeReport, Reshaping};
 pub use resilver::Resilver;
 pub use scrub::{Extent, Phase, Scrub, ScrubOrder, ScrubReport};
 pub use trim::{Trim, TrimOrder, TrimReport};
@@ -124,6 +130,46 @@ pub enum PoolRequest {
         /// Their paths, or the names of mirrors.
         devices: Vec<PathBuf>,
     },
+    /// Has devices that hold something, or groups, leave the pool once that was moved. No command asks for
+    /// this yet, nor for the other changes of shape.
+    Leave {
+        /// Their paths, or what groups are called.
+        devices: Vec<PathBuf>,
+        /// Also where redundancy falls.
+        force: bool,
+    },
+    /// Makes a group of rows with parity wider.
+    Widen {
+        /// What it is called.
+        group: PathBuf,
+        /// The device that comes to it.
+        new: PathBuf,
+        /// Files are made with this length, bytes.
+        size: Option<u64>,
+        /// Also with a device that holds something else.
+        force: bool,
+    },
+    /// Makes a group one of another kind.
+    Convert {
+        /// What it is called.
+        group: PathBuf,
+        /// What it becomes.
+        to: String,
+        /// Devices that come to it.
+        devices: Vec<PathBuf>,
+        /// Files are made with this length, bytes.
+        size: Option<u64>,
+        /// Also where redundancy falls, and with devices that hold something else.
+        force: bool,
+    },
+    /// Moves what there is from full devices to empty ones.
+    Rebalance,
+    /// Something with the change of shape that is under way.
+    Reshape(ReshapeOrder),
+    /// What a change would give, as notes.
+    Plan(Intended),
+    /// Waits for the end of a change of shape.
+    AwaitReshape,
     /// Waits until no device is being made whole.
     AwaitResilver,
     /// Uses all of devices that have become longer.
@@ -206,6 +252,9 @@ pub struct Status {
     /// What makes devices whole that came back.
     #[serde(default)]
     pub resilver: ScrubReport,
+    /// What changes its shape.
+    #[serde(default)]
+    pub reshape: ReshapeReport,
     /// How many frames are damaged.
     pub damaged: u64,
     /// What is damaged, by name, where that was asked for.
@@ -246,6 +295,11 @@ impl PoolRequest {
                 | Self::Attach { .. }
                 | Self::Detach { .. }
                 | Self::Remove { .. }
+                | Self::Leave { .. }
+                | Self::Widen { .. }
+                | Self::Convert { .. }
+                | Self::Rebalance
+                | Self::Reshape(_)
                 | Self::Upgrade
                 | Self::Set { .. }
                 | Self::Clear { .. }
@@ -259,8 +313,9 @@ impl PoolRequest {
     pub fn new_devices(&self) -> Option<Vec<PathBuf>> {
         match self {
             Self::Add { devices, only_say: false, .. } => Some(devices.clone()),
-            Self::Replace { new, .. } | Self::Attach { new, .. } => Some(vec![new.clone()]),
-            Self::Detach { .. } | Self::Remove { .. } => Some(Vec::new()),
+            Self::Replace { new, .. } | Self::Attach { new, .. } | Self::Widen { new, .. } => Some(vec![new.clone()]),
+            Self::Convert { devices, .. } => Some(devices.clone()),
+            Self::Detach { .. } | Self::Remove { .. } | Self::Leave { .. } => Some(Vec::new()),
             _ => None,
         }
     }
@@ -294,6 +349,20 @@ pub fn run(
         PoolRequest::Attach { beside, new, size, force } => shape::attach(pool, &beside, &new, size, force)?,
         PoolRequest::Detach { device } => shape::detach(pool, &device)?,
         PoolRequest::Remove { devices } => devices.iter().try_for_each(|path| shape::remove(pool, path))?,
+        PoolRequest::Leave { devices, force } => changing::remove(pool, &devices, force)?,
+        PoolRequest::Widen { group, new, size, force } => changing::widen(pool, &group, &new, (size, force))?,
+        PoolRequest::Convert { group, to, devices, size, force } => {
+            changing::convert(pool, &group, &to, (&devices, size, force))?;
+        }
+        PoolRequest::Rebalance => changing::rebalance(pool)?,
+        PoolRequest::Reshape(order) => pool.reshape.order(&name, order)?,
+        PoolRequest::Plan(intended) => changing::plan(pool, &intended)?.iter().for_each(|line| {
+            progress.note(line);
+        }),
+        PoolRequest::AwaitReshape => {
+            while pool.reshape.job.wait(LOOK_UP) && pool.suspended().is_none() && progress.note("") {}
+            changing::ended(pool)?;
+        }
         PoolRequest::Offline { devices } => devices.iter().try_for_each(|path| resilver::offline(pool, path))?,
         PoolRequest::Online { devices } => devices.iter().try_for_each(|path| resilver::online(pool, path))?,
         PoolRequest::Replace { old, new, size, force } => resilver::replace(pool, &old, &new, size, force)?,
@@ -468,7 +537,14 @@ fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, R
     }
     let found = pool.watch.damage();
     let names = if names { damaged::names(pool, mounts, &found) } else { Vec::new() };
-    Ok(Status { figures, scrub: pool.scrub.report(), resilver: pool.resilver.report(), damaged: found.count(), names })
+    Ok(Status {
+        figures,
+        scrub: pool.scrub.report(),
+        resilver: pool.resilver.report(),
+        reshape: pool.reshape.report(),
+        damaged: found.count(),
+        names,
+    })
 }
 
 fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {

@@ -20,7 +20,9 @@ mod objects;
 
 use std::collections::BTreeMap;
 
-pub use disks::{DeviceHealth, Disks, MINIMUM_DEVICE, NewGroup, NewMembers, TrimStep, slots};
+pub use disks::{
+    DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
+};
 pub use objects::{Bucket, MemoryBucket, Objects, Put, WriterId};
 
 use crate::error::PoolError;

@@ -14,12 +14,14 @@
 //! - Where the newest record is guarded, every place of the rings can be read in one copy at least,
 //!   whenever power fails: a place that cannot is damage.
 
+mod change;
 mod group;
 mod identity;
 mod root;
 #[cfg(test)]
 mod tests;
 
+pub use change::{ChangeKind, ShapeChange};
 pub use group::{Group, GroupClass, GroupKind, MemberRole, MemberState, MemberStatus, UNIT};
 pub use identity::{Identity, Member, PoolState, VERSION};
 pub use root::{LogStart, MOST_COLUMNS, Place, Root, SlotAddress, TableSegment, UPPER_LIMIT};

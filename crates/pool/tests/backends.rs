@@ -79,6 +79,7 @@ fn identity(slot: u64, members: Vec<nacre_pool::label::Member>, features: u64) -
         index: 0,
         members,
         groups: Vec::new(),
+        change: None,
     }
 }
 

@@ -167,6 +167,9 @@ pub struct DeviceFigures {
     /// It is being made whole.
     #[serde(default)]
     pub resilvering: bool,
+    /// It is being removed: nothing new goes to it.
+    #[serde(default)]
+    pub leaving: bool,
     /// Empty for a device of the pool's own; `spare`, or `replacing`: it will take the place of another.
     #[serde(default)]
     pub role: String,
@@ -202,6 +205,9 @@ pub struct GroupFigures {
     /// What of it is in use.
     #[serde(default)]
     pub allocated: u64,
+    /// It is being removed: nothing new goes to it, and no room of it counts.
+    #[serde(default)]
+    pub leaving: bool,
 }
 
 /// The class of groups for metadata.
@@ -239,6 +245,7 @@ pub fn room_of_group(kind: GroupKind, parity: usize, devices: &[u64]) -> (u64, u
     sorted.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
     let most = sorted.get(parity).copied().unwrap_or(0);
     let all: u64 = sorted.iter().map(|size| *size.min(&most)).sum();
+    let parity = if let GroupKind::RaidZ(parity) = kind { usize::from(parity) } else { parity };
     match kind {
         _ if parity == 0 => (sorted.iter().sum(), sorted.iter().sum()),
         GroupKind::Mirror => (most, most),
@@ -274,6 +281,9 @@ impl DeviceFigures {
     /// As [`Figures::fragmentation`].
     #[must_use]
     pub fn fragmentation(&self) -> u64 {
+        if self.leaving {
+            return 0;
+        }
         percent(self.occupied.saturating_sub(self.allocated), self.free())
     }
 }
@@ -324,9 +334,12 @@ impl Figures {
         let (size, allocated, free) = if groups.is_empty() {
             (usable, allocated, free)
         } else {
+            // What is to leave lies on the others in the end.
+            let leaving: u64 = groups.iter().filter(|group| group.leaving).map(|group| group.allocated).sum();
             let holding = || groups.iter().filter(|group| group.class != LOG);
             let sum = |of: fn(&GroupFigures) -> u64| holding().map(of).sum::<u64>();
-            (sum(|group| group.size), sum(|group| group.allocated), sum(GroupFigures::free))
+            let size = sum(|group| if group.leaving { 0 } else { group.size });
+            (size, sum(|group| group.allocated), sum(GroupFigures::free).saturating_sub(leaving))
         };
         let health = match &suspended {
             Some(_) => "SUSPENDED",
@@ -443,7 +456,8 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             lost if lost <= parity => "DEGRADED",
             _ => "UNAVAIL",
         };
-        let sizes: Vec<u64> = own().map(|device| device.size).collect();
+        let leaving = !devices.is_empty() && own().all(|device| device.leaving);
+        let sizes: Vec<u64> = own().filter(|device| leaving || !device.leaving).map(|device| device.size).collect();
         let (size, usable) = room_of_group(group.kind, parity, &sizes);
         let allocated = match group.kind {
             GroupKind::Mirror => living.get(&number).copied().unwrap_or(0),
@@ -461,9 +475,10 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             state: state.to_owned(),
             devices,
             parity,
-            size,
-            usable,
+            size: if leaving { allocated } else { size },
+            usable: if leaving { allocated } else { usable },
             allocated,
+            leaving,
         }
     };
     groups.into_iter().enumerate().map(of).filter(|group| !group.devices.is_empty()).collect()
@@ -491,7 +506,7 @@ fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
 }
 
 /// The slots of a device of this length, bytes.
-fn slots(length: u64, slot: u64) -> u64 {
+pub(super) fn slots(length: u64, slot: u64) -> u64 {
     length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
@@ -509,6 +524,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     let devices = pool.devices.read();
     let log = pool.store.root().log;
     let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
+    let change = pool.store.shape_change();
     let mut figures = Vec::new();
     for (index, (member, device)) in identity.members.iter().zip(devices.iter()).enumerate() {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
@@ -516,8 +532,14 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
         let taken: u64 =
             log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
         let is_log = pool.store.on_devices().is_some_and(|disks| disks.is_log_device(index));
-        // One for the log has room for nothing else.
-        let size = if is_log { taken } else { slots(member.length, slot).saturating_sub(taken) };
+        let leaving = change.as_ref().is_some_and(|change| change.leaving.contains(&index));
+        let size = match (is_log, leaving) {
+            // One for the log has room for nothing else.
+            (true, _) => taken,
+            // What leaves has room for nothing more.
+            (false, true) => allocated,
+            (false, false) => slots(member.length, slot).saturating_sub(taken),
+        };
         figures.push(DeviceFigures {
             path: device.name().to_owned(),
             guid: member.guid,
@@ -535,6 +557,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             resilvering: health
                 .get(usize::from(index))
                 .is_some_and(|health| health.stale && standing(health) == "ONLINE"),
+            leaving,
             role: health.get(usize::from(index)).map_or("", role).to_owned(),
             beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
         });

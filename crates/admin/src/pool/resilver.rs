@@ -89,6 +89,11 @@ impl Resilver {
         take_up(&self.store, &self.devices, new, &self.failing, &self.watch);
     }
 
+    /// What was read of all devices, bytes.
+    pub(crate) fn read(&self) -> u64 {
+        self.devices.read().iter().map(|device| device.counts().read_bytes).sum()
+    }
+
     /// A device may have failed: spares are looked for, by another thread.
     pub(crate) fn want_spares(self: &Arc<Self>) {
         let health = self.store.on_devices().map(Disks::health).unwrap_or_default();

@@ -223,6 +223,17 @@ fn same_redundancy(pool: &Imported, new: &Shape, paths: &[PathBuf]) -> Result<()
     })
 }
 
+/// How many devices of each group that holds segments may be lost at least.
+pub(super) fn redundancy_of(pool: &Imported) -> usize {
+    let Some(disks) = pool.store.on_devices() else { return 0 };
+    let health = disks.health();
+    let holds = |number: usize| health.iter().any(|device| device.is_own() && device.group == number);
+    let of = |(number, (group, parity)): (usize, (Group, usize))| {
+        (group.class == GroupClass::Data && holds(number)).then_some(parity)
+    };
+    disks.groups().into_iter().enumerate().filter_map(of).min().unwrap_or(0)
+}
+
 /// Adds devices; or only looks whether they could be added.
 pub(super) fn add(
     pool: &Imported,

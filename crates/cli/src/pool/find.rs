@@ -441,6 +441,7 @@ mod tests {
             index,
             members: vec![member(1), member(2)],
             groups: Vec::new(),
+            change: None,
         };
         FoundDevice { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
     }

@@ -8,6 +8,7 @@
 //!  shape    groups that are changed in use       beside  devices that stand beside others
 //!  slow     devices that are read around           balance which copy is read
 //!  sweep    segments read with all copies and parity
+//!  reshape  devices that leave, groups that become others
 //!  roots    labels and syncs                    health  devices that fail, go and come back
 //!  slots    which slots are free                columns segments as copies, or as rows with parity
 //!  log_area the intent log's slots              heal    writing damaged copies anew
@@ -40,6 +41,7 @@ mod layout;
 mod log_area;
 mod members;
 mod patchwork;
+mod reshape;
 mod roots;
 mod shape;
 pub mod slots;
@@ -55,6 +57,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub use health::DeviceHealth;
 pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
+pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
 use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep};
@@ -125,7 +128,7 @@ type Again<'a> = &'a dyn Fn() -> Result<()>;
 type NeededFailure = dyn Fn(&str, &PoolError, Option<Again<'_>>) -> bool + Send + Sync;
 
 /// Which slots are free.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Rooms {
     slots: Slots,
     /// Freed slots whose device is to be told so before they are used again.
@@ -395,11 +398,11 @@ impl Backend for Disks {
                     return Ok(place);
                 }
             }
-            let room = layout.segments_of(layout.data_groups(), slots);
+            let room = layout.segments_of(layout.taking_groups(), slots);
             if room.0 <= spare {
                 return Ok(None);
             }
-            return Ok(layout.take(layout.data_groups(), slots, self.slot, stream, id, doubled(room)));
+            return Ok(layout.take(layout.taking_groups(), slots, self.slot, stream, id, doubled(room)));
         }
         if slots.free() <= spare {
             return Ok(None);
@@ -445,8 +448,8 @@ impl Backend for Disks {
         if layout.is_plain() {
             return self.devices.read().len();
         }
-        let of = |group: usize| if layout.parity(group) == 0 { layout.members(group).count() } else { 1 };
-        layout.data_groups().map(of).sum()
+        let of = |group: usize| if layout.parity(group) == 0 { layout.takers(group).count() } else { 1 };
+        layout.taking_groups().map(of).sum()
     }
 
     fn lane(&self, at: SegmentAt<'_>) -> u64 {
@@ -530,7 +533,7 @@ impl Backend for Disks {
     fn copies(&self, stream: WriteStream) -> usize {
         let layout = self.layout();
         if !layout.is_plain() {
-            let parities = layout.data_groups().map(|group| layout.parity(group));
+            let parities = layout.taking_groups().map(|group| layout.parity(group));
             let least = parities.min().unwrap_or(0) + 1;
             return if stream.is_metadata() { least.max(2) } else { least };
         }

@@ -4,6 +4,7 @@ use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
 
+use super::change::ShapeChange;
 use super::group::{Group, GroupKind, MemberRole, MemberState};
 use super::structure;
 
@@ -76,6 +77,9 @@ pub struct Identity {
     pub members: Vec<Member>,
     /// The groups that they are in; none in pools without ([`Identity::GROUPS`]).
     pub groups: Vec<Group>,
+    /// The change of their shape that is under way; none in pools that never had one
+    /// ([`Identity::SHAPES`]).
+    pub change: Option<ShapeChange>,
 }
 
 impl Identity {
@@ -92,7 +96,11 @@ impl Identity {
     /// A fifth one: groups may be for metadata alone ([`GroupClass::Special`](super::GroupClass::Special)).
     pub const CLASSES: u64 = 16;
 
-    const KNOWN: u64 = Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS | Self::CLASSES;
+    /// A sixth one: groups may change their shape.
+    pub const SHAPES: u64 = 32;
+
+    const KNOWN: u64 =
+        Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS | Self::CLASSES | Self::SHAPES;
 
     /// Whether it fits the labels.
     ///
@@ -106,11 +114,14 @@ impl Identity {
     #[must_use]
     pub fn parity(&self, group: u8) -> usize {
         let members = self.members.iter().filter(|member| member.state.group == group && member.is_own());
-        match self.groups.get(usize::from(group)).map(|group| group.kind) {
+        let changing = self.change.as_ref().filter(|change| change.group == group);
+        let most = changing.map_or(usize::MAX, |change| usize::from(change.tolerance));
+        let parity = match self.groups.get(usize::from(group)).map(|group| group.kind) {
             Some(GroupKind::Mirror) => members.count().saturating_sub(1),
             Some(GroupKind::RaidZ(parity)) => usize::from(parity),
             Some(GroupKind::Plain) | None => 0,
-        }
+        };
+        parity.min(most)
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, PoolError> {
@@ -138,6 +149,9 @@ impl Identity {
             body.u8(groups.map_err(|_| PoolError::Refused("too many groups of devices".to_owned()))?);
             self.groups.iter().for_each(|group| group.encode(&mut body));
             self.members.iter().for_each(|member| member.state.encode(&mut body));
+        }
+        if self.incompatible & Self::SHAPES != 0 {
+            ShapeChange::encode(self.change.as_ref(), &mut body);
         }
         let mut body = body.finish();
         if body.len() > LENGTH - 24 {
@@ -214,6 +228,10 @@ impl Identity {
                 return structure("a device that stands beside none");
             }
         }
+        let change = match incompatible & Self::SHAPES {
+            0 => None,
+            _ => ShapeChange::decode(from, groups.len(), members.len())?,
+        };
         Ok(Self {
             revision,
             incompatible,
@@ -228,6 +246,7 @@ impl Identity {
             index,
             members,
             groups,
+            change,
         })
     }
 }

@@ -25,6 +25,7 @@ fn identity(revision: u64) -> Identity {
             Member { guid: 2, length: 64 << 20, path: b"/dev/tw\xff".to_vec(), state: MemberState::default() },
         ],
         groups: Vec::new(),
+        change: None,
     }
 }
 
@@ -52,6 +53,17 @@ fn what_devices_are_to_each_other_is_kept() {
     for beside in [3, 6] {
         let mut wrong = new.clone();
         wrong.members[4].state.role = MemberRole::Successor(beside);
+        assert!(Identity::decode(&wrong.encode().unwrap()).is_err());
+    }
+    let incompatible = Identity::GROUPS | Identity::SHAPES;
+    let change = ShapeChange { kind: ChangeKind::Removal, group: 1, before: 700, tolerance: 2, leaving: vec![1, 4] };
+    for change in [None, Some(change.clone())] {
+        let changing = Identity { incompatible, change, ..new.clone() };
+        assert_eq!(Identity::decode(&changing.encode().unwrap()).unwrap(), changing);
+    }
+    // Neither a group nor a device that there is not.
+    for wrong in [ShapeChange { group: 2, ..change.clone() }, ShapeChange { leaving: vec![6], ..change }] {
+        let wrong = Identity { incompatible, change: Some(wrong), ..new.clone() };
         assert!(Identity::decode(&wrong.encode().unwrap()).is_err());
     }
 }
@@ -151,10 +163,10 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 1 << 40;
+    newer.incompatible = 64;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x10000000000"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x40"), "{error}");
 }
 
 #[test]

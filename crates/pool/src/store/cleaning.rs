@@ -91,7 +91,7 @@ impl Store {
     }
 
     /// Cleans segments that lie where metadata has groups of its own, or the others.
-    fn clean(
+    pub(super) fn clean(
         &self,
         budget: u64,
         of_special: bool,

@@ -58,6 +58,7 @@ impl NewPool {
             index: 0,
             members,
             groups: Vec::new(),
+            change: None,
         }
     }
 }

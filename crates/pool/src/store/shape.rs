@@ -139,7 +139,7 @@ impl Store {
 
     /// Changes which devices there are, and has what is written next lie as they are now. Where a
     /// device goes for good, no older state is kept: it may have lain there.
-    fn change_shape(&self, gives_up: bool, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
+    pub(super) fn change_shape(&self, gives_up: bool, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
         self.usable()?;
         let mut committed = self.committed.lock();
         self.change_devices(&mut committed, change)?;

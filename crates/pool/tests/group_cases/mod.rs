@@ -2,4 +2,5 @@
 
 pub mod fused;
 mod missing;
+mod reshape;
 mod scattered;

@@ -36,6 +36,9 @@ impl Disks {
         if !layout.standing(number).is_some_and(Standing::is_own) {
             return refused("only a device of a group is replaced");
         }
+        if layout.is_leaving(usize::from(number)) {
+            return refused("it is being removed");
+        }
         let is_replaced = |(_, standing): (u16, &Standing)| matches!(standing.role, MemberRole::Successor(_));
         if layout.holders(number).any(is_replaced) {
             return refused("it is being replaced already: wait for the end of that, or detach the new device");
@@ -266,7 +269,7 @@ impl Disks {
     }
 
     /// A spare stands in for nobody any more.
-    fn give_back(&self, spare: u16) -> Result<()> {
+    pub(super) fn give_back(&self, spare: u16) -> Result<()> {
         let number = self.layout().number_of(spare);
         self.change(|layout| {
             if let Some(standing) = layout.devices.get_mut(usize::from(spare)) {

@@ -59,11 +59,11 @@ impl Disks {
         self.layout().devices.iter().map(of).collect()
     }
 
-    /// The groups, each with how many of its devices may be lost.
+    /// The groups, each with how many of its devices may be lost now.
     #[must_use]
     pub fn groups(&self) -> Vec<(label::Group, usize)> {
         let layout = self.layout();
-        layout.groups.iter().enumerate().map(|(number, group)| (*group, layout.parity(number))).collect()
+        layout.groups.iter().enumerate().map(|(number, group)| (*group, layout.tolerance(number))).collect()
     }
 
     /// The devices that are there and may lack something.
@@ -200,6 +200,7 @@ impl Disks {
 
     pub(super) fn labelled_by(layout: &Layout, mut identity: Identity) -> Identity {
         identity.groups.clone_from(&layout.groups);
+        identity.change.clone_from(&layout.change);
         for (member, standing) in identity.members.iter_mut().zip(&layout.devices) {
             member.state = MemberState {
                 group: standing.group as u8,
@@ -397,7 +398,7 @@ impl Disks {
 
     /// The room in groups.
     pub(super) fn room_in(&self, layout: &Layout, rooms: &Rooms) -> Room {
-        let (free, total) = layout.segments_of(layout.data_groups(), &rooms.slots);
+        let (free, total) = layout.segments_of(layout.taking_groups(), &rooms.slots);
         let runs = self.log_runs();
         let log = |device: usize| {
             let here = runs.iter().filter(|(slot, _)| usize::from(slot.device) == device);

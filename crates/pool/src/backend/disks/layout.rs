@@ -12,7 +12,9 @@
 //!   and is whole there as long as one of the two is.
 
 use crate::frames::WriteStream;
-use crate::label::{Group, GroupClass, GroupKind, MOST_COLUMNS, MemberRole, MemberStatus, Place, SlotAddress};
+use crate::label::{
+    Group, GroupClass, GroupKind, MOST_COLUMNS, MemberRole, MemberStatus, Place, ShapeChange, SlotAddress,
+};
 use crate::segment::stream::PIECE;
 use crate::segment::table::LONGEST;
 
@@ -58,6 +60,8 @@ pub(super) struct Layout {
     /// None in a pool without groups.
     pub(super) groups: Vec<Group>,
     pub(super) devices: Vec<Standing>,
+    /// The change of their shape that is under way.
+    pub(super) change: Option<ShapeChange>,
     /// Of each group, what file content can take of its slots, and all of them.
     ratios: Vec<(u64, u64)>,
     /// Whether any device stands beside another.
@@ -77,8 +81,8 @@ impl Layout {
     }
 
     /// The groups of a pool, and how its devices are.
-    pub(super) fn new(groups: Vec<Group>, devices: Vec<Standing>) -> Self {
-        let mut layout = Self { groups, devices, ..Self::default() };
+    pub(super) fn new(groups: Vec<Group>, devices: Vec<Standing>, change: Option<ShapeChange>) -> Self {
+        let mut layout = Self { groups, devices, change, ..Self::default() };
         layout.pair();
         layout
     }
@@ -92,14 +96,18 @@ impl Layout {
     pub(super) fn measure(&mut self, slots: &Slots, slot: u64) {
         self.pair();
         let ratio = |group: usize| {
-            let all = self.counts(slots, group).all;
+            let mut all = self.counts(slots, group).all;
+            if all.is_empty() {
+                // What lies on those that leave counts as before.
+                all = self.members(group).map(|(at, _)| slots.of_device(at).0).collect();
+            }
             (self.usable(&all, group, slot), all.iter().sum::<u64>())
         };
         self.ratios = (0..self.groups.len()).map(ratio).collect();
     }
 
     /// The group that a place is in: that of the first of its devices that is still there.
-    fn group_of(&self, place: &Place) -> usize {
+    pub(super) fn group_of(&self, place: &Place) -> usize {
         let standings = || place.iter().filter_map(|slot| self.standing(slot.device));
         standings().find(|standing| standing.is_own()).or(standings().next()).map_or(0, |standing| standing.group)
     }
@@ -115,6 +123,21 @@ impl Layout {
 
     pub(super) fn members(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
         self.devices.iter().enumerate().filter(move |(_, device)| device.group == group && device.is_own())
+    }
+
+    /// Whether a device leaves the pool: nothing new goes to it.
+    pub(super) fn is_leaving(&self, device: usize) -> bool {
+        self.change.as_ref().is_some_and(|change| change.leaving.iter().any(|one| usize::from(*one) == device))
+    }
+
+    /// Whether a group is becoming another, or devices leave it.
+    pub(super) fn is_changing(&self, group: usize) -> bool {
+        self.change.as_ref().is_some_and(|change| usize::from(change.group) == group)
+    }
+
+    /// The devices of a group that new segments go to.
+    pub(super) fn takers(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
+        self.members(group).filter(|(at, _)| !self.is_leaving(*at))
     }
 
     /// The device that this one stands beside, or itself.
@@ -187,13 +210,19 @@ impl Layout {
         self.is_plain() || self.standing(device).is_some_and(Standing::works)
     }
 
-    /// How many devices of a group may be lost.
+    /// How many devices of a group may be lost of what is written to it now.
     pub(super) fn parity(&self, group: usize) -> usize {
         match self.groups.get(group).map(|group| group.kind) {
             Some(GroupKind::Mirror) => self.members(group).count().saturating_sub(1),
             Some(GroupKind::RaidZ(parity)) => usize::from(parity),
             Some(GroupKind::Plain) | None => 0,
         }
+    }
+
+    /// How many devices of a group may be lost.
+    pub(super) fn tolerance(&self, group: usize) -> usize {
+        let changing = self.change.as_ref().filter(|_| self.is_changing(group));
+        changing.map_or(usize::MAX, |change| usize::from(change.tolerance)).min(self.parity(group))
     }
 
     /// How many devices of a group lack something, or are not there.
@@ -210,13 +239,13 @@ impl Layout {
         self.standing(number).is_some_and(|standing| {
             let others = self.holders(number).any(|(at, holder)| at != device && holder.has_all());
             let more = usize::from(self.is_whole(number) && !others);
-            self.lacking(standing.group) + more <= self.parity(standing.group)
+            self.lacking(standing.group) + more <= self.tolerance(standing.group)
         })
     }
 
     /// Whether a device is for itself: nobody has what it has but second copies of metadata.
     pub(super) fn is_single(&self, device: u16) -> bool {
-        let alone = |standing: &Standing| standing.is_own() && self.parity(standing.group) == 0;
+        let alone = |standing: &Standing| standing.is_own() && self.tolerance(standing.group) == 0;
         self.is_plain() || self.standing(device).is_some_and(alone) && self.holders(device).count() < 2
     }
 
@@ -236,7 +265,12 @@ impl Layout {
 
     /// The groups that segments of every stream lie on.
     pub(super) fn data_groups(&self) -> impl Iterator<Item = usize> {
-        self.of_class(GroupClass::Data)
+        self.of_class(GroupClass::Data).filter(|group| self.members(*group).next().is_some())
+    }
+
+    /// Those of them that new segments go to.
+    pub(super) fn taking_groups(&self) -> impl Iterator<Item = usize> {
+        self.data_groups().filter(|group| self.takers(*group).next().is_some())
     }
 
     /// The groups that metadata alone lies on.
@@ -259,7 +293,10 @@ impl Layout {
         if self.is_plain() {
             return (0..self.devices.len().min(ROOTS_WITHOUT) as u16).collect();
         }
-        let own = self.members(0).take(ROOTS_IN_GROUP);
+        // Those of the group that is left when others have gone have them before that.
+        let first = self.data_groups().next();
+        let groups = first.into_iter().chain(self.taking_groups().next().filter(|group| Some(*group) != first));
+        let own = groups.flat_map(|group| self.members(group).take(ROOTS_IN_GROUP));
         own.flat_map(|(at, _)| self.holders(at as u16)).map(|(at, _)| at).collect()
     }
 
@@ -280,16 +317,16 @@ impl Layout {
     pub(super) fn longest(&self, slot: u64) -> u64 {
         let width = |group: usize| match self.groups.get(group).map(|group| group.kind) {
             Some(GroupKind::RaidZ(parity)) => {
-                self.members(group).count().saturating_sub(usize::from(parity)).clamp(1, self.widest(group, slot))
+                self.takers(group).count().saturating_sub(usize::from(parity)).clamp(1, self.widest(group, slot))
             }
             _ => 1,
         };
-        self.data_groups().map(width).max().unwrap_or(1) as u64 * slot
+        self.taking_groups().map(width).max().unwrap_or(1) as u64 * slot
     }
 
     /// How many devices a segment of a group takes at least.
     fn least(&self, group: usize) -> usize {
-        let used = self.members(group).filter(|(at, _)| self.is_used(*at as u16)).count();
+        let used = self.takers(group).filter(|(at, _)| self.is_used(*at as u16)).count();
         (self.parity(group) + 1).min(used)
     }
 
@@ -323,13 +360,13 @@ impl Layout {
     ) -> Option<Place> {
         let parity = self.parity(group);
         if parity == 0 {
-            let here = |device: usize| self.members(group).any(|(at, _)| at == device && self.is_used(at as u16));
+            let here = |device: usize| self.takers(group).any(|(at, _)| at == device && self.is_used(at as u16));
             let first = slots.take_among(&here, owner)?;
             let second = if doubled { slots.take_apart_among(&here, first, owner) } else { None };
             return Some(std::iter::once(first).chain(second).collect::<Vec<_>>().into());
         }
         let mut with_room: Vec<(usize, u64)> = self
-            .members(group)
+            .takers(group)
             .filter(|(at, _)| self.is_used(*at as u16))
             .map(|(at, _)| (at, slots.of_device(at).1))
             .filter(|(_, free)| *free > 0)
@@ -343,9 +380,7 @@ impl Layout {
         let turn = owner as usize % with_room.len();
         with_room.rotate_left(turn);
         with_room.sort_by_key(|(_, free)| std::cmp::Reverse(*free));
-        let is_rows = matches!(self.groups.get(group).map(|group| group.kind), Some(GroupKind::RaidZ(_)));
-        let width = if !is_rows || stream.is_metadata() { parity + 1 } else { self.widest(group, slot) + parity };
-        with_room.truncate(width);
+        with_room.truncate(self.columns(group, slot, stream));
         let turn = owner as usize % with_room.len();
         with_room.rotate_left(turn);
         let columns: Vec<SlotAddress> = with_room.iter().filter_map(|(at, _)| slots.take_of(*at, owner)).collect();
@@ -353,9 +388,16 @@ impl Layout {
         Some(if rows { Place::of_rows(columns, parity as u8) } else { columns.into() })
     }
 
+    /// In how many columns a segment of a group lies at most: copies, or rows with parity.
+    pub(super) fn columns(&self, group: usize, slot: u64, stream: WriteStream) -> usize {
+        let parity = self.parity(group);
+        let is_rows = matches!(self.groups.get(group).map(|group| group.kind), Some(GroupKind::RaidZ(_)));
+        if !is_rows || stream.is_metadata() { parity + 1 } else { self.widest(group, slot) + parity }
+    }
+
     fn counts(&self, slots: &Slots, group: usize) -> Counts {
-        let all = self.members(group).map(|(at, _)| slots.of_device(at).0).collect();
-        let used = self.members(group).filter(|(at, _)| self.is_used(*at as u16));
+        let all = self.takers(group).map(|(at, _)| slots.of_device(at).0).collect();
+        let used = self.takers(group).filter(|(at, _)| self.is_used(*at as u16));
         Counts { all, free: used.map(|(at, _)| slots.of_device(at).1).collect() }
     }
 
@@ -377,11 +419,11 @@ impl Layout {
     pub(super) fn segments_without(&self, slots: &Slots, taken: &dyn Fn(usize) -> u64) -> u64 {
         let of = |group: usize| {
             let left: Vec<u64> =
-                self.members(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
+                self.takers(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
             let parity = self.parity(group);
             segments(&left, (parity + 1).min(left.len()), parity)
         };
-        self.data_groups().map(of).sum()
+        self.taking_groups().map(of).sum()
     }
 
     /// What file content can take of these slots of a group's devices, in slots.
@@ -394,8 +436,19 @@ impl Layout {
         let number = segments(counts, least, parity);
         let taken: u64 = counts.iter().map(|count| *count.min(&number)).sum();
         let parity = least.saturating_sub(1) as u64;
-        // No wider than rows may be.
-        taken.saturating_sub(number * parity).min(number * self.widest(group, slot) as u64)
+        let widest = self.widest(group, slot) as u64;
+        if (counts.len() as u64) <= widest + parity {
+            return taken.saturating_sub(number * parity);
+        }
+        // No wider than rows may be, they lie on some of the devices in turn.
+        let fits =
+            |number: u64| counts.iter().map(|count| *count.min(&number)).sum::<u64>() >= number * (widest + parity);
+        let (mut fit, mut much) = (0, taken / (widest + parity) + 1);
+        while much - fit > 1 {
+            let middle = fit + (much - fit) / 2;
+            if fits(middle) { fit = middle } else { much = middle }
+        }
+        fit * widest
     }
 
     /// The same of all slots and of the free ones, all groups together; `taken` slots of each device
@@ -403,10 +456,10 @@ impl Layout {
     pub(super) fn usable_slots(&self, slots: &Slots, slot: u64, taken: &dyn Fn(usize) -> u64) -> (u64, u64) {
         let of = |group: usize| {
             let all: Vec<u64> =
-                self.members(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
+                self.takers(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
             (self.usable(&all, group, slot), self.usable(&self.counts(slots, group).free, group, slot))
         };
-        self.data_groups().map(of).fold((0, 0), |(all, free), (more, more_free)| (all + more, free + more_free))
+        self.taking_groups().map(of).fold((0, 0), |(all, free), (more, more_free)| (all + more, free + more_free))
     }
 
     /// What so many bytes at a place take of what file content can have.
@@ -427,9 +480,14 @@ impl Layout {
     /// Whether what lies at a place has less redundancy left than its group: it was written while
     /// others of its devices were missing than are now.
     pub(super) fn is_weak(&self, place: &Place) -> bool {
+        self.is_weaker(place, self.tolerance(self.group_of(place)))
+    }
+
+    /// The same, where so many devices of its group may be lost.
+    pub(super) fn is_weaker(&self, place: &Place, losses: usize) -> bool {
         let group = self.group_of(place);
         let unused = self.members(group).filter(|(at, _)| !self.is_used(*at as u16)).count();
-        let wanted = self.parity(group).saturating_sub(unused);
+        let wanted = losses.saturating_sub(unused);
         let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(|device| self.is_used(*device)).collect();
         there.sort_unstable();
         there.dedup();

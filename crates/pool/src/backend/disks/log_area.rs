@@ -210,26 +210,35 @@ impl Disks {
         let layout = self.layout();
         let mut runs = self.log_runs().to_vec();
         runs.retain(|(first, _)| layout.standing(first.device).is_some_and(Standing::is_own));
-        let of_data = runs.iter().find(|(first, _)| !layout.is_log_device(first.device));
-        let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map_or(0, |own| own.group);
+        // What lies on those that leave is no copy that lasts.
+        let lasts = |device: u16| !layout.is_log_device(device) && !layout.is_leaving(usize::from(device));
+        let of_data = runs.iter().find(|(first, _)| lasts(first.device));
+        let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map(|own| own.group);
+        let group = group.or_else(|| layout.taking_groups().next()).unwrap_or(0);
         let count = runs.iter().map(|(_, count)| *count).min().unwrap_or(0);
         let logs = (0..layout.groups.len()).filter(|group| layout.is_log(*group));
-        let devices = std::iter::once(group).chain(logs).flat_map(|group| layout.members(group));
+        let devices = std::iter::once(group).chain(logs).flat_map(|group| layout.takers(group));
         for (at, own) in devices {
             let device = at as u16;
-            let copies = runs.iter().filter(|(first, _)| !layout.is_log_device(first.device)).count();
+            let copies = runs.iter().filter(|(first, _)| lasts(first.device)).count();
             let enough = own.group == group && copies > layout.parity(group);
             if enough || runs.iter().any(|(first, _)| first.device == device) {
                 continue;
             }
-            match rooms.slots.take_run(device, 0, count, 0) {
-                Some((slot, taken)) if taken == count => runs.push((SlotAddress { device, slot }, count)),
-                Some((slot, taken)) => {
-                    (slot..slot + taken).for_each(|slot| rooms.slots.release(SlotAddress { device, slot }));
-                }
-                None => {}
+            let Some(from) = rooms.slots.free_run(device, count) else { continue };
+            if let Some((slot, _)) = rooms.slots.take_run(device, from, count, 0) {
+                runs.push((SlotAddress { device, slot }, count));
             }
         }
+        *self.log.write() = Arc::new(runs.clone());
+        runs
+    }
+
+    /// Copies on devices that leave are none any more: the next root has to say so.
+    pub fn leave_log(&self) -> Vec<(SlotAddress, u32)> {
+        let layout = self.layout();
+        let mut runs = self.log_runs().to_vec();
+        runs.retain(|(first, _)| !layout.is_leaving(usize::from(first.device)));
         *self.log.write() = Arc::new(runs.clone());
         runs
     }

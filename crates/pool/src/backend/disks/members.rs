@@ -195,7 +195,7 @@ impl Disks {
         for member in &identity.members {
             rooms.slots.add_device(if member.is_own() { slots::count(member.length, identity.slot) } else { 0 });
         }
-        let mut layout = Layout::new(identity.groups.clone(), standings(identity, &absent));
+        let mut layout = Layout::new(identity.groups.clone(), standings(identity, &absent), identity.change.clone());
         layout.measure(&rooms.slots, identity.slot);
         let disks = Self {
             devices: parking_lot::RwLock::new(Arc::new(devices)),
@@ -333,7 +333,8 @@ impl Disks {
         }
         // Each root is on all devices that hold roots before the next is written: one that lacks two
         // is older than the others.
-        let holding = Layout::new(newest.groups.clone(), standings(&newest, &absent)).holding_roots();
+        let now = Layout::new(newest.groups.clone(), standings(&newest, &absent), newest.change.clone());
+        let holding = now.holding_roots();
         let whole = |index: u16| newest.members.get(usize::from(index)).is_some_and(|member| !member.state.stale);
         let held = |index: &u16| holding.contains(index);
         let last = newest_roots.iter().filter(|(index, _)| held(index) && whole(**index)).map(|(_, root)| *root).max();
@@ -380,7 +381,7 @@ impl Disks {
     fn broken_group(&self) -> Option<usize> {
         let layout = self.layout();
         let holding = layout.data_groups().chain(layout.special_groups());
-        holding.into_iter().find(|group| layout.lacking(*group) > layout.parity(*group))
+        holding.into_iter().find(|group| layout.lacking(*group) > layout.tolerance(*group))
     }
 
     /// The revision of the labels when the pool was last in use, if all devices that may lack something

@@ -56,6 +56,9 @@ impl Disks {
         if !matches!(kind, GroupKind::Mirror | GroupKind::Plain) {
             return refused("can only attach to mirrors and top-level disks");
         }
+        if layout.is_changing(group) {
+            return refused("its group is changing its shape: wait for the end of that");
+        }
         let mirrored = |at: usize| kind == GroupKind::Mirror || at == usize::from(beside);
         let lengths = |at: usize| self.rooms.lock().slots.of_device(at).0;
         let needed = layout.members(group).filter(|(at, _)| mirrored(*at)).map(|(at, _)| lengths(at)).min();
@@ -108,6 +111,9 @@ impl Disks {
         let group = layout.standing(device).map_or(0, |standing| standing.group);
         if layout.number_of(device) != device || layout.holders(device).count() > 1 {
             return self.detach_of_pair(device);
+        }
+        if layout.is_changing(group) {
+            return refused("its group is changing its shape: wait for the end of that");
         }
         let runs = self.log_runs();
         let has_log = |number: u16| runs.iter().any(|(first, _)| first.device == number);

@@ -70,6 +70,13 @@ impl Slots {
         }
     }
 
+    /// A number has no device any more.
+    pub fn forget(&mut self, device: usize) {
+        if let Some(device) = self.devices.get_mut(device) {
+            *device = Device { owners: Vec::new(), free: 0, next: 0 };
+        }
+    }
+
     /// From now on other devices are chosen before this one, until the next import; `false` where
     /// that was so.
     pub fn avoid(&mut self, device: u16) -> bool {
@@ -175,6 +182,18 @@ impl Slots {
         device.free -= count;
         (count > 0).then_some(())?;
         Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
+    }
+
+    /// The first of the lowest free slots of a device that lie side by side and are so many.
+    #[must_use]
+    pub fn free_run(&self, device: u16, count: u32) -> Option<u32> {
+        let device = self.devices.get(usize::from(device))?;
+        let mut found = 0;
+        let last = device.owners.iter().position(|owner| {
+            found = if *owner == FREE { found + 1 } else { 0 };
+            found >= count.max(1)
+        })?;
+        u32::try_from(last + 1).ok()?.checked_sub(count.max(1))
     }
 
     /// Takes a slot that the table says is a segment's.

@@ -1,0 +1,392 @@
+//! Verbs that change a pool's shape: devices and groups are removed, groups of rows become wider, groups
+//! become others, devices are evened out; and what each of them would give, before it is done.
+//!
+//! Caller: requests, which no command sends yet. Invariant: what is refused has changed nothing; nothing
+//! that falls in redundancy is done without being forced.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nacre_pool::PoolError;
+use nacre_pool::backend::{Disks, NewGroup, NewShape};
+use nacre_pool::device::Device;
+use nacre_pool::label::{ChangeKind, GroupKind};
+use nacre_pool::properties::size::human_bytes;
+use nacre_pool::store::Outlook;
+use serde::{Deserialize, Serialize};
+
+use super::reshape::Reshaping;
+use super::resilver::{note, number_of, writable};
+use super::shape::{Shape, redundancy_of};
+use super::{Phase, devices};
+use crate::clock::moment;
+use crate::counted::Counted;
+use crate::{Imported, Kind, Refusal};
+
+/// How much is read to see how fast the devices are, bytes.
+const SAMPLE: u64 = 32 << 20;
+
+/// A change that may be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Intended {
+    /// These devices or this group leave.
+    Remove(Vec<PathBuf>),
+    /// A group of rows becomes wider by a device.
+    Attach {
+        /// The group.
+        group: PathBuf,
+        /// The device.
+        new: PathBuf,
+    },
+    /// A group becomes one of another kind, perhaps with more devices.
+    Convert {
+        /// The group.
+        group: PathBuf,
+        /// What it becomes, in the words of ZFS.
+        to: String,
+        /// The devices that come to it.
+        devices: Vec<PathBuf>,
+    },
+    /// More groups.
+    Add {
+        /// Their devices.
+        devices: Vec<PathBuf>,
+        /// What they are, as in [`super::PoolRequest::Add`].
+        groups: Vec<(String, usize)>,
+    },
+}
+
+/// The number of a group by what it is called, such as `mirror-0`.
+pub(super) fn group_named(pool: &Imported, word: &Path) -> Option<usize> {
+    let (kind, number) = word.to_str()?.rsplit_once('-')?;
+    let number: usize = number.parse().ok()?;
+    let disks = pool.store.on_devices()?;
+    let (group, _) = disks.groups().into_iter().nth(number)?;
+    let is_there = disks.health().iter().any(|device| device.is_own() && device.group == number);
+    let named = match group.kind {
+        GroupKind::Plain => kind == "plain",
+        GroupKind::Mirror => kind == "mirror",
+        GroupKind::RaidZ(parity) => kind == format!("raidz{parity}") || kind == "raidz" && parity == 1,
+    };
+    (named && is_there).then_some(number)
+}
+
+fn members(disks: &Disks, group: usize) -> Vec<u16> {
+    let health = disks.health();
+    (0..).zip(&health).filter(|(_, one)| one.is_own() && one.group == group).map(|(at, _)| at).collect()
+}
+
+fn disks<'a>(pool: &'a Imported, doing: &str) -> Result<&'a Disks, Refusal> {
+    pool.store
+        .on_devices()
+        .ok_or_else(|| Refusal::new(Kind::Invalid, format!("{doing}: the pool does not lie on devices")))
+}
+
+/// What leaves, by the words that name it: devices, or groups with all of theirs.
+fn removal(pool: &Imported, doing: &str, words: &[PathBuf]) -> Result<NewShape, Refusal> {
+    let disks = disks(pool, doing)?;
+    let mut leaving = Vec::new();
+    for word in words {
+        match group_named(pool, word) {
+            Some(group) => leaving.extend(members(disks, group)),
+            None => leaving.push(number_of(pool, doing, word)?),
+        }
+    }
+    leaving.sort_unstable();
+    leaving.dedup();
+    disks.without(&leaving).map_err(|error| Refusal::pool(doing, &error))
+}
+
+/// A group and what becomes of it.
+fn becoming(
+    pool: &Imported,
+    doing: &str,
+    word: &Path,
+    (becomes, coming): (Option<GroupKind>, usize),
+) -> Result<NewShape, Refusal> {
+    let disks = disks(pool, doing)?;
+    let group = group_named(pool, word).or_else(|| {
+        let number = number_of(pool, doing, word).ok()?;
+        disks.health().get(usize::from(number)).map(|health| health.group)
+    });
+    let group = group.ok_or_else(|| Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool")))?;
+    let now = disks.kind_of(group);
+    let (kind, becomes) = match becomes {
+        Some(becomes) => (ChangeKind::Conversion, becomes),
+        None => (ChangeKind::Expansion, now),
+    };
+    if kind == ChangeKind::Conversion && becomes == now && coming == 0 {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: it is that already")));
+    }
+    Ok(NewShape { kind, group, becomes, leaving: Vec::new(), coming })
+}
+
+fn kind_named(doing: &str, word: &str) -> Result<GroupKind, Refusal> {
+    Ok(match word {
+        "mirror" => GroupKind::Mirror,
+        "raidz" | "raidz1" => GroupKind::RaidZ(1),
+        "raidz2" => GroupKind::RaidZ(2),
+        "raidz3" => GroupKind::RaidZ(3),
+        _ => {
+            let refusal = Refusal::new(Kind::Invalid, format!("{doing}: a group does not become '{word}'"));
+            return Err(refusal.next("mirror, raidz1, raidz2 or raidz3"));
+        }
+    })
+}
+
+/// How long devices are that may not be there yet, bytes.
+fn lengths(paths: &[PathBuf], like: u64) -> Vec<u64> {
+    let length = |path: &PathBuf| {
+        let opened = devices::open(std::slice::from_ref(path), false).ok()?;
+        opened.first().map(|device| device.length())
+    };
+    paths.iter().map(|path| length(path).unwrap_or(like)).collect()
+}
+
+/// The length of the shortest device of a group, bytes.
+fn shortest(pool: &Imported, group: usize) -> u64 {
+    let (identity, health) = (pool.store.identity(), pool.store.on_devices().map(Disks::health).unwrap_or_default());
+    let own = identity.members.iter().zip(&health).filter(|(_, one)| one.is_own() && one.group == group);
+    own.map(|(member, _)| member.length).min().unwrap_or(0)
+}
+
+/// How fast segments were moved, or could be as far as reading tells, bytes a second.
+fn rate(pool: &Imported) -> u64 {
+    let report = pool.reshape.report();
+    if report.moved >= SAMPLE && report.elapsed > 0 {
+        return report.speed();
+    }
+    let (began, mut read) = (moment(), 0);
+    let mut visit = |checked: &nacre_pool::store::Checked| {
+        read += checked.bytes;
+        read < SAMPLE && began.elapsed().as_millis() < 500
+    };
+    if pool.store.scrub(&mut visit).is_err() {
+        return 0;
+    }
+    // What is read is written as well.
+    read.saturating_mul(1000) / (2 * began.elapsed().as_millis() as u64).max(1)
+}
+
+fn lines(pool: &Imported, head: String, outlook: &Outlook) -> Vec<String> {
+    let (now, then) = outlook.usable;
+    let (writable, writable_then) = outlook.available;
+    let (before, meanwhile, after) = outlook.losses;
+    let mut lines = vec![
+        head,
+        format!("  usable     {} now, {} then", human_bytes(now), human_bytes(then)),
+        format!("  available  {} now, {} then", human_bytes(writable), human_bytes(writable_then)),
+        format!("  failures survived  {before} now, {meanwhile} meanwhile, {after} then"),
+    ];
+    lines.push(match (outlook.moves, rate(pool)) {
+        (0, _) => "  to be moved  nothing".to_owned(),
+        (moves, 0) => format!("  to be moved  {}", human_bytes(moves)),
+        (moves, rate) => {
+            let seconds = (moves / rate).max(1);
+            format!("  to be moved  {}, about {} at {}/s", human_bytes(moves), span(seconds), human_bytes(rate))
+        }
+    });
+    if outlook.lacking > 0 {
+        lines.push(format!("  it does not fit: {} too little", human_bytes(outlook.lacking)));
+    }
+    if falls(outlook) {
+        lines.push("  redundancy falls: -f is needed".to_owned());
+    }
+    lines
+}
+
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
+}
+
+/// Whether fewer devices can be lost meanwhile or afterwards than now.
+fn falls(outlook: &Outlook) -> bool {
+    let (now, meanwhile, after) = outlook.losses;
+    meanwhile.min(after) < now
+}
+
+/// Refuses what has to be forced.
+fn forced(doing: &str, outlook: &Outlook, force: bool) -> Result<(), Refusal> {
+    if force || !falls(outlook) {
+        return Ok(());
+    }
+    let (now, meanwhile, after) = outlook.losses;
+    let why = format!("{doing}: {now} devices may be lost now, {meanwhile} meanwhile and {after} afterwards");
+    Err(Refusal::new(Kind::Invalid, why).next("use '-f' to do it all the same"))
+}
+
+/// What a change would give, as lines.
+pub(super) fn plan(pool: &Imported, intended: &Intended) -> Result<Vec<String>, Refusal> {
+    let name = pool.name();
+    match intended {
+        Intended::Remove(words) => {
+            let what = named(words);
+            let doing = format!("cannot remove {what}");
+            let new = removal(pool, &doing, words)?;
+            let outlook = outlook(pool, &doing, &new, &[])?;
+            Ok(lines(pool, format!("removal of {what} from '{name}':"), &outlook))
+        }
+        Intended::Attach { group, new } => {
+            let doing = format!("cannot attach {} to {}", new.display(), group.display());
+            let shape = becoming(pool, &doing, group, (None, 1))?;
+            if !matches!(shape.becomes, GroupKind::RaidZ(_)) {
+                return Err(Refusal::new(Kind::Invalid, format!("{doing}: only rows with parity become wider"))
+                    .next("a copy more takes no room and gives none"));
+            }
+            let lengths = lengths(std::slice::from_ref(new), shortest(pool, shape.group));
+            let outlook = outlook(pool, &doing, &shape, &lengths)?;
+            Ok(lines(pool, format!("expansion of {} of '{name}':", group.display()), &outlook))
+        }
+        Intended::Convert { group, to, devices } => {
+            let doing = format!("cannot convert {}", group.display());
+            let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), devices.len()))?;
+            let lengths = lengths(devices, shortest(pool, shape.group));
+            let outlook = outlook(pool, &doing, &shape, &lengths)?;
+            Ok(lines(pool, format!("conversion of {} of '{name}' to {to}:", group.display()), &outlook))
+        }
+        Intended::Add { devices, groups } => {
+            let doing = format!("cannot add to '{name}'");
+            let mut shape = Shape::read(groups)?;
+            if groups.is_empty() {
+                shape.groups.push(NewGroup { kind: GroupKind::Plain, devices: devices.len() });
+            }
+            let lengths = lengths(devices, shortest(pool, 0));
+            added(pool, &doing, &shape, &lengths)
+        }
+    }
+}
+
+/// What more groups would give.
+fn added(pool: &Imported, doing: &str, shape: &Shape, lengths: &[u64]) -> Result<Vec<String>, Refusal> {
+    if shape.devices() != lengths.len() {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: groups of another number of devices")));
+    }
+    let (slot, space) = (pool.store.slot(), pool.store.space());
+    let (mut more, mut at) = (0, 0);
+    for group in &shape.groups {
+        let own = lengths.get(at..at + group.devices).unwrap_or_default();
+        at += group.devices;
+        let sizes: Vec<u64> = own.iter().map(|length| super::figures::slots(*length, slot)).collect();
+        more += super::figures::room_of_group(group.kind, group.parity(), &sizes).1;
+    }
+    let now = redundancy_of(pool);
+    let then = shape.groups.iter().map(NewGroup::parity).min().map_or(now, |parity| parity.min(now));
+    let (usable, available) = ((space.size, space.size + more), (space.available, space.available + more));
+    let outlook = Outlook { usable, available, moves: 0, losses: (now, now, then), lacking: 0 };
+    Ok(lines(pool, format!("devices added to '{}':", pool.name()), &outlook))
+}
+
+fn outlook(pool: &Imported, doing: &str, new: &NewShape, lengths: &[u64]) -> Result<Outlook, Refusal> {
+    pool.reshape.is_free(doing)?;
+    pool.store.outlook(new, lengths).map_err(|error| Refusal::pool(doing, &error))
+}
+
+fn named(words: &[PathBuf]) -> String {
+    words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ")
+}
+
+/// Takes devices or groups out of the pool that hold something.
+pub(super) fn remove(pool: &Imported, words: &[PathBuf], force: bool) -> Result<(), Refusal> {
+    let doing = format!("cannot remove {}", named(words));
+    writable(pool, &doing)?;
+    let new = removal(pool, &doing, words)?;
+    forced(&doing, &outlook(pool, &doing, &new, &[])?, force)?;
+    pool.store.begin_change(&new, &[], &[]).map_err(|error| Refusal::pool(&doing, &error))?;
+    pool.failing.set_redundant();
+    pool.pool.grown();
+    pool.reshape.begin(Reshaping::Removal, &named(words))
+}
+
+/// Changes a group, perhaps with more devices.
+fn change(
+    pool: &Imported,
+    doing: &str,
+    new: &NewShape,
+    (paths, size, force): (&[PathBuf], Option<u64>, bool),
+) -> Result<(), Refusal> {
+    pool.reshape.is_free(doing)?;
+    let mut fresh = devices::fresh(paths, size, force)?;
+    let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
+    fresh.check_size(doing, least)?;
+    let counted = |device| Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
+    let counted: Vec<Arc<Counted>> = fresh.devices().into_iter().map(counted).collect();
+    let lengths: Vec<u64> = counted.iter().map(|device| device.length()).collect();
+    forced(doing, &outlook(pool, doing, new, &lengths)?, force)?;
+    fresh.try_writing(doing)?;
+    let coming: Vec<Arc<dyn Device>> = counted.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let guids: Vec<u64> = coming.iter().map(|_| (pool.opening.entropy)()).collect();
+    let begun = pool.store.begin_change(new, &coming, &guids);
+    if !matches!(begun, Err(PoolError::Refused(_))) {
+        fresh.keep(paths.len());
+    }
+    begun.map_err(|error| Refusal::pool(doing, &error))?;
+    pool.failing.set_redundant();
+    pool.resilver.take_up(counted);
+    pool.pool.grown();
+    paths.iter().for_each(|path| note(pool, "sysevent.fs.zfs.vdev_attach", path, "ONLINE"));
+    Ok(())
+}
+
+/// Makes a group of rows wider by a device.
+pub(super) fn widen(
+    pool: &Imported,
+    group: &Path,
+    new: &Path,
+    (size, force): (Option<u64>, bool),
+) -> Result<(), Refusal> {
+    let doing = format!("cannot attach {} to {}", new.display(), group.display());
+    writable(pool, &doing)?;
+    let shape = becoming(pool, &doing, group, (None, 1))?;
+    if !matches!(shape.becomes, GroupKind::RaidZ(_)) {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: can only attach to mirrors and top-level disks"))
+            .next("name a device of the mirror"));
+    }
+    let least = shortest(pool, shape.group);
+    let paths = [new.to_owned()];
+    if size.unwrap_or(least) < least
+        || size.is_none() && lengths(&paths, least).first().is_some_and(|length| *length < least)
+    {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: device is too small")));
+    }
+    change(pool, &doing, &shape, (&paths, size, force))?;
+    pool.reshape.begin(Reshaping::Expansion, &group.display().to_string())
+}
+
+/// Makes a group one of another kind.
+pub(super) fn convert(
+    pool: &Imported,
+    group: &Path,
+    to: &str,
+    (paths, size, force): (&[PathBuf], Option<u64>, bool),
+) -> Result<(), Refusal> {
+    let doing = format!("cannot convert {}", group.display());
+    writable(pool, &doing)?;
+    let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), paths.len()))?;
+    change(pool, &doing, &shape, (paths, size, force))?;
+    pool.reshape.begin(Reshaping::Conversion, &format!("{} to {to}", group.display()))
+}
+
+/// Moves what there is from full devices to empty ones.
+pub(super) fn rebalance(pool: &Imported) -> Result<(), Refusal> {
+    let doing = format!("cannot rebalance '{}'", pool.name());
+    writable(pool, &doing)?;
+    pool.reshape.is_free(&doing)?;
+    disks(pool, &doing)?;
+    pool.reshape.begin(Reshaping::Rebalance, &pool.name())
+}
+
+/// Whether what makes the pool another shape is held up for good, for whoever waits for its end.
+pub(super) fn ended(pool: &Imported) -> Result<(), Refusal> {
+    let report = pool.reshape.report();
+    match (report.phase, report.held_up) {
+        (Phase::Running | Phase::Paused, Some(why)) => {
+            Err(Refusal::new(Kind::Busy, format!("the change of shape of '{}' is held up: {why}", pool.name())))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,448 @@
+//! Pools that change their shape: what moves segments to where they belong, in the background, and goes
+//! on at the next import where it was interrupted.
+//!
+//! Callers: the verbs (`pool/changing.rs`), and imports. Its state is kept among the pool's properties
+//! (under a name that is none of them); which change is under way, the labels say. Invariants: one change
+//! at a time; it ends when the labels say so, never before.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_pool::PoolError;
+use nacre_pool::engine::Pool;
+use nacre_pool::label::ChangeKind;
+use nacre_pool::store::Store;
+use serde::{Deserialize, Serialize};
+
+use super::scrub::Phase;
+use crate::clock::{moment, now};
+use crate::job::{Job, JobState};
+use crate::watch::Watch;
+use crate::{Kind, Refusal};
+
+/// The name under which the state is kept.
+const KEPT_AS: &str = "reshape";
+/// How often it is kept while it runs.
+const KEEP_EVERY: Duration = Duration::from_secs(30);
+/// How often it is looked at how much is left, and what was moved is made durable.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// What one step moves, bytes.
+const AT_ONCE: u64 = 4 << 20;
+/// What was moved is made durable after so much, bytes: then its old places are free.
+const DURABLE_EVERY: u64 = 256 << 20;
+/// Beside others who use the pool it works for one part of the time and rests for so many.
+const BESIDE_OTHERS: u32 = 5;
+/// Others are at work as long as they wrote or read within this time: their writes wait in memory for
+/// about so long.
+const OTHERS_FOR: Duration = Duration::from_secs(6);
+/// They are at work if they write or read so much at once, bytes.
+const OTHERS_FROM: u64 = 256 << 10;
+/// What holds it up is looked at again after this.
+const HELD_UP: Duration = Duration::from_secs(3);
+
+/// What moves segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reshaping {
+    /// Devices leave.
+    #[default]
+    Removal,
+    /// A group of rows has become wider.
+    Expansion,
+    /// A group has become one of another kind.
+    Conversion,
+    /// Devices are evened out.
+    Rebalance,
+}
+
+impl From<ChangeKind> for Reshaping {
+    fn from(kind: ChangeKind) -> Self {
+        match kind {
+            ChangeKind::Removal => Self::Removal,
+            ChangeKind::Expansion => Self::Expansion,
+            ChangeKind::Conversion => Self::Conversion,
+        }
+    }
+}
+
+/// How far a change of shape is. Times in seconds since 1970, sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReshapeReport {
+    /// What it is doing.
+    pub phase: Phase,
+    /// What it is.
+    pub kind: Reshaping,
+    /// What it concerns, as it is called.
+    pub what: String,
+    /// When it was started.
+    pub started: u64,
+    /// When it ended, or was paused.
+    pub ended: u64,
+    /// How long it ran, pauses not counted, milliseconds.
+    pub elapsed: u64,
+    /// What was moved.
+    pub moved: u64,
+    /// What is still to be moved.
+    pub left: u64,
+    /// It may move so many bytes in a second; 0: as many as it can.
+    pub rate: u64,
+    /// What holds it up.
+    pub held_up: Option<String>,
+}
+
+impl ReshapeReport {
+    /// Bytes a second; 0 where nobody knows yet.
+    #[must_use]
+    pub fn speed(&self) -> u64 {
+        self.moved.saturating_mul(1000) / self.elapsed.max(1)
+    }
+}
+
+/// What is wanted of a change of shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReshapeOrder {
+    /// Go on with one that is paused.
+    Resume,
+    /// From now on it moves so many bytes in a second at most; 0: as many as it can.
+    Rate(u64),
+    /// Pause it.
+    Pause,
+    /// Give it up.
+    Stop,
+}
+
+impl JobState for ReshapeReport {
+    fn runs(&self) -> bool {
+        self.phase == Phase::Running
+    }
+}
+
+/// The change of shape of a pool, and what it works on.
+pub struct Reshape {
+    pub(crate) job: Job<ReshapeReport>,
+    pool: Arc<Pool>,
+    store: Arc<Store>,
+    watch: Arc<Watch>,
+    /// Tells what was read of all devices, bytes.
+    read: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Devices have left the pool.
+    left: Box<dyn Fn() + Send + Sync>,
+}
+
+/// What a run knows of itself.
+struct Run {
+    stuck: BTreeSet<u32>,
+    clock: Instant,
+    kept: Instant,
+    looked: Instant,
+    undurable: u64,
+    frames: u64,
+    others: Option<Instant>,
+}
+
+impl Reshape {
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        store: &Arc<Store>,
+        watch: &Arc<Watch>,
+        read: impl Fn() -> u64 + Send + Sync + 'static,
+        left: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let (pool, store, watch) = (Arc::clone(pool), Arc::clone(store), Arc::clone(watch));
+        Self { job: Job::default(), pool, store, watch, read: Box::new(read), left: Box::new(left) }
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn report(&self) -> ReshapeReport {
+        ReshapeReport::clone(&self.job.lock())
+    }
+
+    /// The name under which the state is kept among the pool's properties.
+    #[must_use]
+    pub fn kept_as() -> &'static str {
+        KEPT_AS
+    }
+
+    /// Whether another one can begin.
+    ///
+    /// # Errors
+    /// One is under way.
+    pub(crate) fn is_free(&self, doing: &str) -> Result<(), Refusal> {
+        let state = self.job.lock();
+        let runs = matches!(state.phase, Phase::Running | Phase::Paused);
+        if !runs && self.store.shape_change().is_none() {
+            return Ok(());
+        }
+        let name = match state.kind {
+            Reshaping::Removal => "a removal",
+            Reshaping::Expansion => "an expansion",
+            Reshaping::Conversion => "a conversion",
+            Reshaping::Rebalance => "a rebalance",
+        };
+        let refusal = Refusal::new(Kind::Busy, format!("{doing}: {name} is under way ({})", state.what));
+        Err(refusal.next("'nacre pool status' shows how far it is, 'nacre pool reshape -s' stops it"))
+    }
+
+    /// A change has begun.
+    ///
+    /// # Errors
+    /// Its state cannot be kept, or there is no thread.
+    pub(crate) fn begin(self: &Arc<Self>, kind: Reshaping, what: &str) -> Result<(), Refusal> {
+        let left = self.to_move(kind);
+        {
+            let mut state = self.job.lock();
+            let rate = state.rate;
+            let new = ReshapeReport { phase: Phase::Running, kind, what: what.to_owned(), ..ReshapeReport::default() };
+            **state = ReshapeReport { started: now(), left, rate, ..new };
+        }
+        self.go_on()
+    }
+
+    fn to_move(&self, kind: Reshaping) -> u64 {
+        if kind == Reshaping::Rebalance { self.store.uneven() } else { self.store.left_to_move().bytes }
+    }
+
+    /// Does what is wanted with the change of the pool, which has this name.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be stopped.
+    pub fn order(self: &Arc<Self>, name: &str, order: ReshapeOrder) -> Result<(), Refusal> {
+        let none = |verb: &str| Refusal::new(Kind::Invalid, format!("cannot {verb} a change of shape of '{name}'"));
+        let report = self.report();
+        match (order, report.phase) {
+            (ReshapeOrder::Rate(rate), _) => self.job.lock().rate = rate,
+            (ReshapeOrder::Pause, Phase::Running) => {
+                let mut state = self.job.lock();
+                (state.phase, state.ended, state.held_up) = (Phase::Paused, now(), None);
+            }
+            (ReshapeOrder::Resume, Phase::Paused) => self.job.lock().phase = Phase::Running,
+            (ReshapeOrder::Stop, Phase::Running | Phase::Paused) => {
+                if report.kind != Reshaping::Rebalance {
+                    let doing = format!("cannot stop the change of shape of '{name}'");
+                    self.store.give_up_change().map_err(|error| Refusal::pool(doing, &error))?;
+                    self.pool.grown();
+                }
+                let mut state = self.job.lock();
+                (state.phase, state.ended, state.held_up) = (Phase::Canceled, now(), None);
+            }
+            (ReshapeOrder::Pause, Phase::Paused) => return Err(none("pause").next("it is paused already")),
+            (ReshapeOrder::Resume, Phase::Running) => return Err(none("resume").next("it runs")),
+            (ReshapeOrder::Pause, _) => return Err(none("pause").next("none is under way")),
+            (ReshapeOrder::Resume, _) => return Err(none("resume").next("none is paused")),
+            (ReshapeOrder::Stop, _) => return Err(none("stop").next("none is under way")),
+        }
+        self.go_on()
+    }
+
+    /// Takes up what an import finds.
+    pub(crate) fn take_up(&self, kept: &str) {
+        // A state that another version has written is not worth failing for: the labels say what counts.
+        if let Ok(report) = serde_json::from_str::<ReshapeReport>(kept) {
+            **self.job.lock() = report;
+        }
+    }
+
+    /// Goes on with what the labels say is under way.
+    pub(crate) fn resume(self: &Arc<Self>) -> Result<(), Refusal> {
+        let change = self.store.shape_change();
+        {
+            let mut state = self.job.lock();
+            let active = matches!(state.phase, Phase::Running | Phase::Paused);
+            match change {
+                Some(change) if !active || state.kind != change.kind.into() => {
+                    let what = format!("group {}", change.group);
+                    let new = ReshapeReport { phase: Phase::Running, kind: change.kind.into(), what, ..state.clone() };
+                    **state = ReshapeReport { started: now(), moved: 0, elapsed: 0, held_up: None, ..new };
+                }
+                // It had come to its end.
+                None if active && state.kind != Reshaping::Rebalance => {
+                    (state.phase, state.ended, state.left) = (Phase::Finished, now(), 0);
+                }
+                _ => {}
+            }
+        }
+        let report = self.report();
+        if matches!(report.phase, Phase::Running | Phase::Paused) {
+            let left = self.to_move(report.kind);
+            self.job.lock().left = left;
+            self.go_on()?;
+        }
+        Ok(())
+    }
+
+    fn go_on(self: &Arc<Self>) -> Result<(), Refusal> {
+        self.job.tell();
+        let (work, report) = (Arc::clone(self), self.report());
+        // What it works on the labels say as well.
+        self.job.start(("pool-reshape", "move what there is"), move || work.run())?;
+        self.keep(&report)
+    }
+
+    /// Keeps the state over exports and crashes.
+    fn keep(&self, report: &ReshapeReport) -> Result<(), Refusal> {
+        let text = serde_json::to_string(report)
+            .map_err(|error| Refusal::new(Kind::Io, format!("cannot write down the change of shape: {error}")))?;
+        Ok(self.pool.set_pool_properties(&[(KEPT_AS, Some(&text))])?)
+    }
+
+    fn told(&self, kept: Result<(), Refusal>) {
+        if let Err(error) = kept {
+            tracing::warn!(%error, "how far the change of shape is was not kept");
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let frames = self.store.traffic().frames;
+            let (clock, stuck) = (moment(), BTreeSet::new());
+            let mut run = Run { stuck, clock, kept: clock, looked: clock, undurable: 0, frames, others: None };
+            while self.job.lock().goes_on() {
+                let stepped = self.step(&mut run);
+                match stepped {
+                    Ok(true) => {
+                        self.finish();
+                        break;
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "a change of shape is held up");
+                        self.hold_up(&mut run, error.to_string());
+                    }
+                }
+            }
+            let report = self.report();
+            if self.store.suspended().is_none() {
+                self.told(self.keep(&report));
+            }
+            if self.job.ends() {
+                return;
+            }
+        }
+    }
+
+    /// Rests until what holds it up may be over.
+    fn hold_up(&self, run: &mut Run, why: String) {
+        let mut state = self.job.lock();
+        state.held_up = Some(why);
+        self.job.rest(&mut state, Some(moment() + HELD_UP), |state| state.goes_on());
+        drop(state);
+        run.clock = moment();
+        run.stuck.clear();
+    }
+
+    /// Moves something; answers whether that was all.
+    fn step(&self, run: &mut Run) -> Result<bool, PoolError> {
+        let began = moment();
+        let kind = self.job.lock().kind;
+        let moved = match kind {
+            Reshaping::Rebalance => self.store.even_step(AT_ONCE, &mut run.stuck)?,
+            _ => self.store.reshape_step(AT_ONCE, &mut run.stuck)?,
+        };
+        run.undurable += moved.bytes;
+        if run.undurable >= DURABLE_EVERY || kind == Reshaping::Rebalance && run.undurable >= 4 * AT_ONCE {
+            run.undurable = 0;
+            self.store.commit_moved()?;
+        }
+        let worked = began.elapsed();
+        {
+            let mut state = self.job.lock();
+            state.moved += moved.bytes;
+            state.left = state.left.saturating_sub(moved.bytes);
+            if moved.bytes > 0 {
+                state.held_up = None;
+            }
+        }
+        if moved.no_room {
+            let why = "there is too little room to move anything: free some, or add devices";
+            self.hold_up(run, why.to_owned());
+            return Ok(false);
+        }
+        if moved.idle {
+            return self.end(run, kind);
+        }
+        self.pace(run, worked);
+        if run.looked.elapsed() >= LOOK_EVERY {
+            run.looked = moment();
+            let left = self.to_move(kind);
+            self.job.lock().left = left;
+        }
+        if run.kept.elapsed() >= KEEP_EVERY {
+            run.kept = moment();
+            self.told(self.keep(&self.report()));
+        }
+        Ok(false)
+    }
+
+    /// Nothing more can be moved now; answers whether nothing has to be.
+    fn end(&self, run: &mut Run, kind: Reshaping) -> Result<bool, PoolError> {
+        // What was written last is settled then, and nothing is needed of the log that was before.
+        for _ in 0..2 {
+            self.pool.commit()?;
+        }
+        run.undurable = 0;
+        if kind == Reshaping::Rebalance {
+            // What was moved gives its places back a few states later.
+            for _ in 0..4 {
+                self.store.commit_moved()?;
+            }
+            return Ok(self.store.even_step(AT_ONCE, &mut run.stuck)?.idle);
+        }
+        if self.store.end_change()? {
+            return Ok(true);
+        }
+        if !run.stuck.is_empty() {
+            let segments = run.stuck.len();
+            let why = format!(
+                "something in {segments} segments is damaged: 'status -v' lists the files; it goes on when they are removed"
+            );
+            self.hold_up(run, why);
+        }
+        Ok(false)
+    }
+
+    /// Takes as much of the time as others leave, and no more than it may.
+    fn pace(&self, run: &mut Run, worked: Duration) {
+        let frames = self.store.traffic().frames;
+        if frames.saturating_sub(run.frames) >= OTHERS_FROM {
+            run.others = Some(moment());
+        }
+        run.frames = frames;
+        let beside = run.others.is_some_and(|last| last.elapsed() < OTHERS_FOR);
+        let (mut rest, reads) = (if beside { worked * BESIDE_OTHERS } else { worked / 8 }, (self.read)());
+        let mut state = self.job.lock();
+        state.elapsed += run.clock.elapsed().as_millis() as u64;
+        run.clock = moment();
+        if let Some(due) = state.moved.saturating_mul(1000).checked_div(state.rate).map(Duration::from_millis) {
+            rest = rest.max(due.saturating_sub(Duration::from_millis(state.elapsed)));
+        }
+        let rate = state.rate;
+        self.job.rest(&mut state, Some(moment() + rest), |state| state.goes_on() && state.rate == rate);
+        drop(state);
+        // Nobody else here reads while this rests.
+        if (self.read)().saturating_sub(reads) >= OTHERS_FROM {
+            run.others = Some(moment());
+        }
+    }
+
+    fn finish(&self) {
+        let report = {
+            let mut state = self.job.lock();
+            if state.phase == Phase::Canceled {
+                return;
+            }
+            (state.phase, state.ended, state.left, state.held_up) = (Phase::Finished, now(), 0, None);
+            state.clone()
+        };
+        (self.left)();
+        self.pool.grown();
+        let class = match report.kind {
+            Reshaping::Removal => "sysevent.fs.zfs.vdev_remove",
+            _ => "sysevent.fs.zfs.config_sync",
+        };
+        self.watch.note(class, vec![("vdev_path".to_owned(), report.what)]);
+        self.job.tell();
+    }
+}

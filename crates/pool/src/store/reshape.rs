@@ -1,0 +1,332 @@
+//! Changes of shape: what lies as it did before is moved, segment by segment, to where it would be
+//! written now; then the change is over. The same evens out devices after others were added.
+//!
+//! Callers: the job of a pool that changes its shape, commands that ask what a change would give.
+//!
+//! Invariants:
+//! - What is written after a change has begun lies in the new shape, so the work ends.
+//! - A change is over, and devices leave, only when no kept root names anything in the old shape.
+//! - What is damaged stays where it is, and holds the end of the change up.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::cleaning::{Cleaned, Outcome};
+use super::space::Space;
+use super::{Committed, Map, Result, Store};
+use crate::backend::{Disks, Evenness, NewShape, SegmentAt};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::frames::WriteStream;
+use crate::label::{ChangeKind, Place, ShapeChange};
+use crate::pointer::Pointer;
+use crate::segment::cleaner::Pressure;
+use crate::segment::table::Segment;
+use crate::space::slop;
+
+/// Devices are even when the fullest has no more than so many thousandths above the emptiest.
+const EVEN: u64 = 20;
+
+/// What a step has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoveStep {
+    /// What was moved, bytes.
+    pub bytes: u64,
+    /// Nothing more can be moved now.
+    pub idle: bool,
+    /// There was no room for what is to be moved.
+    pub no_room: bool,
+}
+
+/// What is still to be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Segments that something lives in.
+    pub segments: u64,
+    /// What lives in them, bytes.
+    pub bytes: u64,
+}
+
+/// What a change would give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outlook {
+    /// What file content can take in all, bytes: now and afterwards.
+    pub usable: (u64, u64),
+    /// What ordinary writes may still have: now and afterwards.
+    pub available: (u64, u64),
+    /// How much is to be moved, bytes.
+    pub moves: u64,
+    /// How many devices of the group may be lost: now, meanwhile, afterwards.
+    pub losses: (usize, usize, usize),
+    /// How much there is too little for it, bytes.
+    pub lacking: u64,
+}
+
+impl Store {
+    /// The change of shape that is under way.
+    #[must_use]
+    pub fn shape_change(&self) -> Option<ShapeChange> {
+        self.disks.as_ref().and_then(|disks| disks.shape_change())
+    }
+
+    /// Begins a change of shape; what is written from then on lies in the new one. The rest has to be
+    /// moved ([`Self::reshape_step`]). The new devices come with a random number each.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is too little room, or the change cannot be: nothing has
+    /// changed then; those of writing labels.
+    pub fn begin_change(&self, new: &NewShape, devices: &[Arc<dyn Device>], guids: &[u64]) -> Result<()> {
+        let lengths: Vec<u64> = devices.iter().map(|device| device.length()).collect();
+        let outlook = self.outlook(new, &lengths)?;
+        if outlook.lacking > 0 {
+            return Err(PoolError::Refused(format!(
+                "out of space: what is in use does not fit into what would be left, by {} MiB",
+                outlook.lacking.div_ceil(1 << 20)
+            )));
+        }
+        self.change_shape(false, |disks| {
+            disks.begin_change(new, devices, guids, &|now| now(self.map.write().next_segment))
+        })
+    }
+
+    /// What a change would give.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one that cannot be.
+    pub fn outlook(&self, new: &NewShape, lengths: &[u64]) -> Result<Outlook> {
+        let disks = self.disks()?;
+        disks.check_change(new)?;
+        let Space { size, allocated, special, slack, copies, available, .. } = self.space();
+        let after = disks.room_after(new, lengths).size;
+        let moves = {
+            let (map, moved_by) = (self.map.read(), disks.moved_by(new));
+            let moved = |(id, segment): &(&u32, &Segment)| moved_by(at(**id, segment), segment.stream);
+            map.table.segments().iter().filter(moved).map(|(_, segment)| bytes(segment)).sum()
+        };
+        // What lies where metadata has groups of its own takes nothing of these.
+        let needed = allocated.saturating_sub(special) + slack + copies + slop(after).min(self.slop_at_most);
+        Ok(Outlook {
+            usable: (size, after),
+            available: (available, after.saturating_sub(needed)),
+            moves,
+            losses: disks.redundancy(new),
+            lacking: needed.saturating_sub(after),
+        })
+    }
+
+    /// Gives the change up that is under way.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is none that can be; those of writing labels.
+    pub fn give_up_change(&self) -> Result<()> {
+        self.change_shape(false, Disks::give_up_change)
+    }
+
+    /// What is still to be moved for the change that is under way.
+    #[must_use]
+    pub fn left_to_move(&self) -> Left {
+        let Some(disks) = self.disks.as_ref().filter(|disks| disks.shape_change().is_some()) else {
+            return Left::default();
+        };
+        let map = self.map.read();
+        let mut left = Left::default();
+        for (id, segment) in map.table.segments().iter().filter(|(_, segment)| segment.live_frames > 0) {
+            if !segment.place.is_empty() && disks.is_misplaced(at(*id, segment), segment.stream) {
+                left.segments += 1;
+                left.bytes += bytes(segment);
+            }
+        }
+        left
+    }
+
+    /// Moves about so much of what lies as it did before, without those segments that cannot be moved;
+    /// one that is found to be so is put among them.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
+    pub fn reshape_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<MoveStep> {
+        self.move_some(budget, stuck, &|stuck| self.next_misplaced(stuck))
+    }
+
+    /// Moves about so much from the fullest device or group to others, as long as that is fuller than the
+    /// emptiest; it is idle when they are even.
+    ///
+    /// # Errors
+    /// As [`Self::reshape_step`].
+    pub fn even_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<MoveStep> {
+        self.move_some(budget, stuck, &|stuck| self.next_uneven(stuck))
+    }
+
+    /// How much more than the emptiest the fullest device or group has, of what it has too much of: about
+    /// so many bytes are to be moved.
+    #[must_use]
+    pub fn uneven(&self) -> u64 {
+        let Some((most, least)) = self.evenness() else { return 0 };
+        if most.taken <= least.taken + EVEN {
+            return 0;
+        }
+        let slots = most.slots.min(least.slots).max(1);
+        (most.taken - least.taken) * slots * self.slot / 2000
+    }
+
+    /// The fullest device or group, and the emptiest.
+    #[must_use]
+    pub fn evenness(&self) -> Option<(Evenness, Evenness)> {
+        let mut living = BTreeMap::<u16, u64>::new();
+        for segment in self.map.read().table.segments().values() {
+            for slot in segment.place.iter() {
+                *living.entry(slot.device).or_default() += bytes(segment) / segment.place.width() as u64;
+            }
+        }
+        self.disks.as_ref()?.evenness(&living)
+    }
+
+    fn move_some(
+        &self,
+        budget: u64,
+        stuck: &mut BTreeSet<u32>,
+        next: &dyn Fn(&BTreeSet<u32>) -> Option<u32>,
+    ) -> Result<MoveStep> {
+        self.usable()?;
+        let mut uncleanable = self.uncleanable.lock();
+        let (mut done, mut moved, mut relieved) = (Cleaned::default(), MoveStep::default(), false);
+        while done.bytes < budget {
+            let Some(id) = next(stuck) else {
+                moved.idle = true;
+                break;
+            };
+            let outcome = match self.move_out(id, budget, false, &mut done) {
+                // What is damaged here may be whole in the copy.
+                Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, false, &mut done),
+                outcome => outcome,
+            };
+            match outcome {
+                Ok(Outcome::Empty) => relieved = false,
+                Ok(Outcome::Damaged) => drop(stuck.insert(id)),
+                Ok(Outcome::Budget) => break,
+                Err(PoolError::NoSpace) if !relieved => {
+                    // What was moved gives its places back, and so does what is dead.
+                    relieved = true;
+                    let mut cleaned = Cleaned::default();
+                    let urgent = |_: &Map| Pressure::Urgent;
+                    self.clean(self.longest * 4, false, &mut uncleanable, &mut cleaned, &urgent)?;
+                    self.commit_moves()?;
+                    self.backend.reclaim();
+                }
+                Err(PoolError::NoSpace) => {
+                    moved.no_room = true;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        moved.bytes = done.bytes;
+        Ok(moved)
+    }
+
+    /// A segment that lies as it did before, and is settled.
+    fn next_misplaced(&self, stuck: &BTreeSet<u32>) -> Option<u32> {
+        let disks = self.disks.as_ref()?;
+        disks.shape_change()?;
+        let (durable, map) = (self.durable().0, self.map.read());
+        let is_next = |(id, segment): &(&u32, &Segment)| {
+            is_settled(segment, durable)
+                && !stuck.contains(*id)
+                && disks.is_misplaced(at(**id, segment), segment.stream)
+        };
+        map.table.segments().iter().find(is_next).map(|(id, _)| *id)
+    }
+
+    /// A settled segment of the fullest device or group.
+    fn next_uneven(&self, stuck: &BTreeSet<u32>) -> Option<u32> {
+        let (most, least) = self.evenness()?;
+        if most.taken <= least.taken + EVEN {
+            return None;
+        }
+        let (durable, map) = (self.durable().0, self.map.read());
+        let is_next = |(id, segment): &(&u32, &Segment)| {
+            let here = segment.place.iter().any(|slot| most.devices.contains(&slot.device));
+            is_settled(segment, durable) && !stuck.contains(*id) && here
+        };
+        map.table.segments().iter().find(is_next).map(|(id, _)| *id)
+    }
+
+    /// Makes moves durable; where slots are short, no older state is kept.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`].
+    pub fn commit_moved(&self) -> Result<()> {
+        self.usable()?;
+        let mut committed = self.committed.lock();
+        self.commit_root(&mut committed, None, false, false)
+    }
+
+    /// Ends the change that is under way, if nothing lies as it did before any more; answers whether that
+    /// was so. Before that two transaction groups were committed since everything was moved, so that
+    /// nothing of the intent log is needed that only devices have which leave.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`]; those of writing labels.
+    pub fn end_change(&self) -> Result<bool> {
+        self.usable()?;
+        let disks = self.disks()?;
+        let Some(change) = disks.shape_change() else { return Ok(true) };
+        if self.left_to_move().segments > 0 {
+            return Ok(false);
+        }
+        let mut committed = self.committed.lock();
+        if self.names_old_shape(&committed, disks, &change) {
+            (committed.open_table, committed.renew) = (None, true);
+        }
+        committed.root.log = disks.leave_log();
+        // The first writes the table elsewhere, the second keeps no root that names it where it was.
+        for _ in 0..2 {
+            self.commit_root(&mut committed, None, false, true)?;
+        }
+        if self.names_old_shape(&committed, disks, &change) {
+            return Ok(false);
+        }
+        let mut left = Vec::new();
+        self.change_devices(&mut committed, |disks| {
+            left = disks.end_change()?;
+            Ok(())
+        })?;
+        disks.settled();
+        self.guard(&mut committed).map_err(|error| self.suspend(&error))?;
+        drop(committed);
+        left.iter().for_each(|device| Disks::clear_left(&**device));
+        Ok(true)
+    }
+
+    /// Whether anything that the newest root names lies as it did before.
+    fn names_old_shape(&self, committed: &Committed, disks: &Disks, change: &ShapeChange) -> bool {
+        let leaves = |place: &Place| place.iter().any(|slot| change.leaving.contains(&slot.device));
+        let map = self.map.read();
+        let of_table = committed.root.table_segments.iter().any(|segment| {
+            let at = SegmentAt { segment: segment.id, place: &segment.place };
+            leaves(&segment.place) || disks.is_misplaced(at, WriteStream::Table)
+        });
+        let has_place = |(_, segment): &(&u32, &Segment)| !segment.place.is_empty();
+        of_table
+            || map
+                .table
+                .segments()
+                .iter()
+                .filter(has_place)
+                .any(|(id, segment)| disks.is_misplaced(at(*id, segment), segment.stream))
+            || change.kind == ChangeKind::Removal
+                && committed.root.log.iter().any(|(slot, _)| change.leaving.contains(&slot.device))
+    }
+}
+
+fn at(id: u32, segment: &Segment) -> SegmentAt<'_> {
+    SegmentAt { segment: id, place: &segment.place }
+}
+
+fn is_settled(segment: &Segment, durable: u64) -> bool {
+    segment.sealed && segment.live_frames > 0 && !segment.place.is_empty() && segment.newest.0 <= durable
+}
+
+fn bytes(segment: &Segment) -> u64 {
+    u64::from(segment.live_units) * u64::from(Pointer::UNIT)
+}

@@ -1,0 +1,452 @@
+//! Pools that change their shape: devices and groups that leave, groups that become wider, narrower or
+//! others, among everything else that can happen to them.
+
+use crate::*;
+
+use nacre_pool::backend::NewShape;
+use nacre_pool::label::ChangeKind;
+
+/// Moves what is to be moved, and ends the change that is under way, if anything can be done now.
+fn go_on(store: &Store, budget: u64, commit: &mut dyn FnMut() -> Result<(), PoolError>) -> Result<bool, PoolError> {
+    let mut stuck = BTreeSet::new();
+    let moved = store.reshape_step(budget, &mut stuck)?;
+    if !moved.idle {
+        return Ok(false);
+    }
+    for _ in 0..2 {
+        commit()?;
+    }
+    store.end_change()
+}
+
+fn to_the_end(store: &Store, mut txg: u64) -> Result<(), PoolError> {
+    let mut commit = || {
+        txg += 1;
+        let log_start = LogStart::default();
+        store.commit(&Commit { txg: Txg(txg), catalog: None, upper: &[], log_start, time: 1 })
+    };
+    for _ in 0..40 {
+        if go_on(store, u64::MAX, &mut commit)? {
+            return Ok(());
+        }
+    }
+    panic!("a change does not end: {:?}", store.left_to_move());
+}
+
+impl Model {
+    /// A change of shape begins or goes on.
+    fn change(&mut self) -> Result<(), PoolError> {
+        if self.store().shape_change().is_some() {
+            let budget = [MIB / 4, 2 * MIB, 1 << 40][self.random.below(3) as usize];
+            return self.go_on(budget).map(drop);
+        }
+        let number = self.any_number();
+        let health = self.health()[number];
+        // What nobody has noticed may be more than can be done without afterwards.
+        if !health.is_own() || self.devices.len() > 24 || !self.is_noticed() {
+            return Ok(());
+        }
+        let (group, kind) = (health.group, self.disks().kind_of(health.group));
+        let members: Vec<u16> =
+            (0..).zip(self.health()).filter(|(_, one)| one.is_own() && one.group == group).map(|(at, _)| at).collect();
+        let parity = if let GroupKind::RaidZ(parity) = kind { parity } else { 0 };
+        let new = |change, becomes, coming| NewShape { kind: change, group, becomes, leaving: Vec::new(), coming };
+        let shape = match self.random.below(5) {
+            0 => match self.disks().without(&members) {
+                Ok(shape) => shape,
+                Err(_) => return Ok(()),
+            },
+            1 => match self.disks().without(&[number as u16]) {
+                Ok(shape) => shape,
+                Err(_) => return Ok(()),
+            },
+            2 if parity > 0 => new(ChangeKind::Expansion, kind, 1),
+            3 if parity > 0 => {
+                let becomes = [GroupKind::RaidZ(1), GroupKind::RaidZ(2), GroupKind::RaidZ(3), GroupKind::Mirror];
+                new(ChangeKind::Conversion, *self.random.pick(&becomes).unwrap(), self.random.below(2) as usize)
+            }
+            4 if kind == GroupKind::Mirror => {
+                new(ChangeKind::Conversion, GroupKind::RaidZ(1), self.random.below(3) as usize)
+            }
+            _ => return Ok(()),
+        };
+        let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..shape.coming).map(|_| self.fresh()).unzip();
+        self.done(self.store().begin_change(&shape, &devices, &guids))
+    }
+
+    fn go_on(&mut self, budget: u64) -> Result<bool, PoolError> {
+        let store = self.store.take().unwrap();
+        let ended = go_on(&store, budget, &mut || {
+            self.states.insert(self.txg, self.now.clone());
+            self.places.insert(self.txg, self.place);
+            self.txg += 1;
+            let (txg, log_start) = (Txg(self.txg - 1), LogStart::default());
+            store.commit(&Commit { txg, catalog: None, upper: &[], log_start, time: self.txg })?;
+            self.durable = txg.0;
+            Ok(())
+        });
+        self.store = Some(store);
+        ended
+    }
+
+    /// The change that is under way comes to its end.
+    fn end_change(&mut self) {
+        for _ in 0..40 {
+            if self.go_on(1 << 40).unwrap() {
+                return;
+            }
+        }
+        panic!("a change does not end: {:?}, {:?}", self.store().shape_change(), self.store().left_to_move());
+    }
+
+    fn write_some(&mut self, frames: usize) {
+        for _ in 0..frames {
+            self.write().unwrap();
+        }
+        self.commit().unwrap();
+    }
+
+    fn reads_all(&self) {
+        for (number, pointer) in &self.now {
+            assert!(*self.store().read(pointer).unwrap() == *content(*number), "frame {number}");
+        }
+    }
+}
+
+/// Everything that can happen to devices and to the machine, in any order, while the pool changes its
+/// shape.
+#[test]
+fn nothing_is_lost_while_shapes_change() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let (rounds, from) = (number("NACRE_SHAPE_ROUNDS").unwrap_or(3), number("NACRE_GROUP_SEED").unwrap_or(0));
+    println!("campaign: {rounds} rounds of changes of shape, each on another kind of group (NACRE_SHAPE_ROUNDS)");
+    let kinds = kinds();
+    for (round, (groups, sizes)) in (from..from + rounds).zip(kinds.iter().cycle()) {
+        println!("round {round}, {groups:?}");
+        let mut model = Model::new(groups, sizes, 50_000 + round);
+        for _ in 0..3 {
+            let steps = 40 + model.random.below(60);
+            let cut = (model.random.below(3) > 0).then(|| model.random.below(steps));
+            for step in 0..steps {
+                if cut == Some(step) {
+                    model.fuse.set(model.random.below(400));
+                }
+                let happened = if model.random.below(10) == 0 { model.change() } else { model.happens() };
+                if model.fuse.is_blown() {
+                    break;
+                }
+                happened.unwrap();
+            }
+            model.again();
+        }
+        while !model.away.is_empty() {
+            model.bring_one().unwrap();
+        }
+        model.resilver().unwrap();
+        if model.store().shape_change().is_some() {
+            model.end_change();
+        }
+        model.scrub().unwrap();
+        model.ruin_one().unwrap();
+        model.again();
+    }
+}
+
+fn without(model: &Model, leaving: &[u16]) -> Result<(), PoolError> {
+    let shape = model.disks().without(leaving)?;
+    model.store().begin_change(&shape, &[], &[])
+}
+
+/// Whatever leaves, everything is on the others, and the device is nobody's.
+#[test]
+fn what_leaves_has_nothing_in_the_end() {
+    for (groups, leaving) in [
+        (vec![(GroupKind::Plain, 3)], vec![0]),
+        (vec![(GroupKind::Mirror, 2), (GroupKind::Mirror, 2)], vec![0, 1]),
+        (vec![(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 4)], vec![2, 3, 4, 5]),
+        (vec![(GroupKind::RaidZ(1), 4), (GroupKind::Mirror, 2)], vec![0, 1, 2, 3]),
+        (vec![(GroupKind::RaidZ(2), 6)], vec![1]),
+    ] {
+        println!("{groups:?} without {leaving:?}");
+        let mut model = Model::new(&groups, &[64], 31);
+        model.write_some(90);
+        let (before, size) = (model.store().space(), model.disks().identity().members.len());
+        without(&model, &leaving).unwrap();
+        let refused = without(&model, &leaving).unwrap_err().to_string();
+        assert!(refused.contains("a removal is under way"), "{refused}");
+        let now = model.store().space();
+        assert!(now.size < before.size, "what leaves has no room: {now:?}, {before:?}");
+        model.write_some(10);
+        let left = model.store().left_to_move().bytes;
+        assert!(left > 0);
+        let moved = model.store().traffic().relocated;
+        model.end_change();
+        let moved = model.store().traffic().relocated - moved;
+        assert!(moved <= left + left / 5 + MIB / 2, "{moved} bytes were moved of {left}");
+        let after = model.store().space();
+        assert_eq!(after.size, model.disks().room_after(&nothing(), &[]).size);
+        assert!(after.allocated >= before.allocated - before.table, "{after:?}, {before:?}");
+        assert_eq!(model.disks().identity().members.len(), size);
+        for number in &leaving {
+            assert_eq!(model.health()[usize::from(*number)].status, MemberStatus::Removed);
+            let left = model.sim(usize::from(*number));
+            assert!(nacre_pool::label::probe(&**left).unwrap().is_none(), "it belongs to no pool");
+            left.fail_after(0);
+            left.fail_reads(true);
+        }
+        model.reads_all();
+        model.scrub().unwrap();
+        model.again();
+        model.write_some(10);
+        model.survives_losses();
+    }
+}
+
+fn nothing() -> NewShape {
+    NewShape {
+        kind: ChangeKind::Removal,
+        group: usize::from(u8::MAX),
+        becomes: GroupKind::Plain,
+        leaving: vec![],
+        coming: 0,
+    }
+}
+
+/// What cannot leave is refused, and nothing has changed.
+#[test]
+fn what_cannot_leave_stays() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 2), (GroupKind::Mirror, 2)], &[64], 33);
+    for (leaving, why) in [(vec![0], "only whole mirrors"), (vec![0, 1, 2, 3], "several groups")] {
+        let refused = without(&model, &leaving).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+    while model.store().space().available > MIB {
+        let before = model.now.len();
+        model.write().unwrap();
+        if model.now.len() <= before {
+            break;
+        }
+        if before.is_multiple_of(64) {
+            model.commit().unwrap();
+        }
+    }
+    model.commit().unwrap();
+    let refused = without(&model, &[0, 1]).unwrap_err().to_string();
+    assert!(refused.contains("out of space"), "{refused}");
+    assert!(model.store().shape_change().is_none());
+    let one = Model::new(&[(GroupKind::RaidZ(1), 2)], &[64], 33);
+    let refused = without(&one, &[0]).unwrap_err().to_string();
+    assert!(refused.contains("need 2 devices"), "{refused}");
+    let refused = without(&one, &[0, 1]).unwrap_err().to_string();
+    assert!(refused.contains("nothing would be left"), "{refused}");
+}
+
+/// A removal that is stopped leaves the pool as large as before.
+#[test]
+fn a_removal_is_stopped() {
+    let mut model = Model::new(&[(GroupKind::Plain, 2)], &[64], 35);
+    model.write_some(150);
+    let size = model.store().space().size;
+    without(&model, &[1]).unwrap();
+    assert!(!model.go_on(MIB).unwrap());
+    model.again();
+    assert_eq!(model.store().shape_change().map(|change| change.leaving), Some(vec![1]), "an import knows of it");
+    model.store().give_up_change().unwrap();
+    assert!(model.store().give_up_change().is_err());
+    assert_eq!(model.store().space().size, size);
+    model.again();
+    assert!(model.store().shape_change().is_none());
+    model.write_some(60);
+    model.reads_all();
+}
+
+/// Rows become wider: in the end as much room is free as in a pool that was made so.
+#[test]
+fn rows_become_wider_and_narrower() {
+    let mut model = Model::new(&[(GroupKind::RaidZ(1), 4)], &[128], 37);
+    model.write_some(200);
+    let (old, data) = (model.store().space(), model.store().space().allocated);
+    let wider = NewShape {
+        kind: ChangeKind::Expansion,
+        group: 0,
+        becomes: GroupKind::RaidZ(1),
+        leaving: Vec::new(),
+        coming: 1,
+    };
+    let (new, guid) = model.fresh();
+    model.store().begin_change(&wider, &[new], &[guid]).unwrap();
+    let at_once = model.store().space();
+    assert!(at_once.size > old.size && at_once.copies > old.copies, "{at_once:?}, {old:?}");
+    let moved = model.store().traffic().relocated;
+    let mut free = at_once.free;
+    while !model.go_on(4 * MIB).unwrap() {
+        let now = model.store().space();
+        assert!(now.free + MIB >= free, "{now:?}");
+        free = now.free;
+    }
+    let moved = model.store().traffic().relocated - moved;
+    assert!(moved <= data + data / 10, "{moved} bytes were moved of {data}");
+    let wide = model.store().space();
+    let mut fresh = Model::new(&[(GroupKind::RaidZ(1), 5)], &[128], 37);
+    fresh.write_some(200);
+    let fresh = fresh.store().space();
+    let used = |space: &nacre_pool::store::Space| space.size - space.free;
+    assert!(used(&wide) <= used(&fresh) + used(&fresh) / 20 + 2 * MIB, "{wide:?}, {fresh:?}");
+    model.scrub().unwrap();
+    model.survives_losses();
+    model.again();
+    without(&model, &[1]).unwrap();
+    model.end_change();
+    model.reads_all();
+    let narrow = model.store().space();
+    assert!(narrow.size <= old.size && narrow.size + 8 * MIB > old.size, "{narrow:?}, {old:?}");
+    model.scrub().unwrap();
+    model.again();
+    model.survives_losses();
+}
+
+/// Groups become others: nothing is lost with as many devices as both allow.
+#[test]
+fn groups_become_others() {
+    for (from, becomes, coming) in [
+        ((GroupKind::Mirror, 2), GroupKind::RaidZ(1), 1),
+        ((GroupKind::Mirror, 3), GroupKind::RaidZ(2), 1),
+        ((GroupKind::RaidZ(1), 4), GroupKind::RaidZ(2), 1),
+        ((GroupKind::RaidZ(2), 5), GroupKind::RaidZ(3), 0),
+        ((GroupKind::RaidZ(2), 5), GroupKind::RaidZ(1), 0),
+        ((GroupKind::RaidZ(1), 3), GroupKind::Mirror, 0),
+    ] {
+        println!("{from:?} becomes {becomes:?}");
+        let mut model = Model::new(&[from], &[96], 39);
+        model.write_some(30);
+        let shape = NewShape { kind: ChangeKind::Conversion, group: 0, becomes, leaving: Vec::new(), coming };
+        let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..coming).map(|_| model.fresh()).unzip();
+        model.store().begin_change(&shape, &devices, &guids).unwrap();
+        model.write_some(10);
+        let (_, meanwhile, after) = model.disks().redundancy(&shape);
+        assert_eq!(model.parity(0), meanwhile);
+        model.survives_losses();
+        model.go_on(2 * MIB).unwrap();
+        model.survives_losses();
+        model.again();
+        model.end_change();
+        assert_eq!(model.parity(0), after);
+        model.reads_all();
+        model.scrub().unwrap();
+        model.commit().unwrap();
+        model.survives_losses();
+        model.again();
+    }
+}
+
+/// After devices were added, what there is is spread over all of them.
+#[test]
+fn devices_are_evened_out() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 2)], &[128], 41);
+    model.write_some(350);
+    let (new, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..2).map(|_| model.fresh()).unzip();
+    model.store().add_groups(&new, &guids, &new_groups(&[(GroupKind::Mirror, 2)])).unwrap();
+    let (uneven, before) = (model.store().uneven(), model.store().traffic().relocated);
+    assert!(uneven > 4 * MIB, "{uneven}");
+    let mut stuck = BTreeSet::new();
+    for _ in 0..60 {
+        if model.store().even_step(4 * MIB, &mut stuck).unwrap().idle {
+            break;
+        }
+        model.commit().unwrap();
+        model.store().commit_moved().unwrap();
+    }
+    for _ in 0..4 {
+        model.commit().unwrap();
+    }
+    let (most, least) = model.store().evenness().unwrap();
+    assert!(most.taken <= least.taken + 60, "{most:?}, {least:?}");
+    let moved = model.store().traffic().relocated - before;
+    assert!(moved <= uneven + uneven / 2, "{moved} bytes were moved, {uneven} were too much");
+    model.reads_all();
+    model.again();
+}
+
+type Case = (&'static str, Vec<(GroupKind, usize)>, usize, fn(&Store, Vec<Arc<dyn Device>>) -> Result<(), PoolError>);
+
+fn begin(store: &Store, shape: &NewShape, new: &[Arc<dyn Device>]) -> Result<(), PoolError> {
+    let guids: Vec<u64> = (50..).take(new.len()).collect();
+    store.begin_change(shape, new, &guids)?;
+    to_the_end(store, 1000)
+}
+
+fn conversion(becomes: GroupKind, kind: ChangeKind, coming: usize) -> NewShape {
+    NewShape { kind, group: 0, becomes, leaving: Vec::new(), coming }
+}
+
+/// Wherever the power fails in a change of shape, everything is there afterwards, and it goes on to its
+/// end.
+#[test]
+fn a_crash_in_a_change_of_shape_loses_nothing() {
+    let cases: Vec<Case> = vec![
+        ("one of two leaves", vec![(GroupKind::Plain, 2)], 0, |store, _| {
+            let shape = store.on_devices().unwrap().without(&[0])?;
+            begin(store, &shape, &[])
+        }),
+        ("a mirror leaves", vec![(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 3)], 0, |store, _| {
+            let shape = store.on_devices().unwrap().without(&[0, 1])?;
+            begin(store, &shape, &[])
+        }),
+        ("rows become narrower", vec![(GroupKind::RaidZ(1), 4)], 0, |store, _| {
+            let shape = store.on_devices().unwrap().without(&[2])?;
+            begin(store, &shape, &[])
+        }),
+        ("rows become wider", vec![(GroupKind::RaidZ(1), 3)], 1, |store, new| {
+            begin(store, &conversion(GroupKind::RaidZ(1), ChangeKind::Expansion, 1), &new)
+        }),
+        ("a mirror becomes rows", vec![(GroupKind::Mirror, 2)], 1, |store, new| {
+            begin(store, &conversion(GroupKind::RaidZ(1), ChangeKind::Conversion, 1), &new)
+        }),
+        ("rows get more parity", vec![(GroupKind::RaidZ(1), 3)], 1, |store, new| {
+            begin(store, &conversion(GroupKind::RaidZ(2), ChangeKind::Conversion, 1), &new)
+        }),
+    ];
+    let given: Option<u64> = std::env::var("NACRE_GROUP_CUTS").ok().and_then(|every| every.parse().ok());
+    // The first writes are those of labels.
+    let (closely, every) = given.map_or((5, 331), |every| (1, every));
+    println!("campaign: power fails at each {every}th write of a change of shape (NACRE_GROUP_CUTS)");
+    for (what, groups, more, change) in cases {
+        let mut model = Model::new(&groups, &[64], 43);
+        model.write_some(15);
+        drop(model.store.take());
+        let images: Vec<Arc<Simulator>> = model.devices.into_values().collect();
+        let (mut cut, mut ended) = (1, false);
+        while !ended {
+            let fuse = Fuse::default();
+            let sims: Vec<Arc<Simulator>> = images
+                .iter()
+                .map(|device| Arc::new(device.copy()))
+                .chain((0..more).map(|at| Arc::new(Simulator::new(&format!("more{at}"), 64 * MIB))))
+                .collect();
+            let fused = |device: &Arc<Simulator>| fuse.on(device);
+            let (old, new) = sims.split_at(images.len());
+            let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1 };
+            let (store, _) = Store::open(old.iter().map(fused).collect(), &import).unwrap();
+            fuse.set(cut);
+            CRASHES.fetch_add(1, Ordering::Relaxed);
+            ended = change(&store, new.iter().map(fused).collect()).is_ok();
+            drop(store);
+            sims.iter().enumerate().for_each(|(at, device)| device.crash(cut * 31 + at as u64));
+            let is_found =
+                |device: &&Arc<Simulator>| nacre_pool::label::probe(&***device).is_ok_and(|found| found.is_some());
+            let found: Vec<&Arc<Simulator>> = sims.iter().filter(is_found).collect();
+            let store = open(&found, Access::ReadWrite).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+            let read = || {
+                for (number, pointer) in &model.now {
+                    let read = store.read(pointer).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+                    assert!(*read == *content(*number), "{what} cut at {cut}");
+                }
+            };
+            read();
+            resilver(&store, 2000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+            to_the_end(&store, 3000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+            read();
+            cut += if cut < 14 { closely } else { every };
+        }
+    }
+}
