@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::open::{read_table_copy, table_place};
+use super::pieces::put_together;
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::watch::Damaged;
 use super::{Location, Result, Store};
-use crate::backend::{Backend, Healed, SegmentAt};
+use crate::backend::{Healed, SegmentAt};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
@@ -24,10 +25,6 @@ use crate::pointer::Pointer;
 
 /// The name of a frame: segment and number.
 type Name = (u32, u32);
-
-/// What is judged at most to put together one frame of which different parts are damaged in different
-/// copies, bytes.
-const MOST_JUDGED: u64 = 1 << 30;
 
 /// What is damaged at one place of a segment, and whose it is as far as headers tell.
 type Damages = BTreeMap<Name, (Damage, Option<Owner>)>;
@@ -303,24 +300,6 @@ impl Store {
         }
         true
     }
-}
-
-/// What is stored of a frame that is whole in none of the ways, and its content, if it can be put
-/// together; and the devices that are wrong.
-#[expect(clippy::type_complexity, reason = "a tuple that is taken apart at once")]
-pub(super) fn put_together(
-    backend: &dyn Backend,
-    at: SegmentAt<'_>,
-    offset: u64,
-    pointer: &Pointer,
-) -> Result<Option<(Vec<u8>, Vec<u8>, Vec<u16>)>> {
-    let (mut stored, mut content) = (vec![0; pointer.stored as usize], vec![0; pointer.logical as usize]);
-    let mut is_right = |stored: &[u8]| {
-        compress::decompress(pointer.compression, stored, &mut content)
-            && checksum::content(pointer.checksum_kind, &content) == pointer.checksum
-    };
-    let wrong = backend.piece_together(at, offset, &mut stored, &mut MOST_JUDGED.clone(), &mut is_right)?;
-    Ok(wrong.map(|wrong| (stored, content, wrong)))
 }
 
 fn name_of(frame: &Walked<'_>) -> Name {
