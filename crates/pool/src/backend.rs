@@ -129,6 +129,15 @@ pub trait Sweep {
     }
 }
 
+/// What was written anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Healed {
+    /// How many copies, or columns.
+    pub columns: u64,
+    /// The devices of those that should have been right: not of those that are known to lack something.
+    pub wrong: Vec<u16>,
+}
+
 /// Something that holds the segments and roots of one pool.
 pub trait Backend: Send + Sync {
     /// The longest segment, bytes.
@@ -267,12 +276,11 @@ pub trait Backend: Send + Sync {
     fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64);
 
     /// Makes every copy of a range of a segment what it should be, and the parity of all rows that
-    /// lie in it whole. Answers how many were not; `None` where the place is not the segment's any
-    /// more.
+    /// lie in it whole. Answers which were not; `None` where the place is not the segment's any more.
     ///
     /// # Errors
     /// [`PoolError::Device`] for one that cannot be written.
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>>;
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>>;
 
     /// No root that is kept names these segments: their places are free. A shared backend removes
     /// them after its next root.

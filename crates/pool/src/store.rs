@@ -20,6 +20,7 @@ mod copies;
 mod ditto;
 mod log_area;
 mod open;
+mod pieces;
 mod reshape;
 mod restore;
 mod scrub;

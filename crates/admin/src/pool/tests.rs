@@ -231,7 +231,8 @@ fn a_resilver_begins_anew_where_others_have_written() {
     let pool = Imported::open(plain(&sims), Access::ReadWrite, None, opening()).unwrap();
     let after = finished(&pool);
     assert!(after.repaired < 24 << 20, "what was written before was right: {after:?}, before {before:?}");
-    assert!(after.examined > 24 << 20, "{after:?}");
+    // All but the file that was written since.
+    assert!(after.examined > 22 << 20, "{after:?}");
     assert!(sims[2].written() - written < 24 << 20);
     pool.export().unwrap();
     has_everything(&sims[2]);

@@ -141,6 +141,9 @@ pub const FILE_SYSTEMS: &[Row] = &[
     pool("fs inherit", "nacre fs set compression=off $P/a", "fs inherit compression $P/a"),
     pool("fs mount", "nacre fs unmount $P/a", "fs mount $P/a"),
     pool("fs unmount", "", "fs unmount $P/a"),
+    // Servers are started in real_exports.
+    again(pool("fs share", "", "fs share -a")),
+    again(pool("fs unshare", "", "fs unshare -a")),
 ];
 
 pub const SNAPSHOTS: &[Row] = &[

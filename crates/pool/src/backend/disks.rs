@@ -60,7 +60,7 @@ pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
 pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
-use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep};
+use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
@@ -488,7 +488,7 @@ impl Backend for Disks {
         self.expect_columns(at, offset, length);
     }
 
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         self.mend(at, offset, right)
     }
 

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 
 pub use bucket::{Bucket, MemoryBucket, Put};
 
-use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
+use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -389,7 +389,7 @@ impl Backend for Objects {
 
     fn expect(&self, _at: SegmentAt<'_>, _offset: u64, _length: u64) {}
 
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         if self.state.lock().known.get(&at.segment) != Some(at.place) {
             return Ok(None);
         }
@@ -398,10 +398,10 @@ impl Backend for Objects {
             return Err(failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()));
         };
         let range = whole.get_mut(offset as usize..offset as usize + right.len());
-        let Some(range) = range.filter(|range| *range != right) else { return Ok(Some(0)) };
+        let Some(range) = range.filter(|range| *range != right) else { return Ok(Some(Healed::default())) };
         range.copy_from_slice(right);
         attempt(&*self.bucket, "writing", || self.bucket.put(&key, &whole))?;
-        Ok(Some(1))
+        Ok(Some(Healed { columns: 1, wrong: vec![0] }))
     }
 
     fn remove(&self, segments: &[(u32, Place)]) {

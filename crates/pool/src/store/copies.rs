@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::open::{read_table_copy, table_place};
+use super::pieces::put_together;
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::watch::Damaged;
 use super::{Location, Result, Store};
-use crate::backend::{Backend, SegmentAt};
+use crate::backend::{Healed, SegmentAt};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
@@ -24,10 +25,6 @@ use crate::pointer::Pointer;
 
 /// The name of a frame: segment and number.
 type Name = (u32, u32);
-
-/// What is judged at most to put together one frame of which different parts are damaged in different
-/// copies, bytes.
-const MOST_JUDGED: u64 = 1 << 30;
 
 /// What is damaged at one place of a segment, and whose it is as far as headers tell.
 type Damages = BTreeMap<Name, (Damage, Option<Owner>)>;
@@ -50,12 +47,12 @@ impl Store {
             let Ok(content) = self.read_at(pointer, at, Some(way)) else { continue };
             // Its place may have been given to others meanwhile: then nothing is damaged.
             if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
-                let bad =
-                    if chosen { self.damaged_copy(pointer, at, way) } else { Some(self.backend.blamed(at.at(), way)) };
-                self.told(self.mend(pointer, at.at(), at.offset, way));
-                if let Some(bad) = bad {
-                    self.report_of(pointer, at, &error, (bad, true));
-                }
+                let wrong = match self.told(self.mend(pointer, at.at(), at.offset, way)) {
+                    Some(healed) => healed.wrong,
+                    None if chosen => self.damaged_copy(pointer, at, way).into_iter().collect(),
+                    None => vec![self.backend.blamed(at.at(), way)],
+                };
+                wrong.into_iter().for_each(|device| self.report_of(pointer, at, &error, (device, true)));
             }
             return Ok(content);
         }
@@ -86,25 +83,23 @@ impl Store {
             return Ok(None);
         };
         let durable = pointer.birth <= self.durable() && self.usable().is_ok();
-        let mended = durable && self.told(self.heal(at.at(), offset, &stored));
+        let mended = durable && self.told(self.heal(at.at(), offset, &stored)).is_some();
         for device in wrong {
             self.report_of(pointer, at, error, (device, mended));
         }
         Ok(Some(content.into()))
     }
 
-    /// Whether a copy was mended; that it could not be is no error of whoever has the content.
-    fn told(&self, mended: Result<bool>) -> bool {
-        mended
-            .inspect_err(|error| tracing::warn!(%error, "a damaged copy of metadata cannot be written anew"))
-            .unwrap_or(false)
+    /// What was mended; that it could not be is no error of whoever has the content.
+    fn told(&self, mended: Result<Option<Healed>>) -> Option<Healed> {
+        mended.inspect_err(|error| tracing::warn!(%error, "a damaged copy cannot be written anew")).ok().flatten()
     }
 
     /// Makes all copies of a frame what it is in one way, in which its content is whole. The frame's
-    /// header goes with it unless that is damaged there. Answers whether it was still there.
-    fn mend(&self, pointer: &Pointer, at: SegmentAt<'_>, offset: u64, good: usize) -> Result<bool> {
+    /// header goes with it unless that is damaged there. `None` if it was not there any more.
+    fn mend(&self, pointer: &Pointer, at: SegmentAt<'_>, offset: u64, good: usize) -> Result<Option<Healed>> {
         if self.usable().is_err() {
-            return Ok(false);
+            return Ok(None);
         }
         let mut frame = vec![0; (u64::from(Pointer::HEADER) + u64::from(pointer.stored)) as usize];
         self.backend.read(at, good, offset, &mut frame)?;
@@ -115,16 +110,16 @@ impl Store {
         let stored = frame.get(Pointer::HEADER as usize..).unwrap_or_default();
         let whole = compress::decompress(pointer.compression, stored, &mut content);
         if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
-            return Ok(false);
+            return Ok(None);
         }
         self.heal(at, offset + skip as u64, frame.get(skip..).unwrap_or_default())
     }
 
-    /// Makes all copies of a part of a segment what it should be; answers whether it was still there.
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<bool> {
-        let mended = self.backend.heal(at, offset, right)?;
-        self.sums.mended.fetch_add(mended.unwrap_or(0), Ordering::Relaxed);
-        Ok(mended.is_some())
+    /// Makes all copies of a part of a segment what it should be; `None` if it was not there any more.
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
+        let healed = self.backend.heal(at, offset, right)?;
+        self.sums.mended.fetch_add(healed.as_ref().map_or(0, |healed| healed.columns), Ordering::Relaxed);
+        Ok(healed)
     }
 
     /// Looks at a frame of the table in all ways; tells on which device it is damaged, how, and
@@ -140,25 +135,31 @@ impl Store {
         let good = looked.iter().position(Option::is_none);
         let (bad, damage) = looked.into_iter().enumerate().find_map(|(way, damage)| Some((way, damage?)))?;
         let device = self.backend.member(at, bad);
-        let mended = self.told(self.mend_table(root, pointer, at, good));
+        let mended = self.told(self.mend_table(root, pointer, at, good)).is_some();
         Some((device, damage, mended))
     }
 
     /// Makes all copies of a frame of the table what it is in one way, or, without any in which it is
     /// whole, what can be put together.
-    fn mend_table(&self, root: &Root, pointer: &Pointer, at: SegmentAt<'_>, good: Option<usize>) -> Result<bool> {
+    fn mend_table(
+        &self,
+        root: &Root,
+        pointer: &Pointer,
+        at: SegmentAt<'_>,
+        good: Option<usize>,
+    ) -> Result<Option<Healed>> {
         let committed = self.committed.lock();
         // Segments of the table are given back under this lock.
         let now = table_place(&committed.root, pointer).map(|at| at.place);
         if now != table_place(root, pointer).map(|at| at.place) || self.usable().is_err() {
-            return Ok(false);
+            return Ok(None);
         }
         let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
         if let Some(good) = good {
             return self.mend(pointer, at, offset, good);
         }
         let content = offset + u64::from(Pointer::HEADER);
-        let Some((stored, ..)) = put_together(&*self.backend, at, content, pointer)? else { return Ok(false) };
+        let Some((stored, ..)) = put_together(&*self.backend, at, content, pointer)? else { return Ok(None) };
         self.heal(at, content, &stored)
     }
 
@@ -263,7 +264,7 @@ impl Store {
         self.walk(at.segment, good, false, &mut |frame| {
             let name = name_of(&frame);
             let (Some((damage, _)), None) = (damaged.get(&name), check(&frame)) else { return Ok(true) };
-            if self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)) {
+            if self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)).is_some() {
                 let (owner, header) = (Some(frame.header.owner), Some(frame.header));
                 go_on = visit(&Checked {
                     name,
@@ -299,24 +300,6 @@ impl Store {
         }
         true
     }
-}
-
-/// What is stored of a frame that is whole in none of the ways, and its content, if it can be put
-/// together; and the devices that are wrong.
-#[expect(clippy::type_complexity, reason = "a tuple that is taken apart at once")]
-pub(super) fn put_together(
-    backend: &dyn Backend,
-    at: SegmentAt<'_>,
-    offset: u64,
-    pointer: &Pointer,
-) -> Result<Option<(Vec<u8>, Vec<u8>, Vec<u16>)>> {
-    let (mut stored, mut content) = (vec![0; pointer.stored as usize], vec![0; pointer.logical as usize]);
-    let mut is_right = |stored: &[u8]| {
-        compress::decompress(pointer.compression, stored, &mut content)
-            && checksum::content(pointer.checksum_kind, &content) == pointer.checksum
-    };
-    let wrong = backend.piece_together(at, offset, &mut stored, &mut MOST_JUDGED.clone(), &mut is_right)?;
-    Ok(wrong.map(|wrong| (stored, content, wrong)))
 }
 
 fn name_of(frame: &Walked<'_>) -> Name {

@@ -24,7 +24,7 @@ use crate::segment::table_log::{self, UncommittedRun};
 
 use super::appenders;
 use super::commit::{copies, release, slack, special};
-use super::copies::put_together;
+use super::pieces::put_together;
 use super::{Committed, Map, Result, Store, Sums};
 
 /// What a new pool is to be.

@@ -288,7 +288,7 @@ impl Store {
             for run in &runs {
                 let right = image.get(run.clone()).unwrap_or_default();
                 match self.backend.heal(at, run.start as u64, right)? {
-                    Some(healed) => drop(self.sums.mended.fetch_add(healed, Ordering::Relaxed)),
+                    Some(healed) => drop(self.sums.mended.fetch_add(healed.columns, Ordering::Relaxed)),
                     None => there = false,
                 }
             }

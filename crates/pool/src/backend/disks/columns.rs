@@ -225,7 +225,7 @@ impl Disks {
     }
 
     /// Columns that lie on devices without which reading is better.
-    fn doubtful(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {
+    pub(super) fn doubtful(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {
         let lacking = self.incomplete.of(at.segment);
         if layout.is_plain() {
             return lacking;

@@ -8,7 +8,7 @@
 
 use super::columns::{RowShape, split};
 use super::layout::Layout;
-use super::{Columns, Disks, Result, SegmentAt, slots};
+use super::{Columns, Disks, Healed, Result, SegmentAt, slots};
 use crate::error::PoolError;
 use crate::label::SlotAddress;
 
@@ -25,8 +25,10 @@ const LOCKED: u64 = 8 << 20;
 impl Disks {
     /// Compares all columns of a segment with what a range should be, and writes those that differ
     /// or cannot be read. Whoever gives places back waits for a part of it only.
-    pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
-        let row = self.rows(&self.layout(), at).map_or(BLOCK, |rows| rows.unit * rows.width as u64);
+    pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
+        let layout = self.layout();
+        let row = self.rows(&layout, at).map_or(BLOCK, |rows| rows.unit * rows.width as u64);
+        let doubtful = self.doubtful(&layout, at);
         let step = (LOCKED / row).max(1) * row;
         let (end, mut from, mut mended) = (offset + right.len() as u64, offset, 0);
         loop {
@@ -36,7 +38,9 @@ impl Disks {
             mended |= columns;
             from = to;
             if from >= end {
-                return Ok(Some(u64::from(mended.count_ones())));
+                let wrong = at.place.iter().enumerate().filter(|(column, _)| (mended & !doubtful) >> column & 1 == 1);
+                let wrong = wrong.map(|(_, slot)| slot.device).collect();
+                return Ok(Some(Healed { columns: mended.count_ones().into(), wrong }));
             }
         }
     }
