@@ -230,20 +230,7 @@ impl Disks {
         joining.revision += 1;
         // Refused before anything is done.
         joining.check()?;
-        // What these say, nobody believes: they are about to join.
-        for (device, index) in devices.iter().zip(first..) {
-            if let Err(error) = label::write_identity(&**device, &Identity { index: index as u16, ..joining.clone() }) {
-                devices.iter().for_each(|device| clear(&**device));
-                return refused(error.to_string());
-            }
-        }
-        {
-            let mut all = Devices::clone(&self.devices.read());
-            all.extend(devices.iter().cloned());
-            *self.devices.write() = Arc::new(all);
-            let mut rooms = self.rooms.lock();
-            devices.iter().for_each(|device| rooms.slots.add_device(slots::count(device.length(), self.slot)));
-        }
+        self.enlist(devices, first, &joining)?;
         let coming = Standing {
             group: new.group,
             role: MemberRole::Own,

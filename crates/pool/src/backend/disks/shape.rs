@@ -218,21 +218,7 @@ impl Disks {
         if joining.members.len() > usize::from(u16::MAX) {
             return refused("too many devices");
         }
-        // What these say, nobody believes: they are about to join. With labels of the others they do,
-        // and by then all of them have their own.
-        for (device, index) in devices.iter().zip(first..) {
-            if let Err(error) = label::write_identity(&**device, &Identity { index: index as u16, ..joining.clone() }) {
-                devices.iter().for_each(|device| clear(&**device));
-                return refused(error.to_string());
-            }
-        }
-        {
-            let mut all = Devices::clone(&self.devices.read());
-            all.extend(devices.iter().cloned());
-            *self.devices.write() = Arc::new(all);
-            let mut rooms = self.rooms.lock();
-            devices.iter().for_each(|device| rooms.slots.add_device(slots::count(device.length(), self.slot)));
-        }
+        self.enlist(devices, first, &joining)?;
         self.change(|layout| {
             layout.groups.extend(groups.iter().map(new));
             let joined = standings.into_iter().map(|standing| Standing { status: MemberStatus::Online, ..standing });
@@ -241,6 +227,27 @@ impl Disks {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_identities(&joining)
+    }
+
+    /// Writes the labels of devices that are about to join, which get the numbers from `first` on, and
+    /// knows them from then on. What these labels say, nobody believes yet: with labels of the others
+    /// they do, and by then all of them have their own.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a device that cannot be written, and then none has a label.
+    pub(super) fn enlist(&self, devices: &[Arc<dyn Device>], first: usize, joining: &Identity) -> Result<()> {
+        for (device, index) in devices.iter().zip(first..) {
+            if let Err(error) = label::write_identity(&**device, &Identity { index: index as u16, ..joining.clone() }) {
+                devices.iter().for_each(|device| clear(&**device));
+                return refused(error.to_string());
+            }
+        }
+        let mut all = Devices::clone(&self.devices.read());
+        all.extend(devices.iter().cloned());
+        *self.devices.write() = Arc::new(all);
+        let mut rooms = self.rooms.lock();
+        devices.iter().for_each(|device| rooms.slots.add_device(slots::count(device.length(), self.slot)));
+        Ok(())
     }
 
     /// Takes a group that is for the log alone out of the pool. Nobody writes to the log meanwhile
