@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
-pub use objects::{Bucket, MemoryBucket, Objects, Put, WriterId};
+pub use objects::{Bucket, CacheFigures, Cached, MemoryBucket, Objects, Parts, Put, WriterId};
 
 use crate::error::PoolError;
 use crate::frames::WriteStream;

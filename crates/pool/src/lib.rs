@@ -110,6 +110,7 @@ pub mod send_stream;
 pub mod space;
 pub mod store;
 pub mod tree;
+mod workers;
 
 pub use error::{Damage, PoolError};
 pub use frames::{CompressionSetting, Frames, NewFrame, Owner, Wanted, WriteStream};

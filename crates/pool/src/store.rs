@@ -31,7 +31,6 @@ mod sweeping;
 #[cfg(test)]
 mod tests;
 mod watch;
-mod workers;
 mod write_queue;
 
 use std::cell::RefCell;
@@ -50,7 +49,6 @@ pub use reshape::{Left, MoveStep, Outlook};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
 pub use watch::Damaged;
-pub(crate) use workers::{processors, unpin_thread};
 
 use crate::backend::{Backend, Disks, SegmentAt};
 use crate::checksum;

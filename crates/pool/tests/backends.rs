@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use nacre_pool::backend::{
-    Backend, Bucket, Copies, Disks, MemoryBucket, NewGroup, NewMembers, Objects, Put, PutRoot, SegmentAt, WriterId,
+    Backend, Bucket, Cached, Copies, Disks, MemoryBucket, NewGroup, NewMembers, Objects, Parts, Put, PutRoot,
+    SegmentAt, WriterId,
 };
 use nacre_pool::device::{Device, Random, Simulator};
 use nacre_pool::engine::{Durable, Pool, PoolConfig};
@@ -53,6 +54,8 @@ struct InBucket {
     bucket: Arc<MemoryBucket>,
     clock: Arc<AtomicU64>,
     imports: AtomicU64,
+    /// Where parts are kept, and how many bytes of them.
+    parts: Option<(tempfile::TempDir, u64)>,
 }
 
 fn new_pool() -> NewPool {
@@ -179,7 +182,21 @@ impl Ground for InGroups {
 impl InBucket {
     fn new(seed: u64, loses: u64) -> Self {
         let clock = Arc::new(AtomicU64::new(1_800_000_000));
-        Self { bucket: Arc::new(MemoryBucket::new(seed, loses)), clock, imports: AtomicU64::new(0) }
+        Self { bucket: Arc::new(MemoryBucket::new(seed, loses)), clock, imports: AtomicU64::new(0), parts: None }
+    }
+
+    /// The same, with so many bytes of it kept elsewhere.
+    fn with_parts(seed: u64, loses: u64, size: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self { parts: Some((directory, size)), ..Self::new(seed, loses) }
+    }
+
+    fn bucket(&self) -> Arc<dyn Bucket> {
+        let bucket = Arc::clone(&self.bucket) as Arc<dyn Bucket>;
+        let Some((directory, size)) = &self.parts else { return bucket };
+        // Two programs that have the pool do not share what they keep.
+        let parts = Parts::open(directory.path(), *size).or_else(|_| Parts::unnamed(directory.path(), *size));
+        Arc::new(Cached::new(bucket, parts.unwrap()))
     }
 
     fn objects(&self) -> Arc<Objects> {
@@ -188,7 +205,7 @@ impl InBucket {
             nonce: self.imports.fetch_add(1, Ordering::Relaxed),
             clock: Box::new(move || clock.load(Ordering::Relaxed)),
         };
-        Arc::new(Objects::new(Arc::clone(&self.bucket) as _, MIB, 62 * MIB, writer))
+        Arc::new(Objects::new(self.bucket(), MIB, 62 * MIB, writer))
     }
 }
 
@@ -225,6 +242,7 @@ fn grounds(seed: u64) -> Vec<Box<dyn Ground>> {
         Box::new(OnDevices::new(2)),
         Box::new(InBucket::new(seed, 0)),
         Box::new(InBucket::new(seed, 7)),
+        Box::new(InBucket::with_parts(seed, 7, MIB)),
         Box::new(InGroups::new(&[(GroupKind::Mirror, 2)])),
         Box::new(InGroups::new(&[(GroupKind::RaidZ(1), 4)])),
         Box::new(InGroups::new(&[(GroupKind::RaidZ(2), 5), (GroupKind::RaidZ(2), 4)])),

@@ -24,7 +24,11 @@
 //!   has taken its name. A writer that was idle for an hour looks for newer roots first.
 
 mod bucket;
+mod cached;
+#[cfg(test)]
+mod cached_tests;
 mod log;
+mod parts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -33,6 +37,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use bucket::{Bucket, MemoryBucket, Put};
+pub use cached::{CacheFigures, Cached};
+pub use parts::Parts;
 
 use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
 use crate::checksum;
@@ -262,7 +268,8 @@ impl Sweep for ObjectSweep<'_> {
         let nothing = PoolError::Format(Damage::Structure("nothing was asked for"));
         let (segment, place, offset, length) = self.asked.pop_front().ok_or(nothing)?;
         let mut bytes = vec![0; length];
-        self.objects.read(SegmentAt { segment, place: &place }, 0, offset, &mut bytes)?;
+        // Of the object, not of what is kept of it.
+        self.objects.read(SegmentAt { segment, place: &place }, 1, offset, &mut bytes)?;
         Ok(SweptRange { bytes, agree: true })
     }
 }
@@ -362,14 +369,15 @@ impl Backend for Objects {
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
-        1
+        // What is kept here of an object may be damaged, and the object not.
+        1 + usize::from(self.bucket.keeps_parts())
     }
 
     fn sweep(&self) -> Box<dyn Sweep + '_> {
         Box::new(ObjectSweep { objects: self, asked: VecDeque::new() })
     }
 
-    fn read(&self, at: SegmentAt<'_>, _way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
+    fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset + into.len() as u64;
         let short = || failed(&*self.bucket, "reading", io::ErrorKind::UnexpectedEof.into());
         if let Some(open) = self.state.lock().open.get(&at.segment).filter(|open| open.place == *at.place) {
@@ -377,7 +385,11 @@ impl Backend for Objects {
             return Ok(());
         }
         let key = segment_key(at.segment, at.place);
-        let found = attempt(&*self.bucket, "reading", || self.bucket.get(&key, Some(offset..end)))?;
+        let range = Some(offset..end);
+        let found = attempt(&*self.bucket, "reading", || match way {
+            0 => self.bucket.get(&key, range.clone()),
+            _ => self.bucket.get_anew(&key, range.clone()),
+        })?;
         let found = found.ok_or_else(|| failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()))?;
         into.copy_from_slice(Some(found.as_slice()).filter(|found| found.len() == into.len()).ok_or_else(short)?);
         Ok(())
@@ -387,14 +399,19 @@ impl Backend for Objects {
         0
     }
 
-    fn expect(&self, _at: SegmentAt<'_>, _offset: u64, _length: u64) {}
+    fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64) {
+        let is_open = self.state.lock().open.contains_key(&at.segment);
+        if !is_open {
+            self.bucket.expect(&segment_key(at.segment, at.place), offset..offset + length);
+        }
+    }
 
     fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         if self.state.lock().known.get(&at.segment) != Some(at.place) {
             return Ok(None);
         }
         let key = segment_key(at.segment, at.place);
-        let Some(mut whole) = attempt(&*self.bucket, "reading", || self.bucket.get(&key, None))? else {
+        let Some(mut whole) = attempt(&*self.bucket, "reading", || self.bucket.get_anew(&key, None))? else {
             return Err(failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()));
         };
         let range = whole.get_mut(offset as usize..offset as usize + right.len());

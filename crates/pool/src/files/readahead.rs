@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Absent;
-use crate::store::unpin_thread;
+use crate::workers::unpin_thread;
 
 /// Parts that wait while another one is read; what comes beyond is not read ahead.
 const WAITING: usize = 2;

@@ -10,7 +10,7 @@
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::store::processors;
+use crate::workers::processors;
 
 /// How often it is looked again ...
 const LOOKS: u32 = 40;

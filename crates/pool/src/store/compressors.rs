@@ -16,13 +16,13 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 
-use super::workers::{Workers, processors};
 use super::{Result, Store};
 use crate::checksum;
 use crate::compress;
 use crate::error::PoolError;
 use crate::frames::{Compressed, CompressionSetting, NewFrame};
 use crate::pointer::{ChecksumKind, Compression, Pointer};
+use crate::workers::{Workers, processors};
 
 /// From so many bytes on, several threads compress.
 const WORTH_A_THREAD: usize = 512 << 10;

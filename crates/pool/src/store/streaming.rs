@@ -10,13 +10,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::workers::Workers;
 use super::{Result, Store};
 use crate::backend::{Backend, SegmentAt};
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
 use crate::label::Place;
 use crate::pointer::{Compression, Pointer};
+use crate::workers::Workers;
 use crate::{checksum, compress};
 
 /// Frames this near to each other are asked for in one request, bytes.

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::{Sender, bounded};
 
 use super::scrub::{Checked, Met, SegmentInfo, WalkedPart, WrittenSoFar};
-use super::workers::unpin_thread;
 use super::{Result, Store};
 use crate::backend::{Backend, SegmentAt, Sweep, SweptRange};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
 use crate::label::Place;
+use crate::workers::unpin_thread;
 
 /// So much of each column is read at once, bytes.
 const AT_ONCE: u64 = 1 << 20;

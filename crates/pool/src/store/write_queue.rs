@@ -12,11 +12,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::workers::Workers;
 use super::{Result, Store};
 use crate::backend::Backend;
 use crate::error::PoolError;
 use crate::segment::stream::{Appender, Piece};
+use crate::workers::Workers;
 
 /// Pieces that wait at most, for each thread.
 const WAITING: usize = 3;

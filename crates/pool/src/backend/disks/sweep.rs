@@ -60,7 +60,7 @@ impl Stream {
         let (jobs, waiting) = unbounded::<Job>();
         let work = move || {
             // Whoever starts it may be bound to one processor.
-            let _ = nacre_sys::cpus::unpin_thread();
+            crate::workers::unpin_thread();
             waiting.into_iter().for_each(Job::run);
         };
         let thread = std::thread::Builder::new().name("pool-sweep".to_owned()).spawn(work).ok();

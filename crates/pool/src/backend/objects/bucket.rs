@@ -44,6 +44,24 @@ pub trait Bucket: Send + Sync {
     /// As [`Self::put`].
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>>;
 
+    /// The same, past what is kept of it, which is corrected.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    fn get_anew(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        self.get(key, range)
+    }
+
+    /// Whether [`Self::get_anew`] may answer something else than [`Self::get`].
+    fn keeps_parts(&self) -> bool {
+        false
+    }
+
+    /// A range will be read soon. Does not wait.
+    fn expect(&self, key: &str, range: Range<u64>) {
+        let _ = (key, range);
+    }
+
     /// The names that begin so, in the order of their bytes.
     ///
     /// # Errors

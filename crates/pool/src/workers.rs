@@ -1,6 +1,6 @@
 //! Threads that take jobs from one bounded queue, and the processors that they run on.
 //!
-//! Callers: `write_queue.rs` (writing), `compressors.rs` (compression) and `streaming.rs` (requests
+//! Callers: the store's `write_queue.rs`, `compressors.rs`, `streaming.rs`, and `backend/objects` (requests
 //! ahead of readers). Invariants:
 //! - Nobody waits for room in a queue: whoever finds it full gets his job back.
 //! - The threads end with their owner, after the last job that waits.
@@ -25,7 +25,7 @@ pub(crate) fn unpin_thread() {
 }
 
 /// Threads and their queue.
-pub(super) struct Workers<J> {
+pub(crate) struct Workers<J> {
     jobs: Option<Sender<J>>,
     waiting: Receiver<J>,
     threads: Vec<JoinHandle<()>>,
@@ -34,7 +34,7 @@ pub(super) struct Workers<J> {
 impl<J: Send + 'static> Workers<J> {
     /// Starts so many threads of this name, or as many of them as there can be; so many jobs wait
     /// for them at most.
-    pub(super) fn start(name: &str, threads: usize, most: usize, run: fn(J)) -> Self {
+    pub(crate) fn start(name: &str, threads: usize, most: usize, run: fn(J)) -> Self {
         let (jobs, waiting) = bounded::<J>(most);
         let start = |_| {
             let waiting = waiting.clone();
@@ -51,23 +51,23 @@ impl<J: Send + 'static> Workers<J> {
 
 impl<J> Workers<J> {
     /// How many threads there are.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.threads.len()
     }
 
     /// Whether a job would be given back.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.waiting.is_full()
     }
 
     /// How many jobs wait.
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
     /// Leaves a job to the threads; gives it back where too many wait, or where there are none.
-    pub(super) fn offer(&self, job: J) -> Result<(), J> {
+    pub(crate) fn offer(&self, job: J) -> Result<(), J> {
         match &self.jobs {
             Some(jobs) if !self.threads.is_empty() => {
                 jobs.try_send(job).map_err(crossbeam_channel::TrySendError::into_inner)
@@ -77,7 +77,7 @@ impl<J> Workers<J> {
     }
 
     /// A job that no thread has begun.
-    pub(super) fn take(&self) -> Option<J> {
+    pub(crate) fn take(&self) -> Option<J> {
         self.waiting.try_recv().ok()
     }
 }
