@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod group_cases;
+mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -134,7 +135,8 @@ impl Model {
     /// A new device.
     fn fresh(&mut self) -> (Arc<dyn Device>, u64) {
         self.made += 1;
-        let new = Arc::new(Simulator::new(&format!("new{}", self.made), self.length));
+        let longer = if self.random.below(4) == 0 { 16 * MIB } else { 0 };
+        let new = Arc::new(Simulator::new(&format!("new{}", self.made), self.length + longer));
         let fused = self.fuse.on(&new);
         self.devices.insert(new.name().to_owned(), new);
         (fused, 1000 + self.made)
@@ -458,7 +460,8 @@ impl Model {
             .filter(|at| !lost.contains(at) && !self.is_away(*at))
             .map(|at| Arc::new(self.device(at).copy()))
             .collect();
-        let store = open(&left.iter().collect::<Vec<_>>(), Access::ReadOnly).unwrap();
+        let opened = open(&left.iter().collect::<Vec<_>>(), Access::ReadOnly);
+        let store = opened.unwrap_or_else(|error| panic!("without {lost:?}: {error}; {:?}", self.health()));
         for (number, pointer) in &self.states[&self.durable] {
             let read = store.read(pointer).unwrap_or_else(|error| panic!("frame {number} without {lost:?}: {error}"));
             assert!(*read == *content(*number), "frame {number} without {lost:?}");

@@ -29,6 +29,11 @@ impl Fuse {
         self.set(u64::MAX);
     }
 
+    /// Whether it is going to blow.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != u64::MAX
+    }
+
     pub fn is_blown(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
     }

@@ -4,3 +4,4 @@ pub mod fused;
 mod missing;
 mod reshape;
 mod scattered;
+mod shapes;

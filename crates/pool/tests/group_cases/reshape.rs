@@ -34,47 +34,7 @@ fn to_the_end(store: &Store, mut txg: u64) -> Result<(), PoolError> {
 }
 
 impl Model {
-    /// A change of shape begins or goes on.
-    fn change(&mut self) -> Result<(), PoolError> {
-        if self.store().shape_change().is_some() {
-            let budget = [MIB / 4, 2 * MIB, 1 << 40][self.random.below(3) as usize];
-            return self.go_on(budget).map(drop);
-        }
-        let number = self.any_number();
-        let health = self.health()[number];
-        // What nobody has noticed may be more than can be done without afterwards.
-        if !health.is_own() || self.devices.len() > 24 || !self.is_noticed() {
-            return Ok(());
-        }
-        let (group, kind) = (health.group, self.disks().kind_of(health.group));
-        let members: Vec<u16> =
-            (0..).zip(self.health()).filter(|(_, one)| one.is_own() && one.group == group).map(|(at, _)| at).collect();
-        let parity = if let GroupKind::RaidZ(parity) = kind { parity } else { 0 };
-        let new = |change, becomes, coming| NewShape { kind: change, group, becomes, leaving: Vec::new(), coming };
-        let shape = match self.random.below(5) {
-            0 => match self.disks().without(&members) {
-                Ok(shape) => shape,
-                Err(_) => return Ok(()),
-            },
-            1 => match self.disks().without(&[number as u16]) {
-                Ok(shape) => shape,
-                Err(_) => return Ok(()),
-            },
-            2 if parity > 0 => new(ChangeKind::Expansion, kind, 1),
-            3 if parity > 0 => {
-                let becomes = [GroupKind::RaidZ(1), GroupKind::RaidZ(2), GroupKind::RaidZ(3), GroupKind::Mirror];
-                new(ChangeKind::Conversion, *self.random.pick(&becomes).unwrap(), self.random.below(2) as usize)
-            }
-            4 if kind == GroupKind::Mirror => {
-                new(ChangeKind::Conversion, GroupKind::RaidZ(1), self.random.below(3) as usize)
-            }
-            _ => return Ok(()),
-        };
-        let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..shape.coming).map(|_| self.fresh()).unzip();
-        self.done(self.store().begin_change(&shape, &devices, &guids))
-    }
-
-    fn go_on(&mut self, budget: u64) -> Result<bool, PoolError> {
+    pub fn go_on(&mut self, budget: u64) -> Result<bool, PoolError> {
         let store = self.store.take().unwrap();
         let ended = go_on(&store, budget, &mut || {
             self.states.insert(self.txg, self.now.clone());
@@ -90,7 +50,7 @@ impl Model {
     }
 
     /// The change that is under way comes to its end.
-    fn end_change(&mut self) {
+    pub fn end_change(&mut self) {
         for _ in 0..40 {
             if self.go_on(1 << 40).unwrap() {
                 return;
@@ -110,45 +70,6 @@ impl Model {
         for (number, pointer) in &self.now {
             assert!(*self.store().read(pointer).unwrap() == *content(*number), "frame {number}");
         }
-    }
-}
-
-/// Everything that can happen to devices and to the machine, in any order, while the pool changes its
-/// shape.
-#[test]
-fn nothing_is_lost_while_shapes_change() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
-    let (rounds, from) = (number("NACRE_SHAPE_ROUNDS").unwrap_or(3), number("NACRE_GROUP_SEED").unwrap_or(0));
-    println!("campaign: {rounds} rounds of changes of shape, each on another kind of group (NACRE_SHAPE_ROUNDS)");
-    let kinds = kinds();
-    for (round, (groups, sizes)) in (from..from + rounds).zip(kinds.iter().cycle()) {
-        println!("round {round}, {groups:?}");
-        let mut model = Model::new(groups, sizes, 50_000 + round);
-        for _ in 0..3 {
-            let steps = 40 + model.random.below(60);
-            let cut = (model.random.below(3) > 0).then(|| model.random.below(steps));
-            for step in 0..steps {
-                if cut == Some(step) {
-                    model.fuse.set(model.random.below(400));
-                }
-                let happened = if model.random.below(10) == 0 { model.change() } else { model.happens() };
-                if model.fuse.is_blown() {
-                    break;
-                }
-                happened.unwrap();
-            }
-            model.again();
-        }
-        while !model.away.is_empty() {
-            model.bring_one().unwrap();
-        }
-        model.resilver().unwrap();
-        if model.store().shape_change().is_some() {
-            model.end_change();
-        }
-        model.scrub().unwrap();
-        model.ruin_one().unwrap();
-        model.again();
     }
 }
 

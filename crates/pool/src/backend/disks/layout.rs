@@ -20,7 +20,7 @@ use crate::segment::table::LONGEST;
 
 use super::slots::Slots;
 
-/// Devices of a group that hold root records, at most.
+/// Devices of a group that hold root records, at most; but one more than may be lost.
 const ROOTS_IN_GROUP: usize = 8;
 /// The same in a pool without groups.
 const ROOTS_WITHOUT: usize = 3;
@@ -296,7 +296,8 @@ impl Layout {
         // Those of the group that is left when others have gone have them before that.
         let first = self.data_groups().next();
         let groups = first.into_iter().chain(self.taking_groups().next().filter(|group| Some(*group) != first));
-        let own = groups.flat_map(|group| self.members(group).take(ROOTS_IN_GROUP));
+        let count = |group: usize| ROOTS_IN_GROUP.max(self.parity(group) + 1);
+        let own = groups.flat_map(|group| self.members(group).take(count(group)));
         own.flat_map(|(at, _)| self.holders(at as u16)).map(|(at, _)| at).collect()
     }
 

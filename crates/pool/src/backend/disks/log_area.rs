@@ -243,6 +243,12 @@ impl Disks {
         runs
     }
 
+    /// The devices that it lies on.
+    #[must_use]
+    pub fn log_devices(&self) -> Vec<u16> {
+        self.log_runs().iter().map(|(first, _)| first.device).collect()
+    }
+
     /// How many slots a copy of the area takes.
     pub(super) fn log_slots(&self) -> u32 {
         self.log_runs().iter().map(|(_, count)| *count).min().unwrap_or(0)
