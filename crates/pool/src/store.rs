@@ -23,6 +23,7 @@ mod open;
 mod pieces;
 mod reshape;
 mod restore;
+mod salvage;
 mod scrub;
 mod shape;
 mod space;

@@ -463,7 +463,11 @@ impl Model {
         let opened = open(&left.iter().collect::<Vec<_>>(), Access::ReadOnly);
         let store = opened.unwrap_or_else(|error| panic!("without {lost:?}: {error}; {:?}", self.health()));
         for (number, pointer) in &self.states[&self.durable] {
-            let read = store.read(pointer).unwrap_or_else(|error| panic!("frame {number} without {lost:?}: {error}"));
+            let read = store.read(pointer).unwrap_or_else(|error| {
+                let holder = store.segments_of(&BTreeSet::from([(pointer.segment, pointer.index)]));
+                let holder: Vec<_> = store.segments().into_iter().filter(|one| holder.contains(&one.id)).collect();
+                panic!("frame {number} without {lost:?}: {error}; {holder:?}; {:?}", self.health())
+            });
             assert!(*read == *content(*number), "frame {number} without {lost:?}");
         }
     }

@@ -91,6 +91,8 @@ pub struct Disks {
     incomplete: Incomplete,
     /// The area of the intent log: runs of slots.
     log: RwLock<Arc<Vec<(SlotAddress, u32)>>>,
+    /// Copies of it that the next root does not name any more.
+    unlogged: Mutex<Vec<(SlotAddress, u32)>>,
     /// Writes that failed at one of two places.
     unwritten: AtomicU64,
     /// Who writes to the log, and whether anybody may.

@@ -131,10 +131,11 @@ impl Store {
     /// Moves what lives in a segment, until the budget is used up; perhaps only what trees consist
     /// of.
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
-        let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
+        let mut intact = true;
         let stream = self.map.read().table.segments().get(&id).map_or(WriteStream::Data, |segment| segment.stream);
+        let mut mover = Mover::new(self, id, stream);
         let walked = self.walk(id, 0, true, &mut |frame| {
-            let Pointer { segment, index, birth, .. } = frame.header.pointer;
+            let Pointer { segment, index, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
             let skip = only_trees && !is_of_trees(frame.header.pointer.kind);
             if skip || !self.map.read().table.lives_at(segment, index, id, offset) {
@@ -144,28 +145,11 @@ impl Store {
                 intact = false;
                 return Ok(true);
             }
-            let charged = frame.header.pointer.charged();
-            let put = |state: &mut crate::segment::stream::AppenderState, full: &mut Vec<Arc<_>>| {
-                state.append_moved(frame.raw_header, frame.stored, birth, full)
-            };
-            let to = self.append(self.relocated_appender(stream, frame.header.pointer.kind), charged, put)?;
-            moving.push(Moving {
-                segment,
-                index,
-                from: (id, offset),
-                to,
-                units: (charged / u64::from(Pointer::UNIT)) as u32,
-            });
-            done.bytes += charged;
-            held += charged;
-            if held >= BATCH {
-                held = 0;
-                done.frames += self.publish(&mut moving)?;
-            }
+            mover.copy(&frame, done)?;
             Ok(done.bytes < budget)
         });
         // What was copied before anything went wrong is copied.
-        done.frames += self.publish(&mut moving)?;
+        mover.publish(done)?;
         let complete = walked?;
         let left = self.map.read().table.segments().get(&id).is_some_and(|segment| segment.live_frames > 0);
         Ok(match left {
@@ -239,6 +223,43 @@ impl Store {
             }
         }
         if enough() { Ok(()) } else { Err(PoolError::NoSpace) }
+    }
+}
+
+/// Copies frames of a segment to where they go, and tells the table of them.
+pub(super) struct Mover<'a> {
+    store: &'a Store,
+    id: u32,
+    stream: WriteStream,
+    moving: Vec<Moving>,
+    held: u64,
+}
+
+impl<'a> Mover<'a> {
+    pub(super) fn new(store: &'a Store, id: u32, stream: WriteStream) -> Self {
+        Self { store, id, stream, moving: Vec::new(), held: 0 }
+    }
+
+    /// Copies a frame that lives there and is whole.
+    pub(super) fn copy(&mut self, frame: &Walked<'_>, done: &mut Cleaned) -> Result<()> {
+        let Pointer { segment, index, birth, kind, .. } = frame.header.pointer;
+        let charged = frame.header.pointer.charged();
+        let put = |state: &mut crate::segment::stream::AppenderState, full: &mut Vec<Arc<_>>| {
+            state.append_moved(frame.raw_header, frame.stored, birth, full)
+        };
+        let to = self.store.append(self.store.relocated_appender(self.stream, kind), charged, put)?;
+        let (from, units) = ((self.id, frame.offset / Pointer::UNIT), (charged / u64::from(Pointer::UNIT)) as u32);
+        self.moving.push(Moving { segment, index, from, to, units });
+        done.bytes += charged;
+        self.held += charged;
+        if self.held >= BATCH { self.publish(done) } else { Ok(()) }
+    }
+
+    /// Tells the table of what was copied.
+    pub(super) fn publish(&mut self, done: &mut Cleaned) -> Result<()> {
+        self.held = 0;
+        done.frames += self.store.publish(&mut self.moving)?;
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 //! Invariants:
 //! - What is written after a change has begun lies in the new shape, so the work ends.
 //! - A change is over, and devices leave, only when no kept root names anything in the old shape.
-//! - What is damaged stays where it is, and holds the end of the change up.
+//! - What is lost stays where it is, and holds the end of the change up until it is freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -103,8 +103,9 @@ impl Store {
             let moved = |(id, segment): &(&u32, &Segment)| moved_by(at(**id, segment), segment.stream);
             map.table.segments().iter().filter(moved).map(|(_, segment)| bytes(segment)).sum()
         };
-        // What lies where metadata has groups of its own takes nothing of these.
-        let needed = allocated.saturating_sub(special) + slack + copies + slop(after).min(self.slop_at_most);
+        // What lies where metadata has groups of its own takes nothing of these, unless it leaves them.
+        let comes = if disks.is_special_group(new.group) { disks.cost_of_metadata(moves) } else { 0 };
+        let needed = allocated.saturating_sub(special) + comes + slack + copies + slop(after).min(self.slop_at_most);
         Ok(Outlook {
             usable: (size, after),
             available: (available, after.saturating_sub(needed)),
@@ -200,6 +201,13 @@ impl Store {
                 Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, false, &mut done),
                 outcome => outcome,
             };
+            // Whatever is whole does not wait for what is not.
+            let outcome = match outcome {
+                Ok(Outcome::Damaged) | Err(PoolError::Device { doing: "reading", .. }) => {
+                    self.salvage(id, &mut done).map(|all| if all { Outcome::Empty } else { Outcome::Damaged })
+                }
+                outcome => outcome,
+            };
             match outcome {
                 Ok(Outcome::Empty) => relieved = false,
                 Ok(Outcome::Damaged) => drop(stuck.insert(id)),
@@ -270,11 +278,11 @@ impl Store {
     pub fn end_change(&self) -> Result<bool> {
         self.usable()?;
         let disks = self.disks()?;
-        let Some(change) = disks.shape_change() else { return Ok(true) };
         if self.left_to_move().segments > 0 {
             return Ok(false);
         }
         let mut committed = self.committed.lock();
+        let Some(change) = disks.shape_change() else { return Ok(true) };
         if self.names_old_shape(&committed, disks, &change) {
             (committed.open_table, committed.renew) = (None, true);
         }

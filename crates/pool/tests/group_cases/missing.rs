@@ -52,3 +52,18 @@ fn whatever_may_be_missing_may_be_missing() {
         }
     }
 }
+
+/// The last device of a wide mirror has everything, root records among it.
+#[test]
+fn any_one_of_many_copies_is_enough() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 10)], &[64], 7);
+    model.write().unwrap();
+    model.commit().unwrap();
+    drop(model.store.take());
+    for number in [0, 8, 9] {
+        let store = open(&[model.sim(number)], Access::ReadOnly).unwrap();
+        for (number, pointer) in &model.now {
+            assert!(*store.read(pointer).unwrap() == *content(*number));
+        }
+    }
+}

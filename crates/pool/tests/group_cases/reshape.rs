@@ -56,7 +56,12 @@ impl Model {
                 return;
             }
         }
-        panic!("a change does not end: {:?}, {:?}", self.store().shape_change(), self.store().left_to_move());
+        let left = self.store().segments().into_iter().filter(|segment| {
+            let at = SegmentAt { segment: segment.id, place: &segment.place };
+            segment.live_frames > 0 && self.disks().is_misplaced(at, segment.stream)
+        });
+        let left: Vec<_> = left.collect();
+        panic!("a change does not end: {:?}, {left:?}; {:?}", self.store().shape_change(), self.health());
     }
 
     fn write_some(&mut self, frames: usize) {
@@ -162,23 +167,34 @@ fn what_cannot_leave_stays() {
     assert!(refused.contains("nothing would be left"), "{refused}");
 }
 
-/// A removal that is stopped leaves the pool as large as before.
+/// A removal that is stopped leaves the pool as large as before, also where the intent log was to leave.
 #[test]
 fn a_removal_is_stopped() {
-    let mut model = Model::new(&[(GroupKind::Plain, 2)], &[64], 35);
-    model.write_some(150);
-    let size = model.store().space().size;
-    without(&model, &[1]).unwrap();
-    assert!(!model.go_on(MIB).unwrap());
-    model.again();
-    assert_eq!(model.store().shape_change().map(|change| change.leaving), Some(vec![1]), "an import knows of it");
-    model.store().give_up_change().unwrap();
-    assert!(model.store().give_up_change().is_err());
-    assert_eq!(model.store().space().size, size);
-    model.again();
-    assert!(model.store().shape_change().is_none());
-    model.write_some(60);
-    model.reads_all();
+    let two = (GroupKind::Plain, 2);
+    for (groups, leaving) in [
+        (vec![two], vec![1]),
+        (vec![two], vec![0]),
+        (vec![(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 3)], vec![0, 1]),
+    ] {
+        let mut model = Model::new(&groups, &[64], 35);
+        model.write_some(150);
+        let (size, copies) = (model.store().space().size, model.disks().log_copies());
+        without(&model, &leaving).unwrap();
+        assert!(!model.go_on(MIB / 4).unwrap(), "{groups:?}");
+        model.again();
+        let change = model.store().shape_change().unwrap();
+        assert_eq!(change.leaving, leaving, "an import knows of it");
+        model.store().give_up_change().unwrap();
+        assert!(model.store().give_up_change().is_err());
+        for _ in 0..2 {
+            assert_eq!((model.store().space().size, model.disks().log_copies()), (size, copies));
+            model.again();
+        }
+        assert!(model.store().shape_change().is_none());
+        model.write_some(60);
+        model.reads_all();
+        model.survives_losses();
+    }
 }
 
 /// Rows become wider: in the end as much room is free as in a pool that was made so.
@@ -236,6 +252,9 @@ fn groups_become_others() {
         ((GroupKind::RaidZ(2), 5), GroupKind::RaidZ(3), 0),
         ((GroupKind::RaidZ(2), 5), GroupKind::RaidZ(1), 0),
         ((GroupKind::RaidZ(1), 3), GroupKind::Mirror, 0),
+        ((GroupKind::Plain, 1), GroupKind::RaidZ(1), 2),
+        ((GroupKind::Plain, 3), GroupKind::RaidZ(2), 1),
+        ((GroupKind::Plain, 2), GroupKind::Mirror, 0),
     ] {
         println!("{from:?} becomes {becomes:?}");
         let mut model = Model::new(&[from], &[96], 39);
@@ -251,13 +270,186 @@ fn groups_become_others() {
         model.survives_losses();
         model.again();
         model.end_change();
-        assert_eq!(model.parity(0), after);
+        assert_eq!((model.parity(0), model.disks().log_copies()), (after, after + 1));
         model.reads_all();
         model.scrub().unwrap();
         model.commit().unwrap();
         model.survives_losses();
         model.again();
     }
+}
+
+/// A second copy of metadata lies on a device that has become one of another group since: what either group
+/// may lose then is not both copies.
+#[test]
+fn copies_in_two_groups_are_no_redundancy_of_either() {
+    let mut model = Model::new(&[(GroupKind::Plain, 3)], &[64], 45);
+    model.write_some(60);
+    let (new, guid) = model.fresh();
+    model.store().attach(2, new, guid).unwrap();
+    model.resilver().unwrap();
+    let becomes = conversion(GroupKind::Mirror, ChangeKind::Conversion, 0);
+    model.store().begin_change(&becomes, &[], &[]).unwrap();
+    model.end_change();
+    model.commit().unwrap();
+    assert_eq!([0, 1].map(|group| model.parity(group)), [1, 1]);
+    for _ in 0..12 {
+        model.survives_losses();
+    }
+}
+
+/// A conversion is turned round half way: the group is what it was, and wider by the devices that came.
+#[test]
+fn a_conversion_is_turned_round() {
+    for (from, becomes, coming) in
+        [((GroupKind::Mirror, 2), GroupKind::RaidZ(1), 1), ((GroupKind::RaidZ(2), 5), GroupKind::RaidZ(1), 0)]
+    {
+        println!("{from:?} becomes {becomes:?}, and is again what it was");
+        let mut model = Model::new(&[from], &[96], 47);
+        model.write_some(80);
+        let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..coming).map(|_| model.fresh()).unzip();
+        let shape = conversion(becomes, ChangeKind::Conversion, coming);
+        model.store().begin_change(&shape, &devices, &guids).unwrap();
+        model.go_on(2 * MIB).unwrap();
+        model.write_some(20);
+        let stopped = model.store().give_up_change().unwrap_err().to_string();
+        assert!(stopped.contains("convert the group to what it was"), "{stopped}");
+        let back = conversion(from.0, ChangeKind::Conversion, 0);
+        let meanwhile = model.parity(0);
+        model.store().begin_change(&back, &[], &[]).unwrap();
+        assert_eq!(model.parity(0), meanwhile, "what lies in both shapes survives as much as before");
+        model.go_on(MIB).unwrap();
+        model.survives_losses();
+        model.again();
+        model.end_change();
+        assert_eq!(model.disks().kind_of(0), from.0);
+        model.reads_all();
+        model.scrub().unwrap();
+        model.commit().unwrap();
+        model.survives_losses();
+    }
+}
+
+/// What metadata had for itself leaves: it lies on the others from then on.
+#[test]
+fn devices_for_metadata_leave() {
+    for data in [(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 4), (GroupKind::Plain, 1)] {
+        let mut model = Model::new(&[data], &[64], 49);
+        let (new, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..2).map(|_| model.fresh()).unzip();
+        model.store().add_special(&new, &guids, &new_groups(&[(GroupKind::Mirror, 2)])).unwrap();
+        model.write_some(80);
+        let before = model.store().space();
+        assert!(before.special > MIB, "{before:?}");
+        let leaving = [data.1 as u16, data.1 as u16 + 1];
+        let refused = model.store().begin_change(
+            &NewShape { group: 1, ..conversion(GroupKind::RaidZ(1), ChangeKind::Conversion, 0) },
+            &[],
+            &[],
+        );
+        assert!(refused.unwrap_err().to_string().contains("remove them, and add others"));
+        let outlook = model.store().outlook(&model.disks().without(&leaving).unwrap(), &[]).unwrap();
+        without(&model, &leaving).unwrap();
+        model.write_some(5);
+        model.again();
+        model.end_change();
+        let after = model.store().space();
+        assert_eq!((after.special, after.size), (0, before.size));
+        assert!(after.available + 4 * MIB >= outlook.available.1, "{after:?}, {outlook:?}");
+        model.reads_all();
+        model.scrub().unwrap();
+        model.again();
+        model.survives_losses();
+    }
+}
+
+impl Model {
+    /// A device is gone, and the pool has noticed that.
+    fn loses(&mut self, number: usize) {
+        let device = Arc::clone(self.device(number));
+        device.fail_after(0);
+        device.fail_reads(true);
+        self.away.insert(device.name().to_owned());
+        for _ in 0..4 {
+            self.write_some(4);
+        }
+        assert_eq!(self.health()[number].status, MemberStatus::Faulted);
+    }
+}
+
+/// A device fails while it leaves, or in a group that is becoming another: the others have what it had. It
+/// can be replaced all the same.
+#[test]
+fn what_fails_in_a_change_is_done_without_or_replaced() {
+    let shapes = [
+        (NewShape { leaving: vec![1], ..conversion(GroupKind::RaidZ(1), ChangeKind::Removal, 0) }, 0),
+        (conversion(GroupKind::RaidZ(2), ChangeKind::Conversion, 1), 1),
+        (conversion(GroupKind::RaidZ(1), ChangeKind::Expansion, 1), 1),
+    ];
+    // Nobody comes for it, another one comes, or comes too late.
+    for (shape, replaced, whole) in
+        shapes.iter().flat_map(|(shape, _)| [(shape, false, false), (shape, true, true), (shape, true, false)])
+    {
+        println!("{shape:?}, replaced: {replaced}, made whole: {whole}");
+        let mut model = Model::new(&[(GroupKind::RaidZ(1), 4)], &[64], 51);
+        model.write_some(80);
+        let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..shape.coming).map(|_| model.fresh()).unzip();
+        model.store().begin_change(shape, &devices, &guids).unwrap();
+        model.go_on(MIB).unwrap();
+        model.loses(1);
+        if replaced {
+            model.replace(1).unwrap();
+        }
+        if whole {
+            model.resilver().unwrap();
+            assert_eq!(model.lacking(0, &[]), 0);
+            model.survives_losses();
+        }
+        if !whole && shape.kind == ChangeKind::Conversion {
+            // There is not as much redundancy as it is to have before all devices are there.
+            model.reads_all();
+            model.replace(1).unwrap();
+            model.resilver().unwrap();
+        }
+        model.end_change();
+        model.reads_all();
+        model.again();
+        while !model.away.is_empty() {
+            model.bring_one().unwrap();
+        }
+        model.resilver().unwrap();
+        assert_eq!(model.lacking(0, &[]), 0);
+        assert_eq!(model.health()[1].status == MemberStatus::Removed, shape.kind == ChangeKind::Removal);
+        model.scrub().unwrap();
+        model.commit().unwrap();
+        model.survives_losses();
+    }
+}
+
+/// A device that is for itself cannot be read any more while it leaves: everything else leaves it, and
+/// when what is lost was removed the change comes to its end.
+#[test]
+fn what_is_lost_on_what_leaves_does_not_stay_for_ever() {
+    let mut model = Model::new(&[(GroupKind::Plain, 3)], &[64], 53);
+    model.write_some(120);
+    without(&model, &[1]).unwrap();
+    model.go_on(MIB).unwrap();
+    model.sim(1).fail_reads(true);
+    for _ in 0..4 {
+        assert!(!model.go_on(u64::MAX).unwrap());
+    }
+    let left = model.store().left_to_move();
+    let lost: Vec<u64> =
+        model.now.iter().filter(|(_, pointer)| model.store().read(pointer).is_err()).map(|(at, _)| *at).collect();
+    assert!(!lost.is_empty() && lost.len() < 100 && left.segments > 0, "{} frames, {left:?}", lost.len());
+    for number in lost {
+        let pointer = model.now.remove(&number).unwrap();
+        model.store().free(&pointer, Txg(model.txg));
+    }
+    model.commit().unwrap();
+    model.end_change();
+    model.reads_all();
+    model.scrub().unwrap();
+    model.again();
 }
 
 /// After devices were added, what there is is spread over all of them.

@@ -26,6 +26,8 @@ impl Model {
                     assert!(second.unwrap_err().to_string().contains("is under way"));
                     Ok(())
                 }
+                // A conversion may become another.
+                2 => self.begin(),
                 _ => {
                     let budget = [MIB / 4, 2 * MIB, 1 << 40][self.random.below(3) as usize];
                     self.go_on(budget).map(drop)

@@ -22,12 +22,11 @@ pub fn any(disks: &Disks, number: u16, random: &mut Random) -> Option<NewShape> 
         // Where the intent log lies.
         2 => disks.without(disks.log_devices().get(..1)?).ok(),
         3 if rows => Some(expansion(disks, group)),
-        _ if rows || kind == GroupKind::Mirror => {
+        _ => {
             let kinds = [GroupKind::RaidZ(1), GroupKind::RaidZ(2), GroupKind::RaidZ(3), GroupKind::Mirror];
             let (becomes, coming) = (*random.pick(&kinds)?, random.below(3) as usize);
             Some(NewShape { kind: ChangeKind::Conversion, group, becomes, leaving: Vec::new(), coming })
         }
-        _ => None,
     }
 }
 

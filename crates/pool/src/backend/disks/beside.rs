@@ -36,9 +36,6 @@ impl Disks {
         if !layout.standing(number).is_some_and(Standing::is_own) {
             return refused("only a device of a group is replaced");
         }
-        if layout.is_leaving(usize::from(number)) {
-            return refused("it is being removed");
-        }
         let is_replaced = |(_, standing): (u16, &Standing)| matches!(standing.role, MemberRole::Successor(_));
         if layout.holders(number).any(is_replaced) {
             return refused("it is being replaced already: wait for the end of that, or detach the new device");

@@ -478,6 +478,21 @@ impl Layout {
         (raw * u128::from(usable) / u128::from(total.max(1))) as u64
     }
 
+    /// What so many bytes of metadata take of that, on the group where they take most.
+    pub(super) fn cost_of_metadata(&self, bytes: u64) -> u64 {
+        let of = |group: usize| {
+            let (usable, total) = self.ratios.get(group).copied().unwrap_or((1, 1));
+            let copies = (self.parity(group) + 1).max(2) as u128;
+            (u128::from(bytes) * copies * u128::from(usable) / u128::from(total.max(1))) as u64
+        };
+        self.taking_groups().map(of).max().unwrap_or(0).max(bytes)
+    }
+
+    /// Whether a device is one of a group.
+    pub(super) fn is_in(&self, group: usize, device: u16) -> bool {
+        self.standing(device).is_some_and(|own| own.group == group)
+    }
+
     /// Whether what lies at a place has less redundancy left than its group: it was written while
     /// others of its devices were missing than are now.
     pub(super) fn is_weak(&self, place: &Place) -> bool {
@@ -489,7 +504,9 @@ impl Layout {
         let group = self.group_of(place);
         let unused = self.members(group).filter(|(at, _)| !self.is_used(*at as u16)).count();
         let wanted = losses.saturating_sub(unused);
-        let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(|device| self.is_used(*device)).collect();
+        // A second copy that lies in another group may be lost with as many devices of that one.
+        let counts = |device: &u16| self.is_used(*device) && self.is_in(group, *device);
+        let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(counts).collect();
         there.sort_unstable();
         there.dedup();
         there.len().saturating_sub(place.width()) < wanted

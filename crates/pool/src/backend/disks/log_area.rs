@@ -202,25 +202,21 @@ impl Disks {
 
     /// Has the area as many copies as devices of its group may be lost, and one more, and one on each
     /// device that is for the log alone: on a device that has become one of the group a copy is
-    /// added, what lay on one that was removed is none any more. Answers where it lies now: the next
-    /// root has to say so, and then [`Self::settled`] has to follow.
+    /// added, what lay on one that was removed is none any more, and neither is one that is too much.
+    /// Answers where it lies now: the next root has to say so, and then [`Self::settled`] has to follow.
     #[must_use]
     pub fn settle_log(&self) -> Vec<(SlotAddress, u32)> {
         let mut rooms = self.rooms.lock();
         let layout = self.layout();
         let mut runs = self.log_runs().to_vec();
         runs.retain(|(first, _)| layout.standing(first.device).is_some_and(Standing::is_own));
-        // What lies on those that leave is no copy that lasts.
-        let lasts = |device: u16| !layout.is_log_device(device) && !layout.is_leaving(usize::from(device));
-        let of_data = runs.iter().find(|(first, _)| lasts(first.device));
-        let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map(|own| own.group);
-        let group = group.or_else(|| layout.taking_groups().next()).unwrap_or(0);
+        let group = log_group(&layout, &runs);
         let count = runs.iter().map(|(_, count)| *count).min().unwrap_or(0);
         let logs = (0..layout.groups.len()).filter(|group| layout.is_log(*group));
         let devices = std::iter::once(group).chain(logs).flat_map(|group| layout.takers(group));
         for (at, own) in devices {
             let device = at as u16;
-            let copies = runs.iter().filter(|(first, _)| lasts(first.device)).count();
+            let copies = runs.iter().filter(|(first, _)| lasts(&layout, first.device)).count();
             let enough = own.group == group && copies > layout.parity(group);
             if enough || runs.iter().any(|(first, _)| first.device == device) {
                 continue;
@@ -230,17 +226,33 @@ impl Disks {
                 runs.push((SlotAddress { device, slot }, count));
             }
         }
+        self.unlogged.lock().extend(give_up_surplus(&layout, group, &mut runs));
         *self.log.write() = Arc::new(runs.clone());
         runs
     }
 
-    /// Copies on devices that leave are none any more: the next root has to say so.
+    /// Copies on devices that leave are none any more, and neither are those that are too many: the next
+    /// root has to say so, and then [`Self::settled`] has to follow.
     pub fn leave_log(&self) -> Vec<(SlotAddress, u32)> {
         let layout = self.layout();
         let mut runs = self.log_runs().to_vec();
-        runs.retain(|(first, _)| !layout.is_leaving(usize::from(first.device)));
+        let mut given_up: Vec<_> =
+            runs.extract_if(.., |(first, _)| layout.is_leaving(usize::from(first.device))).collect();
+        given_up.extend(give_up_surplus(&layout, log_group(&layout, &runs), &mut runs));
+        self.unlogged.lock().extend(given_up);
         *self.log.write() = Arc::new(runs.clone());
         runs
+    }
+
+    /// The root does not name them any more: slots of copies that were too many are free.
+    pub(super) fn free_unlogged(&self) {
+        let unlogged = std::mem::take(&mut *self.unlogged.lock());
+        let mut rooms = self.rooms.lock();
+        for (first, count) in unlogged {
+            for number in 0..count {
+                rooms.slots.release(SlotAddress { slot: first.slot + number, ..first });
+            }
+        }
     }
 
     /// The devices that it lies on.
@@ -279,4 +291,32 @@ impl Disks {
         }
         Ok(parts)
     }
+}
+
+/// Whether a copy on a device is one that lasts: not where devices leave, nor where the log is apart.
+fn lasts(layout: &Layout, device: u16) -> bool {
+    !layout.is_log_device(device) && !layout.is_leaving(usize::from(device))
+}
+
+/// The group that the log lies on.
+fn log_group(layout: &Layout, runs: &[(SlotAddress, u32)]) -> usize {
+    let of_data = runs.iter().find(|(first, _)| lasts(layout, first.device));
+    let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map(|own| own.group);
+    group.or_else(|| layout.taking_groups().next()).unwrap_or(0)
+}
+
+/// Takes out the copies that are too many, where there are enough on devices of the log's group that have
+/// everything; answers which these were.
+fn give_up_surplus(layout: &Layout, group: usize, runs: &mut Vec<(SlotAddress, u32)>) -> Vec<(SlotAddress, u32)> {
+    let counts = |device: u16| {
+        let own = layout.standing(device).is_some_and(|own| own.group == group);
+        own && lasts(layout, device) && layout.is_whole(device)
+    };
+    let needed = runs.iter().filter(|(first, _)| counts(first.device)).take(layout.parity(group) + 1);
+    let kept: Vec<SlotAddress> = needed.map(|(first, _)| *first).collect();
+    if kept.len() <= layout.parity(group) {
+        return Vec::new();
+    }
+    let is_surplus = |(first, _): &mut (SlotAddress, u32)| lasts(layout, first.device) && !kept.contains(first);
+    runs.extract_if(.., is_surplus).collect()
 }

@@ -207,6 +207,7 @@ impl Disks {
             redundant: Default::default(),
             incomplete: Default::default(),
             log: Default::default(),
+            unlogged: Default::default(),
             logging: Default::default(),
             lost_log: Default::default(),
             left_at: None,

@@ -72,7 +72,7 @@ impl Disks {
             _ => return refused("no such device in pool"),
         };
         let same = |device: &u16| layout.standing(*device).is_some_and(|own| own.is_own() && own.group == group);
-        check_class(&layout, group)?;
+        check_class(&layout, group, ChangeKind::Removal)?;
         if !leaving.iter().all(same) {
             return refused("devices of several groups are removed one after the other");
         }
@@ -101,10 +101,12 @@ impl Disks {
     /// [`PoolError::Refused`].
     pub fn check_change(&self, new: &NewShape) -> Result<()> {
         let layout = self.layout();
-        if let Some(change) = &layout.change {
+        if let Some(change) = &layout.change
+            && !is_another_conversion(change, new)
+        {
             return refused(format!("{} is under way: wait for its end, or stop it", name_of(change.kind)));
         }
-        check_class(&layout, new.group)?;
+        check_class(&layout, new.group, new.kind)?;
         let count = (layout.members(new.group).count() + new.coming).saturating_sub(new.leaving.len());
         if count > label::MOST_COLUMNS {
             return refused("too many devices in a group");
@@ -173,6 +175,19 @@ impl Disks {
         let layout = self.layout();
         let then = self.layout_after(&layout, new);
         (layout.tolerance(new.group), then.tolerance(new.group), then.parity(new.group))
+    }
+
+    /// What so many bytes of metadata take of what file content can have, with all their copies, where they
+    /// lie on the groups that segments of every stream lie on.
+    #[must_use]
+    pub fn cost_of_metadata(&self, bytes: u64) -> u64 {
+        self.layout().cost_of_metadata(bytes)
+    }
+
+    /// Whether a group is for metadata alone.
+    #[must_use]
+    pub fn is_special_group(&self, group: usize) -> bool {
+        self.layout().special_groups().any(|special| special == group)
     }
 
     /// The groups as they are after a change has begun; devices that come have numbers behind the others.
@@ -260,7 +275,7 @@ impl Disks {
         match self.layout().change.as_ref().map(|change| change.kind) {
             None => return refused("there is no change of shape"),
             Some(ChangeKind::Conversion) => {
-                return refused("a conversion cannot be stopped: pause it, or convert the group back at its end");
+                return refused("a conversion is not stopped: pause it, or convert the group to what it was");
             }
             Some(ChangeKind::Removal | ChangeKind::Expansion) => {}
         }
@@ -277,9 +292,13 @@ impl Disks {
         let Some(change) = self.shape_change() else { return Ok(Devices::new()) };
         let layout = self.layout();
         for device in &change.leaving {
-            let spares = layout.holders(*device).filter(|(_, other)| matches!(other.role, MemberRole::SpareFor(_)));
-            for (spare, _) in spares.collect::<Vec<_>>() {
-                self.give_back(spare)?;
+            for (beside, other) in layout.holders(*device) {
+                match other.role {
+                    MemberRole::SpareFor(_) => self.give_back(beside)?,
+                    // Nobody needs what it was to have.
+                    MemberRole::Successor(_) => self.unseat(beside)?,
+                    MemberRole::Own | MemberRole::Spare => {}
+                }
             }
         }
         let left = change.leaving.iter().map(|number| self.device(*number)).collect::<Result<Devices>>()?;
@@ -386,6 +405,9 @@ fn fits(layout: &Layout, group: usize, slot: u64, place: &Place, stream: WriteSt
     let columns = layout.columns(group, slot, stream).min(takers);
     let parity = layout.parity(group);
     let is_rows = !stream.is_metadata() && columns > parity + 1;
+    if !place.iter().all(|slot| layout.is_in(group, slot.device)) {
+        return false;
+    }
     match layout.groups.get(group).map(|group| group.kind) {
         Some(GroupKind::RaidZ(_)) if is_rows => place.parity() == parity && place.len() >= columns,
         Some(GroupKind::RaidZ(_) | GroupKind::Mirror) => place.parity() == 0 && place.len() == columns,
@@ -393,13 +415,22 @@ fn fits(layout: &Layout, group: usize, slot: u64, place: &Place, stream: WriteSt
     }
 }
 
-/// Groups that hold something else than segments of every stream do not change.
-fn check_class(layout: &Layout, group: usize) -> Result<()> {
+/// Groups that hold something else than segments of every stream do not become others.
+fn check_class(layout: &Layout, group: usize, kind: ChangeKind) -> Result<()> {
     match layout.groups.get(group).map(|group| group.class) {
-        Some(GroupClass::Special) => refused("devices for metadata cannot be removed, and their groups do not change"),
+        Some(GroupClass::Special) if kind != ChangeKind::Removal => {
+            refused("groups for metadata do not become others: remove them, and add others")
+        }
         Some(GroupClass::Log) => refused("groups for the log do not change: remove them"),
-        Some(GroupClass::Data) | None => Ok(()),
+        Some(GroupClass::Special | GroupClass::Data) | None => Ok(()),
     }
+}
+
+/// A group that is becoming one of another kind may become yet another, such as what it was. What was
+/// written since the first of these lies in neither shape, and no more devices may be lost than before.
+fn is_another_conversion(change: &ShapeChange, new: &NewShape) -> bool {
+    let kinds = (change.kind, new.kind);
+    kinds == (ChangeKind::Conversion, ChangeKind::Conversion) && usize::from(change.group) == new.group
 }
 
 fn change_of(new: &NewShape, before: u32, tolerance: usize) -> ShapeChange {

@@ -286,6 +286,7 @@ impl Disks {
 
     /// What lies on the devices is as the newest root says.
     pub fn settled(&self) {
+        self.free_unlogged();
         self.use_log_devices(&self.layout());
     }
 }
