@@ -16,12 +16,14 @@
 mod crash_model;
 mod pools;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crash_model::World;
-use nacre_pool::device::Simulator;
+use nacre_pool::PoolError;
+use nacre_pool::device::{Device, Simulator};
 use nacre_pool::store::Access;
-use pools::{Random, check, create, open};
+use pools::{Imported, Random, check, create, open, shapes};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect(name))
@@ -95,4 +97,165 @@ fn one_device_that_loses_power_keeps_every_promise() {
 #[test]
 fn two_devices_that_lose_power_keep_every_promise() {
     run(100..101, 2);
+}
+
+/// The devices of a pool that changes its shape.
+struct Changing {
+    disks: Vec<Arc<Simulator>>,
+    made: usize,
+    /// One of them has failed.
+    away: Option<String>,
+}
+
+impl Changing {
+    fn fresh(&mut self) -> Arc<Simulator> {
+        self.made += 1;
+        let new = Arc::new(Simulator::new(&format!("new{}", self.made), 64 << 20));
+        self.disks.push(Arc::clone(&new));
+        new
+    }
+
+    /// A change begins or goes on, or a device fails. `false`: the power has.
+    fn step(&mut self, imported: &Imported, random: &mut Random) -> bool {
+        match self.try_step(imported, random) {
+            Ok(()) | Err(PoolError::Refused(_) | PoolError::NoSpace) => true,
+            Err(PoolError::Device { .. } | PoolError::Suspended { .. }) => false,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    fn try_step(&mut self, imported: &Imported, random: &mut Random) -> Result<(), PoolError> {
+        let (pool, store) = (&imported.pool, &imported.store);
+        let disks = store.on_devices().unwrap();
+        if store.shape_change().is_some() && random.below(6) > 0 {
+            let mut stuck = BTreeSet::new();
+            let moved = store.reshape_step([1 << 18, 1 << 40][random.below(2) as usize], &mut stuck)?;
+            if moved.idle {
+                pool.commit()?;
+                pool.commit()?;
+                store.end_change()?;
+            }
+            pool.grown();
+            return Ok(());
+        }
+        let health = disks.health();
+        let number = random.below(health.len() as u64) as u16;
+        let own = health[usize::from(number)];
+        match random.below(8) {
+            0 => store.give_up_change()?,
+            1 if self.disks.len() < 10 => {
+                let new = self.fresh();
+                store.attach(number, new, random.next())?;
+                return self.make_whole(imported);
+            }
+            2 if own.is_own()
+                && self.is_whole(imported)
+                && disks.groups().get(own.group).is_some_and(|of| of.1 > 0) =>
+            {
+                let failing = &disks.devices()[usize::from(number)];
+                let failing = self.disks.iter().find(|disk| disk.name() == failing.name()).unwrap();
+                failing.fail_after(random.below(9));
+                failing.fail_reads(true);
+                self.away = Some(failing.name().to_owned());
+            }
+            _ => {
+                let Some(shape) = shapes::any(disks, number, random) else { return Ok(()) };
+                if self.disks.len() + shape.coming > 10 {
+                    return Ok(());
+                }
+                let new: Vec<Arc<dyn Device>> = (0..shape.coming).map(|_| self.fresh() as _).collect();
+                let guids: Vec<u64> = new.iter().map(|_| random.next()).collect();
+                store.begin_change(&shape, &new, &guids)?;
+                pool.grown();
+            }
+        }
+        Ok(())
+    }
+
+    fn is_whole(&self, imported: &Imported) -> bool {
+        let health = imported.store.on_devices().unwrap().health();
+        self.away.is_none() && health.iter().all(|one| !one.status.belongs() || !one.stale && !one.absent)
+    }
+
+    /// Devices that came back or are new get what they lack.
+    fn make_whole(&self, imported: &Imported) -> Result<(), PoolError> {
+        let (pool, store) = (&imported.pool, &imported.store);
+        let (stale, changes) = store.stale_devices()?;
+        if stale.is_empty()
+            || !store.resilver(&mut |checked| checked.damage.is_none() || checked.mended, &mut |_| {})?
+        {
+            return Ok(());
+        }
+        pool.commit()?;
+        store.strengthen()?;
+        pool.commit()?;
+        store.resilvered(&stale, changes).map(drop)
+    }
+
+    /// What an import is given: what has a label of the pool, and is there.
+    fn given(&mut self) -> Vec<Arc<Simulator>> {
+        self.disks.retain(|disk| nacre_pool::label::probe(&**disk).unwrap().is_some());
+        self.disks.iter().filter(|disk| Some(disk.name()) != self.away.as_deref()).cloned().collect()
+    }
+}
+
+/// As [`campaign`], on a pool that changes its shape meanwhile, and of which devices fail that it can do
+/// without.
+fn changing(seed: u64, rounds: u64) {
+    let mut random = Random(seed);
+    let disks: Vec<_> = (0..2).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 64 << 20))).collect();
+    let mut imported = create(&disks, random.next());
+    let mut devices = Changing { disks, made: 0, away: None };
+    let mut world = World::new();
+    let most = number("NACRE_POOL_STEPS").unwrap_or(200);
+    for round in 0..rounds {
+        let what = format!("changing, seed {seed}, round {round}");
+        let sudden = round % 3 == 1;
+        if sudden {
+            for disk in &devices.disks {
+                disk.fail_after(1 + random.below(2 * most));
+            }
+        }
+        for _ in 0..20 + random.below(most) {
+            let goes_on = match random.below(8) {
+                0 => devices.step(&imported, &mut random),
+                _ => world.step(&imported, &mut random),
+            };
+            if !goes_on {
+                break;
+            }
+        }
+        drop(imported);
+        devices.disks.iter().for_each(|disk| disk.crash(random.next()));
+        // Others may have failed before all have.
+        if sudden || random.below(2) == 0 {
+            devices.away = None;
+        }
+        let given = devices.given();
+        imported = open(&given, random.next(), Access::ReadWrite).unwrap_or_else(|error| panic!("{what}: {error}"));
+        world.recover(&imported, true, &what);
+        if let Some(away) = devices.away.take() {
+            let disks = imported.store.on_devices().unwrap();
+            let number = disks.devices().iter().position(|disk| disk.name() == away);
+            let back = devices.disks.iter().find(|disk| disk.name() == away);
+            if let (Some(number), Some(back)) = (number, back) {
+                imported.store.online(number as u16, Arc::clone(back) as _).unwrap();
+            }
+        }
+        match devices.make_whole(&imported) {
+            Ok(()) | Err(PoolError::NoSpace) => {}
+            Err(error) => panic!("{what}: {error}"),
+        }
+        check(&imported);
+    }
+    println!("campaign: seed {seed}, {} operations, {rounds} crashes of a pool that changes", world.operation);
+}
+
+#[test]
+fn a_pool_that_changes_its_shape_keeps_every_promise() {
+    let rounds = number("NACRE_POOL_ROUNDS").unwrap_or(4);
+    match number("NACRE_POOL_SEED") {
+        Some(seed) => changing(seed, rounds),
+        None => (200..203).for_each(|seed| changing(seed, rounds)),
+    }
 }

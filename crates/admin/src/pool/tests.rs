@@ -183,7 +183,7 @@ fn interrupted() -> (Vec<Arc<Simulator>>, ScrubReport) {
     pool.store.attach(0, Arc::clone(&sims[2]) as Arc<dyn Device>, 50).unwrap();
     pool.resilver.take_up(Vec::new());
     pool.resilver.begin().unwrap();
-    while pool.resilver.report().examined < 8 << 20 {
+    while pool.resilver.report().phase == Phase::Running && pool.resilver.report().examined < 8 << 20 {
         crate::clock::pause(std::time::Duration::from_millis(1));
     }
     pool.resilver.job.leave();

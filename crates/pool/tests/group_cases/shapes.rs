@@ -1,16 +1,24 @@
 //! Pools that change their shape at random, while devices fail and the power does: whatever is done with
 //! them, in any order, nothing is lost.
 
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use crate::pools::shapes;
 use crate::*;
 
-use nacre_pool::label::GroupClass;
+use nacre_pool::label::{ChangeKind, GroupClass};
 
 /// A crash in a life of a pool, at most so many writes and syncs after a change was begun or ended: most
 /// of these are those of labels.
 const NEAR: u64 = 40;
+
+/// What was done, and how often.
+static DONE: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+
+fn tally(what: impl Into<String>) {
+    *DONE.lock().unwrap().entry(what.into()).or_default() += 1;
+}
 
 impl Model {
     /// A change of shape begins, goes on, or is given up.
@@ -20,7 +28,13 @@ impl Model {
         }
         if self.store().shape_change().is_some() {
             return match self.random.below(16) {
-                0 => self.done(self.store().give_up_change()),
+                0 => {
+                    let given_up = self.store().give_up_change();
+                    if given_up.is_ok() {
+                        tally("given up");
+                    }
+                    self.done(given_up)
+                }
                 1 => {
                     let second = self.store().begin_change(&shapes::expansion(self.disks(), 0), &[], &[]);
                     assert!(second.unwrap_err().to_string().contains("is under way"));
@@ -30,17 +44,18 @@ impl Model {
                 2 => self.begin(),
                 _ => {
                     let budget = [MIB / 4, 2 * MIB, 1 << 40][self.random.below(3) as usize];
-                    self.go_on(budget).map(drop)
+                    let missing = self.health().iter().any(|one| one.is_own() && (one.stale || one.absent));
+                    let ended = self.go_on(budget)?;
+                    if ended {
+                        tally(if missing { "ended without a device" } else { "ended" });
+                    }
+                    Ok(())
                 }
             };
         }
-        // What nobody has noticed may be more than can be done without afterwards.
-        if !self.is_noticed() {
-            return Ok(());
-        }
         match self.random.below(8) {
             0 => self.even_out(),
-            1 => self.log_devices(),
+            1 if self.is_noticed() => self.log_devices(),
             _ => self.begin(),
         }
     }
@@ -48,14 +63,26 @@ impl Model {
     /// A change that could be; what cannot is refused.
     fn begin(&mut self) -> Result<(), PoolError> {
         let number = self.any_number();
-        if self.devices.len() > 24 {
+        // What nobody has noticed may be more than can be done without afterwards.
+        if self.devices.len() > 24 || !self.is_noticed() {
             return Ok(());
         }
         let mut random = Random(self.random.next());
         let shape = shapes::any(self.disks(), number as u16, &mut random);
         let Some(shape) = shape else { return Ok(()) };
         let (devices, guids): (Vec<Arc<dyn Device>>, Vec<u64>) = (0..shape.coming).map(|_| self.fresh()).unzip();
-        self.done(self.store().begin_change(&shape, &devices, &guids))
+        let from = self.disks().kind_of(shape.group);
+        let begun = self.store().begin_change(&shape, &devices, &guids);
+        if begun.is_ok() {
+            let what = match (shape.kind, shape.leaving.len()) {
+                (ChangeKind::Removal, 1) => format!("a device leaves {from:?}"),
+                (ChangeKind::Removal, _) => format!("{from:?} leaves"),
+                (ChangeKind::Expansion, _) => format!("{from:?} becomes wider"),
+                (ChangeKind::Conversion, _) => format!("{from:?} becomes {:?}", shape.becomes),
+            };
+            tally(what);
+        }
+        self.done(begun)
     }
 
     /// What there is goes from full devices to empty ones.
@@ -140,6 +167,6 @@ fn nothing_is_lost_while_shapes_change() {
         model.scrub().unwrap();
         model.ruin_one().unwrap();
         model.again();
-        println!("campaign: {} crashes", CRASHES.load(Ordering::Relaxed));
+        println!("campaign: {} crashes, {:?}", CRASHES.load(Ordering::Relaxed), DONE.lock().unwrap());
     }
 }
