@@ -281,8 +281,17 @@ fn added(pool: &Imported, doing: &str, shape: &Shape, lengths: &[u64]) -> Result
     Ok(lines(pool, format!("devices added to '{}':", pool.name()), &outlook))
 }
 
+/// Whether a change can begin: none is under way, or a conversion that is turned into another.
+fn is_free(pool: &Imported, doing: &str, new: &NewShape) -> Result<(), Refusal> {
+    let turns = pool.store.shape_change().is_some_and(|change| {
+        (change.kind, new.kind) == (ChangeKind::Conversion, ChangeKind::Conversion)
+            && usize::from(change.group) == new.group
+    });
+    if turns { Ok(()) } else { pool.reshape.is_free(doing) }
+}
+
 fn outlook(pool: &Imported, doing: &str, new: &NewShape, lengths: &[u64]) -> Result<Outlook, Refusal> {
-    pool.reshape.is_free(doing)?;
+    is_free(pool, doing, new)?;
     pool.store.outlook(new, lengths).map_err(|error| Refusal::pool(doing, &error))
 }
 
@@ -309,7 +318,7 @@ fn change(
     new: &NewShape,
     (paths, size, force): (&[PathBuf], Option<u64>, bool),
 ) -> Result<(), Refusal> {
-    pool.reshape.is_free(doing)?;
+    is_free(pool, doing, new)?;
     let mut fresh = devices::fresh(paths, size, force)?;
     let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     fresh.check_size(doing, least)?;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_pool::PoolError;
+use nacre_pool::backend::Disks;
 use nacre_pool::engine::Pool;
 use nacre_pool::label::ChangeKind;
 use nacre_pool::store::Store;
@@ -394,9 +395,15 @@ impl Reshape {
             return Ok(true);
         }
         if !run.stuck.is_empty() {
-            let segments = run.stuck.len();
+            let lost = self.store.left_behind(&run.stuck);
+            let devices = self.store.on_devices().map(Disks::devices).unwrap_or_default();
+            for (frame, device) in &lost {
+                let name = devices.get(usize::from(*device)).map_or("", |device| device.name());
+                self.watch.damaged(*frame, None, name, None);
+            }
             let why = format!(
-                "something in {segments} segments is damaged: 'status -v' lists the files; it goes on when they are removed"
+                "{} blocks cannot be read: 'status -v' lists the files; it goes on when they are removed",
+                lost.len()
             );
             self.hold_up(run, why);
         }

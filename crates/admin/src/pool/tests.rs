@@ -238,6 +238,66 @@ fn a_resilver_begins_anew_where_others_have_written() {
     has_everything(&sims[2]);
 }
 
+fn until(pool: &Imported, is_so: &dyn Fn(&ReshapeReport) -> bool) -> ReshapeReport {
+    loop {
+        let report = pool.reshape.report();
+        if is_so(&report) {
+            return report;
+        }
+        crate::clock::pause(std::time::Duration::from_millis(5));
+    }
+}
+
+/// What cannot be read any more holds a removal up: the files are named, and it goes on when they are gone.
+#[test]
+fn a_removal_goes_on_when_what_is_lost_is_removed() {
+    let sims: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 96 << 20))).collect();
+    let pool = Imported::create(plain(&sims), &[], "tank", &[], opening()).unwrap();
+    (0..24).for_each(|file| write(&pool, &format!("file{file}"), 500_000));
+    ask(&pool, PoolRequest::Sync).unwrap();
+    sims[1].fail_reads(true);
+    changing::remove(&pool, &[PathBuf::from("disk1")], false).unwrap();
+    let ended = |report: &ReshapeReport| report.phase == Phase::Finished;
+    let held_up = |report: &ReshapeReport| report.held_up.as_ref().is_some_and(|why| why.contains("cannot be read"));
+    let report = until(&pool, &|report| ended(report) || held_up(report));
+    let ill = status(&pool);
+    assert!(held_up(&report) && ill.damaged > 0 && !ill.names.is_empty(), "{report:?}, {:?}", ill.names);
+    let dataset = pool.pool.dataset(pool.pool.root().unwrap()).unwrap();
+    for name in &ill.names {
+        let name = name.strip_prefix("tank:/").unwrap();
+        dataset.files().unlink(&dataset.files().root(), name.as_bytes()).unwrap();
+    }
+    until(&pool, &ended);
+    assert_eq!(findings(&pool), Vec::<String>::new());
+    assert!(nacre_pool::label::probe(&*sims[1]).is_err(), "it cannot be read");
+    pool.export().unwrap();
+}
+
+/// A conversion is turned into another while it is under way; other changes wait.
+#[test]
+fn a_conversion_is_turned_into_another() {
+    let sims: Vec<Arc<Simulator>> = (0..2).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 96 << 20))).collect();
+    let pool = Imported::create(plain(&sims), &[], "tank", &[], opening()).unwrap();
+    (0..20).for_each(|file| write(&pool, &format!("file{file}"), 1_000_000));
+    ask(&pool, PoolRequest::Sync).unwrap();
+    pool.reshape.order("tank", ReshapeOrder::Rate(1)).unwrap();
+    let group = PathBuf::from("disk0");
+    let convert = |to: &str| changing::convert(&pool, &group, to, (&[], None, false));
+    convert("raidz1").unwrap();
+    let stopped = pool.reshape.order("tank", ReshapeOrder::Stop).unwrap_err().to_string();
+    assert!(stopped.contains("convert the group to what it was"), "{stopped}");
+    assert!(changing::rebalance(&pool).unwrap_err().to_string().contains("a conversion is under way"));
+    assert!(convert("raidz1").unwrap_err().to_string().contains("it is that already"));
+    convert("mirror").unwrap();
+    assert_eq!(pool.reshape.report().phase, Phase::Running);
+    pool.reshape.order("tank", ReshapeOrder::Rate(0)).unwrap();
+    until(&pool, &|report| report.phase == Phase::Finished);
+    assert_eq!(status(&pool).figures.devices.len(), 2);
+    assert_eq!(findings(&pool), Vec::<String>::new());
+    pool.export().unwrap();
+    has_everything(&sims[1]);
+}
+
 /// What a check says.
 fn findings(pool: &Imported) -> Vec<String> {
     struct Lines(Vec<String>);

@@ -1,11 +1,12 @@
 //! Segments of which a part cannot be read, moved as far as the rest can: whatever is whole behind a
 //! damaged header or an unreadable range is found by its own header.
 //!
-//! Caller: changes of shape (`reshape.rs`), of segments that have to leave their devices. Invariant:
+//! Callers: changes of shape (`reshape.rs`), of segments that have to leave their devices; whoever tells
+//! what is left of these. Invariant:
 //! content may look like a frame where the header before it is damaged. What is found twice by the same
 //! name is not believed, so nothing that is whole is taken for something else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::cleaning::{Cleaned, Mover};
 use super::scrub::{WrittenSoFar, check};
@@ -60,6 +61,17 @@ impl Store {
             }
         }
         Ok(false)
+    }
+
+    /// The frames that live in segments that could not be emptied, each with the device that it lies on.
+    #[must_use]
+    pub fn left_behind(&self, stuck: &BTreeSet<u32>) -> Vec<((u32, u32), u16)> {
+        let each = stuck.iter().flat_map(|id| {
+            let place = self.map.read().table.segments().get(id).map(|segment| segment.place.clone());
+            let device = place.map_or(0, |place| self.backend.member(SegmentAt { segment: *id, place: &place }, 0));
+            self.living(*id).into_iter().map(move |name| (name, device))
+        });
+        each.collect()
     }
 
     /// What a segment holds, read in one way; zeros where that cannot be read.

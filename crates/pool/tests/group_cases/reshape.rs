@@ -560,5 +560,37 @@ fn a_crash_in_a_change_of_shape_loses_nothing() {
             read();
             cut += if cut < 14 { closely } else { every };
         }
+        println!("campaign: {what}: up to write {cut}; {} crashes", CRASHES.load(Ordering::Relaxed));
+    }
+}
+
+/// Wide rows that were a mirror become one again: its last devices have held root records before, older ones
+/// than the others, and hold the newest before any label says that they hold some.
+#[test]
+fn devices_that_held_roots_before_are_no_older_than_others() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 10)], &[64], 57);
+    model.write_some(2);
+    let convert =
+        |store: &Store, becomes| store.begin_change(&conversion(becomes, ChangeKind::Conversion, 0), &[], &[]);
+    convert(model.store(), GroupKind::RaidZ(1)).unwrap();
+    model.end_change();
+    for _ in 0..4 {
+        model.write_some(1);
+    }
+    drop(model.store.take());
+    let (mut cut, mut begun) = (1, false);
+    while !begun {
+        let fuse = Fuse::default();
+        let sims: Vec<Arc<Simulator>> = model.devices.values().map(|device| Arc::new(device.copy())).collect();
+        let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1 };
+        let (store, _) = Store::open(sims.iter().map(|device| fuse.on(device)).collect(), &import).unwrap();
+        fuse.set(cut);
+        CRASHES.fetch_add(1, Ordering::Relaxed);
+        begun = convert(&store, GroupKind::Mirror).is_ok();
+        drop(store);
+        sims.iter().enumerate().for_each(|(at, device)| device.crash(cut * 31 + at as u64));
+        let store = open(&sims.iter().collect::<Vec<_>>(), Access::ReadOnly).unwrap();
+        assert!(store.on_devices().unwrap().stale().is_empty(), "cut at {cut}");
+        cut += 7;
     }
 }

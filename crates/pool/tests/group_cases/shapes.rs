@@ -60,6 +60,17 @@ impl Model {
         }
     }
 
+    /// What is about to happen, and how everything is.
+    fn show(&self, step: u64, what: u64) {
+        let groups: Vec<_> = self.disks().groups().into_iter().map(|(group, parity)| (group.kind, parity)).collect();
+        println!("{step}: {what}; {groups:?}, {:?}", self.disks().shape_change());
+        for (device, one) in self.disks().devices().iter().zip(self.health()) {
+            let away = if self.away.contains(device.name()) { ", away" } else { "" };
+            let DeviceHealth { group, role, status, stale, absent } = one;
+            println!("   {}: {group} {role:?} {status:?}, stale {stale}, absent {absent}{away}", device.name());
+        }
+    }
+
     /// A change that could be; what cannot is refused.
     fn begin(&mut self) -> Result<(), PoolError> {
         let number = self.any_number();
@@ -133,7 +144,7 @@ fn nothing_is_lost_while_shapes_change() {
     let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
     let (rounds, from) = (number("NACRE_SHAPE_ROUNDS").unwrap_or(3), number("NACRE_GROUP_SEED").unwrap_or(0));
     println!("campaign: {rounds} rounds of changes of shape, each on another kind of group (NACRE_SHAPE_ROUNDS)");
-    let pools = pools();
+    let (pools, trace) = (pools(), std::env::var_os("NACRE_SHAPE_TRACE").is_some());
     for round in from..from + rounds {
         let (groups, sizes) = &pools[(round % pools.len() as u64) as usize];
         println!("round {round}, {groups:?}");
@@ -145,7 +156,11 @@ fn nothing_is_lost_while_shapes_change() {
                 if cut == Some(step) {
                     model.fuse.set(model.random.below(400));
                 }
-                let happened = match model.random.below(24) {
+                let what = model.random.below(24);
+                if trace {
+                    model.show(step, what);
+                }
+                let happened = match what {
                     0..3 => model.change(),
                     3 => model.commit().map(|()| model.survives_losses()),
                     _ => model.happens(),
@@ -154,6 +169,9 @@ fn nothing_is_lost_while_shapes_change() {
                     break;
                 }
                 happened.unwrap();
+            }
+            if trace {
+                model.show(steps, 0);
             }
             model.again();
         }

@@ -263,7 +263,14 @@ impl Disks {
         });
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
+        self.guard_before_labels()?;
         self.write_identities(&joining)
+    }
+
+    /// Devices have the newest root records before labels say that they hold such: with older ones they
+    /// would be taken for devices that were not there.
+    fn guard_before_labels(&self) -> Result<()> {
+        self.guard_rings().map(drop)
     }
 
     /// Gives a change up: what has moved stays where it is, devices that were to leave stay.
@@ -324,8 +331,8 @@ impl Disks {
         self.change(|_| {});
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
+        self.guard_before_labels()?;
         self.write_identities(&identity)?;
-        self.guard_rings()?;
         Ok(left)
     }
 
