@@ -3,5 +3,5 @@
 pub mod fused;
 mod missing;
 mod reshape;
-mod scattered;
+pub mod scattered;
 mod shapes;

@@ -190,7 +190,7 @@ fn a_removal_is_stopped() {
 /// Rows become wider: in the end as much room is free as in a pool that was made so.
 #[test]
 fn rows_become_wider_and_narrower() {
-    let mut model = Model::new(&[(GroupKind::RaidZ(1), 4)], &[96], 37);
+    let mut model = Model::new(&[(GroupKind::RaidZ(1), 4)], &[72], 37);
     model.write_some(200);
     let (old, data) = (model.store().space(), model.store().space().allocated);
     let wider = NewShape {
@@ -214,7 +214,7 @@ fn rows_become_wider_and_narrower() {
     let moved = model.store().traffic().relocated - moved;
     assert!(moved <= data + data / 10, "{moved} bytes were moved of {data}");
     let wide = model.store().space();
-    let mut fresh = Model::new(&[(GroupKind::RaidZ(1), 5)], &[96], 37);
+    let mut fresh = Model::new(&[(GroupKind::RaidZ(1), 5)], &[72], 37);
     fresh.write_some(200);
     // By the figures, and by what can be written.
     let used = |model: &Model| model.store().space().size - model.store().space().free;

@@ -1,18 +1,23 @@
 //! Different devices are wrong in different places of the same frame: no one of them can be left out,
 //! and yet nothing is lost.
 
+use nacre_pool::device::Device;
 use nacre_pool::label::{GroupKind, SlotAddress};
 use nacre_pool::{Frames, Pointer};
 
 use crate::{MIB, Model, content};
 
-/// Devices and offsets at which this lies; frames begin at multiples of 16, with 80 bytes of their own.
-fn places(model: &Model, part: &[u8]) -> Vec<(usize, u64)> {
+/// Devices and offsets at which this part of a frame lies, looked for where its segment does; frames begin at
+/// multiples of 16, with 80 bytes of their own.
+pub fn places(model: &Model, pointer: &Pointer, part: &[u8]) -> Vec<(usize, u64)> {
+    let segment = model.store().segments().into_iter().find(|segment| segment.id == pointer.segment).unwrap();
     let mut found = Vec::new();
-    for number in 0..model.devices.len() {
-        let image = model.sim(number).bytes();
-        let chunks = image.chunks(16).zip(0..).filter(|(chunk, _)| *chunk == part);
-        found.extend(chunks.map(|(_, chunk)| (number, chunk * 16)));
+    for slot in segment.place.iter() {
+        let (number, start) = (usize::from(slot.device), MIB + u64::from(slot.slot) * model.store().slot());
+        let mut content = vec![0; model.store().slot() as usize];
+        model.sim(number).read_at(&mut content, start).unwrap();
+        let chunks = content.chunks(16).zip(0..).filter(|(chunk, _)| *chunk == part);
+        found.extend(chunks.map(|(_, chunk)| (number, start + chunk * 16)));
     }
     found
 }
@@ -38,7 +43,7 @@ fn harm(model: &Model, number: u64, spots: &[(usize, usize)]) -> usize {
     let start = |slot: &SlotAddress| MIB + u64::from(slot.slot) * model.store().slot();
     let mut harmed = std::collections::BTreeSet::new();
     for (turn, (at, devices)) in spots.iter().enumerate() {
-        let found = places(model, &content[*at..at + 16]);
+        let found = places(model, &pointer, &content[*at..at + 16]);
         let (first, offset) = found[turn % found.len()];
         let place: Vec<&SlotAddress> = segment.place.iter().collect();
         let column = place.iter().position(|slot| usize::from(slot.device) == first).unwrap();
@@ -91,9 +96,9 @@ fn a_header_and_content_on_different_devices_are_mended() {
     for (kind, devices) in [(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 4)] {
         let (mut model, number, pointer) = pool(kind, devices, 37);
         let content = content(number);
-        let (device, offset) = places(&model, &content[..16])[0];
+        let (device, offset) = places(&model, &pointer, &content[..16])[0];
         model.sim(device).overwrite(offset - 80, &[0xa5; 80]);
-        let other = places(&model, &content[60_000..60_016]).into_iter().find(|(other, _)| *other != device);
+        let other = places(&model, &pointer, &content[60_000..60_016]).into_iter().find(|(other, _)| *other != device);
         let (other, offset) = other.unwrap();
         model.sim(other).overwrite(offset, &[0xa5; 5000]);
         is_whole(&mut model);
@@ -106,7 +111,7 @@ fn a_header_and_content_on_different_devices_are_mended() {
 fn halves_of_a_frame_on_different_devices_are_mended() {
     let (mut model, number, pointer) = pool(GroupKind::Mirror, 2, 41);
     let content = content(number);
-    let found = places(&model, &content[..16]);
+    let found = places(&model, &pointer, &content[..16]);
     // Devices lose whole blocks.
     let half = (found[0].1 + content.len() as u64 / 2) / 4096 * 4096 - found[0].1;
     model.sim(found[0].0).overwrite(found[0].1, &vec![0x5a; half as usize]);
