@@ -514,6 +514,14 @@ fn a_crash_in_a_change_of_shape_loses_nothing() {
         ("a mirror becomes rows", vec![(GroupKind::Mirror, 2)], 1, |store, new| {
             begin(store, &conversion(GroupKind::RaidZ(1), ChangeKind::Conversion, 1), &new)
         }),
+        ("single devices become rows", vec![(GroupKind::Plain, 2)], 1, |store, new| {
+            begin(store, &conversion(GroupKind::RaidZ(1), ChangeKind::Conversion, 1), &new)
+        }),
+        ("a conversion is turned round", vec![(GroupKind::Mirror, 2)], 1, |store, new| {
+            store.begin_change(&conversion(GroupKind::RaidZ(1), ChangeKind::Conversion, 1), &new, &[50])?;
+            store.reshape_step(MIB / 4, &mut BTreeSet::new())?;
+            begin(store, &conversion(GroupKind::Mirror, ChangeKind::Conversion, 0), &[])
+        }),
         ("rows get more parity", vec![(GroupKind::RaidZ(1), 3)], 1, |store, new| {
             begin(store, &conversion(GroupKind::RaidZ(2), ChangeKind::Conversion, 1), &new)
         }),
