@@ -10,7 +10,7 @@ use super::{
     tree::{self, ROOT, Vdev},
     vdevs,
 };
-use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures, Phase, ScrubReport, Status, properties};
+use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures, Phase, ReshapeReport, ScrubReport, Status, properties};
 use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
@@ -221,6 +221,28 @@ fn root_head(pool: &Figures, name: &str, form: PoolForm) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// A change of shape that is under way, or was last.
+fn reshape(report: &ReshapeReport, form: PoolForm) -> Option<Value> {
+    let state = match report.phase {
+        Phase::Never => return None,
+        Phase::Running => "RUNNING",
+        Phase::Paused => "PAUSED",
+        Phase::Finished => "FINISHED",
+        Phase::Canceled => "CANCELED",
+    };
+    Some(json!({
+        "kind": report.kind,
+        "what": report.what,
+        "state": state,
+        "start_time": exactly(report.started, form),
+        "end_time": exactly(report.ended, form),
+        "moved": bytes(report.moved, form),
+        "left": bytes(report.left, form),
+        "rate": bytes(report.rate, form),
+        "held_up": report.held_up,
+    }))
+}
+
 /// The health of pools.
 pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     let form = shown.form;
@@ -254,6 +276,7 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
             fields.insert("errlist".to_owned(), json!(status.names));
         }
         // What a pool of ours has beyond that.
+        fields.extend(reshape(&status.reshape, form).map(|change| ("reshape".to_owned(), change)));
         fields.insert("suspended".to_owned(), json!(figures.suspended));
         fields.insert("process".to_owned(), json!(figures.process));
         fields.insert("since".to_owned(), json!(figures.since));
@@ -299,6 +322,9 @@ fn tree(figures: &Figures, class: &str, shown: &status::StatusView) -> Map<Strin
         own(&mut fields, vec![("slow_ios", exactly(0, form))]);
         if device.resilvering {
             own(&mut fields, vec![("resilvering", json!(true))]);
+        }
+        if device.leaving {
+            own(&mut fields, vec![("removing", json!(true))]);
         }
         if shown.flat {
             own(&mut fields, vec![("parent", json!(parent(device)))]);
