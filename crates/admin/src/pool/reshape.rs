@@ -49,7 +49,7 @@ pub enum Reshaping {
     /// Devices leave.
     #[default]
     Removal,
-    /// A group of rows has become wider.
+    /// A RAID-Z group has become wider.
     Expansion,
     /// A group has become one of another kind.
     Conversion,

@@ -14,7 +14,7 @@ use std::{ffi::OsString, path::PathBuf};
 #[derive(Debug, PartialEq, Eq)]
 pub enum Changing {
     /// Take devices or groups out, or (`only_say`) tell what that would give.
-    Remove { name: String, devices: Vec<PathBuf>, force: bool, only_say: bool, wait: bool },
+    Remove { name: String, devices: Vec<PathBuf>, force: bool, only_say: bool, exact: bool, wait: bool },
     /// Make a group one of another kind.
     Convert {
         name: String,
@@ -27,11 +27,11 @@ pub enum Changing {
         wait: bool,
     },
     /// Even devices out.
-    Rebalance { name: String, rate: Option<u64>, wait: bool },
+    Rebalance { name: String, rate: Option<u64>, only_say: bool, wait: bool },
     /// Something with what is under way.
     Reshape { name: String, order: ReshapeOrder, wait: bool },
     /// Tell what a change would give.
-    Plan { name: String, verb: String, words: Vec<PathBuf>, force: bool },
+    Plan { name: String, verb: String, words: Vec<PathBuf>, exact: bool },
 }
 
 fn words(about: &'static str) -> Arg {
@@ -40,6 +40,10 @@ fn words(about: &'static str) -> Arg {
 
 fn one_pool() -> Arg {
     Arg::new("POOL").required(true).help("Which")
+}
+
+fn exact() -> Arg {
+    flag('p', "exact", "Say sizes in bytes")
 }
 
 fn size() -> Arg {
@@ -55,14 +59,14 @@ pub fn commands() -> [Command; 5] {
     [
         Command::new("remove")
             .about("Take devices or groups out of a pool, in use")
-            .after_help("Examples:\n  nacre pool remove -n tank mirror-1\n  nacre pool remove -w tank mirror-1\n  nacre pool remove tank /dev/sdf\n  nacre pool remove -s tank\n\nWhat they hold is moved to the others in the background; `status` shows how far it is. Then they are free. Of a group of rows with parity a device may be removed as well: the group becomes narrower. Spares and devices for the log leave at once.")
+            .after_help("Examples:\n  nacre pool remove -n tank mirror-1\n  nacre pool remove -w tank mirror-1\n  nacre pool remove tank /dev/sdf\n  nacre pool remove -s tank\n\nWhat they hold is moved to the others in the background; `status` shows how far it is. Then they are free. A RAID-Z group becomes narrower by the devices that are removed from it. Spares and devices for the log leave at once.")
             .arg(flag('f', "force", "Also where fewer devices may fail then"))
             .arg(flag('n', "only-say", "Only say what that would give"))
             .arg(flag('s', "stop", "Stop it: nothing is removed").conflicts_with_all(["only-say", "wait", "force"]))
             .arg(flag('w', "wait", "Wait for its end").conflicts_with("only-say"))
-            .arg(flag('p', "exact", "").hide(true))
+            .arg(exact())
             .arg(one_pool())
-            .arg(words("Which, or groups such as mirror-1").required(false).required_unless_present("stop")),
+            .arg(words("Which devices, or groups such as mirror-1").required(false).required_unless_present("stop")),
         Command::new("convert")
             .about("Make a group of devices one of another kind, in use")
             .after_help("Examples:\n  nacre pool convert tank mirror-0 raidz1 /dev/sdc\n  nacre pool convert -n tank raidz1-0 raidz2 /dev/sdf\n  nacre pool convert -w tank raidz2-0 raidz1\n\nWhat is written lies in the new shape at once, what there is is moved in the background; `status` shows how far it is.")
@@ -78,6 +82,7 @@ pub fn commands() -> [Command; 5] {
             .about("Move what there is from full devices to empty ones")
             .after_help("Examples:\n  nacre pool rebalance -w tank\n  nacre pool rebalance --rate 50M tank")
             .arg(rate())
+            .arg(flag('n', "only-say", "Only say how much would be moved").conflicts_with("wait"))
             .arg(flag('w', "wait", "Wait for its end"))
             .arg(one_pool()),
         Command::new("reshape")
@@ -91,9 +96,10 @@ pub fn commands() -> [Command; 5] {
         Command::new("plan")
             .about("Say what a change would give: room, failures survived, how much is moved, how long that takes")
             .after_help("Examples:\n  nacre pool plan tank remove mirror-1\n  nacre pool plan tank attach raidz1-0 /dev/sdf\n  nacre pool plan tank convert mirror-0 raidz1 /dev/sdc\n  nacre pool plan tank add mirror /dev/sdf /dev/sdg\n\nNothing is changed. A device that is not there yet counts as long as the shortest of the group.")
+            .arg(exact())
             .arg(one_pool())
-            .arg(Arg::new("VERB").required(true).value_parser(["remove", "attach", "convert", "add"]).help("Which change"))
-            .arg(words("As with that verb")),
+            .arg(Arg::new("VERB").required(true).value_parser(["remove", "attach", "convert", "rebalance", "add"]).help("Which change"))
+            .arg(words("As with that verb").required(false).num_args(0..)),
     ]
 }
 
@@ -121,6 +127,7 @@ pub fn parse(verb: &str, matches: &ArgMatches) -> Result<Option<Changing>, Failu
             devices: paths("DEVICE"),
             force: flag("force"),
             only_say: flag("only-say"),
+            exact: flag("exact"),
             wait: flag("wait"),
         },
         "convert" => Changing::Convert {
@@ -133,7 +140,9 @@ pub fn parse(verb: &str, matches: &ArgMatches) -> Result<Option<Changing>, Failu
             only_say: flag("only-say"),
             wait: flag("wait"),
         },
-        "rebalance" => Changing::Rebalance { name, rate: bytes("rate")?, wait: flag("wait") },
+        "rebalance" => {
+            Changing::Rebalance { name, rate: bytes("rate")?, only_say: flag("only-say"), wait: flag("wait") }
+        }
         "reshape" => {
             let order = match (flag("stop"), flag("pause"), bytes("rate")?) {
                 (true, ..) => ReshapeOrder::Stop,
@@ -144,8 +153,12 @@ pub fn parse(verb: &str, matches: &ArgMatches) -> Result<Option<Changing>, Failu
             Changing::Reshape { name, order, wait: flag("wait") }
         }
         "plan" => {
-            let verb = text("VERB").unwrap_or_default();
-            Changing::Plan { name, verb, words: paths("DEVICE"), force: true }
+            let (verb, words) = (text("VERB").unwrap_or_default(), paths("DEVICE"));
+            if words.is_empty() != (verb == "rebalance") {
+                let why = if words.is_empty() { "missing device or group" } else { "too many words" };
+                return Err(Failure::usage(why).next("nacre help pool plan"));
+            }
+            Changing::Plan { name, verb, words, exact: flag("exact") }
         }
         _ => return Ok(None),
     }))
@@ -189,15 +202,18 @@ pub fn status(report: &ReshapeReport, now: u64) -> Option<(&'static str, String)
             let total = report.moved + report.left;
             let done = percent(report.moved.saturating_mul(100), total).min(10_000);
             let speed = report.speed();
+            let limited = |speed: u64| if report.rate == 0 { speed } else { speed.min(report.rate) };
+            let limit =
+                if report.rate == 0 { String::new() } else { format!(" (limit {}/s)", human_bytes(report.rate)) };
             let paused = report.phase == Phase::Paused;
             let to_go = match &report.held_up {
                 Some(why) => format!("\n\theld up: {why}"),
                 None if paused => format!(", paused since {}", dates::long(report.ended)),
                 None if speed == 0 || now == report.started => ", no estimated completion time".to_owned(),
-                None => format!(", {} to go", dates::length(report.left / speed)),
+                None => format!(", {} to go", dates::length(report.left / limited(speed))),
             };
             format!(
-                "{doing} in progress since {}\n\t{moved} copied out of {} at {}/s, {}.{:02}% done{to_go}",
+                "{doing} in progress since {}\n\t{moved} copied out of {} at {}/s{limit}, {}.{:02}% done{to_go}",
                 dates::long(report.started),
                 human_bytes(total),
                 human_bytes(speed),
@@ -228,6 +244,9 @@ mod tests {
         assert_eq!(heading, "remove");
         assert!(words.starts_with("Evacuation of mirror-1 in progress since "), "{words}");
         assert!(words.ends_with("10M copied out of 40M at 5M/s, 25.00% done, 00:00:06 to go"), "{words}");
+        report.rate = 3 << 20;
+        let words = status(&report, 1_700_000_002).unwrap().1;
+        assert!(words.ends_with("at 5M/s (limit 3M/s), 25.00% done, 00:00:10 to go"), "{words}");
         report.held_up = Some("no room".to_owned());
         assert!(status(&report, 1_700_000_002).unwrap().1.ends_with("25.00% done\n\theld up: no room"));
         report.phase = Phase::Finished;

@@ -354,9 +354,14 @@ fn wait() -> Command {
         .about("Wait for the end of what a pool does by itself")
         .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub,trim tank")
         .arg(
-            option('t', "activity", "ACTIVITY,...", "For what: scrub, resilver, remove, trim, free [default: all]")
-                .value_delimiter(',')
-                .action(ArgAction::Append),
+            option(
+                't',
+                "activity",
+                "ACTIVITY,...",
+                "For what: scrub, resilver, remove, raidz_expand, convert, rebalance, trim, free [default: all]",
+            )
+            .value_delimiter(',')
+            .action(ArgAction::Append),
         )
         .arg(one_pool())
 }
@@ -420,7 +425,7 @@ fn replace() -> Command {
 
 fn attach() -> Command {
     Command::new("attach")
-        .about("Make a device one more copy of a mirror, a mirror of one that is for itself, or rows with parity wider")
+        .about("Make a device one more copy of a mirror, a mirror of one that is for itself, or a RAID-Z group wider")
         .after_help("Examples:\n  nacre pool attach tank /dev/sdb /dev/sdc\n  nacre pool attach -w tank /dev/sdb /dev/sdd\n  nacre pool attach tank raidz1-0 /dev/sde\n\nIt gets everything, or its part, in the background; `status` shows how far it is.")
         .arg(flag('f', "force", "Also one that holds something else"))
         .arg(flag('w', "wait", "Wait until it has everything"))

@@ -20,7 +20,7 @@ use super::{
 use crate::{clock, output::print};
 use nacre_admin::{
     pool::{
-        DeviceFigures, Figures, Intended, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices,
+        DeviceFigures, Figures, Intended, Line, Phase, PoolAnswer, PoolRequest, Reshaping, ScrubOrder, Status, devices,
         shape::Shape,
     },
     watch::Event,
@@ -156,7 +156,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         PoolVerb::Attach { name, beside: group, new, only_say: true, .. } => {
             let owned = client::owned(&name)?;
             let group = shapes::parts(&owned, "attach", vec![group])?.pop().unwrap_or_default();
-            owned.pool("", PoolRequest::Plan(Intended::Attach { group, new }), &mut say).map(drop)?;
+            shapes::plan(&owned, Intended::Attach { group, new }, false)?;
         }
         PoolVerb::Attach { name, beside, new, size, force, wait, .. } => {
             let owned = client::owned(&name)?;
@@ -173,9 +173,9 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 true => PoolRequest::Widen { group: beside, new, size, force },
                 false => PoolRequest::Attach { beside, new, size, force },
             };
-            done(&owned, command, request)?;
+            owned.pool(command, request, &mut say)?;
             if wait {
-                let end = if is_group { PoolRequest::AwaitReshape } else { PoolRequest::AwaitResilver };
+                let end = if is_group { PoolRequest::AwaitReshape(None) } else { PoolRequest::AwaitResilver };
                 done(&owned, "", end)?;
             }
         }
@@ -226,9 +226,10 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             for (activity, request) in [
                 ("resilver", PoolRequest::AwaitResilver),
                 ("replace", PoolRequest::AwaitResilver),
-                ("remove", PoolRequest::AwaitReshape),
-                ("raidz_expand", PoolRequest::AwaitReshape),
-                ("reshape", PoolRequest::AwaitReshape),
+                ("remove", PoolRequest::AwaitReshape(Some(Reshaping::Removal))),
+                ("raidz_expand", PoolRequest::AwaitReshape(Some(Reshaping::Expansion))),
+                ("convert", PoolRequest::AwaitReshape(Some(Reshaping::Conversion))),
+                ("rebalance", PoolRequest::AwaitReshape(Some(Reshaping::Rebalance))),
                 ("scrub", PoolRequest::AwaitScrub),
                 ("trim", PoolRequest::AwaitTrim),
                 ("free", PoolRequest::AwaitFree),

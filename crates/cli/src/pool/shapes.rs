@@ -15,30 +15,33 @@ use std::path::{Path, PathBuf};
 
 /// Carries it out.
 pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
-    let end = |owned: &Owned, wait: bool| if wait { done(owned, "", PoolRequest::AwaitReshape) } else { Ok(()) };
+    let end = |owned: &Owned, wait: bool| if wait { done(owned, "", PoolRequest::AwaitReshape(None)) } else { Ok(()) };
     match what {
-        Changing::Remove { name, devices, only_say: true, .. } => {
-            let owned = client::owned(&name)?;
-            let devices = parts(&owned, "remove", devices)?;
-            plan(&owned, Intended::Remove(devices))
-        }
-        Changing::Remove { name, devices, force, wait, .. } => {
+        Changing::Remove { name, devices, force, only_say, exact, wait } => {
             let owned = client::owned(&name)?;
             let (figures, devices) = (list_of(&owned)?, parts(&owned, "remove", devices)?);
             let (devices, holding): (Vec<PathBuf>, Vec<PathBuf>) =
                 devices.into_iter().partition(|part| goes_at_once(&figures, part));
-            if !devices.is_empty() {
-                done(&owned, command, PoolRequest::Remove { devices })?;
+            if only_say {
+                for device in devices {
+                    say(&format!("removal of {} from '{name}':\n  to be moved  nothing", device.display()));
+                }
+                return if holding.is_empty() { Ok(()) } else { plan(&owned, Intended::Remove(holding), exact) };
             }
+            let told = if holding.is_empty() { command } else { "" };
+            // What may be refused comes first: then nothing has changed.
             if !holding.is_empty() {
-                done(&owned, command, PoolRequest::Leave { devices: holding, force })?;
+                changed(&owned, command, PoolRequest::Leave { devices: holding, force })?;
+            }
+            if !devices.is_empty() {
+                done(&owned, told, PoolRequest::Remove { devices })?;
             }
             end(&owned, wait)
         }
         Changing::Convert { name, group, to, devices, only_say: true, .. } => {
             let owned = client::owned(&name)?;
             let group = parts(&owned, "convert", vec![group])?.pop().unwrap_or_default();
-            plan(&owned, Intended::Convert { group, to, devices })
+            plan(&owned, Intended::Convert { group, to, devices }, false)
         }
         Changing::Convert { name, group, to, devices, size, force, wait, .. } => {
             let owned = client::owned(&name)?;
@@ -46,12 +49,13 @@ pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
             if size.is_none() {
                 not_in_use(&devices)?;
             }
-            done(&owned, command, PoolRequest::Convert { group, to, devices, size, force })?;
+            changed(&owned, command, PoolRequest::Convert { group, to, devices, size, force })?;
             end(&owned, wait)
         }
-        Changing::Rebalance { name, rate, wait } => {
+        Changing::Rebalance { name, only_say: true, .. } => plan(&client::owned(&name)?, Intended::Rebalance, false),
+        Changing::Rebalance { name, rate, wait, .. } => {
             let owned = client::owned(&name)?;
-            done(&owned, command, PoolRequest::Rebalance)?;
+            changed(&owned, command, PoolRequest::Rebalance)?;
             if let Some(rate) = rate {
                 done(&owned, "", PoolRequest::Reshape(ReshapeOrder::Rate(rate)))?;
             }
@@ -62,7 +66,7 @@ pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
             done(&owned, command, PoolRequest::Reshape(order))?;
             end(&owned, wait)
         }
-        Changing::Plan { name, verb, words, force } => {
+        Changing::Plan { name, verb, words, exact } => {
             let owned = client::owned(&name)?;
             let mut words = words.into_iter();
             let intended = match verb.as_str() {
@@ -80,14 +84,20 @@ pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
                     let devices = args::devices(words.collect())?;
                     Intended::Convert { group, to: to.to_string_lossy().into_owned(), devices }
                 }
+                "rebalance" => Intended::Rebalance,
                 _ => {
-                    let (devices, groups) = args::grouped(words.collect(), force, true)?;
+                    let (devices, groups) = args::grouped(words.collect(), true, true)?;
                     Intended::Add { devices, groups }
                 }
             };
-            plan(&owned, intended)
+            plan(&owned, intended, exact)
         }
     }
+}
+
+/// Has something changed that says on the way what it gives.
+fn changed(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
+    owned.pool(command, request, &mut say).map(drop)
 }
 
 /// Whether nothing has to be moved before a part is removed: spares, and what is for the log alone.
@@ -99,8 +109,12 @@ fn goes_at_once(figures: &Figures, part: &Path) -> bool {
     is_spare || figures.groups.iter().any(|group| group.class == LOG && concerns(group))
 }
 
-fn plan(owned: &Owned, intended: Intended) -> Result<(), Failure> {
-    owned.pool("", PoolRequest::Plan(intended), &mut say).map(drop)
+/// Tells what a change would give.
+///
+/// # Errors
+/// It cannot be.
+pub fn plan(owned: &Owned, intended: Intended, exact: bool) -> Result<(), Failure> {
+    owned.pool("", PoolRequest::Plan { intended, exact }, &mut say).map(drop)
 }
 
 /// Devices by the paths that the pool knows, and groups by what they are called.

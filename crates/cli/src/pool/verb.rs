@@ -328,14 +328,15 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
                     "replace",
                     "remove",
                     "raidz_expand",
-                    "reshape",
+                    "convert",
+                    "rebalance",
                     "trim",
                     "discard",
                 ]
                 .contains(&activity.as_str())
             }) {
                 return Err(Failure::usage(format!("there is no activity '{other}'"))
-                    .next("scrub, resilver, remove, trim, free"));
+                    .next("scrub, resilver, remove, raidz_expand, convert, rebalance, trim, free"));
             }
             PoolVerb::Wait { name: pool(), activities: all }
         }

@@ -191,7 +191,7 @@ fn shapes_that_cannot_be_change_nothing() {
         (&["reshape", "-p", &name], "none is under way"),
         (&["attach", "--size", "100M", &name, "raidz1-1", &new], "device is too small"),
         (&["attach", "--size", "256M", &name, "mirror-0", &new], "can only attach to mirrors and top-level disks"),
-        (&["convert", &name, "mirror-0", "raidz2"], "need 3 devices"),
+        (&["convert", &name, "mirror-0", "raidz2"], "raidz2 needs 3 devices at least"),
         (&["convert", &name, "mirror-0", "raid5"], "does not become 'raid5'"),
         (&["convert", &name, "mirror-0", "mirror"], "it is that already"),
         (&["plan", &name, "remove", "mirror-9"], "no such device in pool"),
