@@ -319,6 +319,7 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::Memory => mounted.memory().map(Answer::Memory),
         Ask::Over(ask) => mounted.over(*ask).map(Answer::Took),
         Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
+        Ask::OverMoved => mounted.over_moved().map(Answer::Moved),
     }
 }
 

@@ -97,6 +97,8 @@ pub enum Ask {
     Over(OverAsk),
     /// Tells what is used of them.
     OverUsed,
+    /// Tells what the last change of shape has moved.
+    OverMoved,
 }
 
 /// What comes back.
@@ -110,6 +112,8 @@ pub enum Answer {
     Memory(Option<u64>),
     /// Bytes on devices: content of files, and what finds it.
     Used(u64, u64),
+    /// Bytes that were moved.
+    Moved(u64),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -268,7 +272,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(
             Group::Versions | Group::Recovery | Group::ManyFiles | Group::Unrelated | Group::ManyDirectories,
         ) => Ok(()),
-        WorkUnit::Whole(Group::OverDevices | Group::Space) => Ok(()),
+        WorkUnit::Whole(Group::OverDevices | Group::Space | Group::Shapes) => Ok(()),
         WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
     }
 }
@@ -309,6 +313,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Copying) => copying::run(visit),
         WorkUnit::Whole(Group::OverDevices) => over::run(visit),
         WorkUnit::Whole(Group::Space) => over::run_space(visit),
+        WorkUnit::Whole(Group::Shapes) => over::run_shapes(visit),
         WorkUnit::Whole(Group::Served) => served::run(visit),
     }
 }

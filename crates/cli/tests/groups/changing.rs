@@ -65,23 +65,19 @@ fn through(
     thread::sleep(Duration::from_millis(random.below(300)));
     pool.die();
     pool.import();
-    if let Some(device) = may_lose {
-        pool.replace(device);
-    }
+    // The device is replaced while the change goes on, or after its end.
+    let (activity, late) = match change[1] {
+        "attach" => ("raidz_expand", true),
+        other => (other, false),
+    };
+    let replaced = |pool: &mut Grouped, now: bool| may_lose.filter(|_| now).map(|device| pool.replace(device));
+    replaced(pool, !late);
     pool.yard.nacre(&["pool", "reshape", "--rate", "0", &pool.name]);
-    for _ in 0..600 {
-        let told = pool.change();
-        if told.contains(" on ") {
-            break;
-        }
-        thread::sleep(Duration::from_millis(200));
-    }
+    pool.yard.nacre(&["pool", "wait", "-t", activity, &pool.name]);
     let told = pool.change();
-    if !told.contains(" on ") {
-        panic!("{what}: {}", pool.status());
-    }
+    assert!(told.contains(" on "), "{what}: {}", pool.status());
+    replaced(pool, late);
     pool.yard.nacre(&["pool", "wait", &pool.name]);
-    assert!(told.contains(" on "), "{what}: {told}");
     pool.is_whole(&what);
     kept.verify(pool, &what);
     pool.yard.nacre(&["pool", "clear", &pool.name]);
@@ -163,7 +159,12 @@ fn devices_that_are_added_are_used_by_what_there_is() {
     // A copy of the log more is all that is left of it.
     assert!(pool.figure("size") + (64 << 20) >= size, "{} {size}", pool.figure("size"));
     pool.yard.nacre(&["pool", "reshape", "--rate", "0", &pool.name]);
-    pool.yard.nacre(&["pool", "remove", "-w", &pool.name, &first]);
+    let gives = pool.yard.nacre(&["pool", "remove", "-w", &pool.name, &first]);
+    assert!(gives.starts_with(&format!("removal of {first} from '{}':\n  usable ", pool.name)), "{gives}");
+    // It is anybody's at once.
+    let other = pool.yard.name("gf");
+    pool.yard.nacre(&["pool", "create", "-m", "none", &other, &first]);
+    pool.yard.nacre(&["pool", "destroy", &other]);
     fs::remove_file(&first).unwrap();
     assert!(fs::read(pool.at.join("file")).unwrap() == Random(4).bytes(160 << 20));
     pool.die();
@@ -180,8 +181,15 @@ fn shapes_that_cannot_be_change_nothing() {
     fs::write(pool.at.join("file"), Random(5).bytes(180 << 20)).unwrap();
     pool.yard.nacre(&["pool", "sync", &name]);
     let (list, history) = (["pool", "list", "-Hpv", "-o", "name,size", &name], ["pool", "history", &name]);
-    let before = (pool.yard.nacre(&list), pool.yard.nacre(&history));
-    let (first, new) = (pool.path(0).to_owned(), pool.fresh());
+    let (first, new, short, tiny) = (pool.path(0).to_owned(), pool.fresh(), pool.fresh(), pool.fresh());
+    File::create(&short).unwrap().set_len(200 << 20).unwrap();
+    File::create(&tiny).unwrap().set_len(2 << 20).unwrap();
+    // Labels and roots of all devices, too.
+    let all = || {
+        let asked = [&list[..], &history, &["pool", "status", "-v", &name], &["pool", "inspect", &name]];
+        asked.map(|words| pool.yard.nacre(words)).concat()
+    };
+    let before = all();
     for (words, why) in [
         (&["remove", &name, "raidz1-1"][..], "out of space"),
         (&["remove", &name, &first], "only whole mirrors can be removed"),
@@ -190,8 +198,11 @@ fn shapes_that_cannot_be_change_nothing() {
         (&["remove", "-s", &name], "none is under way"),
         (&["reshape", "-p", &name], "none is under way"),
         (&["attach", "--size", "100M", &name, "raidz1-1", &new], "device is too small"),
+        (&["attach", &name, "raidz1-1", &short], "device is too small"),
+        (&["attach", "-f", &name, "raidz1-1", &first], "is part of active pool"),
         (&["attach", "--size", "256M", &name, "mirror-0", &new], "can only attach to mirrors and top-level disks"),
         (&["convert", &name, "mirror-0", "raidz2"], "raidz2 needs 3 devices at least"),
+        (&["convert", &name, "mirror-0", "raidz2", &tiny], "too small"),
         (&["convert", &name, "mirror-0", "raid5"], "does not become 'raid5'"),
         (&["convert", &name, "mirror-0", "mirror"], "it is that already"),
         (&["plan", &name, "remove", "mirror-9"], "no such device in pool"),
@@ -200,11 +211,12 @@ fn shapes_that_cannot_be_change_nothing() {
         let (code, said) = pool.yard.refused(&words);
         assert!(code != 0 && said.contains(why), "{words:?}: {said}");
         assert!(!PathBuf::from(&new).exists(), "{words:?} leaves a file");
+        assert_eq!(all(), before, "{words:?}");
     }
-    assert_eq!((pool.yard.nacre(&list), pool.yard.nacre(&history)), before);
+    assert!(fs::read(&short).unwrap().iter().all(|byte| *byte == 0));
     let plan = pool.yard.nacre(&["pool", "plan", &name, "convert", "raidz1-1", "raidz2"]);
     assert!(plan.contains("failures survived  1 now, 1 meanwhile, 2 then"), "{plan}");
     let plan = pool.yard.nacre(&["pool", "plan", &name, "attach", "raidz1-1", &new]);
     assert!(plan.contains("expansion of raidz1-1") && !PathBuf::from(&new).exists(), "{plan}");
-    assert_eq!(pool.yard.nacre(&list), before.0, "a plan changes nothing");
+    assert_eq!(all(), before, "a plan changes nothing");
 }
