@@ -444,10 +444,10 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// What the last change of its shape has moved, bytes.
-    pub fn over_moved(&self) -> Result<u64, Failure> {
+    /// Asks the pool under test how many bytes something is.
+    pub fn over_asked(&self, ask: impl FnOnce(&pools::PoolSite<'_>) -> Result<u64, Failure>) -> Result<u64, Failure> {
         match self.made.last().map(|made| (made.step, &made.point)) {
-            Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| place.moved()),
+            Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), ask),
             _ => Err(Failure::new("not a pool over devices")),
         }
     }

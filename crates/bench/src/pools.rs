@@ -324,6 +324,15 @@ impl PoolSite<'_> {
         of_status(&said, &name()).ok_or_else(|| Failure::new("no change of shape in what 'pool status' says"))
     }
 
+    /// What the first device holds, bytes, where each is for itself.
+    pub fn share(&self) -> Result<u64, Failure> {
+        let said =
+            programs::run(self.command("zpool")?.args(["list", "-Hpv", "-o", "name,alloc", &name()]), &self.log)?;
+        // The pool is the first line.
+        let share = said.lines().nth(1).and_then(|line| line.split('\t').nth(1)).and_then(|share| share.parse().ok());
+        share.ok_or_else(|| Failure::new(format!("no device in '{said}'")))
+    }
+
     /// zfs-fuse tells nobody when it has verified everything, or made a device whole.
     fn wait_for_zfs_fuse(&self) -> Result<(), Failure> {
         let deadline = Deadline::after(programs::SETUP_PATIENCE);

@@ -99,6 +99,8 @@ pub enum Ask {
     OverUsed,
     /// Tells what the last change of shape has moved.
     OverMoved,
+    /// Tells what the first device holds.
+    OverShare,
 }
 
 /// What comes back.
@@ -112,8 +114,8 @@ pub enum Answer {
     Memory(Option<u64>),
     /// Bytes on devices: content of files, and what finds it.
     Used(u64, u64),
-    /// Bytes that were moved.
-    Moved(u64),
+    /// So many bytes.
+    Bytes(u64),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -235,6 +237,13 @@ impl Visit<'_> {
     /// Path of something that [`prepare`] made, through the target.
     pub fn shared(&self, name: &str) -> PathBuf {
         self.root.join(name)
+    }
+}
+
+fn bytes(answer: Answer) -> Result<u64, Failure> {
+    match answer {
+        Answer::Bytes(bytes) => Ok(bytes),
+        other => Err(Failure::new(format!("not an answer about bytes: {other:?}"))),
     }
 }
 

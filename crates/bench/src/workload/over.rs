@@ -78,11 +78,14 @@ impl Visit<'_> {
         self.ask(Ask::Over(ask)).and_then(super::time)
     }
 
+    /// What the last change of shape has moved.
     fn moved(&self) -> Result<u64, Failure> {
-        match self.ask(Ask::OverMoved)? {
-            super::Answer::Moved(bytes) => Ok(bytes),
-            other => Err(Failure::new(format!("not an answer about what was moved: {other:?}"))),
-        }
+        self.ask(Ask::OverMoved).and_then(super::bytes)
+    }
+
+    /// What the first device holds.
+    fn share(&self) -> Result<u64, Failure> {
+        self.ask(Ask::OverShare).and_then(super::bytes)
     }
 
     /// What files take of the devices, and what is free for more, when all is written out.
@@ -196,24 +199,24 @@ pub fn run_space(visit: &mut Visit<'_>) -> Result<(), Failure> {
 }
 
 /// Writes one file after the other, each made durable and removed after the next, as long as it
-/// `goes_on`; returns how many bytes in what time.
-fn write_on(directory: &Path, goes_on: &dyn Fn(Duration) -> bool) -> Result<(u64, Duration), Failure> {
-    let (start, mut bytes) = (clock::now(), 0);
+/// `goes_on`; returns how long one took.
+fn write_on(directory: &Path, goes_on: &dyn Fn(Duration) -> bool) -> Result<Duration, Failure> {
+    let start = clock::now();
     let file = |number: u64| directory.join(format!("beside{}", number % 2));
-    let mut number = 0;
+    let mut number: u64 = 0;
     while goes_on(start.elapsed()) {
         if number > 1 {
             fs::remove_file(file(number)).doing("removing", &file(number))?;
         }
         write(&file(number), BESIDE, number % 7)?;
-        bytes += BESIDE;
         number += 1;
     }
     let elapsed = start.elapsed();
     for number in 0..number.min(2) {
         fs::remove_file(file(number)).doing("removing", &file(number))?;
     }
-    Ok((bytes, elapsed))
+    let count = u32::try_from(number).unwrap_or(u32::MAX);
+    elapsed.checked_div(count).ok_or_else(|| Failure::new("nothing was written meanwhile"))
 }
 
 /// Measures a RAID-Z group of 4 that becomes one of 5, and 5 devices that are each for themselves of
@@ -235,9 +238,9 @@ pub fn run_shapes(visit: &mut Visit<'_>) -> Result<(), Failure> {
         visit.over(OverAsk::Shaped)?;
         visit.room()?;
     }
-    let (bytes, elapsed) = write_on(&visit.own, &|elapsed| elapsed < ALONE)?;
-    visit.sample("shape-alone", elapsed, bytes)?;
+    visit.sample("shape-alone", write_on(&visit.own, &|elapsed| elapsed < ALONE)?, BESIDE)?;
     visit.room()?;
+    let has_to = if rows { SHAPED } else { visit.share()? };
     let (ends, directory) = (AtomicBool::new(false), visit.own.clone());
     let beside = thread::scope(|scope| {
         let writer = scope.spawn(|| write_on(&directory, &|_| !ends.load(Ordering::Relaxed)));
@@ -247,10 +250,8 @@ pub fn run_shapes(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let written = writer.join().map_err(|_| Failure::new("a writer panicked"))?;
         changed.and(written)
     });
-    let (bytes, elapsed) = beside?;
-    visit.sample("shape-beside", elapsed, bytes)?;
-    let has_to = if rows { SHAPED } else { used / (over.devices as u64 + 1) };
-    visit.count("shape-moved", visit.moved()? * MIB / has_to)?;
+    visit.sample("shape-beside", beside?, BESIDE)?;
+    visit.count("shape-moved", visit.moved()? * MIB / has_to.max(1))?;
     if rows {
         let (used_then, free_then) = visit.room()?;
         visit.count("shape-space", used_then.saturating_sub(used) * MIB / SHAPED)?;
