@@ -256,7 +256,7 @@ fn planned(pool: &Imported, intended: &Intended, form: Form) -> Result<Vec<Strin
         Intended::Attach { group, new } => {
             let doing = format!("cannot attach {} to {}", new.display(), group.display());
             let shape = becoming(pool, &doing, group, (None, 1))?;
-            if !matches!(shape.becomes, GroupKind::RaidZ(_)) {
+            if group_named(pool, group).is_none() || !matches!(shape.becomes, GroupKind::RaidZ(_)) {
                 return Err(Refusal::new(Kind::Invalid, format!("{doing}: only RAID-Z groups become wider"))
                     .next("one copy more gives no room"));
             }
@@ -269,7 +269,7 @@ fn planned(pool: &Imported, intended: &Intended, form: Form) -> Result<Vec<Strin
             let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), devices.len()))?;
             let lengths = lengths(devices, shortest(pool, shape.group));
             let outlook = outlook(pool, &doing, &shape, &lengths)?;
-            Ok(lines(pool, head_of_conversion(group, to, &name), &outlook, form))
+            Ok(lines(pool, head_of_conversion(&converted(pool, group, shape.group), to, &name), &outlook, form))
         }
         Intended::Add { devices, groups } => {
             let doing = format!("cannot add to '{name}'");
@@ -297,8 +297,21 @@ fn head_of_expansion(group: &Path, pool: &str) -> String {
     format!("expansion of {} of '{pool}':", group.display())
 }
 
-fn head_of_conversion(group: &Path, to: &str, pool: &str) -> String {
-    format!("conversion of {} of '{pool}' to {to}:", group.display())
+fn head_of_conversion(what: &str, to: &str, pool: &str) -> String {
+    format!("conversion of {what} of '{pool}' to {to}:")
+}
+
+/// What becomes another: a group by its name; of devices that are each for themselves, all of them.
+fn converted(pool: &Imported, word: &Path, group: usize) -> String {
+    let devices = pool.store.on_devices().map(|disks| (disks.kind_of(group), members(disks, group)));
+    let known = pool.devices.read();
+    match devices {
+        Some((GroupKind::Plain, numbers)) => {
+            let paths = numbers.iter().filter_map(|number| known.get(usize::from(*number)));
+            paths.map(|device| device.name()).collect::<Vec<_>>().join(" ")
+        }
+        _ => word.display().to_string(),
+    }
 }
 
 /// Tells what a change would give.
@@ -437,9 +450,10 @@ pub(super) fn convert(
     let doing = format!("cannot convert {}", group.display());
     writable(pool, &doing)?;
     let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), paths.len()))?;
-    let head = head_of_conversion(group, to, &pool.name());
+    let what = converted(pool, group, shape.group);
+    let head = head_of_conversion(&what, to, &pool.name());
     change(pool, &doing, &shape, (paths, size, force), (head, progress))?;
-    pool.reshape.begin(Reshaping::Conversion, &format!("{} to {to}", group.display()))
+    pool.reshape.begin(Reshaping::Conversion, &format!("{what} to {to}"))
 }
 
 /// Moves what there is from full devices to empty ones.
