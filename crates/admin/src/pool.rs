@@ -130,15 +130,14 @@ pub enum PoolRequest {
         /// Their paths, or the names of mirrors.
         devices: Vec<PathBuf>,
     },
-    /// Has devices that hold something, or groups, leave the pool once that was moved. No command asks for
-    /// this yet, nor for the other changes of shape.
+    /// Has devices that hold something, or groups, leave the pool once that was moved.
     Leave {
         /// Their paths, or what groups are called.
         devices: Vec<PathBuf>,
         /// Also where redundancy falls.
         force: bool,
     },
-    /// Makes a group of rows with parity wider.
+    /// Makes a RAID-Z group wider.
     Widen {
         /// What it is called.
         group: PathBuf,
@@ -167,9 +166,14 @@ pub enum PoolRequest {
     /// Something with the change of shape that is under way.
     Reshape(ReshapeOrder),
     /// What a change would give, as notes.
-    Plan(Intended),
-    /// Waits for the end of a change of shape.
-    AwaitReshape,
+    Plan {
+        /// The change.
+        intended: Intended,
+        /// Sizes are bytes.
+        exact: bool,
+    },
+    /// Waits for the end of a change of shape, of this kind if one is named.
+    AwaitReshape(Option<Reshaping>),
     /// Waits until no device is being made whole.
     AwaitResilver,
     /// Uses all of devices that have become longer.
@@ -349,20 +353,17 @@ pub fn run(
         PoolRequest::Attach { beside, new, size, force } => shape::attach(pool, &beside, &new, size, force)?,
         PoolRequest::Detach { device } => shape::detach(pool, &device)?,
         PoolRequest::Remove { devices } => devices.iter().try_for_each(|path| shape::remove(pool, path))?,
-        PoolRequest::Leave { devices, force } => changing::remove(pool, &devices, force)?,
-        PoolRequest::Widen { group, new, size, force } => changing::widen(pool, &group, &new, (size, force))?,
+        PoolRequest::Leave { devices, force } => changing::remove(pool, &devices, force, progress)?,
+        PoolRequest::Widen { group, new, size, force } => {
+            changing::widen(pool, &group, &new, (size, force), progress)?;
+        }
         PoolRequest::Convert { group, to, devices, size, force } => {
-            changing::convert(pool, &group, &to, (&devices, size, force))?;
+            changing::convert(pool, &group, &to, (&devices, size, force), progress)?;
         }
-        PoolRequest::Rebalance => changing::rebalance(pool)?,
+        PoolRequest::Rebalance => changing::rebalance(pool, progress)?,
         PoolRequest::Reshape(order) => pool.reshape.order(&name, order)?,
-        PoolRequest::Plan(intended) => changing::plan(pool, &intended)?.iter().for_each(|line| {
-            progress.note(line);
-        }),
-        PoolRequest::AwaitReshape => {
-            while pool.reshape.job.wait(LOOK_UP) && pool.suspended().is_none() && progress.note("") {}
-            changing::ended(pool)?;
-        }
+        PoolRequest::Plan { intended, exact } => changing::plan(pool, &intended, exact, progress)?,
+        PoolRequest::AwaitReshape(only) => changing::wait(pool, only, progress)?,
         PoolRequest::Offline { devices } => devices.iter().try_for_each(|path| resilver::offline(pool, path))?,
         PoolRequest::Online { devices } => devices.iter().try_for_each(|path| resilver::online(pool, path))?,
         PoolRequest::Replace { old, new, size, force } => resilver::replace(pool, &old, &new, size, force)?,

@@ -319,6 +319,8 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::Memory => mounted.memory().map(Answer::Memory),
         Ask::Over(ask) => mounted.over(*ask).map(Answer::Took),
         Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
+        Ask::OverMoved => mounted.over_asked(|place| place.moved()).map(Answer::Bytes),
+        Ask::OverShare => mounted.over_asked(|place| place.share()).map(Answer::Bytes),
     }
 }
 

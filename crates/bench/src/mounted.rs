@@ -87,6 +87,12 @@ pub enum OverAsk {
     Replace,
     /// Verifies everything.
     Scrub,
+    /// Has the spare device join: RAID-Z becomes wider in the background, others get one more.
+    Join,
+    /// Has the first device leave, in the background.
+    Leave,
+    /// Waits until all lies as it would be written now.
+    Shaped,
     /// Makes a file system with records of this size.
     FileSystem(&'static str),
 }
@@ -346,7 +352,7 @@ impl<'a> Mounted<'a> {
         let fresh = !self.image().exists();
         fs::create_dir_all(&links).doing("creating", &links)?;
         let mut devices = Vec::new();
-        for number in 0..over.devices + usize::from(over.parity > 0) {
+        for number in 0..over.devices + 1 {
             let (image, link) = (self.start.ground.join(format!("disk{number}")), self.link(number));
             if !image.exists() {
                 images::sparse(&image, self.start.limit)?;
@@ -414,6 +420,9 @@ impl<'a> Mounted<'a> {
             OverAsk::Offline => place.offline(),
             OverAsk::Replace => place.replace(),
             OverAsk::Scrub => place.scrub(),
+            OverAsk::Join => place.join(over.parity > 0),
+            OverAsk::Leave => place.let_leave(),
+            OverAsk::Shaped => place.wait_for_shape(),
             OverAsk::FileSystem(record) => place.file_system(record),
         })?;
         Ok(start.elapsed())
@@ -431,6 +440,14 @@ impl<'a> Mounted<'a> {
                 let used = (room.f_blocks - room.f_bfree) * room.f_frsize;
                 Ok((used * pool.over.map_or(1, |over| over.devices as u64 / over.data() as u64), 0))
             }
+            _ => Err(Failure::new("not a pool over devices")),
+        }
+    }
+
+    /// Asks the pool under test how many bytes something is.
+    pub fn over_asked(&self, ask: impl FnOnce(&pools::PoolSite<'_>) -> Result<u64, Failure>) -> Result<u64, Failure> {
+        match self.made.last().map(|made| (made.step, &made.point)) {
+            Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), ask),
             _ => Err(Failure::new("not a pool over devices")),
         }
     }

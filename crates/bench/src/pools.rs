@@ -297,6 +297,42 @@ impl PoolSite<'_> {
         }
     }
 
+    /// Makes a group of RAID-Z wider by the spare device, in the background, or adds it as one that is for
+    /// itself.
+    pub fn join(&self, rows: bool) -> Result<(), Failure> {
+        let (name, new) = (name(), self.spare.display().to_string());
+        match (rows, self.pool.over) {
+            (true, Some(over)) => self.run("zpool", &["attach", "-f", &name, &format!("{}-0", over.word), &new]),
+            _ => self.run("zpool", &["add", "-f", &name, &new]),
+        }
+    }
+
+    /// Has the first device leave, in the background.
+    pub fn let_leave(&self) -> Result<(), Failure> {
+        let device = self.first()?.display().to_string();
+        self.run("zpool", &["remove", &name(), &device])
+    }
+
+    /// Waits for the end of a change of shape.
+    pub fn wait_for_shape(&self) -> Result<(), Failure> {
+        self.run("zpool", &["wait", "-t", "remove,raidz_expand", &name()])
+    }
+
+    /// What the last change of shape has moved, bytes.
+    pub fn moved(&self) -> Result<u64, Failure> {
+        let said = programs::run(self.command("zpool")?.args(["status", "-jp", &name()]), &self.log)?;
+        of_status(&said, &name()).ok_or_else(|| Failure::new("no change of shape in what 'pool status' says"))
+    }
+
+    /// What the first device holds, bytes, where each is for itself.
+    pub fn share(&self) -> Result<u64, Failure> {
+        let said =
+            programs::run(self.command("zpool")?.args(["list", "-Hpv", "-o", "name,alloc", &name()]), &self.log)?;
+        // The pool is the first line.
+        let share = said.lines().nth(1).and_then(|line| line.split('\t').nth(1)).and_then(|share| share.parse().ok());
+        share.ok_or_else(|| Failure::new(format!("no device in '{said}'")))
+    }
+
     /// zfs-fuse tells nobody when it has verified everything, or made a device whole.
     fn wait_for_zfs_fuse(&self) -> Result<(), Failure> {
         let deadline = Deadline::after(programs::SETUP_PATIENCE);
@@ -334,6 +370,14 @@ impl PoolSite<'_> {
             }
         }
     }
+}
+
+/// What a change of shape has moved, as `pool status` says, if it is over.
+fn of_status(text: &str, name: &str) -> Option<u64> {
+    let status: serde_json::Value = serde_json::from_str(text).ok()?;
+    let change = status.get("pools")?.get(name)?.get("reshape")?;
+    let is_over = change.get("state")?.as_str()? == "FINISHED";
+    change.get("moved")?.as_str()?.parse().ok().filter(|_| is_over)
 }
 
 /// What lines of `pool inspect --segments` add up to: content of files and everything else, as bytes
@@ -386,6 +430,9 @@ mod tests {
                     segment 4: Metadata  at 0:2,1:3  open  2 frames in 50 bytes, 2 of 50 bytes alive here, 0 moved away  newest birth 7\n\
                     segment 5: Data  at no place  dead since root 4  1 frames in 9 bytes, 0 of 0 bytes alive here, 0 moved away  newest birth 1";
         assert_eq!(of_segments(text, 1), (500, 100));
+        let status = r#"{"pools":{"tank":{"reshape":{"state":"FINISHED","moved":"300"}}}}"#;
+        assert_eq!(of_status(status, "tank"), Some(300));
+        assert_eq!(of_status(&status.replace("FINISHED", "RUNNING"), "tank"), None);
         assert_eq!((human("1.50G\n"), human("512"), human("x")), (Some(3 << 29), Some(512), None));
     }
 }

@@ -91,6 +91,8 @@ pub enum Group {
     OverDevices,
     /// What files take of several devices.
     Space,
+    /// Devices that join and leave while others use the pool.
+    Shapes,
     /// Given to clients of NFS and SMB.
     Served,
 }
@@ -131,6 +133,7 @@ impl Group {
             Self::Copying => "copying",
             Self::OverDevices => "devices",
             Self::Space => "space",
+            Self::Shapes => "shapes",
             Self::Served => "served",
         }
     }
@@ -170,6 +173,7 @@ impl Group {
             Self::Copying => "a tree of very many small files, copied from another disk (cold, until it is durable)",
             Self::OverDevices => "over several devices, each limited",
             Self::Space => "room on the devices",
+            Self::Shapes => "a device joins (RAID-Z of 4) or leaves (of 5 for themselves)",
             Self::Served => "given to clients of NFS and SMB, on loopback",
         }
     }
@@ -180,7 +184,7 @@ impl Group {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
             Self::Lookups | Self::Changes | Self::BranchData | Self::Unrelated => &[],
             Self::Bonnie | Self::BonnieText | Self::BonnieFiles | Self::SmallWrites | Self::SmallFiles => &[],
-            Self::OverDevices | Self::Space => &[],
+            Self::OverDevices | Self::Space | Self::Shapes => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],
             Self::ManyFiles | Self::ManyDirectories => &["ls"],

@@ -97,6 +97,10 @@ pub enum Ask {
     Over(OverAsk),
     /// Tells what is used of them.
     OverUsed,
+    /// Tells what the last change of shape has moved.
+    OverMoved,
+    /// Tells what the first device holds.
+    OverShare,
 }
 
 /// What comes back.
@@ -110,6 +114,8 @@ pub enum Answer {
     Memory(Option<u64>),
     /// Bytes on devices: content of files, and what finds it.
     Used(u64, u64),
+    /// So many bytes.
+    Bytes(u64),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -234,6 +240,13 @@ impl Visit<'_> {
     }
 }
 
+fn bytes(answer: Answer) -> Result<u64, Failure> {
+    match answer {
+        Answer::Bytes(bytes) => Ok(bytes),
+        other => Err(Failure::new(format!("not an answer about bytes: {other:?}"))),
+    }
+}
+
 fn time(answer: Answer) -> Result<Duration, Failure> {
     match answer {
         Answer::Took(elapsed) => Ok(elapsed),
@@ -268,7 +281,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(
             Group::Versions | Group::Recovery | Group::ManyFiles | Group::Unrelated | Group::ManyDirectories,
         ) => Ok(()),
-        WorkUnit::Whole(Group::OverDevices | Group::Space) => Ok(()),
+        WorkUnit::Whole(Group::OverDevices | Group::Space | Group::Shapes) => Ok(()),
         WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
     }
 }
@@ -309,6 +322,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Copying) => copying::run(visit),
         WorkUnit::Whole(Group::OverDevices) => over::run(visit),
         WorkUnit::Whole(Group::Space) => over::run_space(visit),
+        WorkUnit::Whole(Group::Shapes) => over::run_shapes(visit),
         WorkUnit::Whole(Group::Served) => served::run(visit),
     }
 }

@@ -3,6 +3,7 @@
 
 mod args;
 mod called;
+mod changing;
 pub mod chosen;
 pub mod command;
 mod find;
@@ -14,6 +15,7 @@ mod json;
 mod list;
 pub mod run;
 mod scripts;
+mod shapes;
 mod starting;
 mod status;
 mod tree;

@@ -8,6 +8,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "groups/changing.rs"]
+mod changing;
 mod crashing;
 mod mounting;
 
@@ -58,7 +60,7 @@ impl Grouped {
             };
             parted.push(((first..devices.len()).collect(), parity));
         }
-        let create = ["pool", "create", "--size", size, "-m", at.to_str().unwrap(), &name];
+        let create = ["pool", "create", "-f", "--size", size, "-m", at.to_str().unwrap(), &name];
         yard.nacre(&create.into_iter().chain(words.iter().map(String::as_str)).collect::<Vec<_>>());
         let made = devices.len();
         Grouped { yard, name, at, groups: parted, devices, size, made }

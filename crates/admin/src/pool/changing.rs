@@ -1,8 +1,8 @@
-//! Verbs that change a pool's shape: devices and groups are removed, groups of rows become wider, groups
+//! Verbs that change a pool's shape: devices and groups are removed, RAID-Z groups become wider, groups
 //! become others, devices are evened out; and what each of them would give, before it is done.
 //!
-//! Caller: requests, which no command sends yet. Invariant: what is refused has changed nothing; nothing
-//! that falls in redundancy is done without being forced.
+//! Caller: requests. Invariants: what is refused has changed nothing; nothing that falls in redundancy is
+//! done without being forced; what a change gives is told before it begins.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +18,16 @@ use serde::{Deserialize, Serialize};
 use super::reshape::Reshaping;
 use super::resilver::{note, number_of, writable};
 use super::shape::{Shape, redundancy_of};
-use super::{Phase, devices};
+use super::{LOOK_UP, devices};
 use crate::clock::moment;
 use crate::counted::Counted;
-use crate::{Imported, Kind, Refusal};
+use crate::{Imported, Kind, Progress, Refusal};
 
 /// How much is read to see how fast the devices are, bytes.
 const SAMPLE: u64 = 32 << 20;
+
+/// How a size is written.
+type Form = fn(u64) -> String;
 
 /// A change that may be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +35,7 @@ const SAMPLE: u64 = 32 << 20;
 pub enum Intended {
     /// These devices or this group leave.
     Remove(Vec<PathBuf>),
-    /// A group of rows becomes wider by a device.
+    /// A RAID-Z group becomes wider by a device.
     Attach {
         /// The group.
         group: PathBuf,
@@ -55,6 +58,8 @@ pub enum Intended {
         /// What they are, as in [`super::PoolRequest::Add`].
         groups: Vec<(String, usize)>,
     },
+    /// Devices are evened out.
+    Rebalance,
 }
 
 /// The number of a group by what it is called, such as `mirror-0`.
@@ -85,6 +90,7 @@ fn disks<'a>(pool: &'a Imported, doing: &str) -> Result<&'a Disks, Refusal> {
 
 /// What leaves, by the words that name it: devices, or groups with all of theirs.
 fn removal(pool: &Imported, doing: &str, words: &[PathBuf]) -> Result<NewShape, Refusal> {
+    pool.reshape.is_free(doing)?;
     let disks = disks(pool, doing)?;
     let mut leaving = Vec::new();
     for word in words {
@@ -169,31 +175,36 @@ fn rate(pool: &Imported) -> u64 {
     read.saturating_mul(1000) / (2 * began.elapsed().as_millis() as u64).max(1)
 }
 
-fn lines(pool: &Imported, head: String, outlook: &Outlook) -> Vec<String> {
+fn lines(pool: &Imported, head: String, outlook: &Outlook, form: Form) -> Vec<String> {
     let (now, then) = outlook.usable;
     let (writable, writable_then) = outlook.available;
     let (before, meanwhile, after) = outlook.losses;
     let mut lines = vec![
         head,
-        format!("  usable     {} now, {} then", human_bytes(now), human_bytes(then)),
-        format!("  available  {} now, {} then", human_bytes(writable), human_bytes(writable_then)),
+        format!("  usable     {} now, {} then", form(now), form(then)),
+        format!("  available  {} now, {} then", form(writable), form(writable_then)),
         format!("  failures survived  {before} now, {meanwhile} meanwhile, {after} then"),
     ];
-    lines.push(match (outlook.moves, rate(pool)) {
-        (0, _) => "  to be moved  nothing".to_owned(),
-        (moves, 0) => format!("  to be moved  {}", human_bytes(moves)),
-        (moves, rate) => {
-            let seconds = (moves / rate).max(1);
-            format!("  to be moved  {}, about {} at {}/s", human_bytes(moves), span(seconds), human_bytes(rate))
-        }
-    });
+    lines.push(moved(pool, outlook.moves, form));
     if outlook.lacking > 0 {
-        lines.push(format!("  it does not fit: {} too little", human_bytes(outlook.lacking)));
+        lines.push(format!("  it does not fit: {} too little", form(outlook.lacking)));
     }
     if falls(outlook) {
         lines.push("  redundancy falls: -f is needed".to_owned());
     }
     lines
+}
+
+fn moved(pool: &Imported, moves: u64, form: Form) -> String {
+    let rate = if moves == 0 { 0 } else { rate(pool) };
+    match (moves, moves.checked_div(rate)) {
+        (0, _) => "  to be moved  nothing".to_owned(),
+        (_, None) => format!("  to be moved  {}", form(moves)),
+        (_, Some(seconds)) => {
+            let span = span(seconds.max(1));
+            format!("  to be moved  {}, about {span} at {}/s", form(moves), form(rate))
+        }
+    }
 }
 
 fn span(seconds: u64) -> String {
@@ -221,7 +232,18 @@ fn forced(doing: &str, outlook: &Outlook, force: bool) -> Result<(), Refusal> {
 }
 
 /// What a change would give, as lines.
-pub(super) fn plan(pool: &Imported, intended: &Intended) -> Result<Vec<String>, Refusal> {
+pub(super) fn plan(
+    pool: &Imported,
+    intended: &Intended,
+    exact: bool,
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
+    let form: Form = if exact { |bytes| bytes.to_string() } else { human_bytes };
+    tell(&planned(pool, intended, form)?, progress);
+    Ok(())
+}
+
+fn planned(pool: &Imported, intended: &Intended, form: Form) -> Result<Vec<String>, Refusal> {
     let name = pool.name();
     match intended {
         Intended::Remove(words) => {
@@ -229,25 +251,25 @@ pub(super) fn plan(pool: &Imported, intended: &Intended) -> Result<Vec<String>, 
             let doing = format!("cannot remove {what}");
             let new = removal(pool, &doing, words)?;
             let outlook = outlook(pool, &doing, &new, &[])?;
-            Ok(lines(pool, format!("removal of {what} from '{name}':"), &outlook))
+            Ok(lines(pool, head_of_removal(&what, &name), &outlook, form))
         }
         Intended::Attach { group, new } => {
             let doing = format!("cannot attach {} to {}", new.display(), group.display());
             let shape = becoming(pool, &doing, group, (None, 1))?;
-            if !matches!(shape.becomes, GroupKind::RaidZ(_)) {
-                return Err(Refusal::new(Kind::Invalid, format!("{doing}: only rows with parity become wider"))
-                    .next("a copy more takes no room and gives none"));
+            if group_named(pool, group).is_none() || !matches!(shape.becomes, GroupKind::RaidZ(_)) {
+                return Err(Refusal::new(Kind::Invalid, format!("{doing}: only RAID-Z groups become wider"))
+                    .next("one copy more gives no room"));
             }
             let lengths = lengths(std::slice::from_ref(new), shortest(pool, shape.group));
             let outlook = outlook(pool, &doing, &shape, &lengths)?;
-            Ok(lines(pool, format!("expansion of {} of '{name}':", group.display()), &outlook))
+            Ok(lines(pool, head_of_expansion(group, &name), &outlook, form))
         }
         Intended::Convert { group, to, devices } => {
             let doing = format!("cannot convert {}", group.display());
             let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), devices.len()))?;
             let lengths = lengths(devices, shortest(pool, shape.group));
             let outlook = outlook(pool, &doing, &shape, &lengths)?;
-            Ok(lines(pool, format!("conversion of {} of '{name}' to {to}:", group.display()), &outlook))
+            Ok(lines(pool, head_of_conversion(&converted(pool, group, shape.group), to, &name), &outlook, form))
         }
         Intended::Add { devices, groups } => {
             let doing = format!("cannot add to '{name}'");
@@ -256,13 +278,51 @@ pub(super) fn plan(pool: &Imported, intended: &Intended) -> Result<Vec<String>, 
                 shape.groups.push(NewGroup { kind: GroupKind::Plain, devices: devices.len() });
             }
             let lengths = lengths(devices, shortest(pool, 0));
-            added(pool, &doing, &shape, &lengths)
+            added(pool, &doing, (&shape, &lengths), form)
+        }
+        Intended::Rebalance => {
+            let doing = format!("cannot rebalance '{name}'");
+            disks(pool, &doing)?;
+            pool.reshape.is_free(&doing)?;
+            Ok(vec![format!("rebalance of '{name}':"), moved(pool, pool.store.uneven(), form)])
         }
     }
 }
 
+fn head_of_removal(what: &str, pool: &str) -> String {
+    format!("removal of {what} from '{pool}':")
+}
+
+fn head_of_expansion(group: &Path, pool: &str) -> String {
+    format!("expansion of {} of '{pool}':", group.display())
+}
+
+fn head_of_conversion(what: &str, to: &str, pool: &str) -> String {
+    format!("conversion of {what} of '{pool}' to {to}:")
+}
+
+/// What becomes another: a group by its name; of devices that are each for themselves, all of them.
+fn converted(pool: &Imported, word: &Path, group: usize) -> String {
+    let devices = pool.store.on_devices().map(|disks| (disks.kind_of(group), members(disks, group)));
+    let known = pool.devices.read();
+    match devices {
+        Some((GroupKind::Plain, numbers)) => {
+            let paths = numbers.iter().filter_map(|number| known.get(usize::from(*number)));
+            paths.map(|device| device.name()).collect::<Vec<_>>().join(" ")
+        }
+        _ => word.display().to_string(),
+    }
+}
+
+/// Tells what a change would give.
+fn tell(lines: &[String], progress: &mut dyn Progress) {
+    lines.iter().for_each(|line| {
+        progress.note(line);
+    });
+}
+
 /// What more groups would give.
-fn added(pool: &Imported, doing: &str, shape: &Shape, lengths: &[u64]) -> Result<Vec<String>, Refusal> {
+fn added(pool: &Imported, doing: &str, (shape, lengths): (&Shape, &[u64]), form: Form) -> Result<Vec<String>, Refusal> {
     if shape.devices() != lengths.len() {
         return Err(Refusal::new(Kind::Invalid, format!("{doing}: groups of another number of devices")));
     }
@@ -278,7 +338,7 @@ fn added(pool: &Imported, doing: &str, shape: &Shape, lengths: &[u64]) -> Result
     let then = shape.groups.iter().map(NewGroup::parity).min().map_or(now, |parity| parity.min(now));
     let (usable, available) = ((space.size, space.size + more), (space.available, space.available + more));
     let outlook = Outlook { usable, available, moves: 0, losses: (now, now, then), lacking: 0 };
-    Ok(lines(pool, format!("devices added to '{}':", pool.name()), &outlook))
+    Ok(lines(pool, format!("devices added to '{}':", pool.name()), &outlook, form))
 }
 
 /// Whether a change can begin: none is under way, or a conversion that is turned into another.
@@ -300,15 +360,23 @@ fn named(words: &[PathBuf]) -> String {
 }
 
 /// Takes devices or groups out of the pool that hold something.
-pub(super) fn remove(pool: &Imported, words: &[PathBuf], force: bool) -> Result<(), Refusal> {
-    let doing = format!("cannot remove {}", named(words));
+pub(super) fn remove(
+    pool: &Imported,
+    words: &[PathBuf],
+    force: bool,
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
+    let what = named(words);
+    let doing = format!("cannot remove {what}");
     writable(pool, &doing)?;
     let new = removal(pool, &doing, words)?;
-    forced(&doing, &outlook(pool, &doing, &new, &[])?, force)?;
+    let outlook = outlook(pool, &doing, &new, &[])?;
+    tell(&lines(pool, head_of_removal(&what, &pool.name()), &outlook, human_bytes), progress);
+    forced(&doing, &outlook, force)?;
     pool.store.begin_change(&new, &[], &[]).map_err(|error| Refusal::pool(&doing, &error))?;
     pool.failing.set_redundant();
     pool.pool.grown();
-    pool.reshape.begin(Reshaping::Removal, &named(words))
+    pool.reshape.begin(Reshaping::Removal, &what)
 }
 
 /// Changes a group, perhaps with more devices.
@@ -317,6 +385,7 @@ fn change(
     doing: &str,
     new: &NewShape,
     (paths, size, force): (&[PathBuf], Option<u64>, bool),
+    (head, progress): (String, &mut dyn Progress),
 ) -> Result<(), Refusal> {
     is_free(pool, doing, new)?;
     let mut fresh = devices::fresh(paths, size, force)?;
@@ -325,7 +394,9 @@ fn change(
     let counted = |device| Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
     let counted: Vec<Arc<Counted>> = fresh.devices().into_iter().map(counted).collect();
     let lengths: Vec<u64> = counted.iter().map(|device| device.length()).collect();
-    forced(doing, &outlook(pool, doing, new, &lengths)?, force)?;
+    let outlook = outlook(pool, doing, new, &lengths)?;
+    tell(&lines(pool, head, &outlook, human_bytes), progress);
+    forced(doing, &outlook, force)?;
     fresh.try_writing(doing)?;
     let coming: Vec<Arc<dyn Device>> = counted.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
     let guids: Vec<u64> = coming.iter().map(|_| (pool.opening.entropy)()).collect();
@@ -341,12 +412,13 @@ fn change(
     Ok(())
 }
 
-/// Makes a group of rows wider by a device.
+/// Makes a RAID-Z group wider by a device.
 pub(super) fn widen(
     pool: &Imported,
     group: &Path,
     new: &Path,
     (size, force): (Option<u64>, bool),
+    progress: &mut dyn Progress,
 ) -> Result<(), Refusal> {
     let doing = format!("cannot attach {} to {}", new.display(), group.display());
     writable(pool, &doing)?;
@@ -362,7 +434,8 @@ pub(super) fn widen(
     {
         return Err(Refusal::new(Kind::Invalid, format!("{doing}: device is too small")));
     }
-    change(pool, &doing, &shape, (&paths, size, force))?;
+    let head = head_of_expansion(group, &pool.name());
+    change(pool, &doing, &shape, (&paths, size, force), (head, progress))?;
     pool.reshape.begin(Reshaping::Expansion, &group.display().to_string())
 }
 
@@ -372,30 +445,36 @@ pub(super) fn convert(
     group: &Path,
     to: &str,
     (paths, size, force): (&[PathBuf], Option<u64>, bool),
+    progress: &mut dyn Progress,
 ) -> Result<(), Refusal> {
     let doing = format!("cannot convert {}", group.display());
     writable(pool, &doing)?;
     let shape = becoming(pool, &doing, group, (Some(kind_named(&doing, to)?), paths.len()))?;
-    change(pool, &doing, &shape, (paths, size, force))?;
-    pool.reshape.begin(Reshaping::Conversion, &format!("{} to {to}", group.display()))
+    let what = converted(pool, group, shape.group);
+    let head = head_of_conversion(&what, to, &pool.name());
+    change(pool, &doing, &shape, (paths, size, force), (head, progress))?;
+    pool.reshape.begin(Reshaping::Conversion, &format!("{what} to {to}"))
 }
 
 /// Moves what there is from full devices to empty ones.
-pub(super) fn rebalance(pool: &Imported) -> Result<(), Refusal> {
-    let doing = format!("cannot rebalance '{}'", pool.name());
-    writable(pool, &doing)?;
-    pool.reshape.is_free(&doing)?;
-    disks(pool, &doing)?;
+pub(super) fn rebalance(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    writable(pool, &format!("cannot rebalance '{}'", pool.name()))?;
+    plan(pool, &Intended::Rebalance, false, progress)?;
     pool.reshape.begin(Reshaping::Rebalance, &pool.name())
 }
 
-/// Whether what makes the pool another shape is held up for good, for whoever waits for its end.
-pub(super) fn ended(pool: &Imported) -> Result<(), Refusal> {
-    let report = pool.reshape.report();
-    match (report.phase, report.held_up) {
-        (Phase::Running | Phase::Paused, Some(why)) => {
-            Err(Refusal::new(Kind::Busy, format!("the change of shape of '{}' is held up: {why}", pool.name())))
+/// Waits for the end of a change of shape, of this kind if one is named; tells what holds it up.
+pub(super) fn wait(pool: &Imported, only: Option<Reshaping>, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let (mut told, concerns) = (None, |kind| only.is_none_or(|only| only == kind));
+    while concerns(pool.reshape.report().kind) && pool.reshape.job.wait(LOOK_UP) && progress.note("") {
+        if let Some(why) = pool.suspended() {
+            return Err(Refusal::new(Kind::Io, format!("'{}' does not go on: {why}", pool.name())));
         }
-        _ => Ok(()),
+        let held_up = pool.reshape.report().held_up;
+        if let Some(why) = held_up.as_ref().filter(|why| told.as_ref() != Some(*why)) {
+            progress.note(&format!("the change of shape of '{}' is held up: {why}", pool.name()));
+        }
+        told = held_up;
     }
+    Ok(())
 }

@@ -49,7 +49,7 @@ pub enum Reshaping {
     /// Devices leave.
     #[default]
     Removal,
-    /// A group of rows has become wider.
+    /// A RAID-Z group has become wider.
     Expansion,
     /// A group has become one of another kind.
     Conversion,
@@ -184,7 +184,11 @@ impl Reshape {
             Reshaping::Rebalance => "a rebalance",
         };
         let refusal = Refusal::new(Kind::Busy, format!("{doing}: {name} is under way ({})", state.what));
-        Err(refusal.next("'nacre pool status' shows how far it is, 'nacre pool reshape -s' stops it"))
+        let ends = match state.kind {
+            Reshaping::Conversion => "'nacre pool convert' makes it another",
+            _ => "'nacre pool reshape -s' stops it",
+        };
+        Err(refusal.next(format!("'nacre pool status' shows how far it is, {ends}")))
     }
 
     /// A change has begun.

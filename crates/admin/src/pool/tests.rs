@@ -256,7 +256,7 @@ fn a_removal_goes_on_when_what_is_lost_is_removed() {
     (0..24).for_each(|file| write(&pool, &format!("file{file}"), 500_000));
     ask(&pool, PoolRequest::Sync).unwrap();
     sims[1].fail_reads(true);
-    changing::remove(&pool, &[PathBuf::from("disk1")], false).unwrap();
+    changing::remove(&pool, &[PathBuf::from("disk1")], false, &mut Silent).unwrap();
     let ended = |report: &ReshapeReport| report.phase == Phase::Finished;
     let held_up = |report: &ReshapeReport| report.held_up.as_ref().is_some_and(|why| why.contains("cannot be read"));
     let report = until(&pool, &|report| ended(report) || held_up(report));
@@ -282,11 +282,11 @@ fn a_conversion_is_turned_into_another() {
     ask(&pool, PoolRequest::Sync).unwrap();
     pool.reshape.order("tank", ReshapeOrder::Rate(1)).unwrap();
     let group = PathBuf::from("disk0");
-    let convert = |to: &str| changing::convert(&pool, &group, to, (&[], None, false));
+    let convert = |to: &str| changing::convert(&pool, &group, to, (&[], None, false), &mut Silent);
     convert("raidz1").unwrap();
     let stopped = pool.reshape.order("tank", ReshapeOrder::Stop).unwrap_err().to_string();
     assert!(stopped.contains("convert the group to what it was"), "{stopped}");
-    assert!(changing::rebalance(&pool).unwrap_err().to_string().contains("a conversion is under way"));
+    assert!(changing::rebalance(&pool, &mut Silent).unwrap_err().to_string().contains("a conversion is under way"));
     assert!(convert("raidz1").unwrap_err().to_string().contains("it is that already"));
     convert("mirror").unwrap();
     assert_eq!(pool.reshape.report().phase, Phase::Running);

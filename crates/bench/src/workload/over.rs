@@ -1,8 +1,9 @@
 //! What pools over several devices do: streams, random reads and writes, with one device slow or
-//! missing, made whole, verified; and how much of the devices files take.
+//! missing, made whole, verified; how much of the devices files take; and devices that join and leave.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::{Ask, Material, Visit, timed};
 use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::mounted::OverAsk;
+use crate::target::PoolOf;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -24,6 +26,12 @@ const RAW: u64 = 128 * MIB;
 const VERIFIED: u64 = 512 * MIB;
 /// Random reads and overwrites.
 const RANDOM: usize = 1000;
+/// What lies there when a device joins or leaves, bytes.
+const SHAPED: u64 = 512 * MIB;
+/// What is written beside that, one file after the other, each made durable, bytes.
+const BESIDE: u64 = 32 * MIB;
+/// How long it is written with nothing else going on.
+const ALONE: Duration = Duration::from_secs(5);
 /// Reads of which the slowest are looked at.
 const TAIL: usize = 400;
 
@@ -68,6 +76,26 @@ fn tail(path: &std::path::Path, bytes: u64) -> Result<Duration, Failure> {
 impl Visit<'_> {
     fn over(&self, ask: OverAsk) -> Result<Duration, Failure> {
         self.ask(Ask::Over(ask)).and_then(super::time)
+    }
+
+    /// What the last change of shape has moved.
+    fn moved(&self) -> Result<u64, Failure> {
+        self.ask(Ask::OverMoved).and_then(super::bytes)
+    }
+
+    /// What the first device holds.
+    fn share(&self) -> Result<u64, Failure> {
+        self.ask(Ask::OverShare).and_then(super::bytes)
+    }
+
+    /// What files take of the devices, and what is free for more, when all is written out.
+    fn room(&self) -> Result<(u64, u64), Failure> {
+        // What was removed before is free after the second.
+        self.ask(Ask::Settle)?;
+        self.ask(Ask::Settle)?;
+        let (data, metadata) = self.used()?;
+        let room = rustix::fs::statvfs(&self.own).doing("asking for the free space of", &self.own)?;
+        Ok((data + metadata, room.f_bavail * room.f_frsize))
     }
 
     fn used(&self) -> Result<(u64, u64), Failure> {
@@ -166,6 +194,68 @@ pub fn run_space(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let beyond = now.0.saturating_sub(before.0).saturating_sub(bytes * share / 1000);
         visit.count(space, beyond * MIB / bytes)?;
         visit.count(metadata, now.1.saturating_sub(before.1) * MIB / bytes)?;
+    }
+    Ok(())
+}
+
+/// Writes one file after the other, each made durable and removed after the next, as long as it
+/// `goes_on`; returns how long one took.
+fn write_on(directory: &Path, goes_on: &dyn Fn(Duration) -> bool) -> Result<Duration, Failure> {
+    let start = clock::now();
+    let file = |number: u64| directory.join(format!("beside{}", number % 2));
+    let mut number: u64 = 0;
+    while goes_on(start.elapsed()) {
+        if number > 1 {
+            fs::remove_file(file(number)).doing("removing", &file(number))?;
+        }
+        write(&file(number), BESIDE, number % 7)?;
+        number += 1;
+    }
+    let elapsed = start.elapsed();
+    for number in 0..number.min(2) {
+        fs::remove_file(file(number)).doing("removing", &file(number))?;
+    }
+    let count = u32::try_from(number).unwrap_or(u32::MAX);
+    elapsed.checked_div(count).ok_or_else(|| Failure::new("nothing was written meanwhile"))
+}
+
+/// Measures a RAID-Z group of 4 that becomes one of 5, and 5 devices that are each for themselves of
+/// which one leaves: what is moved, and what becomes of those who write meanwhile.
+pub fn run_shapes(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    let Some((pool, over)) = visit.pool.and_then(|pool| Some((pool, pool.over?))) else { return Ok(()) };
+    let rows = match (pool.by, over.word, over.devices) {
+        (PoolOf::Nacre, "raidz1", 5) => true,
+        (PoolOf::Nacre, "", 4) => false,
+        _ => return Ok(()),
+    };
+    if !rows {
+        visit.over(OverAsk::Join)?;
+    }
+    write(&visit.own.join("shaped"), SHAPED, 5)?;
+    let (used, free) = visit.room()?;
+    if rows {
+        visit.over(OverAsk::Leave)?;
+        visit.over(OverAsk::Shaped)?;
+        visit.room()?;
+    }
+    visit.sample("shape-alone", write_on(&visit.own, &|elapsed| elapsed < ALONE)?, BESIDE)?;
+    visit.room()?;
+    let has_to = if rows { SHAPED } else { visit.share()? };
+    let (ends, directory) = (AtomicBool::new(false), visit.own.clone());
+    let beside = thread::scope(|scope| {
+        let writer = scope.spawn(|| write_on(&directory, &|_| !ends.load(Ordering::Relaxed)));
+        let changed =
+            visit.over(if rows { OverAsk::Join } else { OverAsk::Leave }).and_then(|_| visit.over(OverAsk::Shaped));
+        ends.store(true, Ordering::Relaxed);
+        let written = writer.join().map_err(|_| Failure::new("a writer panicked"))?;
+        changed.and(written)
+    });
+    visit.sample("shape-beside", beside?, BESIDE)?;
+    visit.count("shape-moved", visit.moved()? * MIB / has_to.max(1))?;
+    if rows {
+        let (used_then, free_then) = visit.room()?;
+        visit.count("shape-space", used_then.saturating_sub(used) * MIB / SHAPED)?;
+        visit.count("shape-room", free.saturating_sub(free_then) * MIB / free.max(1))?;
     }
     Ok(())
 }

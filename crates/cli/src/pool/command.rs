@@ -1,6 +1,7 @@
 //! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
 //! ZFS'. Pure; what was given is read by [`super::verb`].
 
+use super::changing;
 use crate::clap_args::{self, flag, json};
 use clap::{Arg, ArgAction, Command, value_parser};
 use std::ffi::OsString;
@@ -30,7 +31,6 @@ pub fn command() -> Command {
         replace(),
         attach(),
         detach(),
-        remove(),
         labelclear(),
         inspect(),
         check(),
@@ -53,6 +53,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(verbs)
+        .subcommands(changing::commands())
         .subcommands(unserved)
 }
 
@@ -353,9 +354,14 @@ fn wait() -> Command {
         .about("Wait for the end of what a pool does by itself")
         .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub,trim tank")
         .arg(
-            option('t', "activity", "ACTIVITY,...", "For what: scrub, resilver, trim, free [default: all]")
-                .value_delimiter(',')
-                .action(ArgAction::Append),
+            option(
+                't',
+                "activity",
+                "ACTIVITY,...",
+                "For what: scrub, resilver, remove, raidz_expand, convert, rebalance, trim, free [default: all]",
+            )
+            .value_delimiter(',')
+            .action(ArgAction::Append),
         )
         .arg(one_pool())
 }
@@ -419,15 +425,16 @@ fn replace() -> Command {
 
 fn attach() -> Command {
     Command::new("attach")
-        .about("Make a device one more copy of a mirror, or a mirror of one that is for itself")
-        .after_help("Examples:\n  nacre pool attach tank /dev/sdb /dev/sdc\n  nacre pool attach -w tank /dev/sdb /dev/sdd\n\nIt gets everything in the background; `status` shows how far it is.")
+        .about("Make a device one more copy of a mirror, a mirror of one that is for itself, or a RAID-Z group wider")
+        .after_help("Examples:\n  nacre pool attach tank /dev/sdb /dev/sdc\n  nacre pool attach -w tank /dev/sdb /dev/sdd\n  nacre pool attach tank raidz1-0 /dev/sde\n\nIt gets everything, or its part, in the background; `status` shows how far it is.")
         .arg(flag('f', "force", "Also one that holds something else"))
         .arg(flag('w', "wait", "Wait until it has everything"))
+        .arg(flag('n', "only-say", "Only say what a device more would give a group").conflicts_with("wait"))
         .args(without_effect("s"))
         .arg(several('o', "properties", "ashift=NUMBER", "").hide(true))
         .arg(size())
         .arg(one_pool())
-        .arg(clap_args::path("DEVICE", "The one that is there, and the new one").num_args(2))
+        .arg(clap_args::path("DEVICE", "The one that is there, or the group, and the new one").num_args(2))
 }
 
 fn detach() -> Command {
@@ -436,14 +443,6 @@ fn detach() -> Command {
         .after_help("Examples:\n  nacre pool detach tank /dev/sdc")
         .arg(one_pool())
         .arg(clap_args::path("DEVICE", "Which"))
-}
-
-fn remove() -> Command {
-    Command::new("remove")
-        .about("Take spares or devices for the log out of a pool")
-        .after_help("Examples:\n  nacre pool remove tank /dev/sdf\n  nacre pool remove tank mirror-1\n\nA mirror for the log goes by its name. Other devices cannot be taken out; `detach` takes them out of mirrors.")
-        .arg(one_pool())
-        .arg(clap_args::path("DEVICE", "Which; or the name of a mirror for the log").num_args(1..))
 }
 
 fn labelclear() -> Command {

@@ -10,7 +10,9 @@ use super::{
     tree::{self, ROOT, Vdev},
     vdevs,
 };
-use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures, Phase, ScrubReport, Status, properties};
+use nacre_admin::pool::{
+    DeviceFigures, Figures, GroupFigures, Phase, ReshapeReport, Reshaping, ScrubReport, Status, properties,
+};
 use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
@@ -221,6 +223,55 @@ fn root_head(pool: &Figures, name: &str, form: PoolForm) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// A change of shape that is under way, or was last: in the fields of ZFS where it has such, and in one
+/// that tells of all.
+fn reshape(report: &ReshapeReport, form: PoolForm) -> Vec<(String, Value)> {
+    let (state, state_there) = match report.phase {
+        Phase::Never => return Vec::new(),
+        Phase::Running => ("RUNNING", "SCANNING"),
+        Phase::Paused => ("PAUSED", "SCANNING"),
+        Phase::Finished => ("FINISHED", "FINISHED"),
+        Phase::Canceled => ("CANCELED", "CANCELED"),
+    };
+    let (started, total) = (time(report.started, form), report.moved + report.left);
+    let ended = time(if state_there == "SCANNING" { 0 } else { report.ended }, form);
+    let mut fields = vec![(
+        "reshape".to_owned(),
+        json!({
+            "kind": report.kind,
+            "what": report.what,
+            "state": state,
+            "start_time": started,
+            "end_time": ended,
+            "paused": time(if state == "PAUSED" { report.ended } else { 0 }, form),
+            "moved": bytes(report.moved, form),
+            "left": bytes(report.left, form),
+            "speed": bytes(report.speed(), form),
+            "rate": bytes(report.rate, form),
+            "held_up": report.held_up,
+        }),
+    )];
+    let (all, done) = (bytes(total, form), bytes(report.moved, form));
+    match report.kind {
+        Reshaping::Removal => fields.push((
+            "removal_stats".to_owned(),
+            json!({
+                "name": report.what, "state": state_there, "removing_vdev": report.what, "start_time": started,
+                "end_time": ended, "to_copy": all, "copied": done, "mapping_memory": bytes(0, form),
+            }),
+        )),
+        Reshaping::Expansion => fields.push((
+            "raidz_expand_stats".to_owned(),
+            json!({
+                "name": report.what, "state": state_there, "expanding_vdev": report.what, "start_time": started,
+                "end_time": ended, "to_reflow": all, "reflowed": done, "waiting_for_resilver": exactly(0, form),
+            }),
+        )),
+        Reshaping::Conversion | Reshaping::Rebalance => {}
+    }
+    fields
+}
+
 /// The health of pools.
 pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     let form = shown.form;
@@ -254,6 +305,7 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
             fields.insert("errlist".to_owned(), json!(status.names));
         }
         // What a pool of ours has beyond that.
+        fields.extend(reshape(&status.reshape, form));
         fields.insert("suspended".to_owned(), json!(figures.suspended));
         fields.insert("process".to_owned(), json!(figures.process));
         fields.insert("since".to_owned(), json!(figures.since));
@@ -299,6 +351,9 @@ fn tree(figures: &Figures, class: &str, shown: &status::StatusView) -> Map<Strin
         own(&mut fields, vec![("slow_ios", exactly(0, form))]);
         if device.resilvering {
             own(&mut fields, vec![("resilvering", json!(true))]);
+        }
+        if device.leaving {
+            own(&mut fields, vec![("removing", json!(true))]);
         }
         if shown.flat {
             own(&mut fields, vec![("parent", json!(parent(device)))]);

@@ -120,7 +120,8 @@ pub fn vdev_value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("allocated", _) => size_of(allocated),
         ("free", _) => size_of(size.saturating_sub(allocated)),
         ("fragmentation", _) => {
-            let held: u64 = devices.iter().map(|device| device.occupied.saturating_sub(device.allocated)).sum();
+            let staying = devices.iter().filter(|device| !device.leaving);
+            let held: u64 = staying.map(|device| device.occupied.saturating_sub(device.allocated)).sum();
             share(percent(held, devices.iter().map(|device| device.free()).sum()))
         }
         ("capacity", _) => share(percent(allocated, size)),

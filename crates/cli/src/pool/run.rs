@@ -10,6 +10,7 @@ use super::{
     iostat::{self, IostatColumns},
     json, list,
     scripts::{self, Columns},
+    shapes,
     starting::{cache, check_properties, failed, start},
     status, tree, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
@@ -18,7 +19,10 @@ use super::{
 };
 use crate::{clock, output::print};
 use nacre_admin::{
-    pool::{DeviceFigures, Figures, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices, shape::Shape},
+    pool::{
+        DeviceFigures, Figures, Intended, Line, Phase, PoolAnswer, PoolRequest, Reshaping, ScrubOrder, Status, devices,
+        shape::Shape,
+    },
     watch::Event,
 };
 use nacre_daemon::{
@@ -149,16 +153,30 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 done(&owned, "", PoolRequest::AwaitResilver)?;
             }
         }
-        PoolVerb::Attach { name, beside, new, size, force, wait } => {
+        PoolVerb::Attach { name, beside: group, new, only_say: true, .. } => {
+            let owned = client::owned(&name)?;
+            let group = shapes::parts(&owned, "attach", vec![group])?.pop().unwrap_or_default();
+            shapes::plan(&owned, Intended::Attach { group, new }, false)?;
+        }
+        PoolVerb::Attach { name, beside, new, size, force, wait, .. } => {
             let owned = client::owned(&name)?;
             let doing = format!("cannot attach {} to {}", new.display(), beside.display());
-            let beside = known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default();
+            let is_group = shapes::is_group(&owned, &beside)?;
+            let beside = match is_group {
+                true => beside,
+                false => known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default(),
+            };
             if size.is_none() {
                 not_in_use(std::slice::from_ref(&new))?;
             }
-            done(&owned, command, PoolRequest::Attach { beside, new, size, force })?;
+            let request = match is_group {
+                true => PoolRequest::Widen { group: beside, new, size, force },
+                false => PoolRequest::Attach { beside, new, size, force },
+            };
+            owned.pool(command, request, &mut say)?;
             if wait {
-                done(&owned, "", PoolRequest::AwaitResilver)?;
+                let end = if is_group { PoolRequest::AwaitReshape(None) } else { PoolRequest::AwaitResilver };
+                done(&owned, "", end)?;
             }
         }
         PoolVerb::Detach { name, device } => {
@@ -166,15 +184,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let device = known(&owned, "detach", vec![device])?.pop().unwrap_or_default();
             done(&owned, command, PoolRequest::Detach { device })?;
         }
-        PoolVerb::Remove { name, devices } => {
-            let owned = client::owned(&name)?;
-            let groups: Vec<String> = list_of(&owned)?.groups.into_iter().map(|group| group.name).collect();
-            // Mirrors go by their names.
-            let is_group = |word: &PathBuf| groups.iter().any(|name| word.as_path() == Path::new(name));
-            let of = |word: PathBuf| if is_group(&word) { Ok(vec![word]) } else { known(&owned, "remove", vec![word]) };
-            let devices = devices.into_iter().map(of).collect::<Result<Vec<_>, _>>()?.concat();
-            done(&owned, command, PoolRequest::Remove { devices })?;
-        }
+        PoolVerb::Changing(what) => shapes::run(what, command)?,
         PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
             done(&client::owned(&pool)?, command, PoolRequest::Set { name, value })?;
@@ -216,6 +226,10 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             for (activity, request) in [
                 ("resilver", PoolRequest::AwaitResilver),
                 ("replace", PoolRequest::AwaitResilver),
+                ("remove", PoolRequest::AwaitReshape(Some(Reshaping::Removal))),
+                ("raidz_expand", PoolRequest::AwaitReshape(Some(Reshaping::Expansion))),
+                ("convert", PoolRequest::AwaitReshape(Some(Reshaping::Conversion))),
+                ("rebalance", PoolRequest::AwaitReshape(Some(Reshaping::Rebalance))),
                 ("scrub", PoolRequest::AwaitScrub),
                 ("trim", PoolRequest::AwaitTrim),
                 ("free", PoolRequest::AwaitFree),
@@ -265,7 +279,7 @@ pub fn typed(program: &str) -> String {
 }
 
 /// A note that is the answer.
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     if !line.is_empty() {
         // Whoever has seen enough closes the output.
         let _ = writeln!(std::io::stdout(), "{line}");
@@ -279,7 +293,7 @@ fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> R
     last.map_or(Ok(()), Err)
 }
 
-fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
+pub(super) fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     owned.pool(command, request, &mut tell).map(drop)
 }
 
@@ -516,7 +530,7 @@ impl Layout {
 }
 
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
-fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
+pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
         // One that was taken out is nobody's.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
@@ -562,7 +576,7 @@ fn would_add(
     print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{}", layout.text()))
 }
 
-fn list_of(owned: &Owned) -> Result<Figures, Failure> {
+pub(super) fn list_of(owned: &Owned) -> Result<Figures, Failure> {
     match owned.pool("", PoolRequest::List, &mut tell)? {
         PoolAnswer::Listed(figures) => Ok(*figures),
         _ => Ok(Figures::default()),

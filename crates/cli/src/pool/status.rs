@@ -1,6 +1,7 @@
 //! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
 use super::{
+    changing,
     form::PoolForm,
     scripts::Columns,
     tree::{self, Vdev},
@@ -82,6 +83,9 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     }
     if let Some(scan) = scan(&status.scrub, figures.now) {
         text.push_str(&format!("  scan: {scan}\n"));
+    }
+    if let Some((heading, words)) = changing::status(&status.reshape, figures.now) {
+        text.push_str(&format!("{heading}: {words}\n"));
     }
     text.push_str("config:\n\n");
     text.push_str(&config(figures, shown, more));
@@ -355,7 +359,7 @@ fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> Stri
         _ => "",
     };
     let trim = if shown.trim { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
-    why.to_owned() + &trim + if device.resilvering { "  (resilvering)" } else { "" }
+    why.to_owned() + &trim + if device.resilvering { "  (resilvering)" } else { changing::remark(device) }
 }
 
 /// The tree of groups and devices with their errors.

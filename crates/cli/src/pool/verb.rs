@@ -1,6 +1,8 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
-use super::{args, called::Called, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status};
+use super::{
+    args, called::Called, changing, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status,
+};
 use crate::clap_args::texts;
 use clap::ArgMatches;
 use nacre_admin::pool::{Extent, ScrubOrder, TrimOrder, inspect::Wanted, properties};
@@ -50,11 +52,11 @@ pub enum PoolVerb {
     /// Put another device in the place of one.
     Replace { name: String, old: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
     /// One more copy beside a device.
-    Attach { name: String, beside: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
+    Attach { name: String, beside: PathBuf, new: PathBuf, size: Option<u64>, force: bool, only_say: bool, wait: bool },
     /// Take a device out of its mirror.
     Detach { name: String, device: PathBuf },
-    /// Take spares or devices for the log out.
-    Remove { name: String, devices: Vec<PathBuf> },
+    /// Change the shape of a pool.
+    Changing(changing::Changing),
     /// Set one.
     Set { name: String, value: String, pool: String },
     /// Show what was done.
@@ -318,12 +320,23 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
         "wait" => {
             let all = texts(matches, "activity");
             if let Some(other) = all.iter().find(|activity| {
-                !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"]
-                    .contains(&activity.as_str())
+                ![
+                    "scrub",
+                    "resilver",
+                    "free",
+                    "initialize",
+                    "replace",
+                    "remove",
+                    "raidz_expand",
+                    "convert",
+                    "rebalance",
+                    "trim",
+                    "discard",
+                ]
+                .contains(&activity.as_str())
             }) {
-                return Err(
-                    Failure::usage(format!("there is no activity '{other}'")).next("scrub, resilver, trim, free")
-                );
+                return Err(Failure::usage(format!("there is no activity '{other}'"))
+                    .next("scrub, resilver, remove, raidz_expand, convert, rebalance, trim, free"));
             }
             PoolVerb::Wait { name: pool(), activities: all }
         }
@@ -374,10 +387,13 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             let beside = named.next().unwrap_or_default();
             let new = args::devices(named.collect())?.pop().unwrap_or_default();
             let (size, force, wait) = (bytes(matches, "size")?, flag("force"), flag("wait"));
-            PoolVerb::Attach { name: pool(), beside, new, size, force, wait }
+            PoolVerb::Attach { name: pool(), beside, new, size, force, only_say: flag("only-say"), wait }
         }
         "detach" => PoolVerb::Detach { name: pool(), device: paths(matches, "DEVICE").pop().unwrap_or_default() },
-        "remove" => PoolVerb::Remove { name: pool(), devices: paths(matches, "DEVICE") },
+        "remove" | "convert" | "rebalance" | "reshape" | "plan" => match changing::parse(verb, matches)? {
+            Some(what) => PoolVerb::Changing(what),
+            None => return Err(Failure::usage(format!("unknown command {verb}"))),
+        },
         "labelclear" => PoolVerb::LabelClear {
             device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),

@@ -72,10 +72,11 @@ impl Pool {
         self.admin.lock().catalog.history()
     }
 
-    /// The store has got larger: a device was added.
+    /// The store has got larger or smaller: devices were added, have become longer, leave.
     pub fn grown(&self) {
         let size = self.storage.size();
         self.admin.lock().quota_tree().resize(size);
+        self.reservations.measure();
     }
 
     /// Visits a stored tree: for dumps.

@@ -166,8 +166,15 @@ impl Store {
         if most.taken <= least.taken + EVEN {
             return 0;
         }
+        // What lies in copies is moved once, and so is parity not.
+        let (mut content, mut all) = (0, 0);
+        for segment in self.map.read().table.segments().values().filter(|segment| !segment.place.is_empty()) {
+            content += bytes(segment);
+            all += bytes(segment) * segment.place.len() as u64 / segment.place.width() as u64;
+        }
         let slots = most.slots.min(least.slots).max(1);
-        (most.taken - least.taken) * slots * self.slot / 2000
+        let uneven = (most.taken - least.taken) * slots * self.slot / 2000;
+        (u128::from(uneven) * content as u128 / (all as u128).max(1)) as u64
     }
 
     /// The fullest device or group, and the emptiest.

@@ -152,7 +152,7 @@ fn what_cannot_leave_stays() {
     assert!(model.store().shape_change().is_none());
     let one = Model::new(&[(GroupKind::RaidZ(1), 2)], &[64], 33);
     let refused = without(&one, &[0]).unwrap_err().to_string();
-    assert!(refused.contains("need 2 devices"), "{refused}");
+    assert!(refused.contains("needs 2 devices"), "{refused}");
     let refused = without(&one, &[0, 1]).unwrap_err().to_string();
     assert!(refused.contains("nothing would be left"), "{refused}");
 }

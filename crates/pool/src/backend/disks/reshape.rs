@@ -85,7 +85,7 @@ impl Disks {
             match kind {
                 GroupKind::Mirror => return refused("only whole mirrors can be removed: detach a device of one"),
                 GroupKind::RaidZ(parity) if all - leaving.len() <= usize::from(parity) => {
-                    return refused(format!("rows with parity {parity} need {} devices at least", parity + 1));
+                    return refused(format!("raidz{parity} needs {} devices at least", parity + 1));
                 }
                 GroupKind::Plain | GroupKind::RaidZ(_) => {}
             }
@@ -115,7 +115,7 @@ impl Disks {
             && new.leaving.len() < layout.members(new.group).count()
             && count <= usize::from(parity)
         {
-            return refused(format!("rows with parity {parity} need {} devices at least", parity + 1));
+            return refused(format!("raidz{parity} needs {} devices at least", parity + 1));
         }
         if new.becomes == GroupKind::Mirror && count < 2 && new.leaving.is_empty() {
             return refused("a mirror needs two devices at least");
