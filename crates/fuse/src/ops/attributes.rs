@@ -1,7 +1,7 @@
 //! Attributes: reading and changing them, symbolic links' targets, the figures of the file system.
 
 use crate::{
-    door::{Door, caller},
+    door::{Door, LASTING, caller},
     failure::Outcome,
     self_io::replacing,
     wire, writeback,
@@ -23,6 +23,8 @@ impl Door {
             Some(_) => self.attr_time_by_file(header.nodeid, &node, &attr),
             None => self.attr_time(header.nodeid, &node, &attr),
         };
+        // Who asks by an open file closes it later.
+        self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
@@ -30,6 +32,7 @@ impl Door {
         let kept = self.root_is_taken(header.nodeid);
         let (node, attr) = self.attributes(header, fh)?;
         let valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
+        self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
         Ok(reply.statx(&wire::statx_out(&attr, valid))?)
     }
 
@@ -85,6 +88,8 @@ impl Door {
                 times.agreed(attr.mtime);
             }
         }
+        // Whoever made or wrote the file has it open.
+        self.inodes.keeps(header.nodeid, valid >= LASTING && attr.kind != Kind::File);
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
