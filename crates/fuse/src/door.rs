@@ -35,6 +35,8 @@ use std::{
 
 /// How long attributes are kept that the kernel asked for to seek in a file that may be stored to.
 const SOUGHT: Duration = Duration::from_millis(10);
+/// What the kernel keeps for at least this long, it is told of when it changes.
+pub(crate) const LASTING: Duration = Duration::from_secs(60);
 
 /// One mount's worth of state between the kernel and a layer.
 pub(crate) struct Door {
@@ -242,12 +244,9 @@ impl Door {
         if let Some(known) = registered.known {
             self.layer.adopt(&known, &entry.node);
         }
-        let mut out = wire::entry(
-            registered.nodeid,
-            &entry.attr,
-            names,
-            self.attr_time(registered.nodeid, &entry.node, &entry.attr),
-        );
+        let attributes = self.attr_time(registered.nodeid, &entry.node, &entry.attr);
+        self.inodes.keeps(registered.nodeid, attributes >= LASTING);
+        let mut out = wire::entry(registered.nodeid, &entry.attr, names, attributes);
         out.generation = self.generation(&entry.attr).into();
         out
     }
@@ -257,8 +256,17 @@ impl Door {
         let mut out = self.found(entry, parent_ino, names);
         if entry.attr.kind == Kind::File && self.writeback.on() {
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
+            self.inodes.keeps(out.nodeid, false);
         }
         out
+    }
+
+    /// A file is read or written to. Where the kernel collects writes, it drops the number of blocks
+    /// when the file is closed, of which nothing is heard here (fs/fuse/file.c, `fuse_flush()`).
+    pub fn used(&self, nodeid: u64) {
+        if self.writeback.on() {
+            self.inodes.keeps(nodeid, false);
+        }
     }
 
     /// Takes look-ups back.

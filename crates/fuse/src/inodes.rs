@@ -341,9 +341,15 @@ impl Inodes {
         Some(self.outer(nodeid(shard_number, place, reuse)))
     }
 
-    /// The same, of a file that the kernel is known to know.
-    pub fn find_held(&self, id: &FileId) -> Option<u64> {
-        self.numbers.as_ref().map_or_else(|| self.find(id), |numbers| numbers.find_held(id))
+    /// The kernel was given attributes of a file to keep, or keeps some of them no more. Only of
+    /// layers whose files are found by their numbers this is remembered.
+    pub fn keeps(&self, nodeid: u64, kept: bool) {
+        self.numbers.iter().for_each(|numbers| numbers.keeps(nodeid, kept));
+    }
+
+    /// Whether it keeps all attributes of the file with a number, as far as is known.
+    pub fn is_kept(&self, number: u64) -> bool {
+        self.numbers.as_ref().is_some_and(|numbers| numbers.is_kept(number))
     }
 
     /// Whether the kernel knows the file of a node id.

@@ -28,7 +28,7 @@ use file::DatasetFile;
 use mounted_tree::{CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
-use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
+use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView, Wanted};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
@@ -37,6 +37,7 @@ use nacre_vfs::{
 };
 use numbers::Numbers;
 use std::{
+    cell::RefCell,
     fmt,
     sync::{
         Arc,
@@ -798,29 +799,32 @@ impl Dataset {
                 return Ok(());
             }
         }
-        let visited =
-            files.visit(&file_node.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
-                some = true;
-                let name = match Name::new(seen.name) {
-                    Ok(name) => name,
-                    Err(error) => {
-                        outcome = Err(error);
-                        return false;
-                    }
-                };
-                let ino = file_node.tree.shown(seen.number);
-                let entry = seen.row.map(|row| Entry {
-                    attr: attr(self.current.files.id(), ino, row),
-                    node: Node::new(Arc::new(ListedNode::new(&file_node.tree, seen.number))),
-                });
-                sink.push(DirEntry {
-                    name,
-                    ino,
-                    kind: Some(translate::kind_of_type(seen.file_type)),
-                    next: span.after(seen.sequence),
-                    entry,
-                })
+        let expected = sink.room(attributes);
+        let sink = RefCell::new(sink);
+        let wants = |number| sink.borrow().wants_number(file_node.tree.shown(number));
+        let wanted = attributes.then_some(&wants as Wanted<'_>);
+        let visited = files.visit(&file_node.inode, (span.behind, span.end), wanted, expected, &mut |seen| {
+            some = true;
+            let name = match Name::new(seen.name) {
+                Ok(name) => name,
+                Err(error) => {
+                    outcome = Err(error);
+                    return false;
+                }
+            };
+            let ino = file_node.tree.shown(seen.number);
+            let entry = seen.row.map(|row| Entry {
+                attr: attr(self.current.files.id(), ino, row),
+                node: Node::new(Arc::new(ListedNode::new(&file_node.tree, seen.number))),
             });
+            sink.borrow_mut().push(DirEntry {
+                name,
+                ino,
+                kind: Some(translate::kind_of_type(seen.file_type)),
+                next: span.after(seen.sequence),
+                entry,
+            })
+        });
         visited.map_err(errno)?;
         if !some {
             file_node.tree.ends.ended(&span);

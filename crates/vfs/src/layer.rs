@@ -95,6 +95,12 @@ pub trait DirSink {
         true
     }
 
+    /// The same for the file with this number, where files are found by their numbers.
+    fn wants_number(&self, number: u64) -> bool {
+        let _ = number;
+        true
+    }
+
     /// About how many entries there is room for: a hint to whoever reads them ahead.
     fn room(&self, attributes: bool) -> usize {
         let _ = attributes;

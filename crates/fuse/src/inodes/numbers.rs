@@ -1,8 +1,8 @@
 //! The inode table of layers whose files are found again by their numbers: node ids are inode
 //! numbers, and only files that are open have a record.
 //!
-//! Called by `inodes.rs` alone, which asks this instead of its own table. What else is kept is one
-//! bit for each file that the kernel knows, so that a listing does not tell it again what it has,
+//! Called by `inodes.rs` alone, which asks this instead of its own table. What else is kept is two
+//! bits for each file that the kernel knows, so that a listing does not tell it again what it has,
 //! how often it was looked up where that was more than once, and how the last files were used.
 //! Invariants:
 //! * a file is known until all its look-ups are taken back: FORGET may be overtaken by later
@@ -171,9 +171,14 @@ impl Numbers {
         number == self.root.ino || self.known.has(number)
     }
 
-    /// The same for one that it does know.
-    pub fn find_held(&self, id: &FileId) -> Option<u64> {
-        self.find(id).filter(|_| self.known.has(id.ino))
+    /// The kernel was given attributes of a file to keep, or keeps them no more.
+    pub fn keeps(&self, nodeid: u64, kept: bool) {
+        self.known.keeps(self.inner(nodeid), kept);
+    }
+
+    /// Whether it keeps them.
+    pub fn is_kept(&self, number: u64) -> bool {
+        self.known.is_kept(number)
     }
 
     /// The kernel takes look-ups back. When it does not know a file any more, what is left of its
@@ -246,6 +251,8 @@ struct Set {
 
 struct Chunk {
     words: Box<[u64; WORDS]>,
+    /// Which of them the kernel keeps the attributes of.
+    kept: Box<[u64; WORDS]>,
     live: u32,
     /// Look-ups of the same file but for one; of those with more than that.
     again: HashMap<u64, u64>,
@@ -278,6 +285,22 @@ impl Set {
         self.shard(at).lock().get(&at).and_then(|chunk| chunk.words.get(word)).is_some_and(|word| word & bit != 0)
     }
 
+    /// Of those that are not in the set nothing is kept.
+    fn keeps(&self, number: u64, kept: bool) {
+        let (at, word, bit) = Set::place(number);
+        let mut shard = self.shard(at).lock();
+        let Some(chunk) = shard.get_mut(&at) else { return };
+        let is_there = chunk.words.get(word).is_some_and(|word| word & bit != 0);
+        if let Some(word) = chunk.kept.get_mut(word) {
+            *word = if kept && is_there { *word | bit } else { *word & !bit };
+        }
+    }
+
+    fn is_kept(&self, number: u64) -> bool {
+        let (at, word, bit) = Set::place(number);
+        self.shard(at).lock().get(&at).and_then(|chunk| chunk.kept.get(word)).is_some_and(|word| word & bit != 0)
+    }
+
     /// Whether there is one from `from` to `to`.
     fn any(&self, from: u64, to: u64) -> bool {
         let within = Set::place(from).0..=Set::place(to).0;
@@ -300,8 +323,12 @@ impl Set {
     fn insert(&self, number: u64) {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
-        let chunk =
-            shard.entry(at).or_insert_with(|| Chunk { words: Box::new([0; WORDS]), live: 0, again: HashMap::new() });
+        let chunk = shard.entry(at).or_insert_with(|| Chunk {
+            words: Box::new([0; WORDS]),
+            kept: Box::new([0; WORDS]),
+            live: 0,
+            again: HashMap::new(),
+        });
         if let Some(word) = chunk.words.get_mut(word).filter(|word| **word & bit == 0) {
             *word |= bit;
             chunk.live += 1;
@@ -313,7 +340,7 @@ impl Set {
 
     /// So many look-ups less; whether none is left.
     fn remove(&self, number: u64, lookups: u64) -> bool {
-        let (at, word, bit) = Set::place(number);
+        let (at, place, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
         let Some(chunk) = shard.get_mut(&at) else { return true };
         if let Some(more) = chunk.again.get_mut(&number) {
@@ -326,8 +353,11 @@ impl Set {
                 return false;
             }
         }
-        if let Some(word) = chunk.words.get_mut(word).filter(|word| **word & bit != 0) {
+        if let Some(word) = chunk.words.get_mut(place).filter(|word| **word & bit != 0) {
             *word &= !bit;
+            if let Some(kept) = chunk.kept.get_mut(place) {
+                *kept &= !bit;
+            }
             chunk.live -= 1;
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -353,6 +383,11 @@ mod tests {
             set.insert(*number);
         }
         assert_eq!(set.count.load(Ordering::Relaxed), numbers.len());
+        set.keeps(7, true);
+        set.keeps(8, true);
+        set.keeps(14, true);
+        set.keeps(14, false);
+        assert_eq!([7, 8, 14].map(|number| set.is_kept(number)), [true, false, false]);
         assert!(numbers.iter().all(|number| set.has(*number)) && !set.has(8));
         for (from, to, any) in [
             (0, 0, true),
@@ -378,7 +413,7 @@ mod tests {
                 1 => assert!(!set.remove(*number, 2) && set.has(*number) && set.remove(*number, 1)),
                 _ => assert!(set.remove(*number, 3)),
             }
-            assert!(!set.has(*number));
+            assert!(!set.has(*number) && !set.is_kept(*number));
         }
         assert_eq!(set.count.load(Ordering::Relaxed), 0);
         assert!(set.shards.iter().all(|shard| shard.lock().is_empty()));

@@ -1,7 +1,7 @@
 //! Attributes: reading and changing them, symbolic links' targets, the figures of the file system.
 
 use crate::{
-    door::{Door, caller},
+    door::{Door, LASTING, caller},
     failure::Outcome,
     self_io::replacing,
     wire, writeback,
@@ -23,6 +23,7 @@ impl Door {
             Some(_) => self.attr_time_by_file(header.nodeid, &node, &attr),
             None => self.attr_time(header.nodeid, &node, &attr),
         };
+        self.inodes.keeps(header.nodeid, valid >= LASTING);
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
@@ -30,6 +31,7 @@ impl Door {
         let kept = self.root_is_taken(header.nodeid);
         let (node, attr) = self.attributes(header, fh)?;
         let valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
+        self.inodes.keeps(header.nodeid, valid >= LASTING);
         Ok(reply.statx(&wire::statx_out(&attr, valid))?)
     }
 
@@ -85,6 +87,7 @@ impl Door {
                 times.agreed(attr.mtime);
             }
         }
+        self.inodes.keeps(header.nodeid, valid >= LASTING);
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 

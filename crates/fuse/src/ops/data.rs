@@ -14,6 +14,7 @@ use std::sync::{Arc, atomic::Ordering};
 impl Door {
     pub(crate) fn read(&self, header: &Header, fh: u64, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
         let file = self.file(header, fh)?;
+        self.used(header.nodeid);
         let read = file.read(reply.buffer(size as usize), offset)?;
         Ok(reply.filled(read)?)
     }
@@ -30,6 +31,7 @@ impl Door {
     ) -> Outcome {
         let cached = write_flags & abi::flag::WRITE_CACHE != 0;
         let handle = self.writer(header.nodeid, fh)?;
+        self.used(header.nodeid);
         if cached && fh == 0 && handle.flags.appends() {
             self.append_protected(&handle, offset, data)?;
             return Ok(reply.written(u32::try_from(data.len()).map_err(|_| Errno::EIO)?)?);

@@ -5,7 +5,7 @@
 //! that the kernel holds already are given by name alone.
 
 use crate::{
-    door::{Door, caller},
+    door::{Door, LASTING, caller},
     failure::Outcome,
     wire,
 };
@@ -29,8 +29,6 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Directories of so many names or more begin with a short reply with attributes: the kernel asks
 /// for attributes of the first names always, and of the others only where somebody wants them.
 const VAST: u64 = 4096;
-/// What the kernel keeps for at least this long, it is told of when it changes.
-const LASTING: Duration = Duration::from_secs(60);
 
 impl Door {
     pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
@@ -176,13 +174,14 @@ impl Listing<'_, '_, '_> {
         if self.names < LASTING {
             return false;
         }
-        let Some(nodeid) = self.door.inodes.find_held(&entry.attr.id) else { return false };
+        if self.door.inodes.by_number() {
+            return self.door.inodes.is_kept(entry.attr.id.ino);
+        }
+        let Some(nodeid) = self.door.inodes.find(&entry.attr.id) else { return false };
         if self.door.listed_attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
             return false;
         }
-        if !self.door.inodes.by_number()
-            && let Some(known) = self.door.inodes.node(nodeid).filter(|known| !known.same(&entry.node))
-        {
+        if let Some(known) = self.door.inodes.node(nodeid).filter(|known| !known.same(&entry.node)) {
             self.adoptions.push((known, entry.node.clone()));
         }
         true
@@ -194,6 +193,7 @@ impl Listing<'_, '_, '_> {
             self.adoptions.push((known, entry.node.clone()));
         }
         let attributes = self.door.listed_attr_time(registered.nodeid, &entry.node, &entry.attr);
+        self.door.inodes.keeps(registered.nodeid, attributes >= LASTING);
         let mut out = wire::entry(registered.nodeid, &entry.attr, self.names, attributes);
         out.generation = self.door.generation(&entry.attr).into();
         out
@@ -217,6 +217,10 @@ impl DirSink for Listing<'_, '_, '_> {
             _ => abi::EntryOut::default(),
         };
         self.directory.add_plus(&out, entry.ino, entry.next, d_type, name)
+    }
+
+    fn wants_number(&self, number: u64) -> bool {
+        self.names < LASTING || !self.door.inodes.is_kept(number)
     }
 
     fn room(&self, _attributes: bool) -> usize {

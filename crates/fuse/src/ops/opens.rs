@@ -90,8 +90,9 @@ impl Door {
             Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
             other => other?,
         };
-        let names = self.new_name_time(&parent);
-        self.created(&caller, self.found(&entry, id.ino, names), &entry, file, flags, reply)
+        let out = self.found(&entry, id.ino, self.new_name_time(&parent));
+        self.used(out.nodeid);
+        self.created(&caller, out, &entry, file, flags, reply)
     }
 
     pub(crate) fn tmpfile(&self, header: &Header, flags: u32, mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {

@@ -60,6 +60,9 @@ const LONG: usize = 64;
 /// for each that is wanted.
 const DENSE: u64 = 8;
 
+/// Whether the attributes of an inode are wanted.
+pub type Wanted<'a> = &'a dyn Fn(u64) -> bool;
+
 /// Some entries, their names in one buffer, their attributes, where they are wanted, in another
 /// one: most listings go without, and each entry is written and read once more on its way.
 #[derive(Default)]
@@ -124,7 +127,9 @@ impl<T: Table> Files<T> {
     /// [`FileError::NotDirectory`], those of the engine.
     pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<ListedEntry>> {
         let mut listed = Vec::new();
-        self.visit(directory, (behind, u64::MAX), attributes, most, &mut |seen| {
+        let all = |_| true;
+        let wanted = attributes.then_some(&all as Wanted<'_>);
+        self.visit(directory, (behind, u64::MAX), wanted, most, &mut |seen| {
             let SeenEntry { sequence, name, number, file_type, row } = *seen;
             let file = row.map(|row| (self.known.get(number), *row));
             listed.push(ListedEntry { sequence, name: name.to_vec(), number, file_type, file });
@@ -141,8 +146,8 @@ impl<T: Table> Files<T> {
     }
 
     /// Shows the entries behind the sequence `behind` (0: from the beginning) and below `end` until
-    /// `visit` answers false. About `expected` of them will be wanted. The visitor may do whatever
-    /// it likes: no lock is held.
+    /// `visit` answers false, with the attributes of those inodes at least that are wanted. About
+    /// `expected` of them will be looked at. The visitor may do whatever it likes: no lock is held.
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
@@ -150,7 +155,7 @@ impl<T: Table> Files<T> {
         &self,
         directory: &Inode,
         (behind, end): (u64, u64),
-        attributes: bool,
+        attributes: Option<Wanted<'_>>,
         expected: usize,
         visit: &mut dyn FnMut(&SeenEntry<'_>) -> bool,
     ) -> Result<()> {
@@ -165,10 +170,10 @@ impl<T: Table> Files<T> {
             self.read_chunk(entries(directory.number(), behind, end), (attributes, wanted), &mut chunk)?;
             if chunk.entries.len() == wanted {
                 // A few entries with attributes are what every listing begins with.
-                let inodes_of = (attributes && wanted > FEWEST).then_some(row.size);
+                let inodes_of = (attributes.is_some() && wanted > FEWEST).then_some(row.size);
                 self.read_ahead((directory.number(), end), inodes_of, &chunk)?;
             }
-            if attributes {
+            if attributes.is_some() {
                 self.show_active(&mut chunk);
             }
             let mut from = 0;
@@ -218,7 +223,12 @@ impl<T: Table> Files<T> {
 
     /// Reads the next entries, and the attributes that the table has of them, as they are at one
     /// moment.
-    fn read_chunk(&self, range: Range<Vec<u8>>, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
+    fn read_chunk(
+        &self,
+        range: Range<Vec<u8>>,
+        (attributes, wanted): (Option<Wanted<'_>>, usize),
+        chunk: &mut Chunk,
+    ) -> Result<()> {
         self.warm_range(&range, CHUNK_LEAVES)?;
         let mut looks = 0..LOOKS_MOST;
         let (table, order) = loop {
@@ -228,13 +238,12 @@ impl<T: Table> Files<T> {
                 chunk.add(key, value)?;
                 Ok(chunk.entries.len() < wanted)
             })?;
-            if !attributes {
-                return Ok(());
-            }
+            let Some(is_wanted) = attributes else { return Ok(()) };
             // Entries made with their inodes are in the inodes' order; links and renamed files are
             // among them anywhere.
             let mut order: Vec<(u64, usize)> =
                 chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
+            order.retain(|(number, _)| is_wanted(*number));
             order.sort_unstable();
             if looks.next().is_none() {
                 break (table, order);
@@ -261,7 +270,7 @@ impl<T: Table> Files<T> {
             let numbers = chunk.entries.iter().map(|found| found.number);
             self.recent.note_bare(numbers.zip(&chunk.rows).filter_map(|(number, row)| Some((number, row.as_ref()?))));
         }
-        if chunk.rows.iter().any(Option::is_none) {
+        if order.iter().any(|(_, at)| chunk.rows.get(*at).is_none_or(Option::is_none)) {
             return Err(FileError::NotFound);
         }
         Ok(())

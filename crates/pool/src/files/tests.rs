@@ -339,7 +339,7 @@ fn a_listing_meets_each_name_once_and_none_that_came_later() {
             names.push((seen.sequence, String::from_utf8(seen.name.to_vec()).unwrap()));
             names.len() < most
         };
-        files.visit(&root, (behind, end), true, most, visit).unwrap();
+        files.visit(&root, (behind, end), Some(&|_| true), most, visit).unwrap();
         names
     };
     let first = listed(0, end, 2);
