@@ -23,7 +23,8 @@ impl Door {
             Some(_) => self.attr_time_by_file(header.nodeid, &node, &attr),
             None => self.attr_time(header.nodeid, &node, &attr),
         };
-        self.inodes.keeps(header.nodeid, valid >= LASTING);
+        // Who asks by an open file closes it later.
+        self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
@@ -31,7 +32,7 @@ impl Door {
         let kept = self.root_is_taken(header.nodeid);
         let (node, attr) = self.attributes(header, fh)?;
         let valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
-        self.inodes.keeps(header.nodeid, valid >= LASTING);
+        self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
         Ok(reply.statx(&wire::statx_out(&attr, valid))?)
     }
 
@@ -87,7 +88,8 @@ impl Door {
                 times.agreed(attr.mtime);
             }
         }
-        self.inodes.keeps(header.nodeid, valid >= LASTING);
+        // Whoever made or wrote the file has it open.
+        self.inodes.keeps(header.nodeid, valid >= LASTING && attr.kind != Kind::File);
         Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
