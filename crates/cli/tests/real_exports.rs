@@ -10,11 +10,16 @@ mod mounting;
 
 use mounting::{Fixture, as_root, eventually, finish, needs, pools::Pool, scratch, skip, text, unions};
 use std::{
+    collections::BTreeSet,
     fs,
+    io::{BufRead, BufReader, Write},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// One server at a time.
@@ -53,6 +58,68 @@ fn installed(programs: &[&str]) -> bool {
 fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
+
+/// A client that has files open and locks them, made of the library of nfs-ls. It is run with the
+/// ports, the directory and its path here, does what the first line of its input says, and answers
+/// each further line with what it reads by the handle that it has held since.
+///
+/// libnfs 4 encodes calls of NFSv4 in 4 KiB, so larger writes fail in the client; and after a lock
+/// that was denied or given back it counts wrongly, so each attempt is a client of its own.
+const CLIENT: &str = r#"
+import ctypes, fcntl, itertools, os, sys
+try: nfs = ctypes.CDLL("libnfs.so.13")
+except OSError: print("none"); sys.exit()
+pointer, u64, count = ctypes.c_void_p, ctypes.c_uint64, itertools.count()
+for name in ("nfs_init_context", "nfs_parse_url_dir"): getattr(nfs, name).restype = pointer
+class Url(ctypes.Structure): _fields_ = [(name, ctypes.c_char_p) for name in ("server", "path", "file")]
+class Lock(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("kind", "whence", "pid")] + [("start", u64), ("length", u64)]
+port, mount, root = sys.argv[1:4]
+def ok(result):
+    if result < 0: raise OSError(-result, os.strerror(-result))
+    return result
+class Client:
+    def __init__(self, version, name):
+        self.nfs = pointer(nfs.nfs_init_context())
+        url = f"nfs://127.0.0.1{root}?nfsport={port}&mountport={mount}&version={version}"
+        url = ctypes.cast(nfs.nfs_parse_url_dir(self.nfs, url.encode()), ctypes.POINTER(Url)).contents
+        who = f"{os.getpid()}-{next(count)}".encode()
+        nfs.nfs4_set_client_name(self.nfs, who)
+        nfs.nfs4_set_verifier(self.nfs, who[-8:].rjust(8, b"-"))
+        ok(nfs.nfs_mount(self.nfs, url.server, url.path))
+        self.file = pointer()
+        ok(nfs.nfs_open2(self.nfs, b"/" + name.encode(), os.O_RDWR, 0, ctypes.byref(self.file)))
+    def read(self, at, length):
+        data = ctypes.create_string_buffer(length)
+        got = ok(nfs.nfs_pread(self.nfs, self.file, u64(at), u64(length), data))
+        return data.raw[:got]
+    def write(self, at, data): ok(nfs.nfs_pwrite(self.nfs, self.file, u64(at), u64(len(data)), data))
+    def locks(self, kind, start, length):
+        lock = Lock(kind, 0, os.getpid(), start, length)
+        return nfs.nfs_fcntl(self.nfs, self.file, 0, ctypes.byref(lock)) >= 0
+SHARED, ALONE, NOT = 0, 1, 2
+def other(kind, start, length):
+    client = Client(4, "locked")
+    got = client.locks(kind, start, length)
+    return got and client.locks(NOT, start, length)
+def here(start, length):
+    try: fcntl.lockf(local, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except BlockingIOError: return False
+    return True
+for version in (3, 4):
+    client = Client(version, "large")
+    for at in (version, (1 << 32) - 3 - version * 10, (1 << 40) + version * 10): client.write(at, b"0123456789")
+    assert client.read((1 << 32) - 3 - version * 10, 10) == b"0123456789"
+one, local = Client(4, "locked"), os.open(sys.argv[4] + "/locked", os.O_RDWR)
+assert one.locks(ALONE, 0, 10) and one.locks(SHARED, 1 << 33, 10)
+assert [other(ALONE, 5, 5), other(SHARED, 0, 1), other(ALONE, 10, 10), other(ALONE, 1 << 40, 1)] == [0, 0, 1, 1]
+assert [other(SHARED, 1 << 33, 5), other(ALONE, 1 << 33, 5)] == [1, 0]
+assert [here(0, 10), here(30, 10), other(ALONE, 30, 1)] == [0, 1, 0]
+assert one.locks(NOT, 0, 10) and other(ALONE, 5, 5)
+held = Client(3, "held")
+print("ready", flush=True)
+for line in sys.stdin: print(held.read(0, 100).decode(), flush=True)
+"#;
 
 /// NFS-Ganesha, with the file of exports that the pools of one test write.
 struct Ganesha {
@@ -101,6 +168,99 @@ fn nfs(program: &str, path: &Path) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
+/// The same by NFSv4.
+fn nfs4(program: &str, path: &Path) -> Option<Vec<u8>> {
+    let output = finish(Command::new(program).arg(url(path) + "&version=4"));
+    output.status.success().then_some(output.stdout)
+}
+
+/// Large files, byte ranges that two clients and a program here lock, and a handle that a client
+/// holds while caches are emptied and the server starts again.
+fn hold_and_lock(pool: &Pool, ganesha: Ganesha) -> Ganesha {
+    for name in ["large", "locked", "held"] {
+        fs::write(pool.at(name), "content").unwrap();
+    }
+    let mut command = Command::new("python3");
+    command.args(["-c", CLIENT, &NFS.to_string(), &MOUNTD.to_string()]).arg(pool.at("")).arg(pool.at(""));
+    let Ok(mut client) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        skip("exports", "python3 is not installed");
+        return ganesha;
+    };
+    let (mut asked, mut answers) = (client.stdin.take().unwrap(), BufReader::new(client.stdout.take().unwrap()));
+    let client = Running(client);
+    let mut answer = || {
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        line
+    };
+    let first = answer();
+    if first == "none\n" {
+        skip("exports", "libnfs is another one");
+        return ganesha;
+    }
+    assert_eq!(first, "ready\n");
+    let content = fs::File::open(pool.at("large")).unwrap();
+    assert_eq!(content.metadata().unwrap().len(), (1 << 40) + 50);
+    let mut data = [0; 20];
+    std::os::unix::fs::FileExt::read_exact_at(&content, &mut data, (1 << 40) + 30).unwrap();
+    assert_eq!(&data, b"01234567890123456789");
+    let mut reads = || {
+        asked.write_all(b"again\n").unwrap();
+        answer()
+    };
+    assert_eq!(reads(), "content\n");
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    assert_eq!(reads(), "content\n", "evicted");
+    drop(ganesha);
+    eventually("the end of the server", || !listens(NFS));
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    let ganesha = Ganesha::start(&pool.state());
+    assert_eq!(reads(), "content\n", "another server");
+    drop(client);
+    for name in ["large", "locked", "held"] {
+        fs::remove_file(pool.at(name)).unwrap();
+    }
+    ganesha
+}
+
+/// Names as `list` tells them, while others come and go: each that stays once, none twice.
+fn listed_while_others_move(directory: &Path, expected: &BTreeSet<String>, list: &dyn Fn() -> Vec<String>) {
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0_usize..).map(|number| number % 500).take_while(|_| !end.load(Ordering::Relaxed)) {
+                let other = directory.join(format!("x{number}"));
+                if fs::remove_file(&other).is_err() {
+                    fs::File::create(&other).unwrap();
+                }
+            }
+        });
+        for _ in 0..2 {
+            let told = list();
+            let once: BTreeSet<String> = told.iter().cloned().collect();
+            let twice = told.len() - once.len();
+            let missing = expected.difference(&once).count();
+            end.store(missing + twice > 0, Ordering::Relaxed);
+            assert!(missing + twice == 0, "{missing} are missing, {twice} are told twice");
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+}
+
+fn many() -> usize {
+    let many = std::env::var("NACRE_EXPORT_FILES").ok().and_then(|many| many.parse().ok()).unwrap_or(10_000);
+    println!("campaign: NACRE_EXPORT_FILES={many}");
+    many
+}
+
+/// So many files in a new directory; their names.
+fn fill(directory: &Path, many: usize) -> BTreeSet<String> {
+    fs::create_dir(directory).unwrap();
+    let names: BTreeSet<String> = (0..many).map(|number| format!("f{number}")).collect();
+    names.iter().for_each(|name| drop(fs::File::create(directory.join(name)).unwrap()));
+    names
+}
+
 fn copy(from: &str, to: &str) {
     let output = finish(Command::new("nfs-cp").args([from, to]));
     assert!(output.status.success(), "{from} {to}: {}{}", text(&output.stdout), text(&output.stderr));
@@ -139,7 +299,7 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     pool.nacre(&["fs", "set", "sharenfs=rw=127.0.0.1,no_root_squash,insecure", "%"]);
     pool.nacre(&["fs", "create", "%/below"]);
     fs::write(pool.at("below/file"), "below").unwrap();
-    let _ganesha = Ganesha::start(&pool.state());
+    let ganesha = Ganesha::start(&pool.state());
     let root = pool.at("");
     eventually("the export", || nfs("nfs-ls", &root).is_some());
     // In and out, large as well, and seen at once from both sides.
@@ -150,13 +310,18 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     assert!(fs::read(pool.at("dir/large")).unwrap() == large);
     copy(&url(&pool.at("dir/large")), back.to_str().unwrap());
     assert!(fs::read(&back).unwrap() == large);
-    let many = std::env::var("NACRE_EXPORT_FILES").ok().and_then(|many| many.parse().ok()).unwrap_or(10_000);
-    println!("campaign: NACRE_EXPORT_FILES={many}");
-    fs::create_dir(pool.at("many")).unwrap();
-    let mut expected: Vec<String> = (0..many).map(|number| format!("f{number}")).collect();
-    expected.iter().for_each(|name| drop(fs::File::create(pool.at("many").join(name)).unwrap()));
-    expected.sort();
-    assert!(names(&nfs("nfs-ls", &pool.at("many")).unwrap()) == expected);
+    let expected = fill(&pool.at("many"), many());
+    assert!(names(&nfs("nfs-ls", &pool.at("many")).unwrap()).into_iter().eq(expected.iter().cloned()));
+    for list in [nfs, nfs4] {
+        listed_while_others_move(&pool.at("many"), &expected, &|| names(&list("nfs-ls", &pool.at("many")).unwrap()));
+    }
+    // The other protocol, in and out.
+    let small = pool.path("small");
+    fs::write(&small, "by NFSv4").unwrap();
+    copy(small.to_str().unwrap(), &(url(&pool.at("dir/four")) + "&version=4"));
+    assert_eq!(nfs4("nfs-cat", &pool.at("dir/four")).unwrap(), fs::read(pool.at("dir/four")).unwrap());
+    assert_eq!(fs::read(pool.at("dir/four")).unwrap(), b"by NFSv4");
+    let _ganesha = hold_and_lock(&pool, ganesha);
     // The server holds the mount; it lets go of it, and takes it up again.
     let read = |name: &str| nfs("nfs-cat", &pool.at(name));
     let whole = |what: &str, below: &str| {
@@ -211,19 +376,22 @@ struct Samba {
 }
 
 impl Samba {
-    fn start() -> Samba {
+    /// With these lines more in the template.
+    fn start(more: &str) -> Samba {
         let place = scratch();
         let at = place.path().display().to_string();
         let template = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/exports.md")).unwrap();
         let template = template.split("```ini\n").nth(1).unwrap().split("```").next().unwrap().to_owned();
+        // Some clients know one port only.
+        let ports = if listens(445) { SMB.to_string() } else { format!("{SMB} 445") };
         let own = format!(
             "[global]\n server role = standalone server\n map to guest = Bad User\n guest account = root\n interfaces = lo\n
-             bind interfaces only = yes\n smb ports = {SMB}\n pid directory = {at}\n lock directory = {at}\n
+             bind interfaces only = yes\n smb ports = {ports}\n pid directory = {at}\n lock directory = {at}\n
              state directory = {at}\n cache directory = {at}\n private dir = {at}\n ncalrpc dir = {at}/ncalrpc\n
              log file = {at}/log\n disable spoolss = yes\n load printers = no\n"
         );
         let configuration = place.path().join("smb.conf");
-        fs::write(&configuration, own + template.trim_start_matches("[global]\n")).unwrap();
+        fs::write(&configuration, own + template.trim_start_matches("[global]\n") + more).unwrap();
         let mut command = Command::new("smbd");
         let server = Running::start(command.args(["-F", "--no-process-group", "-s"]).arg(&configuration));
         eventually("Samba", || listens(SMB));
@@ -257,7 +425,7 @@ fn smb_clients_write_rename_and_see_previous_versions() {
     let share = pool.name.clone();
     pool.nacre(&["fs", "set", "sharesmb=guestok=true", "%"]);
     pool.nacre(&["fs", "create", "-o", "sharesmb=name=nacre-test-ro,ro,guestok=true", "%/reading"]);
-    let samba = Samba::start();
+    let samba = Samba::start("");
     let (local, back) = (pool.path("local"), pool.path("back"));
     let content = noise(20 << 20);
     fs::write(&local, &content).unwrap();
@@ -296,6 +464,61 @@ fn smb_clients_write_rename_and_see_previous_versions() {
     assert!(samba.told(&share, "ls").1.contains("BAD_NETWORK_NAME"));
 }
 
+/// What clients of Windows keep beside a file is kept with it: over mounts, and in snapshots.
+#[test]
+fn smb_clients_keep_acls_streams_and_attributes() {
+    needs!(as_root() && installed(&["smbd", "smbclient", "smbcacls", "net"]));
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if listens(SMB) || listens(445) || !Path::new("/var/lib/samba/usershares").is_dir() {
+        skip("exports", "another server of SMB runs, or shares of users have no place");
+        return;
+    }
+    let pool = Pool::made("kept", "1G", &["-O", "casesensitivity=insensitive"]);
+    let share = pool.name.clone();
+    pool.nacre(&["fs", "set", "sharesmb=guestok=true", "%"]);
+    let samba = Samba::start("    case sensitive = yes\n");
+    let (local, back) = (pool.path("local"), pool.path("back"));
+    fs::write(&local, noise(50_000)).unwrap();
+    let said = local.display();
+    samba.ok(
+        &share,
+        &format!("mkdir Dir; put {said} Dir\\File; setea dir\\file one value; put {said} dir\\FILE:stream"),
+    );
+    // The pool finds any spelling, and keeps the first.
+    samba.ok(&share, "rename DIR\\FILE Dir\\Kept");
+    assert_eq!(fs::read_dir(pool.at("Dir")).unwrap().next().unwrap().unwrap().file_name(), "Kept");
+    let acl = |path: &str, more: &[&str]| {
+        let mut command = Command::new("smbcacls");
+        command.arg("-s").arg(&samba.configuration).args(["-N", "--numeric", &format!("//127.0.0.1/{share}"), path]);
+        let output = finish(command.args(more));
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    };
+    acl("dir/kept", &["-a", "ACL:S-1-5-21-1-2-3-1234:1/0x0/0x00010000"]);
+    let before = acl("dir/kept", &[]);
+    assert!(before.contains("S-1-5-21-1-2-3-1234:1/"), "{before}");
+    pool.nacre(&["fs", "snapshot", "%@then"]);
+    acl("dir/kept", &["-D", "ACL:S-1-5-21-1-2-3-1234:1/0x0/0x00010000"]);
+    let after = acl("dir/kept", &[]);
+    assert!(!after.contains("1234"), "{after}");
+    pool.nacre(&["fs", "unmount", "%"]);
+    pool.nacre(&["fs", "mount", "%"]);
+    for (directory, expected) in [("dir", after), (".zfs/snapshot/then/dir", before)] {
+        let kept = format!("{directory}/kept");
+        eventually("the share", || samba.told(&share, "ls").0);
+        assert_eq!(acl(&kept, &[]), expected, "{kept}");
+        assert!(samba.ok(&share, &format!("geteas {kept}")).contains("one"), "{kept}");
+        samba.ok(&share, &format!("get {kept}:stream {}", back.display()));
+        assert!(fs::read(&back).unwrap() == noise(50_000), "{kept}");
+    }
+    let expected = fill(&pool.at("many"), many());
+    listed_while_others_move(&pool.at("many"), &expected, &|| {
+        let said = samba.ok(&share, "ls many\\*");
+        let names = said.lines().filter_map(|line| line.split_whitespace().next());
+        names.filter(|name| name.starts_with('f') || name.starts_with('x')).map(str::to_owned).collect()
+    });
+}
+
 /// The recipe of docs/exports.md for what has no properties.
 #[test]
 fn smb_clients_use_cages_and_unions() {
@@ -307,10 +530,16 @@ fn smb_clients_use_cages_and_unions() {
     }
     let cage = Fixture::cage(&["--size=200M"]);
     let (union, upper) = unions::over(&[], |lower| fs::write(lower.join("below"), "below").unwrap());
-    let samba = Samba::start();
+    let samba = Samba::start("");
     let content = noise(4 << 20);
     let local = union.scratch.path().join("local");
     fs::write(&local, &content).unwrap();
+    // Servers of NFS need handles.
+    for mountpoint in [&cage.mountpoint, &union.mountpoint] {
+        let mount = fs::File::open(mountpoint).unwrap();
+        let handle = nacre_sys::handles::Kept::of(std::os::fd::AsFd::as_fd(&mount));
+        assert_eq!(handle.err().and_then(|error| error.raw_os_error()), Some(95));
+    }
     for (fixture, below) in [(&cage, cage.source.clone()), (&union, upper)] {
         let name = format!("nacre-test-{}", std::process::id());
         let at = fixture.mountpoint.to_str().unwrap();

@@ -8,6 +8,7 @@ mod mounting;
 use mounting::{
     as_root, eventually, needs,
     pools::Pool,
+    sh,
     status::{Status, least_requests_of, requests_of},
 };
 use rustix::fs::{Mode, OFlags};
@@ -375,4 +376,25 @@ fn a_new_small_file_is_five_requests_and_at_times_six() {
             other => panic!("{other}: {requests:?}"),
         }
     }
+}
+
+/// The kernel drops the number of blocks of a file with each close. A listing brings it back with
+/// the names, once.
+#[test]
+fn a_listing_shows_written_files_without_asking_for_each() {
+    needs!(as_root());
+    let pool = Pool::made("list", ROOMY, &[]);
+    let list = || sh(&pool.at(""), "ls -l > /dev/null");
+    for content in ["content", "more"] {
+        for number in 0..300 {
+            fs::write(pool.at(&format!("f{number}")), content).unwrap();
+        }
+        // Writes of opened files arrive when they are closed.
+        let told = requests_of(&pool.at(""), list);
+        let asked = |kind: &str| told.get(kind).copied().unwrap_or(0);
+        assert!(asked("getattr") + asked("statx") + asked("lookup") <= 10, "{content}: {told:?}");
+    }
+    let again = least_requests_of(&pool.at(""), list);
+    let asked = |kind: &str| again.get(kind).copied().unwrap_or(0);
+    assert!(asked("getattr") + asked("statx") + asked("readdirplus") <= 3, "{again:?}");
 }
