@@ -43,7 +43,7 @@ mod xattrs;
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durability;
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
-pub use listing::{ListedEntry, SeenEntry, Wanted};
+pub use listing::{InodeFilter, ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Rules};

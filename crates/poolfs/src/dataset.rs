@@ -28,7 +28,7 @@ use file::DatasetFile;
 use mounted_tree::{CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
-use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView, Wanted};
+use nacre_pool::files::{Inode, InodeFilter, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
@@ -802,7 +802,7 @@ impl Dataset {
         let expected = sink.room(attributes);
         let sink = RefCell::new(sink);
         let wants = |number| sink.borrow().wants_number(file_node.tree.shown(number));
-        let wanted = attributes.then_some(&wants as Wanted<'_>);
+        let wanted = attributes.then_some(&wants as InodeFilter<'_>);
         let visited = files.visit(&file_node.inode, (span.behind, span.end), wanted, expected, &mut |seen| {
             some = true;
             let name = match Name::new(seen.name) {

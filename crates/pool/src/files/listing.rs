@@ -61,7 +61,7 @@ const LONG: usize = 64;
 const DENSE: u64 = 8;
 
 /// Whether the attributes of an inode are wanted.
-pub type Wanted<'a> = &'a dyn Fn(u64) -> bool;
+pub type InodeFilter<'a> = &'a dyn Fn(u64) -> bool;
 
 /// Some entries, their names in one buffer, their attributes, where they are wanted, in another
 /// one: most listings go without, and each entry is written and read once more on its way.
@@ -128,7 +128,7 @@ impl<T: Table> Files<T> {
     pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<ListedEntry>> {
         let mut listed = Vec::new();
         let all = |_| true;
-        let wanted = attributes.then_some(&all as Wanted<'_>);
+        let wanted = attributes.then_some(&all as InodeFilter<'_>);
         self.visit(directory, (behind, u64::MAX), wanted, most, &mut |seen| {
             let SeenEntry { sequence, name, number, file_type, row } = *seen;
             let file = row.map(|row| (self.known.get(number), *row));
@@ -155,7 +155,7 @@ impl<T: Table> Files<T> {
         &self,
         directory: &Inode,
         (behind, end): (u64, u64),
-        attributes: Option<Wanted<'_>>,
+        attributes: Option<InodeFilter<'_>>,
         expected: usize,
         visit: &mut dyn FnMut(&SeenEntry<'_>) -> bool,
     ) -> Result<()> {
@@ -226,7 +226,7 @@ impl<T: Table> Files<T> {
     fn read_chunk(
         &self,
         range: Range<Vec<u8>>,
-        (attributes, wanted): (Option<Wanted<'_>>, usize),
+        (attributes, wanted): (Option<InodeFilter<'_>>, usize),
         chunk: &mut Chunk,
     ) -> Result<()> {
         self.warm_range(&range, CHUNK_LEAVES)?;
