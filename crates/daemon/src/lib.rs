@@ -13,6 +13,7 @@ pub mod door;
 pub mod failure;
 pub mod figures;
 pub mod fuse_conf;
+pub mod guardian;
 pub mod hooks;
 pub mod kernel_engine;
 pub mod log;

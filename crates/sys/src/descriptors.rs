@@ -110,6 +110,17 @@ pub fn close_all_from_but(first: u32, kept: &[u32]) -> io::Result<()> {
     close_from_to(from, libc::c_uint::MAX)
 }
 
+/// Another descriptor of what another process left open in the table of this one, under this number.
+///
+/// # Errors
+/// EBADF where the number is not open.
+pub fn another(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: makes a new descriptor, and touches no other.
+    let made = check(libc::c_long::from(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) }))?;
+    // SAFETY: the kernel just made it, and nobody else knows it.
+    unsafe { crate::owned(made) }
+}
+
 /// Takes over a descriptor that another process left behind in the table of this one.
 ///
 /// # Errors
