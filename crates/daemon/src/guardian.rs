@@ -132,7 +132,8 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     let guardian = process::id();
     let mut deaths: Vec<Instant> = Vec::new();
     loop {
-        let (of_worker, reason, guarded) = (plan.clone(), reason.to_owned(), Guarded { memory: memory.clone(), guardian });
+        let (of_worker, reason, guarded) =
+            (plan.clone(), reason.to_owned(), Guarded { memory: memory.clone(), guardian });
         let worker = guard.start(move || work(&of_worker, reason, background, guarded)).map_err(failed)?;
         if !memory.resumes() {
             background::leave_directory()?;
@@ -210,11 +211,14 @@ fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<(), Fa
         }
     }
     // It would be asked for by the worker that is to answer.
-    let inside = spec.directories().iter().any(|source| {
-        std::fs::canonicalize(source).is_ok_and(|source| source.starts_with(mountpoint))
-    });
+    let inside = spec
+        .directories()
+        .iter()
+        .any(|source| std::fs::canonicalize(source).is_ok_and(|source| source.starts_with(mountpoint)));
     if inside {
-        return Err(Failure::new("--survive is not possible here: the source lies below the mount point").exit(Exit::Usage));
+        return Err(
+            Failure::new("--survive is not possible here: the source lies below the mount point").exit(Exit::Usage)
+        );
     }
     Ok(())
 }

@@ -229,12 +229,7 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE where the root is another one than noted.
-    pub fn over(
-        layer: &Arc<dyn Layer>,
-        root: Node,
-        attr: &Attr,
-        nodes: Option<Nodes>,
-    ) -> Result<Inodes, Errno> {
+    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr, nodes: Option<Nodes>) -> Result<Inodes, Errno> {
         let kept = nodes.map(|nodes| Kept::new(nodes, layer));
         if kept.as_ref().is_some_and(Kept::resumes) {
             return Inodes::empty(kept).resumed(root, attr);

@@ -113,7 +113,8 @@ fn every_file_is_visited_once() {
 #[test]
 fn memory_goes_with_the_files() {
     let table = table();
-    let ids: Vec<u64> = (10..100_000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), Found::below(1)).nodeid).collect();
+    let ids: Vec<u64> =
+        (10..100_000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), Found::below(1)).nodeid).collect();
     for id in ids {
         assert!(table.forget(id, 1).is_some());
     }

@@ -271,8 +271,36 @@ fn get(words: &[AtomicU64], at: usize) -> u64 {
     words.get(at).map_or(0, |word| word.load(Relaxed))
 }
 
+/// Where a test has a process die.
+#[cfg(test)]
+mod cut {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    /// This thread dies instead of storing any more after so many stores.
+    pub fn after(stores: Option<u32>) {
+        LEFT.set(stores);
+    }
+
+    pub fn store() {
+        match LEFT.get() {
+            Some(0) => std::panic::resume_unwind(Box::new("killed")),
+            left => LEFT.set(left.map(|left| left - 1)),
+        }
+    }
+}
+
+#[cfg(not(test))]
+mod cut {
+    pub fn store() {}
+}
+
 /// Stores a word that another one makes valid.
 fn put(words: &[AtomicU64], at: usize, value: u64) {
+    cut::store();
     if let Some(word) = words.get(at) {
         word.store(value, Relaxed);
     }
@@ -280,6 +308,7 @@ fn put(words: &[AtomicU64], at: usize, value: u64) {
 
 /// Stores a word that makes others valid, all of which are stored before.
 fn publish(words: &[AtomicU64], at: usize, value: u64) {
+    cut::store();
     if let Some(word) = words.get(at) {
         word.store(value, Release);
     }
@@ -301,6 +330,7 @@ fn put_bytes(words: &[AtomicU64], bytes: &[u8]) {
     for (word, eight) in words.iter().zip(bytes.chunks(8)) {
         let mut value = [0; 8];
         value.iter_mut().zip(eight).for_each(|(to, from)| *to = *from);
+        cut::store();
         word.store(u64::from_ne_bytes(value), Relaxed);
     }
 }

@@ -114,7 +114,10 @@ impl Device {
         options: &MountOptions,
     ) -> Device {
         let options = options.clone();
-        Device { fd: Some(fd), mount: Some(Mounted { path: mountpoint, options, by_fusermount, identity, detached: None }) }
+        Device {
+            fd: Some(fd),
+            mount: Some(Mounted { path: mountpoint, options, by_fusermount, identity, detached: None }),
+        }
     }
 
     /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a

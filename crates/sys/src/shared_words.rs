@@ -37,7 +37,8 @@ impl SharedWords {
     /// As `memfd_create(2)` and `mmap(2)`: ENOMEM where the process may not map as much.
     pub fn new(name: &CStr, count: usize) -> io::Result<SharedWords> {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
-        let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let bytes =
+            count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         ftruncate(&memory, bytes as u64)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the place, so that no existing mapping is touched; the pages

@@ -78,7 +78,8 @@ impl Signals {
             // The number is the first field of `struct signalfd_siginfo`.
             let number = record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
             // The fourth one is its sender.
-            let sender = record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+            let sender =
+                record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
             if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
                 return Ok((*signal, sender));
             }

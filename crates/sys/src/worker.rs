@@ -46,9 +46,7 @@ impl Guard {
     /// EBUSY where this process has more than one thread: what the others hold would stay locked in
     /// the worker. As `clone(2)`.
     pub fn start(&self, body: impl FnOnce() -> u8 + Send + 'static) -> io::Result<i32> {
-        if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-            return Err(io::Error::from(io::ErrorKind::ResourceBusy));
-        }
+        wait_for_others()?;
         let flags = libc::CLONE_FILES | libc::SIGCHLD;
         // SAFETY: without CLONE_VM and with no stack given, the child goes on here as after fork(2).
         // There is no other thread whose locks the child could inherit.
@@ -82,6 +80,20 @@ impl Guard {
             }
         }
     }
+}
+
+/// How often this process is looked at until it has one thread.
+const LOOKS: u32 = 100_000;
+
+/// Returns when this process has one thread: one that has been waited for is there for a moment still.
+fn wait_for_others() -> io::Result<()> {
+    for _ in 0..LOOKS {
+        if std::fs::read_dir("/proc/self/task")?.count() == 1 {
+            return Ok(());
+        }
+        thread::yield_now();
+    }
+    Err(io::Error::from(io::ErrorKind::ResourceBusy))
 }
 
 fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {

@@ -20,7 +20,11 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         if header.nodeid == ROOT && bytes == PROMOTED.as_bytes() && self.inodes.root_is_promoted() {
             let root = self.layer.root()?;
-            return Ok(reply.entry(&self.found(&root, Found::below(id.ino), self.times().names(Coherence::Exclusive)))?);
+            return Ok(reply.entry(&self.found(
+                &root,
+                Found::below(id.ino),
+                self.times().names(Coherence::Exclusive),
+            ))?);
         }
         // Asked before the look-up: a watch that starts with the question then covers the answer.
         let coherence = self.names_coherence(&parent);
@@ -170,13 +174,7 @@ impl Door {
         self.name_times(parent, self.names_coherence(parent)).0
     }
 
-    pub(crate) fn entered(
-        &self,
-        entry: &Entry,
-        parent: &Node,
-        found: Found<'_>,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
+    pub(crate) fn entered(&self, entry: &Entry, parent: &Node, found: Found<'_>, reply: &mut Reply<'_>) -> Outcome {
         Ok(reply.entry(&self.made(entry, found, self.new_name_time(parent)))?)
     }
 }

@@ -42,23 +42,17 @@ const XATTR_CREATE: u32 = 1;
 
 impl Door {
     /// Handles a request of a mount that outlives its process.
-    pub(crate) fn handle_noted(
-        &self,
-        survives: &Survives,
-        request: &Request<'_>,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
+    pub(crate) fn handle_noted(&self, survives: &Survives, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         if !is_noted(&request.op) {
             return self.dispatch(request, reply);
         }
         let unique = request.header.unique & !abi::UNIQUE_RESEND;
         let comes_again = request.header.unique != unique;
         let before = if comes_again { survives.requests.before(unique) } else { None };
-        let (begun, facts) = match before {
-            Some(noted) => (noted.begun, noted.facts),
-            None => (now(), self.facts(request).unwrap_or_default()),
-        };
-        survives.requests.begin(unique, begun, facts)?;
+        match before {
+            Some(noted) => survives.requests.begin(unique, noted.begun, noted.facts)?,
+            None => self.note_begun(survives, request)?,
+        }
         let done = match before {
             Some(Noted { answer: Some(Ok(body)), .. }) => Ok(reply.bytes(body)?),
             Some(Noted { answer: Some(Err(error)), .. }) => Err(crate::failure::Failure(*error)),
@@ -70,6 +64,12 @@ impl Door {
             Err(failure) => Err(failure.0),
         });
         done
+    }
+
+    /// Notes that a request is about to be carried out.
+    pub(super) fn note_begun(&self, survives: &Survives, request: &Request<'_>) -> Outcome {
+        let facts = self.facts(request).unwrap_or_default();
+        survives.requests.begin(request.header.unique & !abi::UNIQUE_RESEND, now(), facts)
     }
 
     /// What is to be known of a request before it is carried out.
@@ -87,13 +87,7 @@ impl Door {
     }
 
     /// Answers a request that was begun.
-    fn finish(
-        &self,
-        survives: &Survives,
-        noted: &Noted,
-        request: &Request<'_>,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
+    fn finish(&self, survives: &Survives, noted: &Noted, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
         match request.op {
             Op::Create { name, flags, .. } => {
@@ -115,7 +109,9 @@ impl Door {
             }
             Op::Link { nodeid, name } => {
                 let linked = self.inodes.node_and_id(nodeid).map(|(_, id)| id);
-                if let Some((parent, id, entry)) = self.there(header, name).filter(|(.., entry)| Some(entry.attr.id) == linked) {
+                if let Some((parent, id, entry)) =
+                    self.there(header, name).filter(|(.., entry)| Some(entry.attr.id) == linked)
+                {
                     return self.entered(&entry, &parent, Found::at(header.nodeid, id, name), reply);
                 }
             }
@@ -153,7 +149,11 @@ impl Door {
             }
             _ => {}
         }
-        tracing::debug!(opcode = header.opcode, restarts = survives.memory.restarts(), "a request is carried out again");
+        tracing::debug!(
+            opcode = header.opcode,
+            restarts = survives.memory.restarts(),
+            "a request is carried out again"
+        );
         self.dispatch(request, reply)
     }
 
@@ -188,9 +188,7 @@ impl Door {
         let there = self.size(&request.header, fh)?.saturating_sub(before).min(data.len() as u64) as usize;
         let reader = match handle.flags.reads() {
             true => std::sync::Arc::clone(&handle.file),
-            false => {
-                self.layer.open(&caller(&request.header), &self.node(handle.nodeid)?, OpenFlags::READ)?
-            }
+            false => self.layer.open(&caller(&request.header), &self.node(handle.nodeid)?, OpenFlags::READ)?,
         };
         let mut known = vec![0; there];
         let read = reader.read(&mut known, before)?;
@@ -248,7 +246,8 @@ impl Door {
         noted: &Noted,
         kind: Option<Kind>,
     ) -> Option<(Node, FileId, Entry)> {
-        self.there(header, bytes).filter(|(.., entry)| Some(entry.attr.kind) == kind && is_since(&entry.attr, noted.begun))
+        self.there(header, bytes)
+            .filter(|(.., entry)| Some(entry.attr.kind) == kind && is_since(&entry.attr, noted.begun))
     }
 
     fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> bool {

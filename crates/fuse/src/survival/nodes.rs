@@ -4,7 +4,9 @@
 //! is the node id. A change of place is noted apart first, in a record of its own (`MOVE`), from which
 //! it is made again where the process died in the middle of it.
 
-use super::{ENDS_AT, HEADER, Head, MOVE, NODES_AT, Survival, bytes, get, keep_order, publish, put, put_bytes, retract};
+use super::{
+    ENDS_AT, HEADER, Head, MOVE, NODES_AT, Survival, bytes, get, keep_order, publish, put, put_bytes, retract,
+};
 use nacre_vfs::{FileId, Kind};
 use parking_lot::Mutex;
 use std::sync::{
@@ -198,9 +200,7 @@ impl Nodes {
     fn has_name(&self, at: usize, record: &[AtomicU64], name: &[u8]) -> bool {
         let words = record.get(NAME..).unwrap_or_default().iter().chain(self.end(at).unwrap_or_default());
         get(record, SHAPE) >> 16 == name.len() as u64
-            && words.zip(name.chunks(8)).all(|(word, eight)| {
-                word.load(Relaxed).to_ne_bytes().starts_with(eight)
-            })
+            && words.zip(name.chunks(8)).all(|(word, eight)| word.load(Relaxed).to_ne_bytes().starts_with(eight))
     }
 
     fn record(&self, at: usize) -> Option<&[AtomicU64]> {

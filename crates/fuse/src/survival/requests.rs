@@ -77,10 +77,16 @@ thread_local! {
 }
 
 impl Requests {
+    /// Of a new life.
     pub fn new(memory: &Survival) -> Requests {
+        memory.shared.clear(REQUESTS_AT + memory.life as usize % LIVES * PART, PART);
+        Requests::again(memory)
+    }
+
+    /// Of a life that may have begun.
+    pub(super) fn again(memory: &Survival) -> Requests {
         let life = memory.life as usize;
         let part = life % LIVES * PART;
-        memory.shared.clear(REQUESTS_AT + part, PART);
         let mut before = HashMap::new();
         // The later lives know better.
         for life in life.saturating_sub(LIVES - 1)..life {
@@ -140,5 +146,8 @@ fn read(record: &[AtomicU64]) -> Option<(u64, Noted)> {
         (0, length) => Some(Ok(bytes(record.get(ANSWER..)?, length - 1))),
         (error, _) => Some(Err((error as u32).cast_signed())),
     };
-    Some((unique, Noted { begun: get(record, BEGUN), facts: [0, 1, 2].map(|which| get(record, FACTS + which)), answer }))
+    Some((
+        unique,
+        Noted { begun: get(record, BEGUN), facts: [0, 1, 2].map(|which| get(record, FACTS + which)), answer },
+    ))
 }

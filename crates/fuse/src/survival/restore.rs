@@ -70,7 +70,9 @@ impl Mount {
         door.change(Invalidation::Everything);
         if let Some(end) = last_backing {
             let used = std::mem::take(&mut *survives.backing.lock());
-            self.thread("nacre-left", move || door.open.passthrough.close_left(first.max(1), end, |id| used.contains(&id)))?;
+            self.thread("nacre-left", move || {
+                door.open.passthrough.close_left(first.max(1), end, |id| used.contains(&id))
+            })?;
         }
         Ok(())
     }
