@@ -175,6 +175,15 @@ fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
     }
 }
 
+/// Raises a flag at its end, also that of a test that failed.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn nobody_notices_that_the_process_dies() {
     if !as_root() {
@@ -197,6 +206,7 @@ fn nobody_notices_that_the_process_dies() {
         let database = Command::new("python3").arg("-c").arg(database).arg(&mountpoint).spawn();
         std::thread::scope(|scope| {
             let (over, done, place) = (&over, &done, &mountpoint);
+            let end = Raised(over);
             let threads: Vec<_> = (0..3).map(|number| scope.spawn(move || change(place, number, over, done))).collect();
             for _ in 0..2 {
                 let before = done.load(Ordering::Relaxed);
@@ -207,7 +217,7 @@ fn nobody_notices_that_the_process_dies() {
             }
             let before = done.load(Ordering::Relaxed);
             eventually("they go on", || done.load(Ordering::Relaxed) > before + 20);
-            over.store(true, Ordering::Relaxed);
+            drop(end);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         fs::write(guarded.at("over"), "").unwrap();
@@ -225,6 +235,31 @@ fn nobody_notices_that_the_process_dies() {
         assert_eq!(left.count(), 0);
         guarded.fixture.unmount();
     }
+}
+
+#[test]
+fn a_process_that_dies_before_it_has_gone_on_is_followed_by_another_one() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    let mut file = File::create(guarded.at("file")).unwrap();
+    file.write_all(b"one").unwrap();
+    let (guardian, first) = (guarded.guardian, guarded.workers[0]);
+    let next = || {
+        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).expect("children");
+        children.split_whitespace().filter_map(|child| child.parse().ok()).find(|child| *child != first)
+    };
+    kill(first, Signal::KILL);
+    eventually("the next process is there", || next().is_some());
+    let second = next().unwrap();
+    guarded.workers.push(second);
+    kill(second, Signal::KILL);
+    file.write_all(b"two").unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(guarded.restarts(), 2);
+    guarded.workers.push(worker(&guarded.fixture.mountpoint));
+    assert_eq!(fs::read_to_string(guarded.fixture.below("file")).unwrap(), "onetwo");
 }
 
 #[test]
@@ -282,6 +317,7 @@ fn what_cannot_outlive_its_process_is_refused() {
         (&["--transport=uring"][..], "io_uring"),
         (&["--enable-lock-forwarding"], "locks"),
         (&["--immutable"], "without a request"),
+        (&["--notify-watchers"], "raise events"),
     ] {
         let words = [&["mirror", "--survive"], options, &[source, mountpoint]].concat();
         let output = fixture.nacre(&words);

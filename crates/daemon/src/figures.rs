@@ -1,6 +1,6 @@
 //! The figures of a running mount as a [`Report`]: the one place that knows both sides.
 
-use crate::guardian::Guarded;
+use crate::left::Guarded;
 use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, SurvivalReport, path_text};
 use nacre_fuse::{OperationCounts, Status, Transport};
 use nacre_vfs::Coherence;

@@ -16,6 +16,7 @@ pub mod fuse_conf;
 pub mod guardian;
 pub mod hooks;
 pub mod kernel_engine;
+pub mod left;
 pub mod log;
 pub mod mount_flags;
 pub mod mountinfo;

@@ -9,9 +9,9 @@ use crate::unmount::clear;
 use crate::{
     background, door,
     failure::Failure,
-    fuse_conf,
-    guardian::{self, Guarded},
+    fuse_conf, guardian,
     kernel_engine::{self, KernelMount},
+    left::Guarded,
     log::{self, target::LogTarget},
     mountinfo,
     plan::{Engine, MountPlan},

@@ -16,7 +16,7 @@ use crate::{
     door,
     failure::{Exit, Failure},
     figures,
-    guardian::{Guarded, Left},
+    left::{Guarded, Left},
     log::Log,
     opening,
     plan::{Door, MountPlan},
@@ -70,12 +70,13 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Of the only mount of a process, which may have a guardian: then the socket is always the same.
+    /// Of the only mount of a process, which may have a guardian. The socket is the process's all the
+    /// same: whoever finds that nobody listens at the one before takes it away, at any time.
     ///
     /// # Errors
     /// No thread can be had.
     pub fn alone(guarded: Option<Guarded>) -> Result<Surroundings, Failure> {
-        let socket = guarded.as_ref().map_or_else(std::process::id, |guarded| guarded.guardian).to_string();
+        let socket = std::process::id().to_string();
         Ok(Surroundings { listener: Listener::start()?, socket, shared: None, guarded })
     }
 
@@ -143,7 +144,8 @@ impl Live {
         if left.is_none() {
             narrow(&plan.door, &mountpoint)?;
             if let Some(guarded) = &serving.about.guarded {
-                Left::new(&serving.spec.lock(), &mountpoint, &serving.about.source).note(&guarded.memory);
+                let spec = serving.spec.lock();
+                Left::new(&spec, &mountpoint, &serving.about.source).note(&spec, &guarded.memory);
             }
         }
         let device = serving.mount.device_number().filter(|_| plan.door.allow_other);

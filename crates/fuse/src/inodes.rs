@@ -22,7 +22,7 @@ mod numbers;
 
 use crate::{
     open_files::OpenState,
-    survival::nodes::{Nodes, Place},
+    survival::nodes::{NodePlace, Nodes},
 };
 use hashbrown::{DefaultHashBuilder, HashTable};
 use left::Kept;
@@ -183,7 +183,7 @@ impl InodeRecord<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found<'a> {
     /// The directory's node id and the name in it; no name where there is none to find it by again.
-    pub place: Place<'a>,
+    pub place: NodePlace<'a>,
     /// The directory's inode number.
     pub ino: u64,
 }
@@ -191,12 +191,12 @@ pub(crate) struct Found<'a> {
 impl<'a> Found<'a> {
     /// Under a name in the directory with this node id and identity.
     pub fn at(parent: u64, id: FileId, name: &'a [u8]) -> Found<'a> {
-        Found { place: Place { parent, name }, ino: id.ino }
+        Found { place: NodePlace { parent, name }, ino: id.ino }
     }
 
     /// In the directory with this inode number, not to be found again by its name.
     pub fn below(ino: u64) -> Found<'a> {
-        Found { place: Place { parent: 0, name: &[] }, ino }
+        Found { place: NodePlace { parent: 0, name: &[] }, ino }
     }
 }
 

@@ -10,6 +10,7 @@
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
 //!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
+//!                 |   survival.rs                                               what a process after this one needs
 //!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
 //!              self_io/*.rs                                         own threads, use the mount to tell the kernel what no notification can
 //! ```

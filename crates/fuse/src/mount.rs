@@ -419,7 +419,7 @@ impl fmt::Debug for Mount {
 }
 
 /// Gives the door what it can know only when the session runs. Requests that come before are served
-/// without it.
+/// without it. Answers what [`crate::passthrough::Passthrough::start`] does.
 fn connect(door: &Door, session: &Session) -> Option<i32> {
     door.kernel.connect(session);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());

@@ -12,6 +12,7 @@
 //!  requests.rs   what each thread was about to change, and what it answered
 //!  restore.rs    the tables of the door, made from these records
 //!  again.rs      requests that come again after they may have been carried out
+//!  cut.rs        where tests have the process die
 //! ```
 //!
 //! Invariant: what is noted is noted before the kernel is told of it, and what the kernel gave back is
@@ -19,6 +20,7 @@
 //! which costs its memory until the mount ends, but nothing that it got is missing.
 
 pub(crate) mod again;
+mod cut;
 pub(crate) mod nodes;
 pub(crate) mod opens;
 pub(crate) mod requests;
@@ -210,7 +212,7 @@ impl Survival {
         if self.head(Head::Incomplete) == 0 {
             let words = self.part(WHY_AT, WHY);
             put_bytes(words, why.as_bytes());
-            self.set(Head::Incomplete, why.len().min(WHY * 8).max(1) as u64);
+            self.set(Head::Incomplete, why.len().clamp(1, WHY * 8) as u64);
             tracing::warn!("the mount does not outlive its process: {why}");
         }
     }
@@ -269,33 +271,6 @@ impl Survives {
 /// A word.
 fn get(words: &[AtomicU64], at: usize) -> u64 {
     words.get(at).map_or(0, |word| word.load(Relaxed))
-}
-
-/// Where a test has a process die.
-#[cfg(test)]
-mod cut {
-    use std::cell::Cell;
-
-    thread_local! {
-        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
-    }
-
-    /// This thread dies instead of storing any more after so many stores.
-    pub fn after(stores: Option<u32>) {
-        LEFT.set(stores);
-    }
-
-    pub fn store() {
-        match LEFT.get() {
-            Some(0) => std::panic::resume_unwind(Box::new("killed")),
-            left => LEFT.set(left.map(|left| left - 1)),
-        }
-    }
-}
-
-#[cfg(not(test))]
-mod cut {
-    pub fn store() {}
 }
 
 /// Stores a word that another one makes valid.

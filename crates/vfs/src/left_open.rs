@@ -4,8 +4,8 @@
 //! ([`crate::Capabilities::left_open`]); used by a door that goes on with what a process left which
 //! has died, with the same table of descriptors.
 
-use crate::{Node, OpenFlags, Opened, Result};
-use std::os::fd::OwnedFd;
+use crate::{Node, OpenFile, OpenFlags, Result};
+use std::{os::fd::OwnedFd, sync::Arc};
 
 /// See the module's head.
 pub trait LeftOpen {
@@ -15,5 +15,5 @@ pub trait LeftOpen {
     ///
     /// # Errors
     /// ESTALE where the descriptor is another file's.
-    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)>;
+    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Arc<dyn OpenFile>)>;
 }

@@ -9,7 +9,7 @@
 //! Called by `inodes.rs` under the lock of a node's shard, and by who asks for a node, without.
 
 use super::{CHUNK, Inodes, SHARDS, Shard, Slot, place_of, reuse_of, shard_of};
-use crate::survival::nodes::{NodeRecord, Nodes, Place};
+use crate::survival::nodes::{NodePlace, NodeRecord, Nodes};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Layer, Name, Node};
 use std::sync::{
     Arc,
@@ -43,12 +43,12 @@ impl Kept {
     }
 
     /// A new node, at the place where it was found.
-    pub fn made(&self, nodeid: u64, place: Place<'_>, attr: &Attr) {
+    pub fn made(&self, nodeid: u64, place: NodePlace<'_>, attr: &Attr) {
         self.nodes.made(record_of(nodeid), nodeid, place, attr.id, attr.kind);
     }
 
     /// A known one was found again, as `fresh`.
-    pub fn found(&self, nodeid: u64, slot: &mut Slot, fresh: &Node, place: Place<'_>) {
+    pub fn found(&self, nodeid: u64, slot: &mut Slot, fresh: &Node, place: NodePlace<'_>) {
         self.counted(nodeid, slot.lookups);
         self.no_longer_left(slot);
         slot.node.get_or_insert_with(|| fresh.clone());
@@ -118,7 +118,7 @@ impl Inodes {
     }
 
     /// Where the file of a node id was found last, for a process that goes on after this one.
-    pub fn found_at(&self, nodeid: u64, place: Place<'_>) {
+    pub fn found_at(&self, nodeid: u64, place: NodePlace<'_>) {
         if let Some(kept) = &self.kept {
             // Under the lock of its shard, so that the record is that of this node.
             self.locate(nodeid, |_| kept.nodes.found(record_of(self.inner(nodeid)), self.inner(nodeid), place));

@@ -8,7 +8,7 @@ use crate::{
     door::{Door, caller},
     failure::Outcome,
     inodes::Found,
-    survival::nodes::Place,
+    survival::nodes::NodePlace,
     wire,
 };
 use fusewire::{Directory, Header, Reply, abi};
@@ -193,7 +193,7 @@ impl Listing<'_, '_, '_> {
     }
 
     fn look_up(&mut self, entry: &nacre_vfs::Entry, name: &[u8]) -> abi::EntryOut {
-        let found = Found { place: Place { parent: self.nodeid, name }, ino: self.own };
+        let found = Found { place: NodePlace { parent: self.nodeid, name }, ino: self.own };
         let registered = self.door.inodes.register(&entry.node, &entry.attr, found);
         if let Some(known) = registered.known {
             self.adoptions.push((known, entry.node.clone()));

@@ -5,7 +5,7 @@ use crate::{
     failure::Outcome,
     inodes::{Found, ROOT},
     mount::PROMOTED,
-    survival::nodes::Place,
+    survival::nodes::NodePlace,
     wire,
 };
 use fusewire::{Header, Reply, abi};
@@ -150,7 +150,7 @@ impl Door {
         match self.layer.lookup(caller, parent, name) {
             Ok(fresh) => {
                 let Some(nodeid) = self.inodes.find(&fresh.attr.id) else { return };
-                self.inodes.found_at(nodeid, Place { parent: directory, name: name.bytes() });
+                self.inodes.found_at(nodeid, NodePlace { parent: directory, name: name.bytes() });
                 if fresh.attr.kind == nacre_vfs::Kind::Directory {
                     self.inodes.with(nodeid, |record| record.replace_extra(id.ino));
                 }

@@ -121,10 +121,10 @@ impl Door {
                     return Ok(());
                 }
             }
-            Op::Rename { name, new_dir, new_name, flags } => {
-                if self.has_moved(header, noted, name, (new_dir, new_name)) {
-                    return self.note_moved(header, name, (new_dir, new_name), flags);
-                }
+            Op::Rename { name, new_dir, new_name, flags }
+                if self.has_moved(header, noted, name, (new_dir, new_name)) =>
+            {
+                return self.note_moved(header, name, (new_dir, new_name), flags);
             }
             Op::Setxattr { name, value, .. } => {
                 let mut known = vec![0; value.len()];

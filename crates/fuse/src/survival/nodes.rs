@@ -35,7 +35,7 @@ const NAME_WORDS: usize = RECORD - NAME;
 
 /// A place in a directory, by the directory's node id; no name where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place<'a> {
+pub(crate) struct NodePlace<'a> {
     pub parent: u64,
     pub name: &'a [u8],
 }
@@ -86,7 +86,7 @@ impl Nodes {
     }
 
     /// A node that the kernel is about to be told of, looked up once; at the place `at` of the records.
-    pub fn made(&self, at: usize, nodeid: u64, place: Place<'_>, id: FileId, kind: Kind) {
+    pub fn made(&self, at: usize, nodeid: u64, place: NodePlace<'_>, id: FileId, kind: Kind) {
         let Some(record) = self.record(at) else {
             return self.memory.give_up("it has too many files in use");
         };
@@ -130,7 +130,7 @@ impl Nodes {
     }
 
     /// It was found at a place, where it may have been before.
-    pub fn found(&self, at: usize, nodeid: u64, place: Place<'_>) {
+    pub fn found(&self, at: usize, nodeid: u64, place: NodePlace<'_>) {
         let Some(record) = self.record(at) else { return };
         if get(record, PARENT) == place.parent && self.has_name(at, record, place.name) {
             return;
@@ -157,7 +157,7 @@ impl Nodes {
         }
         if let Some(record) = self.record(at).filter(|record| get(record, NODEID) == nodeid) {
             let name = bytes(noted.get(4..).unwrap_or_default(), (get(noted, 3) as usize).min(255));
-            self.put_place(at, Place { parent: get(noted, 2), name: &name }, get(record, SHAPE));
+            self.put_place(at, NodePlace { parent: get(noted, 2), name: &name }, get(record, SHAPE));
         }
         keep_order();
         retract(noted, 0);
@@ -188,7 +188,7 @@ impl Nodes {
         (0..end).filter_map(|at| Some((at, self.read(at)?)))
     }
 
-    fn put_place(&self, at: usize, place: Place<'_>, shape: u64) {
+    fn put_place(&self, at: usize, place: NodePlace<'_>, shape: u64) {
         let (Some(record), Some(end)) = (self.record(at), self.end(at)) else { return };
         put(record, PARENT, place.parent);
         put(record, SHAPE, shape & 0xffff | (place.name.len() as u64) << 16);

@@ -3,7 +3,7 @@
 
 use super::{
     Survival, Survives, cut,
-    nodes::{NodeRecord, Nodes, Place},
+    nodes::{NodePlace, NodeRecord, Nodes},
     opens::{OpenRecord, Opens},
     requests::Requests,
 };
@@ -19,8 +19,8 @@ use std::{
 
 const ID: FileId = FileId { fs: 1, ino: 2, generation: 3 };
 
-fn place<'a>(parent: u64, name: &'a [u8]) -> Place<'a> {
-    Place { parent, name }
+fn place<'a>(parent: u64, name: &'a [u8]) -> NodePlace<'a> {
+    NodePlace { parent, name }
 }
 
 /// Runs something that is killed after each of its stores in turn, and looks at what is left.
