@@ -523,7 +523,8 @@ pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
         TransportChoice::Device => fusewire::TransportChoice::Device,
     };
-    SessionOptions { transport, threads: options.threads, ..SessionOptions::default() }
+    let resident = options.survival.is_some();
+    SessionOptions { transport, threads: options.threads, resident, ..SessionOptions::default() }
 }
 
 /// The kernel's caches of one mount.

@@ -71,11 +71,21 @@ pub struct SessionOptions {
     pub max_threads: u32,
     /// Stack of a worker, bytes; only what is touched costs memory.
     pub stack_size: usize,
+    /// Over the device: buffers for requests are in memory from the start. A process that is killed
+    /// while it reads gets no memory any more, and the request that it reads fails (EIO) instead of
+    /// being there for [`resend`].
+    pub resident: bool,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
-        SessionOptions { transport: TransportChoice::Auto, threads: 0, max_threads: 0, stack_size: 512 << 10 }
+        SessionOptions {
+            transport: TransportChoice::Auto,
+            threads: 0,
+            max_threads: 0,
+            stack_size: 512 << 10,
+            resident: false,
+        }
     }
 }
 
