@@ -385,6 +385,8 @@ impl Layer for Cage {
             writeback: Some(self),
             open_files: Some(self),
             needs_opens: self.needs_opens(),
+            // Its books count what is open.
+            left_open: None,
             ..self.shared.below.capabilities()
         }
     }

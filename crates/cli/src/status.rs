@@ -195,6 +195,7 @@ fn sanitised(mut report: Report) -> Report {
         coherence,
         passthrough,
         asks_at_open,
+        survives,
         operations,
         cages,
         branches,
@@ -203,7 +204,8 @@ fn sanitised(mut report: Report) -> Report {
     for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
         clean(text);
     }
-    passthrough.why_not.iter_mut().chain(transport_reason).chain(asks_at_open).for_each(clean);
+    let why_not = survives.as_mut().and_then(|survives| survives.why_not.as_mut());
+    passthrough.why_not.iter_mut().chain(transport_reason).chain(asks_at_open).chain(why_not).for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
     cages.iter_mut().for_each(nacre_daemon::cage::find::sanitise);
     branches.iter_mut().for_each(crate::union::run::sanitise);
@@ -247,6 +249,7 @@ fn detail(report: &Report, exact: bool) -> String {
         ("passthrough", passthrough),
         ("opens", report.asks_at_open.as_ref().map_or("no requests".to_owned(), |why| format!("requests: {why}"))),
         ("coherence", report.coherence.clone()),
+        ("survives", survives(report)),
         (
             "invalidations",
             format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations)),
@@ -269,7 +272,8 @@ fn detail(report: &Report, exact: bool) -> String {
         ("process", if report.pid == 0 { "none".to_owned() } else { format!("{} of user {}", report.pid, report.uid) }),
         ("uptime", if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) }),
     ];
-    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
+    let told = lines.iter().filter(|(_, value)| !value.is_empty());
+    let mut text: String = told.map(|(name, value)| format!("{name:<13} {value}\n")).collect();
     if let Some(layers) = &report.layers {
         text.push_str("\nlayers\n");
         text.push_str(&tree(layers, 1));
@@ -283,6 +287,20 @@ fn detail(report: &Report, exact: bool) -> String {
         text.push_str(&operations(&report.operations, exact));
     }
     text
+}
+
+/// Whether the mount goes on when its process dies; nothing where nobody asked for that.
+fn survives(report: &Report) -> String {
+    let Some(survives) = &report.survives else { return String::new() };
+    let restarts = match survives.restarts {
+        1 => "restarted once".to_owned(),
+        restarts => format!("restarted {restarts} times"),
+    };
+    match (&survives.why_not, survives.guardian) {
+        (Some(why), _) => format!("no: {why} ({restarts})"),
+        (None, None) => format!("no: its guardian is gone ({restarts})"),
+        (None, Some(guardian)) => format!("yes, by process {guardian} ({restarts})"),
+    }
 }
 
 fn operations(operations: &[OperationReport], exact: bool) -> String {

@@ -1,6 +1,7 @@
 //! The figures of a running mount as a [`Report`]: the one place that knows both sides.
 
-use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, path_text};
+use crate::left::Guarded;
+use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, SurvivalReport, path_text};
 use nacre_fuse::{OperationCounts, Status, Transport};
 use nacre_vfs::Coherence;
 use std::time::Instant;
@@ -14,6 +15,8 @@ pub struct About {
     pub engine_reason: String,
     /// When it was mounted.
     pub started: Instant,
+    /// Who goes on with it when this process dies.
+    pub guarded: Option<Guarded>,
 }
 
 /// Puts a report together.
@@ -50,8 +53,18 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         passthrough_opens: status.passthrough.opens,
         cache_hits: status.passthrough.reused,
         operations: status.operations.into_iter().map(operation).collect(),
+        survives: about.guarded.as_ref().map(survives),
         cages: Vec::new(),
         branches: Vec::new(),
+    }
+}
+
+fn survives(guarded: &Guarded) -> SurvivalReport {
+    let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().unsigned_abs());
+    SurvivalReport {
+        guardian: parent.filter(|parent| *parent == guarded.guardian),
+        restarts: guarded.memory.restarts(),
+        why_not: guarded.memory.why_not(),
     }
 }
 

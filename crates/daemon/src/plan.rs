@@ -168,6 +168,8 @@ pub struct Door {
     pub negative_timeout: Option<Duration>,
     /// inotify events are raised for changes below.
     pub notify_watchers: bool,
+    /// It goes on when the process that serves it dies.
+    pub survive: bool,
 }
 
 impl Default for Door {
@@ -199,6 +201,7 @@ impl Default for Door {
             attr_timeout: None,
             negative_timeout: None,
             notify_watchers: false,
+            survive: false,
         }
     }
 }

@@ -69,6 +69,19 @@ pub struct PassthroughReport {
     pub why_not: Option<String>,
 }
 
+/// How a mount goes on when its process dies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurvivalReport {
+    /// The process that makes the next one; none where it is gone: then there will be no next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guardian: Option<u32>,
+    /// How often that has happened.
+    pub restarts: u64,
+    /// Why it will not happen, where it will not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+}
+
 /// Everything about one mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -131,6 +144,9 @@ pub struct Report {
     pub cache_hits: u64,
     /// The kinds of request that came at all.
     pub operations: Vec<OperationReport>,
+    /// Whether it goes on when its process dies, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survives: Option<SurvivalReport>,
     /// The cages in the stack, from the bottom up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cages: Vec<CageReport>,

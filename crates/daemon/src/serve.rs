@@ -9,8 +9,9 @@ use crate::unmount::clear;
 use crate::{
     background, door,
     failure::Failure,
-    fuse_conf,
+    fuse_conf, guardian,
     kernel_engine::{self, KernelMount},
+    left::Guarded,
     log::{self, target::LogTarget},
     mountinfo,
     plan::{Engine, MountPlan},
@@ -18,6 +19,7 @@ use crate::{
     serving::{self, Live, Surroundings},
 };
 use crate::{cage, union};
+use nacre_fuse::Survival;
 use nacre_layers::context::Context;
 use nacre_stack::{
     spec::{LayerSpec, StackSpec},
@@ -117,17 +119,36 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     if background {
         background::leave_session()?;
     }
+    match plan.door.survive {
+        true => guardian::run(plan, &reason, background),
+        false => serve(plan, reason, background, None),
+    }
+}
+
+/// Serves a plan in this process until the mount ends, or goes on with what a process before it left.
+///
+/// # Errors
+/// Why nothing was mounted, or why it cannot go on.
+pub(crate) fn serve(
+    plan: &MountPlan,
+    reason: String,
+    background: bool,
+    guarded: Option<Guarded>,
+) -> Result<(), Failure> {
     log::start(plan, background)?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
-    let mut live = Live::start(plan, reason, Surroundings::alone()?)?;
-    if background {
+    let memory = guarded.as_ref().map(|guarded| guarded.memory.clone());
+    let guardian = guarded.as_ref().map(|guarded| guarded.guardian);
+    let mut live = Live::start(plan, reason, Surroundings::alone(guarded)?)?;
+    if background && !memory.as_ref().is_some_and(Survival::resumes) {
         background::report_ready()?;
     }
+    memory.iter().for_each(Survival::serves);
     live.stays();
     background::leave_directory()?;
     let serving = Arc::downgrade(&live.serving);
-    serving::obey(signals, move |_| serving.upgrade().into_iter().collect())?;
+    serving::obey(signals, guardian, move |_| serving.upgrade().into_iter().collect())?;
     live.wait();
     Ok(())
 }

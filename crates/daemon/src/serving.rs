@@ -16,6 +16,7 @@ use crate::{
     door,
     failure::{Exit, Failure},
     figures,
+    left::{Guarded, Left},
     log::Log,
     opening,
     plan::{Door, MountPlan},
@@ -51,6 +52,8 @@ use std::{
 const HELD: Duration = Duration::from_secs(1);
 /// How much longer, where nobody has it and the machine is busy: whoever asked still waits then.
 const ENDING: Duration = Duration::from_secs(3);
+/// How much later a guardian may pass on a signal that this process got as well.
+const PASSED_ON: Duration = Duration::from_secs(1);
 /// How long the kernel may take to drop its caches.
 const TELLING: Duration = Duration::from_secs(10);
 
@@ -62,21 +65,25 @@ pub struct Surroundings {
     socket: String,
     /// Of a mount among others: its log, and its place among them.
     shared: Option<(Arc<Log>, Seat)>,
+    /// Of one that outlives this process.
+    guarded: Option<Guarded>,
 }
 
 impl Surroundings {
-    /// Of the only mount of a process.
+    /// Of the only mount of a process, which may have a guardian. The socket is the process's all the
+    /// same: whoever finds that nobody listens at the one before takes it away, at any time.
     ///
     /// # Errors
     /// No thread can be had.
-    pub fn alone() -> Result<Surroundings, Failure> {
-        Ok(Surroundings { listener: Listener::start()?, socket: std::process::id().to_string(), shared: None })
+    pub fn alone(guarded: Option<Guarded>) -> Result<Surroundings, Failure> {
+        let socket = std::process::id().to_string();
+        Ok(Surroundings { listener: Listener::start()?, socket, shared: None, guarded })
     }
 
     /// Of one among others.
     pub fn shared(listener: Arc<Listener>, log: Arc<Log>, seat: Seat) -> Surroundings {
         let socket = format!("{}-{}", std::process::id(), seat.number());
-        Surroundings { listener, socket, shared: Some((log, seat)) }
+        Surroundings { listener, socket, shared: Some((log, seat)), guarded: None }
     }
 }
 
@@ -96,29 +103,31 @@ impl Live {
     /// # Errors
     /// Why nothing was mounted.
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
-        let Surroundings { listener, socket, shared } = surroundings;
+        let Surroundings { listener, socket, shared, guarded } = surroundings;
         let mut context = opening::surroundings()?;
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
-        let mut spec = opening::spec(plan)?;
-        unmount::clear(&plan.mountpoint, plan)?;
-        let mountpoint = opening::target(&plan.mountpoint)?;
-        let source = opening::source_name(&spec, plan)?;
-        let absent = union::absent::hold_back(&mut spec, &mountpoint, true)?;
-        opening::check_sources(&spec, &mountpoint)?;
-        cage::serving::take_over(&spec)?;
-        cage::serving::check(&spec, &mountpoint, &context)?;
-        let (warnings, begun) = cage::serving::keep_accounts(&mut spec, &mountpoint)?;
-        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
+        let Found { spec, mountpoint, source, absent, begun } = match &left {
+            // Of the mount itself nothing may be asked: nobody answers yet.
+            Some(left) => Found::left(left)?,
+            None => Found::look(plan, &context)?,
+        };
         let stack = opening::build(&spec, &context)?;
         stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let mut options = door::options(plan, &spec, &mountpoint, &source);
+        options.survival = guarded.as_ref().map(|guarded| guarded.memory.clone());
         let judged_below = !options.default_permissions;
         if let Some((log, seat)) = &shared {
             among_others(&mut options, log, seat);
         }
         let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
         let serving = Arc::new(Serving {
-            about: figures::About { source, engine_reason: reason, started: clock::now() },
+            about: figures::About {
+                source,
+                engine_reason: reason,
+                started: left.as_ref().map_or_else(clock::now, Left::started),
+                guarded,
+            },
             spec: Mutex::new(spec),
             mount,
             judged_below,
@@ -132,7 +141,13 @@ impl Live {
         if let Some((_, seat)) = &serving.shared {
             seat.taken(&serving, &mountpoint);
         }
-        narrow(&plan.door, &mountpoint)?;
+        if left.is_none() {
+            narrow(&plan.door, &mountpoint)?;
+            if let Some(guarded) = &serving.about.guarded {
+                let spec = serving.spec.lock();
+                Left::new(&spec, &mountpoint, &serving.about.source).note(&spec, &guarded.memory);
+            }
+        }
         let device = serving.mount.device_number().filter(|_| plan.door.allow_other);
         let server = match control::endpoint(&listener, &socket, device, answers(&serving)) {
             Ok(server) => Some(server),
@@ -171,6 +186,38 @@ impl Live {
         drop(serving);
         tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
         drop(server);
+    }
+}
+
+/// What is to be mounted, and where.
+struct Found {
+    spec: StackSpec,
+    mountpoint: PathBuf,
+    source: String,
+    absent: Vec<union::absent::Absent>,
+    begun: Vec<cage::state::Begun>,
+}
+
+impl Found {
+    /// By a plan.
+    fn look(plan: &MountPlan, context: &Context) -> Result<Found, Failure> {
+        let mut spec = opening::spec(plan)?;
+        unmount::clear(&plan.mountpoint, plan)?;
+        let mountpoint = opening::target(&plan.mountpoint)?;
+        let source = opening::source_name(&spec, plan)?;
+        let absent = union::absent::hold_back(&mut spec, &mountpoint, true)?;
+        opening::check_sources(&spec, &mountpoint)?;
+        cage::serving::take_over(&spec)?;
+        cage::serving::check(&spec, &mountpoint, context)?;
+        let (warnings, begun) = cage::serving::keep_accounts(&mut spec, &mountpoint)?;
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        Ok(Found { spec, mountpoint, source, absent, begun })
+    }
+
+    /// As a process before this one left it.
+    fn left(left: &Left) -> Result<Found, Failure> {
+        let (spec, mountpoint, source) = (left.spec()?, left.mountpoint(), left.source.clone());
+        Ok(Found { spec, mountpoint, source, absent: Vec::new(), begun: Vec::new() })
     }
 }
 
@@ -408,6 +455,9 @@ impl Serving {
         let warnings = reloaded.map_err(|error| Failure::new(format!("the rules stay as they were: {error}")))?;
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         *spec = changed;
+        if let Some(guarded) = &self.about.guarded {
+            Left::change(&guarded.memory, &spec);
+        }
         self.mount.invalidate_everything();
         self.tell_kernel();
         tracing::info!("rules are reloaded");
@@ -446,17 +496,32 @@ fn answers(serving: &Arc<Serving>) -> impl Fn(Request) -> Result<Answer, Failure
 }
 
 /// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the
-/// process.
+/// process. `guardian`: who passes signals on.
 ///
 /// # Errors
 /// No thread can be had.
-pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Send + 'static) -> Result<(), Failure> {
+pub fn obey(
+    signals: Signals,
+    guardian: Option<u32>,
+    mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Send + 'static,
+) -> Result<(), Failure> {
     let act = move || {
+        let mut last = None;
         loop {
-            let signal = match signals.next() {
+            let (signal, sender) = match signals.next_and_sender() {
                 Ok(signal) => signal,
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             };
+            // Whoever signals all processes of a unit signals this one and its guardian, who passes it
+            // on: once is meant.
+            let this = (signal, guardian == Some(sender));
+            let passed_on = last.replace((this, clock::now())).is_some_and(|((before, by_guardian), at)| {
+                guardian.is_some() && before == signal && by_guardian != this.1 && at.elapsed() < PASSED_ON
+            });
+            if passed_on {
+                last = None;
+                continue;
+            }
             let mut gone = Vec::new();
             for serving in mounts(signal) {
                 serving.within(|| match signal {

@@ -9,7 +9,7 @@
 
 use crate::{
     failure::{Failure, Outcome},
-    inodes::{Inodes, ROOT},
+    inodes::{Found, Inodes, ROOT},
     invalidate::InvalidationFeed,
     kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
@@ -20,6 +20,7 @@ use crate::{
         gate::{Gate, Replacer},
         own_mount::{InodeKey, Names},
     },
+    survival::{Survives, nodes::Nodes},
     wire,
     writeback::Writeback,
 };
@@ -60,6 +61,8 @@ pub(crate) struct Door {
     pub kernel: KernelSide,
     /// The way to the thread that takes the kernel's answers back.
     pub invalidations: InvalidationFeed,
+    /// What is left to a process after this one, where the mount outlives its process.
+    pub survives: Option<Survives>,
 }
 
 impl Door {
@@ -75,8 +78,10 @@ impl Door {
     ) -> Result<Door, Errno> {
         let root = layer.root()?;
         let self_io = Arc::default();
+        let nodes = options.survival.as_ref().map(Nodes::new);
         Ok(Door {
-            inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
+            inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr, nodes)?),
+            survives: options.survival.as_ref().map(Survives::new),
             open: OpenTables::new(&*layer, &options, kept_limit),
             writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
             self_io,
@@ -237,10 +242,9 @@ impl Door {
         nodeid != ROOT || !self.options.default_permissions || self.kernel.root_is_taken()
     }
 
-    /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`,
-    /// and answers the reply for it.
-    pub fn found(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
-        let registered = self.inodes.register(&entry.node, &entry.attr, parent_ino);
+    /// Counts a look-up of a file found or made at a place, and answers the reply for it.
+    pub fn found(&self, entry: &Entry, found: Found<'_>, names: Duration) -> abi::EntryOut {
+        let registered = self.inodes.register(&entry.node, &entry.attr, found);
         if let Some(known) = registered.known {
             self.layer.adopt(&known, &entry.node);
         }
@@ -252,8 +256,8 @@ impl Door {
     }
 
     /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
-    pub fn made(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
-        let mut out = self.found(entry, parent_ino, names);
+    pub fn made(&self, entry: &Entry, found: Found<'_>, names: Duration) -> abi::EntryOut {
+        let mut out = self.found(entry, found, names);
         if entry.attr.kind == Kind::File && self.writeback.on() {
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
             self.inodes.keeps(out.nodeid, false);
@@ -283,7 +287,7 @@ impl Door {
         self.invalidations.forgotten();
     }
 
-    fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
         if let Some(role) = self.self_io.role(header.pid) {
             return self.answer_own(role, request, reply);
@@ -436,7 +440,11 @@ impl Handler for Door {
     }
 
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), fusewire::Errno> {
-        self.dispatch(request, reply).map_err(fusewire::Errno::from)
+        let handled = match &self.survives {
+            Some(survives) => self.handle_noted(survives, request, reply),
+            None => self.dispatch(request, reply),
+        };
+        handled.map_err(fusewire::Errno::from)
     }
 
     fn is_brief(&self, opcode: u32) -> bool {

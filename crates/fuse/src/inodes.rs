@@ -17,11 +17,16 @@
 //! Frugal by design: 80 bytes a file with its share of the hash table
 //! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
 
+mod left;
 mod numbers;
 
-use crate::open_files::OpenState;
+use crate::{
+    open_files::OpenState,
+    survival::nodes::{NodePlace, Nodes},
+};
 use hashbrown::{DefaultHashBuilder, HashTable};
-use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
+use left::Kept;
+use nacre_vfs::{Attr, Errno, FileId, Kind, Layer, Node};
 use numbers::Numbers;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
@@ -54,12 +59,25 @@ struct Slot {
     kind: Kind,
     /// Other than 0: see [`InodeRecord::outlived`].
     outlived: u8,
+    /// The file is known from the records of a process before this one: its node is looked up when
+    /// somebody asks for it.
+    left: bool,
 }
 
 impl Slot {
     /// Of a file that is being opened.
     pub fn open(node: Node, id: FileId) -> Slot {
-        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, outlived: 0 }
+        Slot { lookups: 0, ..Slot::taken(node, id, Kind::File) }
+    }
+
+    /// Of a file that was looked up once.
+    fn taken(node: Node, id: FileId, kind: Kind) -> Slot {
+        Slot { node: Some(node), id, lookups: 1, open: None, extra: 0, reuse: 0, kind, outlived: 0, left: false }
+    }
+
+    /// It stands for a file.
+    fn is_taken(&self) -> bool {
+        self.node.is_some() || self.left
     }
 
     /// Any open file.
@@ -84,6 +102,7 @@ impl Slot {
 }
 
 /// A run of slots that is allocated and given back as a whole.
+#[derive(Default)]
 struct Chunk {
     slots: Vec<Slot>,
     /// Places of free slots among `slots`.
@@ -160,6 +179,27 @@ impl InodeRecord<'_> {
     }
 }
 
+/// Where a file was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found<'a> {
+    /// The directory's node id and the name in it; no name where there is none to find it by again.
+    pub place: NodePlace<'a>,
+    /// The directory's inode number.
+    pub ino: u64,
+}
+
+impl<'a> Found<'a> {
+    /// Under a name in the directory with this node id and identity.
+    pub fn at(parent: u64, id: FileId, name: &'a [u8]) -> Found<'a> {
+        Found { place: NodePlace { parent, name }, ino: id.ino }
+    }
+
+    /// In the directory with this inode number, not to be found again by its name.
+    pub fn below(ino: u64) -> Found<'a> {
+        Found { place: NodePlace { parent: 0, name: &[] }, ino }
+    }
+}
+
 /// A file that a reply is about to name.
 pub(crate) struct Registered {
     /// Its node id.
@@ -179,28 +219,46 @@ pub(crate) struct Inodes {
     count: AtomicUsize,
     /// In place of all this.
     numbers: Option<Numbers>,
+    /// Where the mount outlives its process.
+    kept: Option<Kept>,
 }
 
 impl Inodes {
-    /// The table for a layer, that knows the layer's root.
-    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr) -> Inodes {
-        let numbers = Numbers::new(layer, attr.id);
-        Inodes { numbers, ..Inodes::new(root, attr) }
+    /// The table for a layer, that knows the layer's root. Noted in `nodes`, where there are such, and
+    /// made from what is noted there already.
+    ///
+    /// # Errors
+    /// ESTALE where the root is another one than noted.
+    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr, nodes: Option<Nodes>) -> Result<Inodes, Errno> {
+        let kept = nodes.map(|nodes| Kept::new(nodes, layer));
+        if kept.as_ref().is_some_and(Kept::resumes) {
+            return Inodes::empty(kept).resumed(root, attr);
+        }
+        Ok(Inodes { numbers: Numbers::new(layer, attr.id), ..Inodes::empty(kept).with_root(&root, attr) })
     }
 
     /// A table that knows the root.
+    #[cfg(test)]
     pub fn new(root: Node, attr: &Attr) -> Inodes {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let mut table = Inodes {
-            shards,
+        Inodes::empty(None).with_root(&root, attr)
+    }
+
+    fn empty(kept: Option<Kept>) -> Inodes {
+        Inodes {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: DefaultHashBuilder::default(),
             root: 0,
             promoted: AtomicBool::new(false),
             count: AtomicUsize::new(0),
             numbers: None,
-        };
-        table.root = table.register(&root, attr, attr.id.ino).nodeid;
-        table
+            kept,
+        }
+    }
+
+    fn with_root(mut self, root: &Node, attr: &Attr) -> Inodes {
+        self.root = self.register(root, attr, Found::below(attr.id.ino)).nodeid;
+        self.kept.iter().for_each(|kept| kept.set_root(self.root));
+        self
     }
 
     /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning
@@ -231,33 +289,40 @@ impl Inodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Counts one more look-up of a file and answers its node id. `parent_ino` is the inode number
-    /// of the directory that it was found in.
-    pub fn register(&self, node: &Node, attr: &Attr, parent_ino: u64) -> Registered {
+    /// Counts one more look-up of a file and answers its node id.
+    pub fn register(&self, node: &Node, attr: &Attr, found: Found<'_>) -> Registered {
         if let Some(numbers) = &self.numbers {
             return Registered { nodeid: numbers.register(&attr.id), known: None };
         }
         let hash = self.hash(&attr.id);
-        let shard_number = shard_of_hash(hash);
+        let shard_number = shard_of_id(&attr.id);
         let mut shard = self.shard(shard_number);
         if let Some(place) = shard.find(hash, &attr.id) {
             if let Some(slot) = shard.slot_at(place).filter(|slot| slot.kind == attr.kind) {
                 slot.lookups += 1;
                 if attr.kind == Kind::Directory {
-                    slot.extra = parent_ino;
+                    slot.extra = found.ino;
+                }
+                let inner = nodeid(shard_number, place, slot.reuse);
+                if let Some(kept) = &self.kept {
+                    kept.found(inner, slot, node, found.place);
                 }
                 let known = slot.node.as_ref().filter(|known| !known.same(node)).cloned();
-                let nodeid = self.outer(nodeid(shard_number, place, slot.reuse));
+                let nodeid = self.outer(inner);
                 return Registered { nodeid, known };
             }
             // The number now belongs to a file of another type and the layer cannot tell the two
             // apart: the old record ends with the kernel's last reference to it, and is no longer
             // found.
             shard.unlist(hash, place);
+            self.kept.iter().for_each(|kept| kept.unlisted(shard_number, place));
         }
-        let extra = if attr.kind == Kind::Directory { parent_ino } else { 0 };
-        let (place, reuse) = shard.insert(node.clone(), attr, extra);
+        let extra = if attr.kind == Kind::Directory { found.ino } else { 0 };
+        let (place, reuse) = shard.insert(Slot { extra, ..Slot::taken(node.clone(), attr.id, attr.kind) });
         shard.list(hash, place, &self.hasher);
+        if let Some(kept) = &self.kept {
+            kept.made(nodeid(shard_number, place, reuse), found.place, attr);
+        }
         drop(shard);
         self.count.fetch_add(1, Ordering::Relaxed);
         Registered { nodeid: self.outer(nodeid(shard_number, place, reuse)), known: None }
@@ -268,6 +333,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.node(nodeid);
         }
+        self.look_up_left(nodeid);
         self.locate(nodeid, |slot| slot.node.clone()).flatten()
     }
 
@@ -276,6 +342,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.node(nodeid).map(|node| (node, numbers.id(nodeid)));
         }
+        self.look_up_left(nodeid);
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id))).flatten()
     }
 
@@ -284,6 +351,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.node(nodeid).map(|node| (node, numbers.any_file(nodeid)));
         }
+        self.look_up_left(nodeid);
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.any_file()))).flatten()
     }
 
@@ -292,6 +360,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.directory(nodeid);
         }
+        self.look_up_left(nodeid);
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id.ino, slot.extra))).flatten()
     }
 
@@ -316,6 +385,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.with(nodeid, f);
         }
+        self.look_up_left(nodeid);
         self.locate(nodeid, |slot| f(&mut InodeRecord { slot }))
     }
 
@@ -334,7 +404,7 @@ impl Inodes {
             return numbers.find(id);
         }
         let hash = self.hash(id);
-        let shard_number = shard_of_hash(hash);
+        let shard_number = shard_of_id(id);
         let mut shard = self.shard(shard_number);
         let place = shard.find(hash, id)?;
         let reuse = shard.slot_at(place)?.reuse;
@@ -356,7 +426,7 @@ impl Inodes {
     pub fn is_known(&self, nodeid: u64) -> bool {
         match &self.numbers {
             Some(numbers) => numbers.is_known(nodeid),
-            None => self.node(nodeid).is_some(),
+            None => self.locate(nodeid, |_| ()).is_some(),
         }
     }
 
@@ -395,12 +465,19 @@ impl Inodes {
         let place = place_of(inner);
         let slot = shard.slot_at(place).filter(|slot| slot.reuse == reuse_of(inner))?;
         slot.lookups = slot.lookups.saturating_sub(lookups);
+        self.kept.iter().for_each(|kept| kept.counted(inner, slot.lookups));
         if slot.lookups > 0 {
             return None;
         }
         let hash = self.hash(&slot.id);
+        if let Some(kept) = &self.kept {
+            kept.no_longer_left(slot);
+        }
         shard.unlist(hash, place);
-        let removed = shard.remove(place, &self.hasher);
+        let (removed, chunk_is_gone) = shard.remove(place, &self.hasher);
+        if let Some(kept) = self.kept.as_ref().filter(|_| chunk_is_gone) {
+            kept.given_back(inner);
+        }
         drop(shard);
         self.count.fetch_sub(1, Ordering::Relaxed);
         removed
@@ -420,7 +497,7 @@ impl Inodes {
                     let shard = self.shard(shard_number);
                     let Some(chunk) = shard.chunks.get(chunk_number) else { break };
                     let slots = chunk.iter().flat_map(|chunk| chunk.slots.iter().enumerate());
-                    let live = slots.filter(|(_, slot)| slot.node.is_some());
+                    let live = slots.filter(|(_, slot)| slot.is_taken());
                     batch.extend(
                         live.map(|(i, slot)| self.outer(nodeid(shard_number, place(chunk_number, i), slot.reuse))),
                     );
@@ -477,12 +554,12 @@ impl Shard {
 
     fn slot(&self, place: u32) -> Option<&Slot> {
         let chunk = self.chunks.get(place as usize / CHUNK)?.as_ref()?;
-        chunk.slots.get(place as usize % CHUNK).filter(|slot| slot.node.is_some())
+        chunk.slots.get(place as usize % CHUNK).filter(|slot| slot.is_taken())
     }
 
     fn slot_at(&mut self, place: u32) -> Option<&mut Slot> {
         let chunk = self.chunks.get_mut(place as usize / CHUNK)?.as_mut()?;
-        chunk.slots.get_mut(place as usize % CHUNK).filter(|slot| slot.node.is_some())
+        chunk.slots.get_mut(place as usize % CHUNK).filter(|slot| slot.is_taken())
     }
 
     fn list(&mut self, hash: u64, place: u32, hasher: &DefaultHashBuilder) {
@@ -496,12 +573,11 @@ impl Shard {
         }
     }
 
-    fn insert(&mut self, node: Node, attr: &Attr, extra: u64) -> (u32, u32) {
+    fn insert(&mut self, slot: Slot) -> (u32, u32) {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let fresh =
-            Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, outlived: 0 };
+        let fresh = Slot { reuse, ..slot };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
         if number as usize >= self.chunks.len() {
             self.chunks.push(None);
@@ -522,20 +598,22 @@ impl Shard {
         (place(number as usize, usize::from(within)), reuse)
     }
 
-    fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> Option<Removed> {
+    /// Frees a slot; answers what is to be dropped, and whether its chunk went with it.
+    fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> (Option<Removed>, bool) {
         let number = place as usize / CHUNK;
-        let entry = self.chunks.get_mut(number)?;
-        let chunk = entry.as_mut()?;
-        let slot = chunk.slots.get_mut(place as usize % CHUNK)?;
-        let node = slot.node.take()?;
-        let open = slot.open.take();
+        let Some(entry) = self.chunks.get_mut(number) else { return (None, false) };
+        let Some(chunk) = entry.as_mut() else { return (None, false) };
+        let Some(slot) = chunk.slots.get_mut(place as usize % CHUNK) else { return (None, false) };
+        slot.left = false;
+        let (node, open) = (slot.node.take(), slot.open.take());
         chunk.free.push((place as usize % CHUNK) as u16);
-        if chunk.live() == 0 {
+        let chunk_is_gone = chunk.live() == 0;
+        if chunk_is_gone {
             *entry = None;
         }
         self.roomy.insert(number as u32);
         self.shrink(hasher);
-        Some(Removed { node, open })
+        (node.map(|node| Removed { node, open }), chunk_is_gone)
     }
 
     /// Gives memory of the hash table back when most of it is empty.
@@ -571,9 +649,10 @@ fn shard_of(nodeid: u64) -> usize {
     nodeid as usize & (SHARDS - 1)
 }
 
-/// From bits that the hash table inside the shard uses least.
-fn shard_of_hash(hash: u64) -> usize {
-    (hash >> 48) as usize & (SHARDS - 1)
+/// The same in each process: a node id outlives them.
+fn shard_of_id(id: &FileId) -> usize {
+    let mixed = id.ino ^ id.generation.rotate_left(21) ^ id.fs.rotate_left(42);
+    (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize & (SHARDS - 1)
 }
 
 fn place_of(nodeid: u64) -> u32 {

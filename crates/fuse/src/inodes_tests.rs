@@ -37,7 +37,7 @@ fn table() -> Inodes {
 fn the_root_is_node_one_and_stays() {
     let table = table();
     assert_eq!(table.find(&attr(1, Kind::Directory).id), Some(ROOT));
-    assert_eq!(table.register(&node(1), &attr(1, Kind::Directory), 1).nodeid, ROOT);
+    assert_eq!(table.register(&node(1), &attr(1, Kind::Directory), Found::below(1)).nodeid, ROOT);
     assert!(table.forget(ROOT, 1000).is_none());
     assert!(table.node(ROOT).is_some());
     assert_eq!(table.len(), 1);
@@ -47,11 +47,11 @@ fn the_root_is_node_one_and_stays() {
 fn one_file_has_one_node_id_until_its_last_lookup_is_forgotten() {
     let table = table();
     let first = node(5);
-    let one = table.register(&first, &attr(5, Kind::File), 1);
+    let one = table.register(&first, &attr(5, Kind::File), Found::below(1));
     assert!(one.known.is_none());
-    let again = table.register(&first, &attr(5, Kind::File), 1);
+    let again = table.register(&first, &attr(5, Kind::File), Found::below(1));
     assert!(again.known.is_none(), "the same node needs no adoption");
-    let other = table.register(&node(5), &attr(5, Kind::File), 1);
+    let other = table.register(&node(5), &attr(5, Kind::File), Found::below(1));
     assert_eq!((one.nodeid, one.nodeid), (again.nodeid, other.nodeid));
     assert!(other.known.is_some_and(|known| known.same(&first)));
     assert!(table.forget(one.nodeid, 2).is_none());
@@ -67,7 +67,7 @@ fn a_node_id_never_means_two_files() {
     let table = table();
     let mut seen = std::collections::HashSet::new();
     for ino in 10..2000 {
-        let id = table.register(&node(ino), &attr(ino, Kind::File), 1).nodeid;
+        let id = table.register(&node(ino), &attr(ino, Kind::File), Found::below(1)).nodeid;
         assert!(seen.insert(id), "{id:#x} was used before");
         if ino % 3 != 0 {
             table.forget(id, 1);
@@ -78,8 +78,8 @@ fn a_node_id_never_means_two_files() {
 #[test]
 fn a_number_reused_by_another_type_is_another_file() {
     let table = table();
-    let file = table.register(&node(9), &attr(9, Kind::File), 1).nodeid;
-    let directory = table.register(&node(9), &attr(9, Kind::Directory), 1).nodeid;
+    let file = table.register(&node(9), &attr(9, Kind::File), Found::below(1)).nodeid;
+    let directory = table.register(&node(9), &attr(9, Kind::Directory), Found::below(1)).nodeid;
     assert_ne!(file, directory);
     assert_eq!(table.find(&attr(9, Kind::File).id), Some(directory));
     assert!(table.forget(file, 1).is_some());
@@ -91,9 +91,9 @@ fn a_number_reused_by_another_type_is_another_file() {
 #[test]
 fn directories_know_their_parent() {
     let table = table();
-    let id = table.register(&node(9), &attr(9, Kind::Directory), 33).nodeid;
+    let id = table.register(&node(9), &attr(9, Kind::Directory), Found::below(33)).nodeid;
     assert_eq!(table.directory(id).map(|(_, own, parent)| (own, parent)), Some((9, 33)));
-    table.register(&node(9), &attr(9, Kind::Directory), 44);
+    table.register(&node(9), &attr(9, Kind::Directory), Found::below(44));
     assert_eq!(table.directory(id).map(|(_, _, parent)| parent), Some(44));
 }
 
@@ -101,7 +101,7 @@ fn directories_know_their_parent() {
 fn every_file_is_visited_once() {
     let table = table();
     let mut expected: Vec<u64> =
-        (10..5000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), 1).nodeid).collect();
+        (10..5000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), Found::below(1)).nodeid).collect();
     expected.push(ROOT);
     let mut seen = Vec::new();
     table.for_each(|id| seen.push(id));
@@ -113,7 +113,8 @@ fn every_file_is_visited_once() {
 #[test]
 fn memory_goes_with_the_files() {
     let table = table();
-    let ids: Vec<u64> = (10..100_000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), 1).nodeid).collect();
+    let ids: Vec<u64> =
+        (10..100_000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), Found::below(1)).nodeid).collect();
     for id in ids {
         assert!(table.forget(id, 1).is_some());
     }
@@ -122,7 +123,7 @@ fn memory_goes_with_the_files() {
     assert!(left <= 1, "{left} chunks are kept for the root alone");
     let buckets: usize = table.shards.iter().map(|shard| shard.lock().places.capacity()).sum();
     assert!(buckets < SHARDS * 2048, "{buckets} places in the hash tables");
-    assert!(table.register(&node(5), &attr(5, Kind::File), 1).nodeid != ROOT);
+    assert!(table.register(&node(5), &attr(5, Kind::File), Found::below(1)).nodeid != ROOT);
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn a_million_files_stay_small() {
     let table = table();
     let shared = node(0);
     for ino in 10..1_000_010 {
-        table.register(&shared, &attr(ino, Kind::File), 1);
+        table.register(&shared, &attr(ino, Kind::File), Found::below(1));
     }
     let bytes: usize = table
         .shards

@@ -1,6 +1,7 @@
 //! Tests of the thread that takes cached answers back: order, repetition, overflow.
 
 use super::*;
+use crate::inodes::Found;
 use nacre_vfs::{Attr, Kind, Node, Time};
 use std::sync::mpsc;
 
@@ -159,7 +160,7 @@ fn a_file_that_becomes_known_meanwhile_gets_the_second_notification() {
         repeat_due(&mut repeats, &recorder, &shared);
     }
     assert_eq!(repeats.len(), 1, "a request is under way");
-    let nodeid = shared.inodes.register(&Node::new(Arc::new(())), &attr(5), 1).nodeid;
+    let nodeid = shared.inodes.register(&Node::new(Arc::new(())), &attr(5), Found::below(1)).nodeid;
     recorder.1.store(false, Ordering::Release);
     while !repeats.is_empty() {
         repeat_due(&mut repeats, &recorder, &shared);
@@ -195,7 +196,7 @@ fn a_mark_is_answered_when_what_came_before_is_delivered() {
 #[test]
 fn only_what_the_kernel_knows_is_counted() {
     let shared = shared();
-    shared.inodes.register(&Node::new(Arc::new(())), &attr(5), 1);
+    shared.inodes.register(&Node::new(Arc::new(())), &attr(5), Found::below(1));
     let change = |number| Invalidation::Content { id: attr(number).id };
     sent(
         &shared,
@@ -220,7 +221,7 @@ fn the_thread_ends_when_told_and_when_nobody_can_send() {
 fn files_written_to_are_collected_and_taken_back_once_each() {
     let shared = shared();
     let recorder = Recorder::default();
-    let known = |ino| shared.inodes.register(&Node::new(Arc::new(())), &attr(ino), 1).nodeid;
+    let known = |ino| shared.inodes.register(&Node::new(Arc::new(())), &attr(ino), Found::below(1)).nodeid;
     let (first, second, gone) = (known(7), known(9), known(11));
     assert!(shared.inodes.forget(gone, 1).is_some());
     shared.written.lock().extend([first, second, gone, first]);

@@ -10,6 +10,7 @@
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
 //!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
+//!                 |   survival.rs                                               what a process after this one needs
 //!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
 //!              self_io/*.rs                                         own threads, use the mount to tell the kernel what no notification can
 //! ```
@@ -34,6 +35,7 @@ mod running;
 mod self_io;
 mod status;
 mod stores;
+mod survival;
 mod sync_call;
 mod wire;
 mod writeback;
@@ -41,4 +43,5 @@ mod writeback;
 pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
 pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
+pub use survival::Survival;
 pub use sync_call::{Duty, SyncCalls};

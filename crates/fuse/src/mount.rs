@@ -74,7 +74,7 @@ impl std::error::Error for MountError {
 
 /// A mount that is being served. Dropped, it ends, and is cut off where it is in use.
 pub struct Mount {
-    session: Session,
+    pub(crate) session: Session,
     door: Arc<Door>,
     counts: Arc<InvalidationCounts>,
     stop: Arc<AtomicBool>,
@@ -97,14 +97,12 @@ impl Mount {
         if let Some(client) = door.layer.capabilities().open_files {
             client.attach(Arc::downgrade(&door) as Weak<dyn OpenFileHost>);
         }
-        let device = open(&door.options)?;
-        door.inodes.promote_root(device.is_detached() && is_promoted(&door));
-        let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
-        door.writeback.decide(&place, &door.options, &*door.layer);
-        let session =
-            Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
-        let mut session = session.map_err(MountError::Session)?;
-        connect(&door, &session);
+        let resumed = door.survives.as_ref().map(|survives| &survives.memory).filter(|memory| memory.resumes());
+        let mut session = match resumed {
+            Some(memory) => memory.resume(&door)?,
+            None => begin(&door)?,
+        };
+        let last_backing = connect(&door, &session);
         // While it is at no place, if root made it: the way to its mount point may lead through
         // other mounts of ours. It may be another than before.
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
@@ -132,10 +130,11 @@ impl Mount {
             mount.start_inotify_replay()?;
         }
         mount.raise_read_ahead();
+        mount.survive(last_backing)?;
         Ok(mount)
     }
 
-    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), MountError> {
+    pub(crate) fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), MountError> {
         let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
         self.threads.push(builder.spawn(body).map_err(MountError::Thread)?);
         Ok(())
@@ -420,11 +419,21 @@ impl fmt::Debug for Mount {
 }
 
 /// Gives the door what it can know only when the session runs. Requests that come before are served
-/// without it.
-fn connect(door: &Door, session: &Session) {
+/// without it. Answers what [`crate::passthrough::Passthrough::start`] does.
+fn connect(door: &Door, session: &Session) -> Option<i32> {
     door.kernel.connect(session);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
-    door.open.passthrough.start(backing);
+    door.open.passthrough.start(backing)
+}
+
+/// Mounts, and negotiates with the kernel.
+fn begin(door: &Arc<Door>) -> Result<Session, MountError> {
+    let device = open(&door.options)?;
+    door.inodes.promote_root(device.is_detached() && is_promoted(door));
+    let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
+    door.writeback.decide(&place, &door.options, &*door.layer);
+    let handler = Arc::clone(door) as Arc<dyn fusewire::Handler>;
+    Session::start(device, handler, session_options(&door.options)).map_err(MountError::Session)
 }
 
 /// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as
@@ -485,7 +494,7 @@ fn kept_limit() -> usize {
     (descriptors::room() / 4).min(KEPT_MAX)
 }
 
-fn mount_options(options: &FuseOptions) -> MountOptions {
+pub(crate) fn mount_options(options: &FuseOptions) -> MountOptions {
     let choices = [
         (options.read_only || options.immutable, MountFlags::RDONLY),
         (options.nosuid, MountFlags::NOSUID),
@@ -508,13 +517,14 @@ fn mount_options(options: &FuseOptions) -> MountOptions {
     }
 }
 
-fn session_options(options: &FuseOptions) -> SessionOptions {
+pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     let transport = match options.transport {
         TransportChoice::Auto => fusewire::TransportChoice::Auto,
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
         TransportChoice::Device => fusewire::TransportChoice::Device,
     };
-    SessionOptions { transport, threads: options.threads, ..SessionOptions::default() }
+    let resident = options.survival.is_some();
+    SessionOptions { transport, threads: options.threads, resident, ..SessionOptions::default() }
 }
 
 /// The kernel's caches of one mount.

@@ -114,9 +114,31 @@ struct Shard {
 pub(crate) struct OpenFiles {
     shards: [Mutex<Shard>; SHARDS],
     count: AtomicUsize,
+    /// Counters of reuse begin above this.
+    base: u32,
 }
 
 impl OpenFiles {
+    /// The table of the process that goes on after so many others: it gives no handle out that one of
+    /// them has.
+    pub fn after(restarts: u64) -> OpenFiles {
+        OpenFiles { base: (restarts as u32).wrapping_mul(1 << 20), ..OpenFiles::default() }
+    }
+
+    /// Enters an open file under the handle that another process gave it: the lower ones first, and no
+    /// other meanwhile.
+    pub fn restore(&self, fh: u64, handle: OpenHandle) {
+        let (number, place, reuse) = decode(fh);
+        let mut shard = self.shard(number);
+        while shard.slots.len() < place as usize {
+            let free = shard.slots.len() as u32;
+            shard.slots.push((self.base.wrapping_add(1), None));
+            shard.free.push(free);
+        }
+        shard.slots.push((reuse, Some(Arc::new(handle))));
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Files open.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
@@ -137,8 +159,9 @@ impl OpenFiles {
             return encode(number, place, *reuse);
         }
         let place = shard.slots.len() as u32;
-        shard.slots.push((1, Some(handle)));
-        encode(number, place, 1)
+        let reuse = self.base.wrapping_add(1);
+        shard.slots.push((reuse, Some(handle)));
+        encode(number, place, reuse)
     }
 
     /// The open file behind a handle.

@@ -5,7 +5,7 @@
 
 use crate::{
     closes::Closes, implicit_opens::ImplicitOpens, inodes::Inodes, negotiate, open_files::OpenFiles,
-    options::FuseOptions, passthrough::Passthrough, running::Running,
+    options::FuseOptions, passthrough::Passthrough, running::Running, survival::Survival,
 };
 use nacre_sys::descriptors;
 use nacre_vfs::{Coherence, Layer};
@@ -41,7 +41,7 @@ impl OpenTables {
         }
         let room = descriptors::room();
         OpenTables {
-            files: OpenFiles::default(),
+            files: OpenFiles::after(options.survival.as_ref().map_or(0, Survival::restarts)),
             passthrough,
             implicit: ImplicitOpens::new(room / 4),
             closes: Closes::default(),

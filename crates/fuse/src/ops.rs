@@ -8,7 +8,7 @@ mod handles;
 mod ioctls;
 mod locks;
 mod names;
-mod opens;
+pub(crate) mod opens;
 mod undelivered;
 mod unopened;
 mod xattrs;

@@ -1,6 +1,7 @@
 //! What a mount is asked to be: plain data, made by the command line, read by `mount.rs` and
 //! `door.rs`.
 
+use crate::survival::Survival;
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 /// Work that each thread which serves requests does before its first one.
@@ -125,6 +126,8 @@ pub struct FuseOptions {
     pub notify_watchers: bool,
     /// Called in each serving thread before its first request.
     pub worker_setup: Option<WorkerSetup>,
+    /// Where what a process after this one needs is noted; none where the mount ends with its process.
+    pub survival: Option<Survival>,
     /// Threads to start with: per CPU on io_uring, in all on the device (at least 2); more are made
     /// as they are needed. 0 chooses.
     pub threads: u32,
@@ -166,6 +169,7 @@ impl FuseOptions {
             negative_timeout: None,
             notify_watchers: false,
             worker_setup: None,
+            survival: None,
             threads: 0,
         }
     }

@@ -121,25 +121,28 @@ impl Passthrough {
 
     /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it
     /// is permitted.
-    pub fn start(&self, backing: Box<dyn BackingFiles>) {
-        if self.refusal.get().is_none() {
-            self.try_start(backing);
-        }
+    /// Answers the id that the kernel gave the file tried, where it did: what is registered later has a
+    /// greater one.
+    pub fn start(&self, backing: Box<dyn BackingFiles>) -> Option<i32> {
+        let tried = if self.refusal.get().is_none() { self.try_start(backing) } else { None };
         self.settle();
+        tried
     }
 
-    fn try_start(&self, backing: Box<dyn BackingFiles>) {
+    fn try_start(&self, backing: Box<dyn BackingFiles>) -> Option<i32> {
         match probe(&*backing) {
-            Ok(()) => {
+            Ok(id) => {
                 if self.backing.set(backing).is_ok() {
                     self.off.store(false, Ordering::Release);
                 }
+                return id;
             }
             Err(error) if error.raw_os_error() == Some(Errno::EPERM.raw()) => {
                 self.refuse("not permitted: CAP_SYS_ADMIN in the initial user namespace is needed");
             }
             Err(error) => self.refuse(format!("the kernel refuses backing files: {error}")),
         }
+        None
     }
 
     fn settle(&self) {
@@ -219,6 +222,26 @@ impl Passthrough {
             self.opens.fetch_add(1, Ordering::Relaxed);
         }
         (chosen, left)
+    }
+
+    /// Counts a file that another process opened, which the kernel serves so. Under the inode's lock.
+    pub fn resume(&self, state: &mut OpenState, backing: Option<i32>) {
+        state.io.0 = match (std::mem::take(&mut state.io.0), backing) {
+            (Mode::Cached { opens }, _) => Mode::Cached { opens: opens.saturating_add(1) },
+            (Mode::Passthrough { id, opens }, _) => Mode::Passthrough { id, opens: opens.saturating_add(1) },
+            (Mode::Idle | Mode::Kept { .. }, Some(id)) => Mode::Passthrough { id, opens: 1 },
+            (Mode::Idle | Mode::Kept { .. }, None) => Mode::Cached { opens: 1 },
+        };
+    }
+
+    /// Closes backing files from `first` on and before `end`, which are given in this order, but those
+    /// that are to stay: a process that died had registered them, and nobody uses them.
+    pub fn close_left(&self, first: i32, end: i32, stays: impl Fn(i32) -> bool) {
+        let Some(backing) = self.backing.get() else { return };
+        for id in (first..end).filter(|id| !stays(*id)) {
+            // Most are closed already.
+            let _ = backing.close(id);
+        }
     }
 
     /// One open file less. With `keep`, the last one is kept for the next open: (file, flags,
@@ -369,13 +392,13 @@ pub(crate) fn signature(file: BorrowedFd<'_>) -> Option<(u64, bool)> {
     Some((hasher.finish(), stat.st_mode & 0o6000 != 0))
 }
 
-fn probe(backing: &dyn BackingFiles) -> std::io::Result<()> {
+fn probe(backing: &dyn BackingFiles) -> std::io::Result<Option<i32>> {
     use std::os::fd::AsFd;
     let file = std::fs::File::open("/proc/self/exe")?;
     match backing.open(file.as_fd()) {
-        Ok(id) => backing.close(id),
+        Ok(id) => backing.close(id).map(|()| Some(id)),
         // The program lies on a stacked file system; permission has been checked before that.
-        Err(error) if error.raw_os_error() == Some(Errno::ELOOP.raw()) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(Errno::ELOOP.raw()) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of passthrough without a kernel: one mode per inode, kept files, bounds.
 
 use super::*;
+use crate::inodes::Found;
 use nacre_vfs::{Attr, FileId, Kind, Node, Time};
 use std::{
     collections::BTreeSet,
@@ -203,7 +204,7 @@ fn kept_files_serve_the_same_kind_of_open_and_stay_within_the_limit() {
     let file = some_file();
     let mut ids = Vec::new();
     for ino in 10..15 {
-        let nodeid = inodes.register(&Node::new(Arc::new(())), &attr(ino), 1).nodeid;
+        let nodeid = inodes.register(&Node::new(Arc::new(())), &attr(ino), Found::below(1)).nodeid;
         let keep = Some((Arc::new(Plain) as Opened, OpenFlags::READ, 7));
         let left = inodes.with(nodeid, |record| {
             let state = record.open_state();

@@ -8,7 +8,7 @@ use crate::reply::Reply;
 use crate::request::{Header, Request};
 
 /// What the kernel offers at INIT.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Minor version of the kernel's protocol; the one that is spoken is the lesser of this and
     /// [`crate::abi::KERNEL_MINOR_VERSION`].

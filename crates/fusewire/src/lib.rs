@@ -49,4 +49,4 @@ pub use mount::{
 pub use notify::Notifier;
 pub use reply::{Directory, Reply};
 pub use request::{Groups, Header, Op, Request, SecurityContexts};
-pub use session::{Moment, Observer, Session, SessionOptions, Transport, TransportChoice, blocking};
+pub use session::{Agreed, Moment, Observer, Session, SessionOptions, Transport, TransportChoice, blocking, resend};

@@ -105,6 +105,21 @@ impl Device {
         Device { fd: Some(fd), mount: None }
     }
 
+    /// A connection that another process mounted there, and that this one will unmount.
+    pub fn resumed(
+        fd: OwnedFd,
+        mountpoint: PathBuf,
+        identity: Option<Identity>,
+        by_fusermount: bool,
+        options: &MountOptions,
+    ) -> Device {
+        let options = options.clone();
+        Device {
+            fd: Some(fd),
+            mount: Some(Mounted { path: mountpoint, options, by_fusermount, identity, detached: None }),
+        }
+    }
+
     /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a
     /// path that leads there as long as that lasts, for threads with the process's descriptors.
     pub fn mountpoint(&self) -> Option<&Path> {
@@ -306,6 +321,11 @@ impl Mounted {
             (Some(identity), Ok(table)) => table.find(identity).is_some(),
             _ => true,
         }
+    }
+
+    /// Whether fusermount3 has to unmount it.
+    pub(crate) fn is_by_fusermount(&self) -> bool {
+        self.by_fusermount
     }
 
     /// Which it is, where that is known.

@@ -18,11 +18,11 @@ mod whereabouts;
 mod workers;
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::init;
+use crate::abi::{OutHeader, Pod, init, notify};
 use crate::backing::Backing;
 use crate::connection::Connection;
 use crate::counters::Counters;
@@ -34,6 +34,7 @@ use negotiate::Agreement;
 use state::{Parts, QueueId, SessionState};
 use workers::Worker;
 
+pub use negotiate::Agreed;
 pub use state::blocking;
 
 /// Which transport to use.
@@ -70,11 +71,21 @@ pub struct SessionOptions {
     pub max_threads: u32,
     /// Stack of a worker, bytes; only what is touched costs memory.
     pub stack_size: usize,
+    /// Over the device: buffers for requests are in memory from the start. A process that is killed
+    /// while it reads gets no memory any more, and the request that it reads fails (EIO) instead of
+    /// being there for [`resend`].
+    pub resident: bool,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
-        SessionOptions { transport: TransportChoice::Auto, threads: 0, max_threads: 0, stack_size: 512 << 10 }
+        SessionOptions {
+            transport: TransportChoice::Auto,
+            threads: 0,
+            max_threads: 0,
+            stack_size: 512 << 10,
+            resident: false,
+        }
     }
 }
 
@@ -140,6 +151,46 @@ impl Session {
         let mut session = Session::start(device, Arc::clone(handler), options)?;
         session.fallback = Some(reason.to_string());
         Ok(session)
+    }
+
+    /// Goes on with a connection that another process served over the device, and that agreed on this
+    /// with the kernel. That process is dead, and [`resend`] has been called. On error the mount is left
+    /// as it is.
+    ///
+    /// # Errors
+    /// EINVAL where the handler would not agree on the same now.
+    pub fn resume(
+        device: Device,
+        handler: Arc<dyn Handler>,
+        options: SessionOptions,
+        agreed: &Agreed,
+    ) -> io::Result<Session> {
+        let (fd, mounted) = device.into_parts()?;
+        let resumed = Agreement::resumed(agreed, handler.as_ref()).and_then(|agreement| {
+            let connection = Connection::new(fd);
+            let shared = SessionState::new(parts(&agreement, &handler, &options, Vec::new(), connection));
+            start_device_threads(&shared)?;
+            Ok((shared, agreement))
+        });
+        match resumed {
+            Ok((shared, agreement)) => {
+                Ok(Session { shared, mounted, agreement, transport: Transport::Device, fallback: None })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a process has to know that goes on with this connection, and the number of its descriptor.
+    ///
+    /// # Errors
+    /// ENOTCONN after the end.
+    pub fn agreed(&self) -> io::Result<(Agreed, i32)> {
+        Ok((self.agreement.agreed(), self.shared.connection.device()?.as_raw_fd()))
+    }
+
+    /// Whether the mount was made, and will be unmounted, by fusermount3.
+    pub fn is_by_fusermount(&self) -> bool {
+        self.mounted.as_ref().is_some_and(Mounted::is_by_fusermount)
     }
 
     /// The transport in use.
@@ -305,19 +356,7 @@ type Started = (Arc<SessionState>, Agreement, Transport, Option<String>);
 
 fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> Result<Started, StartError> {
     let agreement = negotiate::read_init(&fd, handler.as_ref())?;
-    let parts = |rings, connection| Parts {
-        handler: Arc::clone(handler),
-        connection,
-        counters: Arc::default(),
-        form: Form { setxattr_ext: agreement.settings.flags & init::SETXATTR_EXT != 0 },
-        max_io: agreement.max_io,
-        options: options.clone(),
-        add_thread: |shared, place| match place {
-            QueueId::Device => device::spawn(shared),
-            QueueId::Ring(queue) => ring::grow(shared, queue),
-        },
-        rings,
-    };
+    let parts = |rings, connection| parts(&agreement, handler, options, rings, connection);
     let connection = Connection::new(fd);
     let device = connection.device()?;
     let (rings, fallback) = match options.transport {
@@ -358,6 +397,40 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
     drop(device);
     start_device_threads(&shared)?;
     Ok((shared, agreement, Transport::Device, fallback))
+}
+
+fn parts(
+    agreement: &Agreement,
+    handler: &Arc<dyn Handler>,
+    options: &SessionOptions,
+    rings: Vec<workers::Queue>,
+    connection: Arc<Connection>,
+) -> Parts {
+    Parts {
+        handler: Arc::clone(handler),
+        connection,
+        counters: Arc::default(),
+        form: Form { setxattr_ext: agreement.settings.flags & init::SETXATTR_EXT != 0 },
+        max_io: agreement.max_io,
+        options: options.clone(),
+        add_thread: |shared, place| match place {
+            QueueId::Device => device::spawn(shared),
+            QueueId::Ring(queue) => ring::grow(shared, queue),
+        },
+        rings,
+    }
+}
+
+/// Makes the kernel send all requests again that the last process which served a connection has left
+/// unanswered. To be called when that one is dead, and before any descriptor of the connection that it
+/// left is closed: with that, the requests would end that were read from it.
+///
+/// # Errors
+/// EINVAL before Linux 6.9; ENOTCONN after the end of the connection.
+pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
+    let header = OutHeader { len: size_of::<OutHeader>() as u32, error: notify::RESEND, unique: 0 };
+    rustix::io::retry_on_intr(|| rustix::io::write(device, header.bytes()))?;
+    Ok(())
 }
 
 /// Makes the rings, if the kernel offers to use them.

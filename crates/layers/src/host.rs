@@ -39,8 +39,8 @@ use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs,
-    XattrFlags,
+    Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    StatFs, XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;
@@ -257,6 +257,14 @@ impl HostShared {
     }
 }
 
+impl LeftOpen for Host {
+    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+        let node = node.map(hosted).transpose()?;
+        let (node, file) = self.shared.take_up(node, descriptor, flags)?;
+        Ok((Node::new(node), file))
+    }
+}
+
 impl Layer for Host {
     fn root(&self) -> Result<Entry> {
         let root = &self.shared.root;
@@ -446,6 +454,7 @@ impl Layer for Host {
             writeback: None,
             needs_opens: None,
             open_files: None,
+            left_open: Some(self),
         }
     }
 

@@ -760,6 +760,7 @@ impl Layer for Dataset {
             writeback: Some(self),
             needs_opens: self.needs_opens(),
             open_files: None,
+            left_open: None,
         }
     }
 

@@ -91,6 +91,48 @@ pub fn leave_all_to_others() -> io::Result<()> {
     lead_standard_ones_nowhere()
 }
 
+/// Closes all descriptors of the process from `first` on but these numbers. To be called by a process
+/// that has come to a table full of descriptors of another one, before it opens any itself.
+///
+/// # Errors
+/// ENOSYS before Linux 5.9.
+pub fn close_all_from_but(first: u32, kept: &[u32]) -> io::Result<()> {
+    let mut kept: Vec<u32> = kept.iter().copied().filter(|number| *number >= first).collect();
+    kept.sort_unstable();
+    kept.dedup();
+    let mut from = first;
+    for number in kept {
+        if number > from {
+            close_from_to(from, number - 1)?;
+        }
+        from = number.saturating_add(1);
+    }
+    close_from_to(from, libc::c_uint::MAX)
+}
+
+/// Another descriptor of what another process left open in the table of this one, under this number.
+///
+/// # Errors
+/// EBADF where the number is not open.
+pub fn another(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: makes a new descriptor, and touches no other.
+    let made = check(libc::c_long::from(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) }))?;
+    // SAFETY: the kernel just made it, and nobody else knows it.
+    unsafe { crate::owned(made) }
+}
+
+/// Takes over a descriptor that another process left behind in the table of this one.
+///
+/// # Errors
+/// EBADF where the number is not open.
+pub fn take_over(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: asks about a number only.
+    check(libc::c_long::from(unsafe { libc::fcntl(number, libc::F_GETFD) }))?;
+    // SAFETY: it is open, and who owned it is gone: the caller says that it was noted to be passed on,
+    // and takes each number once.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) })
+}
+
 /// Leaves all descriptors to others but one, which is none of the standard ones. It is another
 /// copy, with the same number: whoever hands it over keeps his.
 ///
@@ -111,8 +153,8 @@ fn unshare_tables() -> io::Result<()> {
 }
 
 fn close_from_to(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
-    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no
-    // descriptor yet.
+    // SAFETY: closes what nobody uses: copies in a thread's own table, which by contract owns no
+    // descriptor yet, or what a process that is gone left behind.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0 as libc::c_uint) }).map(drop)
 }
 

@@ -28,7 +28,9 @@ pub mod mounts;
 pub mod proc_looks;
 pub mod project_quota;
 pub mod remote;
+pub mod shared_words;
 pub mod signals;
+pub mod worker;
 pub mod writeback;
 pub mod xattrat;
 

@@ -64,13 +64,24 @@ impl Signals {
     /// # Errors
     /// As `read(2)`.
     pub fn next(&self) -> io::Result<Signal> {
+        self.next_and_sender().map(|(signal, _)| signal)
+    }
+
+    /// The same, with the process that sent it (0: the kernel).
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn next_and_sender(&self) -> io::Result<(Signal, u32)> {
         loop {
             let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
             (&self.0).read_exact(&mut record)?;
             // The number is the first field of `struct signalfd_siginfo`.
             let number = record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+            // The fourth one is its sender.
+            let sender =
+                record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
             if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
-                return Ok(*signal);
+                return Ok((*signal, sender));
             }
         }
     }

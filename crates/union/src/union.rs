@@ -413,6 +413,7 @@ impl Layer for Union {
             writeback: None,
             needs_opens: None,
             open_files: Some(self),
+            left_open: None,
         }
     }
 

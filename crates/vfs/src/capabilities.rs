@@ -3,7 +3,7 @@
 //! Asked by doors and by layers around layers. A capability that is not named here does not exist:
 //! the trait has no other way to one.
 
-use crate::{Numbered, OpenFileClient, WritebackLayer};
+use crate::{LeftOpen, Numbered, OpenFileClient, WritebackLayer};
 
 /// See [`crate::Layer::capabilities`]. The default offers nothing.
 #[derive(Clone, Copy, Default)]
@@ -22,4 +22,6 @@ pub struct Capabilities<'a> {
     pub needs_opens: Option<&'static str>,
     /// It may have to wait for files to be closed, and is told its door.
     pub open_files: Option<&'a dyn OpenFileClient>,
+    /// Files that a process left open can be taken up by another one.
+    pub left_open: Option<&'a dyn LeftOpen>,
 }

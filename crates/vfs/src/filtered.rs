@@ -4,10 +4,10 @@
 
 use crate::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Creation, Description, Dev, DirEntry, DirSink, Entry,
-    Errno, Filter, Ioctl, Kind, Layer, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs,
-    XattrFlags,
+    Errno, Filter, Ioctl, Kind, Layer, LeftOpen, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope,
+    SetAttr, StatFs, XattrFlags,
 };
-use std::sync::Arc;
+use std::{os::fd::OwnedFd, sync::Arc};
 
 /// A filter over a layer.
 pub struct Filtered<F> {
@@ -304,7 +304,11 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn capabilities(&self) -> Capabilities<'_> {
         let below = self.below.capabilities();
-        Capabilities { acls: self.filter.acls_up(below.acls), ..below }
+        Capabilities {
+            acls: self.filter.acls_up(below.acls),
+            left_open: below.left_open.map(|_| self as &dyn LeftOpen),
+            ..below
+        }
     }
 
     fn describe(&self) -> Description {
@@ -312,4 +316,12 @@ impl<F: Filter> Layer for Filtered<F> {
     }
 
     crate::forward_layer! { id path adopt hold watch rest }
+}
+
+impl<F: Filter> LeftOpen for Filtered<F> {
+    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+        let below = self.below.capabilities().left_open.ok_or(Errno::ESTALE)?;
+        let (node, file) = below.take_up(node, descriptor, flags)?;
+        Ok((node, self.filter.file_up(file, flags)))
+    }
 }

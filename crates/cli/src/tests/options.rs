@@ -100,6 +100,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
     }),
     (Opt::NoOpen, "", |s| (s.door.no_open, s.door.read_only) = (true, true)),
     (Opt::NotifyWatchers, "", |s| s.door.notify_watchers = true),
+    (Opt::Survive, "", |s| s.door.survive = true),
     (Opt::Engine, "kernel", |s| s.engine = Engine::Kernel),
     (Opt::Passthrough, "off", |s| s.door.passthrough = false),
     (Opt::Transport, "device", |s| s.door.transport = Transport::Device),

@@ -53,6 +53,11 @@ impl Status {
         self.0["passthrough"]["on"].as_bool().expect("passthrough.on")
     }
 
+    /// How it goes on when its process dies.
+    pub fn survives(&self) -> &Value {
+        &self.0["survives"]
+    }
+
     /// Why opening a file is a request, where it is one.
     pub fn asks_at_open(&self) -> Option<&str> {
         self.0["asks_at_open"].as_str()

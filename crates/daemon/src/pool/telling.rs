@@ -46,6 +46,7 @@ impl Telling {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
+            guarded: None,
             started: clock::now(),
         };
         let device = carrier.mount.device_number();

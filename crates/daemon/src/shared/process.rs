@@ -126,7 +126,7 @@ pub fn run(name: &str) -> Result<(), Failure> {
         ending: AtomicBool::new(false),
     });
     let watched = Arc::clone(&office);
-    serving::obey(signals, move |signal| {
+    serving::obey(signals, None, move |signal| {
         if matches!(signal, Signal::Interrupt | Signal::Terminate) {
             watched.ending.store(true, Ordering::SeqCst);
             watched.tell();

@@ -7,6 +7,8 @@
 use crate::{
     door::{Door, LASTING, caller},
     failure::Outcome,
+    inodes::Found,
+    survival::nodes::NodePlace,
     wire,
 };
 use fusewire::{Directory, Header, Reply, abi};
@@ -70,6 +72,7 @@ impl Door {
             directory,
             plus: attributes,
             own,
+            nodeid: header.nodeid,
             names: self.name_times(&node, coherence).0,
             adoptions: Vec::new(),
             full: false,
@@ -121,6 +124,7 @@ struct Listing<'a, 'r, 'b> {
     directory: Directory<'r, 'b>,
     plus: bool,
     own: u64,
+    nodeid: u64,
     names: Duration,
     /// Nodes that turned out to be known; the layer is told when its listing is over.
     adoptions: Vec<(Node, Node)>,
@@ -187,8 +191,9 @@ impl Listing<'_, '_, '_> {
         true
     }
 
-    fn look_up(&mut self, entry: &nacre_vfs::Entry) -> abi::EntryOut {
-        let registered = self.door.inodes.register(&entry.node, &entry.attr, self.own);
+    fn look_up(&mut self, entry: &nacre_vfs::Entry, name: &[u8]) -> abi::EntryOut {
+        let found = Found { place: NodePlace { parent: self.nodeid, name }, ino: self.own };
+        let registered = self.door.inodes.register(&entry.node, &entry.attr, found);
         if let Some(known) = registered.known {
             self.adoptions.push((known, entry.node.clone()));
         }
@@ -213,7 +218,7 @@ impl DirSink for Listing<'_, '_, '_> {
         }
         // Without attributes the name alone is given, and looked up when somebody wants it.
         let out = match &entry.entry {
-            Some(found) if !self.is_held(found) => self.look_up(found),
+            Some(found) if !self.is_held(found) => self.look_up(found, name),
             _ => abi::EntryOut::default(),
         };
         self.directory.add_plus(&out, entry.ino, entry.next, d_type, name)

@@ -8,6 +8,7 @@
 use crate::{
     door::Door,
     failure::Outcome,
+    inodes::Found,
     self_io::{Role, own_mount::Entered},
 };
 use fusewire::{Header, Reply};
@@ -38,7 +39,7 @@ impl Door {
         if numbered.is_unlisted(&entry.node) {
             self.make_reachable(&entry.node)?;
         }
-        Ok(reply.entry(&self.found(&entry, number, Duration::ZERO))?)
+        Ok(reply.entry(&self.found(&entry, Found::below(number), Duration::ZERO))?)
     }
 
     /// The kernel connects a directory with the root by the listings of those above it

@@ -3,8 +3,9 @@
 use crate::{
     door::{Door, caller, name},
     failure::Outcome,
-    inodes::ROOT,
+    inodes::{Found, ROOT},
     mount::PROMOTED,
+    survival::nodes::NodePlace,
     wire,
 };
 use fusewire::{Header, Reply, abi};
@@ -19,13 +20,17 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         if header.nodeid == ROOT && bytes == PROMOTED.as_bytes() && self.inodes.root_is_promoted() {
             let root = self.layer.root()?;
-            return Ok(reply.entry(&self.found(&root, id.ino, self.times().names(Coherence::Exclusive)))?);
+            return Ok(reply.entry(&self.found(
+                &root,
+                Found::below(id.ino),
+                self.times().names(Coherence::Exclusive),
+            ))?);
         }
         // Asked before the look-up: a watch that starts with the question then covers the answer.
         let coherence = self.names_coherence(&parent);
         let (names, valid) = self.name_times(&parent, coherence);
         match self.layer.lookup(&caller(header), &parent, name) {
-            Ok(entry) => Ok(reply.entry(&self.found(&entry, id.ino, names))?),
+            Ok(entry) => Ok(reply.entry(&self.found(&entry, Found::at(header.nodeid, id, bytes), names))?),
             Err(Errno::ENOENT) => {
                 if valid.is_zero() {
                     return Err(Errno::ENOENT.into());
@@ -40,7 +45,7 @@ impl Door {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.symlink(&caller(header), &parent, name, target)?;
-        self.entered(&entry, &parent, id, reply)
+        self.entered(&entry, &parent, Found::at(header.nodeid, id, bytes), reply)
     }
 
     pub(crate) fn mknod(
@@ -57,14 +62,14 @@ impl Door {
         let kind = wire::mknod_kind(mode).ok_or(Errno::EINVAL)?;
         let caller = self.creator(header, umask);
         let entry = self.layer.mknod(&caller, &parent, name, kind, mode & 0o7777, abi::decode_dev(rdev))?;
-        self.entered(&entry, &parent, id, reply)
+        self.entered(&entry, &parent, Found::at(header.nodeid, id, bytes), reply)
     }
 
     pub(crate) fn mkdir(&self, header: &Header, bytes: &[u8], mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.mkdir(&self.creator(header, umask), &parent, name, mode & 0o7777)?;
-        self.entered(&entry, &parent, id, reply)
+        self.entered(&entry, &parent, Found::at(header.nodeid, id, bytes), reply)
     }
 
     pub(crate) fn link(&self, header: &Header, nodeid: u64, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
@@ -72,7 +77,7 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let (node, file) = self.node_and_file(nodeid)?;
         let entry = self.layer.link(&caller(header), &node, file.as_deref(), &parent, name)?;
-        self.entered(&entry, &parent, id, reply)
+        self.entered(&entry, &parent, Found::at(header.nodeid, id, bytes), reply)
     }
 
     pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
@@ -123,22 +128,29 @@ impl Door {
         self.layer.rename(&caller, &from, old, &to, new, flags)?;
         replaced.iter().for_each(|node| self.layer.hold(node, true));
         self.nameless(held);
-        self.moved(&caller, &to, to_id, new);
+        self.moved(&caller, &to, (new_dir, to_id), new);
         if exchanged {
-            self.moved(&caller, &from, from_id, old);
+            self.moved(&caller, &from, (header.nodeid, from_id), old);
         }
         Ok(())
     }
 
     /// A known file has a new name: tells its node. An error here is no error of the rename, which
     /// is done; the next look-up repairs it.
-    fn moved(&self, caller: &Caller, parent: &Node, id: FileId, name: nacre_vfs::Name<'_>) {
+    pub(crate) fn moved(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        (directory, id): (u64, FileId),
+        name: nacre_vfs::Name<'_>,
+    ) {
         if self.inodes.by_number() {
             return;
         }
         match self.layer.lookup(caller, parent, name) {
             Ok(fresh) => {
                 let Some(nodeid) = self.inodes.find(&fresh.attr.id) else { return };
+                self.inodes.found_at(nodeid, NodePlace { parent: directory, name: name.bytes() });
                 if fresh.attr.kind == nacre_vfs::Kind::Directory {
                     self.inodes.with(nodeid, |record| record.replace_extra(id.ino));
                 }
@@ -162,7 +174,7 @@ impl Door {
         self.name_times(parent, self.names_coherence(parent)).0
     }
 
-    fn entered(&self, entry: &Entry, parent: &Node, id: FileId, reply: &mut Reply<'_>) -> Outcome {
-        Ok(reply.entry(&self.made(entry, id.ino, self.new_name_time(parent)))?)
+    pub(crate) fn entered(&self, entry: &Entry, parent: &Node, found: Found<'_>, reply: &mut Reply<'_>) -> Outcome {
+        Ok(reply.entry(&self.made(entry, found, self.new_name_time(parent)))?)
     }
 }

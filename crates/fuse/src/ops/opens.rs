@@ -5,12 +5,14 @@ use super::unopened::HeldFile;
 use crate::{
     door::{Door, caller, name},
     failure::Outcome,
+    inodes::Found,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
     self_io::{
         own_mount::InodeKey,
         times::{self, Times},
     },
+    survival::opens::OpenRecord,
     wire,
 };
 use fusewire::{
@@ -20,7 +22,10 @@ use fusewire::{
 use nacre_vfs::{
     Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
 };
-use std::sync::{Arc, atomic::AtomicU64};
+use std::{
+    os::fd::AsRawFd,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 /// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC,
 /// O_NOATIME and O_SYNC. All others are the kernel's business with its own open file (O_NOFOLLOW,
@@ -39,6 +44,9 @@ impl Door {
             return Err(Errno::ENOSYS.into());
         }
         self.may_open()?;
+        if let Some((_, granted)) = self.granted_before(header) {
+            return Ok(reply.open(&granted)?);
+        }
         let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
@@ -63,7 +71,7 @@ impl Door {
         let granted = if self.writeback.on() {
             self.grant_with_writeback(&caller, header.nodeid, &node, flags, file, None)?
         } else {
-            self.grant(&caller, header.nodeid, &node, flags, file)?
+            self.grant(header, header.nodeid, &node, flags, file)?
         };
         Ok(reply.open(&granted)?)
     }
@@ -90,9 +98,10 @@ impl Door {
             Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
             other => other?,
         };
-        let out = self.found(&entry, id.ino, self.new_name_time(&parent));
+        let names = self.new_name_time(&parent);
+        let out = self.found(&entry, Found::at(header.nodeid, id, bytes), names);
         self.used(out.nodeid);
-        self.created(&caller, out, &entry, file, flags, reply)
+        self.created(header, out, &entry, file, flags, reply)
     }
 
     pub(crate) fn tmpfile(&self, header: &Header, flags: u32, mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -102,11 +111,11 @@ impl Door {
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
         // It has no name, so there is none to keep.
-        let out = self.found(&entry, id.ino, std::time::Duration::ZERO);
+        let out = self.found(&entry, Found::below(id.ino), std::time::Duration::ZERO);
         if self.writes_unopened() && !self.inodes.by_number() {
             self.nameless(Some(HeldFile { nodeid: out.nodeid, file: Arc::clone(&file), last: true }));
         }
-        self.created(&caller, out, &entry, file, flags, reply)
+        self.created(header, out, &entry, file, flags, reply)
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
@@ -139,6 +148,7 @@ impl Door {
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
+        self.survives.iter().for_each(|survives| survives.opens.closed(fh));
         if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
@@ -208,9 +218,9 @@ impl Door {
         }
     }
 
-    fn created(
+    pub(crate) fn created(
         &self,
-        caller: &Caller,
+        header: &Header,
         mut out: abi::EntryOut,
         entry: &Entry,
         file: Opened,
@@ -220,6 +230,7 @@ impl Door {
         if self.writes_unopened() {
             return self.created_unopened(out, reply);
         }
+        let caller = &caller(header);
         let granting = if self.writeback.on() {
             let granted = self.grant_with_writeback(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
             if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
@@ -229,7 +240,7 @@ impl Door {
             }
             granted
         } else {
-            self.grant(caller, out.nodeid, &entry.node, flags, file)
+            self.grant(header, out.nodeid, &entry.node, flags, file)
         };
         let granted = match granting {
             Ok(granted) => granted,
@@ -244,12 +255,13 @@ impl Door {
     /// Enters an open file into the tables and decides how it is served.
     fn grant(
         &self,
-        caller: &Caller,
+        header: &Header,
         nodeid: u64,
         node: &Node,
         flags: OpenFlags,
         file: Opened,
     ) -> Outcome<abi::OpenOut> {
+        let caller = &caller(header);
         let descriptor = file.backing();
         if descriptor.is_some() {
             self.open.passthrough.wait_for_start();
@@ -261,7 +273,8 @@ impl Door {
         // so such a file is written by us.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
-        let fh = self.open.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
+        let handle = OpenHandle { before, ..handle(caller, nodeid, flags, &file) };
+        let fh = self.open.files.insert(handle);
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
@@ -272,6 +285,12 @@ impl Door {
             return Err(Errno::ESTALE.into());
         };
         self.open.passthrough.finish(left, nodeid, &self.inodes);
+        if let Some(survives) = &self.survives {
+            let backing = if let IoMode::Passthrough(id) = mode { Some(id) } else { None };
+            let descriptor = descriptor.map(|descriptor| descriptor.as_raw_fd());
+            let unique = header.unique & !abi::UNIQUE_RESEND;
+            survives.opens.made(&OpenRecord { fh, nodeid, flags, uid: caller.uid, descriptor, backing, unique });
+        }
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
         match mode {
             IoMode::Passthrough(id) => {
@@ -358,7 +377,7 @@ impl Door {
         })
     }
 
-    fn always(&self) -> u32 {
+    pub(crate) fn always(&self) -> u32 {
         if self.options.lock_forwarding || self.options.reports_at_close { 0 } else { fopen::NOFLUSH }
     }
 
@@ -381,7 +400,7 @@ pub(super) fn unopened(nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHand
     OpenHandle { collected: true, ..handle(&Caller::ROOT, nodeid, flags, file) }
 }
 
-fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
+pub(crate) fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
     OpenHandle {
         file: Arc::clone(file),
         nodeid,
@@ -394,6 +413,6 @@ fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> Open
     }
 }
 
-fn layer_flags(flags: u32) -> OpenFlags {
+pub(crate) fn layer_flags(flags: u32) -> OpenFlags {
     OpenFlags(flags & LAYER_FLAGS)
 }

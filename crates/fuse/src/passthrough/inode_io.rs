@@ -27,6 +27,11 @@ impl InodeIo {
         matches!(self.0, Mode::Idle)
     }
 
+    /// Where it is open and the kernel does the I/O: from which file.
+    pub fn backing_id(&self) -> Option<i32> {
+        if let Mode::Passthrough { id, .. } = self.0 { Some(id) } else { None }
+    }
+
     /// Open, and the kernel does the I/O.
     pub fn passes_through(&self) -> bool {
         matches!(self.0, Mode::Passthrough { .. })

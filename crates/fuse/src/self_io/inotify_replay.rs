@@ -16,6 +16,7 @@ use super::{
 use crate::{
     door::{Door, caller},
     failure::Outcome,
+    inodes::Found,
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
@@ -120,7 +121,7 @@ impl Door {
     fn lookup_existing(&self, request: &Request<'_>, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
         let (parent, id) = self.parent(request.header.nodeid)?;
         let entry = self.layer.lookup(&caller(&request.header), &parent, Name::new(name)?)?;
-        Ok(reply.entry(&self.found(&entry, id.ino, self.new_name_time(&parent)))?)
+        Ok(reply.entry(&self.found(&entry, Found::at(request.header.nodeid, id, name), self.new_name_time(&parent)))?)
     }
 }
 

@@ -14,7 +14,7 @@
 //!   may hold.
 
 use super::gate::{DIRECTORY, Replacer, within};
-use crate::{door::Door, failure::Outcome, mount::Mount, wire};
+use crate::{door::Door, failure::Outcome, inodes::Found, mount::Mount, wire};
 use fusewire::{Op, Reply, Request, abi};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Time};
 use rustix::io::Errno as SysErrno;
@@ -160,7 +160,7 @@ impl Door {
             Err(Errno::ENOENT | Errno::ESTALE) => vanished(self.layer.id(&node)?),
             Err(error) => return Err(error.into()),
         };
-        let registered = self.inodes.register(&node, &attr, number);
+        let registered = self.inodes.register(&node, &attr, Found::below(number));
         let mut out: abi::EntryOut = wire::entry(registered.nodeid, &attr, Duration::ZERO, Duration::ZERO);
         out.generation = NO_GENERATION.into();
         Ok(reply.entry(&out)?)

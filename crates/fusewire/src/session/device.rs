@@ -69,7 +69,10 @@ fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     // Replies work as well over the shared one; only the kernel's lock is then shared, too.
     let device = clone.map_or(main, Arc::new);
     // The kernel wants room for a whole WRITE, whatever it has to say.
-    let input = Pages::new(shared.max_io + rustix::param::page_size())?;
+    let mut input = Pages::new(shared.max_io + rustix::param::page_size())?;
+    if shared.options.resident {
+        input.bytes_mut().fill(0);
+    }
     let output = Pages::new(shared.max_io + size_of::<OutHeader>())?;
     if let Err(error) = sys::schedule(0, sys::Class::Batch) {
         tracing::debug!(%error, "no batch scheduling");

@@ -24,6 +24,17 @@ pub(super) struct Agreement {
     unique: u64,
 }
 
+/// What was agreed with the kernel, once for a connection, for a process that goes on with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The kernel's offer.
+    pub offer: Offer,
+    /// The flags in force.
+    pub flags: u64,
+    /// Most data of one request, bytes.
+    pub max_io: u32,
+}
+
 /// Reads INIT and lets the handler choose. ENODEV if the mount went away before.
 pub(super) fn read_init(device: &OwnedFd, handler: &dyn Handler) -> io::Result<Agreement> {
     let mut buffer = vec![0_u8; BUFFER];
@@ -98,6 +109,34 @@ fn agree(unique: u64, kernel: &InitIn, handler: &dyn Handler) -> Agreement {
 }
 
 impl Agreement {
+    /// What another process had agreed on.
+    pub(super) fn resumed(agreed: &Agreed, handler: &dyn Handler) -> io::Result<Agreement> {
+        let kernel = InitIn {
+            major: KERNEL_VERSION,
+            minor: agreed.offer.minor,
+            max_readahead: agreed.offer.max_readahead,
+            flags: agreed.offer.flags as u32,
+            flags2: (agreed.offer.flags >> 32) as u32,
+            ..InitIn::default()
+        };
+        let mut agreement = agree(0, &kernel, handler);
+        if agreement.settings.flags != agreed.flags {
+            let what = format!(
+                "what the file system wants of the kernel now ({:x}) is not what was agreed ({:x})",
+                agreement.settings.flags, agreed.flags
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        agreement.settings.max_io = agreed.max_io;
+        agreement.max_io = agreed.max_io as usize;
+        Ok(agreement)
+    }
+
+    /// For a process that goes on.
+    pub(super) fn agreed(&self) -> Agreed {
+        Agreed { offer: self.offer, flags: self.settings.flags, max_io: self.settings.max_io }
+    }
+
     /// Answers INIT. From then on requests come.
     pub(super) fn answer(&self, device: &OwnedFd, rings: bool) -> io::Result<()> {
         reply(device, self.unique, &self.init_out(rings))
@@ -186,6 +225,17 @@ mod tests {
         let out = agreed.init_out(true);
         assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, offered);
         assert_eq!((out.max_pages, out.max_write, out.max_stack_depth, out.minor), (2, 8192, 1, 45));
+    }
+
+    #[test]
+    fn what_was_agreed_is_taken_up_again_or_not_at_all() {
+        let wants = |flags, max_io| Wants(Settings { flags, max_io, ..Settings::default() });
+        let offered = init::ASYNC_READ | init::INIT_EXT | init::MAX_PAGES | init::PARALLEL_DIROPS;
+        let first = agree(2, &kernel(offered), &wants(init::ASYNC_READ, 1 << 20));
+        // The size of requests is what the kernel was told, whatever would be chosen now.
+        let again = Agreement::resumed(&first.agreed(), &wants(init::ASYNC_READ, 8192)).unwrap();
+        assert_eq!((again.max_io, again.agreed()), (first.max_io, first.agreed()));
+        assert!(Agreement::resumed(&first.agreed(), &wants(init::PARALLEL_DIROPS, 1 << 20)).is_err());
     }
 
     #[test]

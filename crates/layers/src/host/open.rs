@@ -10,8 +10,9 @@ use super::{
     HostShared,
     descriptor::{cut, forward, reopen},
     file::HostFile,
+    locate::FoundFile,
     node::HostNode,
-    stat,
+    stat::{self, errno},
 };
 use nacre_vfs::{Errno, Ioctl, Kind, OpenFlags, Opened, Result};
 use rustix::fs::OFlags;
@@ -94,6 +95,16 @@ impl HostShared {
         if self.options.noatime && flags.reads() && named && descriptor.as_raw_fd() == before && !node.is_resolved() {
             descriptor = self.quiet.open(node.device(), descriptor, lower, || self.directory_beside(node));
         }
+        self.known_open(node, descriptor, flags, direct)
+    }
+
+    fn known_open(
+        self: &Arc<HostShared>,
+        node: &Arc<HostNode>,
+        descriptor: OwnedFd,
+        flags: OpenFlags,
+        direct: Option<u32>,
+    ) -> Opened {
         let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
         let file = Arc::new(HostFile::new(
             Arc::clone(node),
@@ -106,6 +117,26 @@ impl HostShared {
         ));
         node.opened(&file);
         file
+    }
+
+    /// The open file that a process left in the table of descriptors, of a node or of a file that no
+    /// name leads to.
+    pub(super) fn take_up(
+        self: &Arc<HostShared>,
+        node: Option<Arc<HostNode>>,
+        descriptor: OwnedFd,
+        flags: OpenFlags,
+    ) -> Result<(Arc<HostNode>, Opened)> {
+        let found = FoundFile::plain(stat::of_file(descriptor.as_fd())?);
+        let node = match node {
+            Some(node) if (node.id().ino, node.id().generation) == (found.id.ino, found.id.generation) => node,
+            Some(_) => return Err(Errno::ESTALE),
+            None => Arc::new(HostNode::new(found.id, found.device, stat::kind(&found.statx)?, false, None)),
+        };
+        let lower = rustix::fs::fcntl_getfl(&descriptor).map_err(errno)?;
+        let direct = if lower.contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
+        let file = self.known_open(&node, descriptor, flags, direct);
+        Ok((node, file))
     }
 
     /// The directory that a file is in, if it is of the same file system.

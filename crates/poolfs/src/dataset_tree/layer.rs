@@ -238,6 +238,7 @@ impl Layer for DatasetTree {
             // Doors that can hold writes back are root's, who mounts each by itself.
             writeback: None,
             open_files: None,
+            left_open: None,
         }
     }
 

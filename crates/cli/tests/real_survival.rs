@@ -1,0 +1,330 @@
+//! Mounts that outlive the process that serves them: killed while programs use them, which notice
+//! nothing.
+//!
+//! Each mount is killed twice at most: the third time within a minute it stays down, which is a test of
+//! its own. `NACRE_SURVIVAL_ROUNDS` makes a campaign of the random one.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{Fixture, as_root, eventually, is_gone, is_mounted, kill, status::Status};
+use rustix::process::Signal;
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// A mirror that outlives its process. The guardian is the fixture's daemon.
+struct Guarded {
+    fixture: Fixture,
+    guardian: u32,
+    /// Killed at the end: they do not end with their guardian.
+    workers: Vec<u32>,
+}
+
+impl Guarded {
+    fn new(options: &[&str]) -> Guarded {
+        let fixture = Fixture::mirror(&[&["--survive", "--transport=device"], options].concat());
+        let workers = vec![worker(&fixture.mountpoint)];
+        Guarded { guardian: fixture.pid(), fixture, workers }
+    }
+
+    fn at(&self, name: &str) -> std::path::PathBuf {
+        self.fixture.at(name)
+    }
+
+    /// Kills the process that serves, and waits until another one does.
+    fn kill(&mut self) {
+        let killed = *self.workers.last().unwrap();
+        kill(killed, Signal::KILL);
+        eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
+        self.workers.push(worker(&self.fixture.mountpoint));
+    }
+
+    fn restarts(&self) -> u64 {
+        restarts(&self.fixture.mountpoint)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // The guardian first: it would make another one.
+        let all = std::iter::once(self.guardian).chain(self.workers.iter().copied());
+        all.filter(|process| !is_gone(*process)).for_each(|process| kill(process, Signal::KILL));
+    }
+}
+
+fn worker(mountpoint: &Path) -> u32 {
+    u32::try_from(Status::of(mountpoint).number("pid")).unwrap()
+}
+
+fn restarts(mountpoint: &Path) -> u64 {
+    Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
+}
+
+fn opened_files_go_on(options: &[&str]) {
+    let mut guarded = Guarded::new(options);
+    let at = |name: &str| guarded.fixture.at(name);
+    fs::create_dir_all(at("a/b")).unwrap();
+    let open =
+        |name: &str| OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at(name)).unwrap();
+    let (named, nameless, mut moved) = (open("a/b/named"), open("a/nameless"), open("a/before"));
+    let mut appended = OpenOptions::new().append(true).create(true).open(at("a/log")).unwrap();
+    let unnamed = OpenOptions::new().read(true).write(true).custom_flags(libc_tmpfile()).open(at("a"));
+    named.write_all_at(b"one", 0).unwrap();
+    nameless.write_all_at(b"gone", 0).unwrap();
+    moved.write_all(b"moved").unwrap();
+    appended.write_all(b"1\n").unwrap();
+    fs::remove_file(at("a/nameless")).unwrap();
+    fs::rename(at("a/before"), at("a/b/after")).unwrap();
+    fs::hard_link(at("a/b/named"), at("a/linked")).unwrap();
+    let (ino, directory) = (named.metadata().unwrap().ino(), File::open(at("a/b")).unwrap());
+    let mut shell =
+        Command::new("sh").current_dir(at("a/b")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh");
+    for round in 1..=2 {
+        guarded.kill();
+        assert_eq!(guarded.restarts(), round);
+        assert_eq!(named.metadata().unwrap().ino(), ino);
+        named.write_all_at(b"two", 3 * round).unwrap();
+        nameless.write_all_at(b"!", 3 + round).unwrap();
+        appended.write_all(b"2\n").unwrap();
+        appended.sync_all().unwrap();
+        directory.sync_all().unwrap();
+    }
+    let text = |mut file: &File| {
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert_eq!(text(&named), "onetwotwo");
+    assert_eq!(text(&nameless), "gone!!");
+    assert_eq!(nameless.metadata().unwrap().nlink(), 0);
+    assert_eq!(text(&moved), "moved");
+    nameless.set_len(2).unwrap();
+    assert_eq!(text(&nameless), "go");
+    if let Ok(unnamed) = unnamed {
+        unnamed.write_all_at(b"unnamed", 0).unwrap();
+        assert_eq!(text(&unnamed), "unnamed");
+    }
+    shell.stdin.take().unwrap().write_all(b"cat named && echo new >made && cat ../b/after\n").unwrap();
+    assert_eq!(mounting::text(&shell.wait_with_output().unwrap().stdout), "onetwotwomoved");
+    let below = |name: &str| fs::read_to_string(guarded.fixture.below(name)).unwrap();
+    assert_eq!(below("a/log"), "1\n2\n2\n");
+    assert_eq!((below("a/linked"), below("a/b/made")), ("onetwotwo".to_owned(), "new\n".to_owned()));
+    drop((named, nameless, moved, appended, directory));
+    eventually("all files are closed", || Status::of(&guarded.fixture.mountpoint).number("open_files") == 0);
+    guarded.fixture.unmount();
+    assert!(guarded.workers.iter().all(|worker| is_gone(*worker)));
+}
+
+/// `O_TMPFILE`.
+fn libc_tmpfile() -> i32 {
+    rustix::fs::OFlags::TMPFILE.bits().cast_signed()
+}
+
+#[test]
+fn opened_files_go_on_in_passthrough() {
+    if as_root() {
+        opened_files_go_on(&[]);
+    }
+}
+
+#[test]
+fn opened_files_go_on_through_the_process() {
+    if as_root() {
+        opened_files_go_on(mounting::without_passthrough());
+    }
+}
+
+/// Makes, moves and removes things as long as it may; every call has to do what it says.
+fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
+    for round in 0_u64.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        let name = |what: &str| place.join(format!("{number}-{round}-{what}"));
+        let content = vec![round as u8; 3000];
+        let mut file = OpenOptions::new().write(true).read(true).create_new(true).open(name("file")).expect("create");
+        file.write_all(&content).expect("write");
+        fs::create_dir(name("directory")).expect("mkdir");
+        fs::rename(name("file"), name("directory").join("moved")).expect("rename");
+        fs::hard_link(name("directory").join("moved"), name("linked")).expect("link");
+        std::os::unix::fs::symlink("target", name("link")).expect("symlink");
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, name("fifo"), fifo, rustix::fs::Mode::RWXU, 0).expect("mknod");
+        rustix::fs::setxattr(name("linked"), c"user.x", b"1", rustix::fs::XattrFlags::CREATE).expect("setxattr");
+        let mut log = OpenOptions::new().append(true).create(true).open(place.join(format!("log-{number}"))).unwrap();
+        writeln!(log, "{round}").expect("append");
+        assert_eq!(fs::read(name("linked")).expect("read"), content);
+        assert_eq!(fs::read_link(name("link")).expect("readlink"), Path::new("target"));
+        assert_eq!(fs::read_dir(name("directory")).expect("readdir").count(), 1);
+        assert_eq!(file.metadata().expect("stat").nlink(), 2);
+        rustix::fs::removexattr(name("linked"), c"user.x").expect("removexattr");
+        for gone in [name("directory").join("moved"), name("linked"), name("link"), name("fifo")] {
+            fs::remove_file(gone).expect("unlink");
+        }
+        fs::remove_dir(name("directory")).expect("rmdir");
+        file.write_all_at(b"still", 0).expect("write without a name");
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Raises a flag at its end, also that of a test that failed.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn nobody_notices_that_the_process_dies() {
+    if !as_root() {
+        return;
+    }
+    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2_u64);
+    println!("campaign: NACRE_SURVIVAL_ROUNDS={rounds}");
+    for round in 0..rounds {
+        let options = if round % 2 == 0 { &[][..] } else { mounting::without_passthrough() };
+        let mut guarded = Guarded::new(options);
+        let mountpoint = guarded.fixture.mountpoint.clone();
+        let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let database = "import sqlite3, sys\n\
+            c = sqlite3.connect(sys.argv[1] + '/db'); c.execute('create table t(i integer primary key, v)'); n = 0\n\
+            import os\n\
+            while not os.path.exists(sys.argv[1] + '/over'):\n\
+            \x20   with c: c.execute('insert into t(v) values(?)', ('x' * 500,)); n += 1\n\
+            assert c.execute('select count(*) from t').fetchone() == (n,)\n\
+            assert c.execute('pragma integrity_check').fetchone() == ('ok',)";
+        let database = Command::new("python3").arg("-c").arg(database).arg(&mountpoint).spawn();
+        std::thread::scope(|scope| {
+            let (over, done, place) = (&over, &done, &mountpoint);
+            let end = Raised(over);
+            let threads: Vec<_> = (0..3).map(|number| scope.spawn(move || change(place, number, over, done))).collect();
+            for _ in 0..2 {
+                let before = done.load(Ordering::Relaxed);
+                eventually("they go on", || done.load(Ordering::Relaxed) > before + 20 + round % 7);
+                // At no particular moment.
+                std::thread::sleep(Duration::from_micros(round * 911 % 5000));
+                guarded.kill();
+            }
+            let before = done.load(Ordering::Relaxed);
+            eventually("they go on", || done.load(Ordering::Relaxed) > before + 20);
+            drop(end);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        fs::write(guarded.at("over"), "").unwrap();
+        if let Ok(mut database) = database {
+            assert!(database.wait().unwrap().success(), "the database");
+        }
+        for number in 0..3 {
+            let log = fs::read_to_string(guarded.fixture.below(format!("log-{number}"))).unwrap();
+            let expected: String = (0..log.lines().count()).map(|round| format!("{round}\n")).collect();
+            assert!(log == expected, "what was appended is there once, in its order");
+        }
+        let left = fs::read_dir(&guarded.fixture.source).unwrap().filter(|entry| {
+            entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(|first: char| first.is_ascii_digit())
+        });
+        assert_eq!(left.count(), 0);
+        guarded.fixture.unmount();
+    }
+}
+
+#[test]
+fn a_process_that_dies_before_it_has_gone_on_is_followed_by_another_one() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    let mut file = File::create(guarded.at("file")).unwrap();
+    file.write_all(b"one").unwrap();
+    let (guardian, first) = (guarded.guardian, guarded.workers[0]);
+    let next = || {
+        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).expect("children");
+        children.split_whitespace().filter_map(|child| child.parse().ok()).find(|child| *child != first)
+    };
+    kill(first, Signal::KILL);
+    eventually("the next process is there", || next().is_some());
+    let second = next().unwrap();
+    guarded.workers.push(second);
+    kill(second, Signal::KILL);
+    file.write_all(b"two").unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(guarded.restarts(), 2);
+    guarded.workers.push(worker(&guarded.fixture.mountpoint));
+    assert_eq!(fs::read_to_string(guarded.fixture.below("file")).unwrap(), "onetwo");
+}
+
+#[test]
+fn the_third_death_within_a_minute_is_the_last() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    guarded.kill();
+    guarded.kill();
+    kill(*guarded.workers.last().unwrap(), Signal::KILL);
+    assert_eq!(guarded.fixture.ended(), Some(1));
+    assert_eq!(mounting::errno(fs::metadata(guarded.at("x"))), rustix::io::Errno::NOTCONN.raw_os_error());
+}
+
+#[test]
+fn a_mount_goes_on_without_its_guardian_until_its_process_dies() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    fs::write(guarded.at("file"), "content").unwrap();
+    guarded.fixture.signal(Signal::KILL);
+    assert_eq!(guarded.fixture.ended(), None);
+    assert_eq!(fs::read_to_string(guarded.at("file")).unwrap(), "content");
+    let mountpoint = guarded.fixture.mountpoint.clone();
+    assert!(Status::of(&mountpoint).survives().get("guardian").is_none(), "nobody goes on with it");
+    kill(guarded.workers[0], Signal::KILL);
+    eventually("the mount is dead", || {
+        fs::metadata(mountpoint.join("file")).is_err_and(|error| error.raw_os_error() == Some(107))
+    });
+}
+
+#[test]
+fn a_signal_to_the_guardian_ends_the_mount() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    guarded.kill();
+    guarded.fixture.signal(Signal::TERM);
+    assert_eq!(guarded.fixture.ended(), Some(0));
+    assert!(!is_mounted(&guarded.fixture.mountpoint));
+    assert!(guarded.workers.iter().all(|worker| is_gone(*worker)));
+}
+
+#[test]
+fn what_cannot_outlive_its_process_is_refused() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let (source, mountpoint) = (fixture.source.to_str().unwrap(), fixture.mountpoint.to_str().unwrap());
+    for (options, why) in [
+        (&["--transport=uring"][..], "io_uring"),
+        (&["--enable-lock-forwarding"], "locks"),
+        (&["--immutable"], "without a request"),
+        (&["--notify-watchers"], "raise events"),
+    ] {
+        let words = [&["mirror", "--survive"], options, &[source, mountpoint]].concat();
+        let output = fixture.nacre(&words);
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        assert!(mounting::text(&output.stderr).contains(why), "{}", mounting::text(&output.stderr));
+    }
+    let output = fixture.nacre(["mount", "--survive", "mem", mountpoint]);
+    assert!(mounting::text(&output.stderr).contains("\"mem\""), "{}", mounting::text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+}

@@ -1,0 +1,148 @@
+//! A mount that outlives the process that serves it.
+//!
+//! Called by [`crate::serve`] where that is asked for. This process becomes the *guardian*: it makes a
+//! worker, which serves the mount and shares its table of descriptors with it, and waits. A worker that
+//! is killed is followed by another one, which goes on from what the last one noted
+//! ([`nacre_fuse::Survival`]). One that ends by itself ends its guardian, with the same code. A guardian
+//! that is killed leaves what there is without one: the worker serves on, and when it dies the mount
+//! does ([docs/decisions/outliving-the-process.md]).
+//!
+//! Invariants: the guardian has one thread and opens nothing, so that each worker begins sound; the next
+//! worker is made when the last one has been waited for, and is dead in all of its threads.
+
+use crate::{
+    background, clock,
+    failure::{Exit, Failure},
+    left::Guarded,
+    log,
+    plan::{MountPlan, StackSource, Transport},
+    report::path_text,
+    serve,
+};
+use nacre_fuse::Survival;
+use nacre_stack::spec::{LayerSpec, StackSpec};
+use nacre_sys::worker::{Ended, Guard};
+use std::{
+    path::Path,
+    process,
+    time::{Duration, Instant},
+};
+
+/// So many deaths ...
+const DEATHS: usize = 3;
+/// ... within this time, and the mount stays down.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// Serves a plan by one worker after the other until the mount ends.
+///
+/// # Errors
+/// Why nothing was mounted, or why the mount ended before its time.
+pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failure> {
+    let resolved = serve::resolve(plan)?;
+    check(&resolved.spec, &resolved.mountpoint, plan)?;
+    let mut plan = MountPlan {
+        stack: StackSource::Spec(resolved.spec),
+        mountpoint: resolved.mountpoint,
+        log_target: resolved.log_target,
+        ..plan.clone()
+    };
+    plan.door.transport = Transport::Device;
+    let failed = |error: std::io::Error| Failure::io("cannot make", "a mount that outlives its process", &error);
+    let mut memory = Survival::new().map_err(failed)?;
+    let guard = Guard::new().map_err(failed)?;
+    let guardian = process::id();
+    let mut deaths: Vec<Instant> = Vec::new();
+    loop {
+        let (of_worker, reason, guarded) =
+            (plan.clone(), reason.to_owned(), Guarded { memory: memory.clone(), guardian });
+        let worker = guard.start(move || work(&of_worker, reason, background, guarded)).map_err(failed)?;
+        if !memory.resumes() {
+            background::leave_directory()?;
+        }
+        let signal = match guard.wait(worker).map_err(failed)? {
+            Ended::Code(0) => return Ok(()),
+            // It has said why.
+            Ended::Code(code) => process::exit(code),
+            Ended::Signal(signal) => signal,
+        };
+        let now = clock::now();
+        deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
+        deaths.push(now);
+        let died = format!("the process that served {} was killed by signal {signal}", path_text(&plan.mountpoint));
+        if !memory.can_resume() {
+            return Err(ended(&plan, background, died));
+        }
+        if deaths.len() >= DEATHS {
+            let what = format!("{died}, the {DEATHS}rd time within a minute: the mount stays down");
+            return Err(ended(&plan, background, what));
+        }
+        memory.next_life();
+    }
+}
+
+/// What a worker does; its exit code.
+fn work(plan: &MountPlan, reason: String, background: bool, guarded: Guarded) -> u8 {
+    let taken = if guarded.memory.resumes() { guarded.memory.take_over() } else { Ok(()) };
+    let taken = taken.map_err(|error| Failure::io("cannot go on with", path_text(&plan.mountpoint), &error));
+    match taken.and_then(|()| serve::serve(plan, reason, background, Some(guarded))) {
+        Ok(()) => 0,
+        Err(failure) => {
+            tracing::error!("the mount ends: {failure}");
+            let _ = failure.report(&plan.program);
+            failure.code(&plan.program)
+        }
+    }
+}
+
+/// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
+fn ended(plan: &MountPlan, background: bool, what: String) -> Failure {
+    if log::start(plan, background).is_ok() {
+        tracing::error!("{what}");
+    }
+    Failure::new(what)
+}
+
+/// Whether a mount of these layers can outlive its process.
+fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
+    let refused = |why: &str| Err(Failure::usage(format!("--survive is not possible here: {why}")));
+    let door = &plan.door;
+    if door.transport == Transport::Uring {
+        return refused("requests under way end with the process where they come by io_uring; --transport=device");
+    }
+    let reasons = [
+        (plan.daemon.is_some(), "it serves one mount, and --daemon=NAME several"),
+        (door.lock_forwarding, "locks on files of the source end with the process"),
+        // One that is killed while it waits for an answer of its own could not end, and nobody would
+        // give the answer.
+        (door.notify_watchers, "the process would use the mount itself, to raise events"),
+        (door.no_open || door.immutable, "files are opened without a request"),
+    ];
+    if let Some((_, why)) = reasons.iter().find(|(applies, _)| *applies) {
+        return refused(why);
+    }
+    for layer in &spec.layers {
+        match layer {
+            LayerSpec::Host(_)
+            | LayerSpec::Remap(_)
+            | LayerSpec::Throttle(_)
+            | LayerSpec::Trace(_)
+            | LayerSpec::Shift(_)
+            | LayerSpec::OverrideStat(_)
+            | LayerSpec::Readonly(_) => {}
+            LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Cage(_) => {
+                return refused(&format!("a layer \"{}\" does not outlive its process", layer.name()));
+            }
+        }
+    }
+    // It would be asked for by the worker that is to answer.
+    let inside = spec
+        .directories()
+        .iter()
+        .any(|source| std::fs::canonicalize(source).is_ok_and(|source| source.starts_with(mountpoint)));
+    if inside {
+        return Err(
+            Failure::new("--survive is not possible here: the source lies below the mount point").exit(Exit::Usage)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! Requests that come again: a process before this one was killed before it had answered them, and may
+//! have carried them out.
+//!
+//! Called by `door.rs` for every request of a mount that outlives its process. What is refused, or
+//! done twice, where it has been done is noted before and after (`requests.rs`). One whose answer was
+//! noted is answered so. Of one that was only begun, the file system tells what became of it:
+//!
+//! | request | it has been done where |
+//! |---|---|
+//! | CREATE, MKDIR, MKNOD, SYMLINK | the name is there, of this kind, made since it began |
+//! | LINK | the name leads to the file |
+//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began |
+//! | RENAME, also an exchange | the file that had the old name has the new one |
+//! | SETXATTR that creates | the attribute has the value |
+//! | REMOVEXATTR | there is none |
+//! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
+//! | FALLOCATE that moves the end | the end has moved |
+//!
+//! All others are carried out once more, which changes nothing. Nobody else in the mount can have done
+//! it: the kernel keeps the directory, or the file, for the caller as long as he waits. What somebody
+//! does to the source itself at the same moment cannot be told apart.
+
+use super::{
+    Survives,
+    requests::{Facts, Noted},
+    restore::reopened,
+};
+use crate::{
+    door::{Door, caller, name},
+    failure::Outcome,
+    inodes::Found,
+    ops::opens::layer_flags,
+    wire,
+};
+use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
+use nacre_vfs::{AllocateMode, Attr, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// `XATTR_CREATE`.
+const XATTR_CREATE: u32 = 1;
+
+impl Door {
+    /// Handles a request of a mount that outlives its process.
+    pub(crate) fn handle_noted(&self, survives: &Survives, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        if !is_noted(&request.op) {
+            return self.dispatch(request, reply);
+        }
+        let unique = request.header.unique & !abi::UNIQUE_RESEND;
+        let comes_again = request.header.unique != unique;
+        let before = if comes_again { survives.requests.before(unique) } else { None };
+        match before {
+            Some(noted) => survives.requests.begin(unique, noted.begun, noted.facts)?,
+            None => self.note_begun(survives, request)?,
+        }
+        let done = match before {
+            Some(Noted { answer: Some(Ok(body)), .. }) => Ok(reply.bytes(body)?),
+            Some(Noted { answer: Some(Err(error)), .. }) => Err(crate::failure::Failure(*error)),
+            Some(noted) => self.finish(survives, noted, request, reply),
+            None => self.dispatch(request, reply),
+        };
+        survives.requests.answer(match &done {
+            Ok(()) => Ok(reply.built()),
+            Err(failure) => Err(failure.0),
+        });
+        done
+    }
+
+    /// Notes that a request is about to be carried out.
+    pub(super) fn note_begun(&self, survives: &Survives, request: &Request<'_>) -> Outcome {
+        let facts = self.facts(request).unwrap_or_default();
+        survives.requests.begin(request.header.unique & !abi::UNIQUE_RESEND, now(), facts)
+    }
+
+    /// What is to be known of a request before it is carried out.
+    fn facts(&self, request: &Request<'_>) -> Outcome<Facts> {
+        let header = &request.header;
+        Ok(match request.op {
+            Op::Rename { name: old, .. } => {
+                let parent = self.node(header.nodeid)?;
+                let id = self.layer.lookup(&caller(header), &parent, name(old)?)?.attr.id;
+                [id.fs, id.ino, id.generation]
+            }
+            Op::Write { fh, .. } | Op::Fallocate { fh, .. } => [self.size(header, fh)?.saturating_add(1), 0, 0],
+            _ => Facts::default(),
+        })
+    }
+
+    /// Answers a request that was begun.
+    fn finish(&self, survives: &Survives, noted: &Noted, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let header = &request.header;
+        match request.op {
+            Op::Create { name, flags, .. } => {
+                if self.created_before(header, name, reply)? {
+                    return Ok(());
+                }
+                if let Some((parent, id, entry)) = self.made_since(header, name, noted, Some(Kind::File)) {
+                    let flags = reopened(layer_flags(flags));
+                    let file = self.layer.open(&caller(header), &entry.node, flags)?;
+                    let out = self.found(&entry, Found::at(header.nodeid, id, name), self.new_name_time(&parent));
+                    return self.created(header, out, &entry, file, flags, reply);
+                }
+            }
+            Op::Tmpfile { .. } if self.created_before(header, &[], reply)? => return Ok(()),
+            Op::Mkdir { name, .. } => return self.finish_making(noted, request, name, Some(Kind::Directory), reply),
+            Op::Symlink { name, .. } => return self.finish_making(noted, request, name, Some(Kind::Symlink), reply),
+            Op::Mknod { name, mode, .. } => {
+                return self.finish_making(noted, request, name, wire::mknod_kind(mode), reply);
+            }
+            Op::Link { nodeid, name } => {
+                let linked = self.inodes.node_and_id(nodeid).map(|(_, id)| id);
+                if let Some((parent, id, entry)) =
+                    self.there(header, name).filter(|(.., entry)| Some(entry.attr.id) == linked)
+                {
+                    return self.entered(&entry, &parent, Found::at(header.nodeid, id, name), reply);
+                }
+            }
+            Op::Unlink { name } | Op::Rmdir { name } => {
+                let still = self.there(header, name).is_some_and(|(.., entry)| !is_since(&entry.attr, noted.begun));
+                if !still {
+                    return Ok(());
+                }
+            }
+            Op::Rename { name, new_dir, new_name, flags }
+                if self.has_moved(header, noted, name, (new_dir, new_name)) =>
+            {
+                return self.note_moved(header, name, (new_dir, new_name), flags);
+            }
+            Op::Setxattr { name, value, .. } => {
+                let mut known = vec![0; value.len()];
+                let node = self.node(header.nodeid)?;
+                let size = self.layer.getxattr(&caller(header), &node, name, &mut known);
+                if size == Ok(value.len()) && known == value {
+                    return Ok(());
+                }
+            }
+            Op::Removexattr { .. } => {
+                return match self.dispatch(request, reply) {
+                    Err(failure) if failure == Errno::ENODATA.into() => Ok(()),
+                    other => other,
+                };
+            }
+            Op::Write { fh, data, .. } => return self.finish_append(noted, request, (fh, data), reply),
+            Op::Fallocate { fh, length, .. } => {
+                let before = noted.facts.first().and_then(|size| size.checked_sub(1));
+                if before.is_some_and(|before| self.size(header, fh).is_ok_and(|now| now.abs_diff(before) == length)) {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        tracing::debug!(
+            opcode = header.opcode,
+            restarts = survives.memory.restarts(),
+            "a request is carried out again"
+        );
+        self.dispatch(request, reply)
+    }
+
+    fn finish_making(
+        &self,
+        noted: &Noted,
+        request: &Request<'_>,
+        name: &[u8],
+        kind: Option<Kind>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        match self.made_since(&request.header, name, noted, kind) {
+            Some((parent, id, entry)) => {
+                self.entered(&entry, &parent, Found::at(request.header.nodeid, id, name), reply)
+            }
+            None => self.dispatch(request, reply),
+        }
+    }
+
+    /// Appends what is missing of the data.
+    fn finish_append(
+        &self,
+        noted: &Noted,
+        request: &Request<'_>,
+        (fh, data): (u64, &[u8]),
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let Some(before) = noted.facts.first().and_then(|size| size.checked_sub(1)) else {
+            return self.dispatch(request, reply);
+        };
+        let handle = self.handle_of(fh)?;
+        let there = self.size(&request.header, fh)?.saturating_sub(before).min(data.len() as u64) as usize;
+        let reader = match handle.flags.reads() {
+            true => std::sync::Arc::clone(&handle.file),
+            false => self.layer.open(&caller(&request.header), &self.node(handle.nodeid)?, OpenFlags::READ)?,
+        };
+        let mut known = vec![0; there];
+        let read = reader.read(&mut known, before)?;
+        if read != there || data.get(..there) != Some(known.as_slice()) {
+            return self.dispatch(request, reply);
+        }
+        let rest = data.get(there..).unwrap_or_default();
+        let written = there + if rest.is_empty() { 0 } else { handle.file.append(rest)? };
+        Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
+    }
+
+    /// Answers a creation whose open file was noted.
+    fn created_before(&self, header: &Header, name: &[u8], reply: &mut Reply<'_>) -> Outcome<bool> {
+        let Some((nodeid, granted)) = self.granted_before(header) else { return Ok(false) };
+        let handle = self.handle_of(granted.fh)?;
+        let node = self.node(nodeid)?;
+        let attr = self.layer.getattr(&caller(header), &node, Some(&*handle.file))?;
+        // Its look-up was counted when it was made.
+        let names = if name.is_empty() { Duration::ZERO } else { self.new_name_time(&self.node(header.nodeid)?) };
+        let out = wire::entry(nodeid, &attr, names, Duration::ZERO);
+        reply.created(&out, &granted)?;
+        Ok(true)
+    }
+
+    /// The open file that a process before this one noted for a request that comes again: the node and
+    /// what is answered.
+    pub(crate) fn granted_before(&self, header: &Header) -> Option<(u64, abi::OpenOut)> {
+        let unique = header.unique & !abi::UNIQUE_RESEND;
+        if header.unique == unique {
+            return None;
+        }
+        let fh = *self.survives.as_ref()?.granted.lock().get(&unique)?;
+        let handle = self.open.files.get(fh)?;
+        let id = self.inodes.with(handle.nodeid, |record| record.open_state_if_any()?.io.backing_id()).flatten();
+        let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: id.unwrap_or(0) };
+        if id.is_some() {
+            out.open_flags |= fopen::PASSTHROUGH;
+        } else if self.options.direct_io {
+            out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        }
+        Some((handle.nodeid, out))
+    }
+
+    /// What a name leads to, with the directory and its identity.
+    fn there(&self, header: &Header, bytes: &[u8]) -> Option<(Node, FileId, Entry)> {
+        let (parent, id) = self.parent(header.nodeid).ok()?;
+        let entry = self.layer.lookup(&caller(header), &parent, name(bytes).ok()?).ok()?;
+        Some((parent, id, entry))
+    }
+
+    fn made_since(
+        &self,
+        header: &Header,
+        bytes: &[u8],
+        noted: &Noted,
+        kind: Option<Kind>,
+    ) -> Option<(Node, FileId, Entry)> {
+        self.there(header, bytes)
+            .filter(|(.., entry)| Some(entry.attr.kind) == kind && is_since(&entry.attr, noted.begun))
+    }
+
+    fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> bool {
+        let [fs, ino, generation] = noted.facts;
+        let moving = FileId { fs, ino, generation };
+        let is_at = |nodeid: u64, name: &[u8]| {
+            self.there(&Header { nodeid, ..*header }, name).is_some_and(|(.., entry)| entry.attr.id == moving)
+        };
+        noted.facts != Facts::default() && !is_at(header.nodeid, old) && is_at(new_dir, new)
+    }
+
+    /// What is left to do of a rename that has been done.
+    fn note_moved(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
+        let (caller, (to, to_id)) = (caller(header), self.parent(new_dir)?);
+        self.moved(&caller, &to, (new_dir, to_id), name(new)?);
+        if RenameFlags(flags).has(RenameFlags::EXCHANGE) {
+            let (from, from_id) = self.parent(header.nodeid)?;
+            self.moved(&caller, &from, (header.nodeid, from_id), name(old)?);
+        }
+        Ok(())
+    }
+
+    fn size(&self, header: &Header, fh: u64) -> Outcome<u64> {
+        let handle = self.handle_of(fh)?;
+        let node = self.node(handle.nodeid)?;
+        Ok(self.layer.getattr(&caller(header), &node, Some(&*handle.file))?.size)
+    }
+}
+
+/// Whether a request is noted before and after it is carried out.
+fn is_noted(op: &Op<'_>) -> bool {
+    match op {
+        Op::Create { .. }
+        | Op::Tmpfile { .. }
+        | Op::Mkdir { .. }
+        | Op::Mknod { .. }
+        | Op::Symlink { .. }
+        | Op::Link { .. }
+        | Op::Unlink { .. }
+        | Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Removexattr { .. } => true,
+        Op::Setxattr { flags, .. } => flags & XATTR_CREATE != 0,
+        Op::Write { flags, write_flags, .. } => {
+            OpenFlags(*flags).appends() && write_flags & abi::flag::WRITE_CACHE == 0
+        }
+        Op::Fallocate { mode, .. } => {
+            AllocateMode(*mode).any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a file was made at this time or later. A clock of whole seconds tells no more than that.
+fn is_since(attr: &Attr, begun: u64) -> bool {
+    let made = attr.btime.unwrap_or(attr.ctime);
+    let begun_sec = (begun / 1_000_000_000).cast_signed();
+    let begun_nsec = begun % 1_000_000_000;
+    made.sec > begun_sec || made.sec == begun_sec && (made.nsec == 0 || u64::from(made.nsec) >= begun_nsec)
+}
+
+/// Now, nanoseconds since 1970, by the clock that file systems take their times from.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use nacre_vfs::Time;
+
+    #[test]
+    fn files_from_before_a_request_are_not_its_own() {
+        let attr = |sec, nsec| Attr {
+            btime: Some(Time { sec, nsec }),
+            ..crate::self_io::replacing::vanished(FileId { fs: 0, ino: 0, generation: 0 })
+        };
+        let begun = 7_000_000_005;
+        for (sec, nsec, since) in [(6, 999_999_999, false), (7, 4, false), (7, 5, true), (7, 0, true), (8, 1, true)] {
+            assert_eq!(is_since(&attr(sec, nsec), begun), since, "{sec}.{nsec}");
+        }
+        let unborn = Attr { btime: None, ctime: Time { sec: 8, nsec: 0 }, ..attr(1, 1) };
+        assert!(is_since(&unborn, begun));
+    }
+}

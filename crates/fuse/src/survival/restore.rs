@@ -1,0 +1,140 @@
+//! A mount that goes on: the session, and the door's open files, made from what a process before this
+//! one noted.
+//!
+//! Called by `mount.rs`, once. Open files are taken up before any request is read. An open file goes on by its descriptor,
+//! which is still in the table of this process, where the layer has one; otherwise it is opened anew by
+//! its name.
+
+use super::{Head, Survival, Survives, opens::OpenRecord};
+use crate::{
+    door::Door,
+    mount::{Mount, MountError, mount_options, session_options},
+    open_files::OpenHandle,
+    ops::opens,
+    passthrough,
+};
+use fusewire::{Device, Session};
+use nacre_sys::descriptors;
+use nacre_vfs::{Caller, Errno, Invalidation, Node, OpenFlags, Opened, Result};
+use std::{io, sync::Arc};
+
+/// What an open file is opened with again: what was cut off or made then is not again.
+pub(crate) fn reopened(flags: OpenFlags) -> OpenFlags {
+    OpenFlags(flags.0 & !(OpenFlags::TRUNC | OpenFlags::EXCL))
+}
+
+impl Survival {
+    /// Goes on with the session of a process before this one.
+    pub(crate) fn resume(&self, door: &Arc<Door>) -> std::result::Result<Session, MountError> {
+        door.inodes.promote_root(self.head(Head::Promoted) == 1);
+        if let Some(survives) = &door.survives {
+            door.take_up_open_files(survives);
+        }
+        let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF));
+        let device = device.and_then(descriptors::take_over).map_err(MountError::Session)?;
+        let options = &door.options;
+        let by_fusermount = self.head(Head::Fusermount) == 1;
+        let place = options.mountpoint.clone();
+        let device = Device::resumed(device, place, self.identity(), by_fusermount, &mount_options(options));
+        let handler = Arc::clone(door) as Arc<dyn fusewire::Handler>;
+        Session::resume(device, handler, session_options(options), &self.agreed()).map_err(MountError::Session)
+    }
+}
+
+impl Mount {
+    /// Notes what a process after this one has to know of the session, and drops what the kernel may
+    /// have cached of a time when nobody watched. `last_backing`: see
+    /// [`crate::passthrough::Passthrough::start`].
+    pub(crate) fn survive(&mut self, last_backing: Option<i32>) -> std::result::Result<(), MountError> {
+        let door = Arc::clone(self.door());
+        let Some(survives) = &door.survives else { return Ok(()) };
+        let memory = survives.memory.clone();
+        let reason = [
+            (self.session.transport() != fusewire::Transport::Device, "requests under way end with io_uring"),
+            (!self.session.offer().has(fusewire::abi::init::HAS_RESEND), "this kernel does not send requests again"),
+            (door.writeback.on(), "the kernel collects writes"),
+            (door.agreement().opens_files_itself, "files are opened without requests"),
+            (door.inodes.by_number(), "its files are found by their numbers"),
+        ];
+        if let Some((_, why)) = reason.iter().find(|(applies, _)| *applies) {
+            memory.give_up(why);
+            return Ok(());
+        }
+        memory.set_session(self.session.agreed().map_err(MountError::Session)?);
+        memory.set_mount(self.session.identity(), self.session.is_by_fusermount(), door.inodes.root_is_promoted());
+        let first = i32::try_from(memory.head(Head::Backing)).unwrap_or(i32::MAX);
+        memory.set(Head::Backing, last_backing.map_or(0, |last| u64::from(last.unsigned_abs())));
+        if !memory.resumes() {
+            return Ok(());
+        }
+        door.change(Invalidation::Everything);
+        if let Some(end) = last_backing {
+            let used = std::mem::take(&mut *survives.backing.lock());
+            self.thread("nacre-left", move || {
+                door.open.passthrough.close_left(first.max(1), end, |id| used.contains(&id))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Door {
+    /// Takes up all open files. Those that cannot be are not open any more: whoever has one gets EBADF.
+    pub(crate) fn take_up_open_files(&self, survives: &Survives) {
+        let (mut taken, mut lost) = (0_u64, 0_u64);
+        for open in survives.opens.all() {
+            match self.take_up(&open) {
+                Ok(()) => {
+                    survives.granted.lock().insert(open.unique, open.fh);
+                    survives.backing.lock().extend(open.backing);
+                    taken += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(nodeid = open.nodeid, %error, "an open file could not be taken up");
+                    survives.opens.closed(open.fh);
+                    lost += 1;
+                }
+            }
+        }
+        tracing::info!(taken, lost, restarts = survives.memory.restarts(), "the mount goes on after its process died");
+    }
+
+    fn take_up(&self, open: &OpenRecord) -> Result<()> {
+        let flags = reopened(open.flags);
+        let (node, file) = self.reopen(open, flags)?;
+        if self.inodes.node(open.nodeid).is_none() {
+            let id = self.layer.id(&node)?;
+            if !self.inodes.settle_left(open.nodeid, &node, id) {
+                return Err(Errno::ESTALE);
+            }
+        }
+        let before = file.backing().filter(|_| flags.writes()).and_then(passthrough::signature);
+        let caller = Caller { uid: open.uid, ..Caller::ROOT };
+        let handle = OpenHandle {
+            before: before.map(|(digest, _)| digest),
+            ..opens::handle(&caller, open.nodeid, open.flags, &file)
+        };
+        self.open.files.restore(open.fh, handle);
+        self.inodes.with(open.nodeid, |record| {
+            let state = record.open_state();
+            state.add(open.fh, open.flags, Arc::clone(&file));
+            self.open.passthrough.resume(state, open.backing);
+        });
+        Ok(())
+    }
+
+    fn reopen(&self, open: &OpenRecord, flags: OpenFlags) -> Result<(Node, Opened)> {
+        // Owned from here on: it is closed where it cannot be used.
+        let descriptor = open.descriptor.map(descriptors::take_over).transpose();
+        let descriptor = descriptor.map_err(|_| Errno::EBADF)?;
+        let node = self.inodes.node(open.nodeid);
+        match (descriptor, self.layer.capabilities().left_open) {
+            (Some(descriptor), Some(layer)) => layer.take_up(node.as_ref(), descriptor, flags),
+            _ => {
+                let node = node.ok_or(Errno::ESTALE)?;
+                let file = self.layer.open(&Caller::ROOT, &node, flags)?;
+                Ok((node, file))
+            }
+        }
+    }
+}

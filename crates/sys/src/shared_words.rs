@@ -1,0 +1,111 @@
+//! Memory that outlives the process that uses it: words that several processes map, each read and
+//! written as a whole.
+//!
+//! Made by a guardian and inherited by the workers that it makes (`worker.rs`), so that what one of
+//! them noted is there for the next. Only what is touched costs memory. Invariant: the memory is
+//! reached through atomics alone, so that whatever another process does to it is no data race.
+
+use rustix::{
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+};
+use std::{
+    ffi::{CStr, c_void},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Zeroed words, shared with all processes that are made from this one.
+#[derive(Debug)]
+pub struct SharedWords {
+    start: NonNull<AtomicU64>,
+    count: usize,
+    memory: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to this value and is not bound to a thread; its words are atomics.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// So many words, under a name that is shown in lists of mappings.
+    ///
+    /// # Errors
+    /// As `memfd_create(2)` and `mmap(2)`: ENOMEM where the process may not map as much.
+    pub fn new(name: &CStr, count: usize) -> io::Result<SharedWords> {
+        let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
+        let bytes =
+            count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        ftruncate(&memory, bytes as u64)?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses the place, so that no existing mapping is touched; the pages
+        // are only reached through this value.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &memory, 0) }?;
+        // SAFETY: the range is the mapping just made, and the advice changes nothing of its content.
+        let left_out = unsafe { madvise(start, bytes, Advice::LinuxDontDump) };
+        if left_out.is_err() {
+            // A core file would be larger, which harms nobody here.
+        }
+        // A mapping begins at a page, so it is aligned for words.
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(SharedWords { start, count, memory })
+    }
+
+    /// The words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping holds `count` words, all of them initialised (zeroed by the kernel), and
+        // lives as long as `self`; whoever else has it changes it through atomics.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+
+    /// The memory as a descriptor, which whoever closes descriptors leaves open.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Makes words zero, and gives memory of whole pages among them back.
+    pub fn clear(&self, from: usize, count: usize) {
+        let Some(words) = from.checked_add(count).and_then(|end| self.words().get(from..end)) else { return };
+        let start = words.as_ptr().cast::<c_void>().cast_mut();
+        let aligned = start.addr().is_multiple_of(rustix::param::page_size())
+            && size_of_val(words).is_multiple_of(rustix::param::page_size());
+        // SAFETY: the range lies in the mapping. Its pages read as zeros from then on, as if each word
+        // had been stored.
+        if aligned && unsafe { madvise(start, size_of_val(words), Advice::LinuxRemove) }.is_ok() {
+            return;
+        }
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: start and length are those of the mapping, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_zero_until_they_are_stored_and_after_they_are_cleared() {
+        let page = rustix::param::page_size() / 8;
+        let shared = SharedWords::new(c"test", 1 << 30).unwrap();
+        let at = |word: usize| shared.words()[word].load(Ordering::Relaxed);
+        for word in [0, page - 1, page, 3 * page, (1 << 30) - 1] {
+            assert_eq!(at(word), 0);
+            shared.words()[word].store(word as u64 + 7, Ordering::Relaxed);
+        }
+        shared.clear(page, page);
+        shared.clear(3 * page, 1);
+        assert_eq!([page - 1, page, 3 * page].map(at), [page as u64 + 6, 0, 0]);
+        assert_eq!(at((1 << 30) - 1), (1 << 30) + 6);
+        shared.clear(usize::MAX, 2);
+    }
+}

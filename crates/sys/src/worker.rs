@@ -1,0 +1,137 @@
+//! A process that works with this one's table of descriptors: what it opens stays open when it dies.
+//!
+//! Called by the guardian of a mount, which has one thread, does nothing else, and makes the next
+//! worker when one has died. Table and memory: `clone(2)` with `CLONE_FILES` and without `CLONE_VM`
+//! gives the worker a copy of the memory (but for what is mapped shared) and the same table, which
+//! goes with the last of its processes.
+//!
+//! The C library does not know of this way to make a process: in the worker's first thread it
+//! believes to be the guardian's (a thread keeps its number). So that thread makes another one, which
+//! is sound in every respect, and waits for it.
+
+use crate::check;
+use std::{io, process, thread};
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// The signals that a guardian waits for: those that it passes on to its worker, and the one that
+/// tells of the worker's end.
+const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1];
+
+/// Takes signals one by one; blocked in this thread from then on.
+#[derive(Debug)]
+pub struct Guard(libc::sigset_t);
+
+impl Guard {
+    /// Blocks the signals. Workers have those blocked that are passed on, in all of their threads.
+    ///
+    /// # Errors
+    /// As `pthread_sigmask(3)`.
+    pub fn new() -> io::Result<Guard> {
+        let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD]));
+        mask(libc::SIG_BLOCK, &set)?;
+        Ok(Guard(set))
+    }
+
+    /// Makes a worker that carries out `body` and ends with its code; answers its process number.
+    ///
+    /// # Errors
+    /// EBUSY where this process has more than one thread: what the others hold would stay locked in
+    /// the worker. As `clone(2)`.
+    pub fn start(&self, body: impl FnOnce() -> u8 + Send + 'static) -> io::Result<i32> {
+        wait_for_others()?;
+        let flags = libc::CLONE_FILES | libc::SIGCHLD;
+        // SAFETY: without CLONE_VM and with no stack given, the child goes on here as after fork(2).
+        // There is no other thread whose locks the child could inherit.
+        match check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })? {
+            0 => work(body),
+            worker => i32::try_from(worker).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW)),
+        }
+    }
+
+    /// Waits for the end of a worker, and passes signals on to it meanwhile.
+    ///
+    /// # Errors
+    /// As `sigwaitinfo(2)` and `waitpid(2)`.
+    pub fn wait(&self, worker: i32) -> io::Result<Ended> {
+        loop {
+            // SAFETY: the set is initialised, and nothing else is asked for.
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.0, std::ptr::null_mut()) };
+            match signal {
+                -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
+                -1 => return Err(io::Error::last_os_error()),
+                libc::SIGCHLD => {
+                    if let Some(ended) = has_ended(worker)? {
+                        return Ok(ended);
+                    }
+                }
+                // SAFETY: no memory is passed. The worker has not been waited for, so its number is
+                // nobody else's.
+                signal => unsafe {
+                    libc::kill(worker, signal);
+                },
+            }
+        }
+    }
+}
+
+/// How often this process is looked at until it has one thread.
+const LOOKS: u32 = 100_000;
+
+/// Returns when this process has one thread: one that has been waited for is there for a moment still.
+fn wait_for_others() -> io::Result<()> {
+    for _ in 0..LOOKS {
+        if std::fs::read_dir("/proc/self/task")?.count() == 1 {
+            return Ok(());
+        }
+        thread::yield_now();
+    }
+    Err(io::Error::from(io::ErrorKind::ResourceBusy))
+}
+
+fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
+    // A terminal's signals are for the guardian, which passes them on.
+    let _ = rustix::process::setpgid(None, None);
+    let code = mask(libc::SIG_UNBLOCK, &set_of([libc::SIGCHLD]))
+        .and_then(|()| thread::Builder::new().name("nacre-main".to_owned()).spawn(body))
+        .map_or(1, |running| running.join().unwrap_or(101));
+    process::exit(i32::from(code))
+}
+
+fn has_ended(worker: i32) -> io::Result<Option<Ended>> {
+    let mut status = 0;
+    // SAFETY: the status is written to, and lives for the call.
+    let waited = check(libc::c_long::from(unsafe { libc::waitpid(worker, &raw mut status, libc::WNOHANG) }))?;
+    Ok((waited != 0).then(|| match libc::WIFSIGNALED(status) {
+        true => Ended::Signal(libc::WTERMSIG(status)),
+        false => Ended::Code(libc::WEXITSTATUS(status)),
+    }))
+}
+
+fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
+    // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset` cannot
+    // fail for it.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for number in signals {
+            libc::sigaddset(&raw mut set, number);
+        }
+        set
+    }
+}
+
+fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: the set is initialised; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(how, std::ptr::from_ref(set), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        status => Err(io::Error::from_raw_os_error(status)),
+    }
+}
