@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nacre_pool::backend::{Backend, Bucket, NewGroup, Objects, WriterId};
+use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
@@ -23,7 +23,7 @@ use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
 use crate::pool::devices::Opened;
-use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket};
+use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -67,6 +67,8 @@ pub struct Imported {
     pub devices: Arc<RwLock<Vec<Arc<Counted>>>>,
     /// The bucket that it lies in, if it does.
     pub bucket: Option<Arc<CountedBucket>>,
+    /// What is kept of that on this machine.
+    pub cached: Option<Arc<Cached>>,
     /// The whole address of that.
     address: Option<String>,
     /// What becomes of writes that they refuse.
@@ -168,18 +170,32 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
 struct Below {
     devices: Vec<Arc<Counted>>,
     bucket: Option<Arc<CountedBucket>>,
+    cached: Option<Arc<Cached>>,
     address: Option<String>,
     failing: Arc<Failing>,
     watch: Arc<Watch>,
 }
 
 impl Below {
-    /// Has the pool lie in a bucket.
-    fn backend(&mut self, bucket: Arc<dyn Bucket>, segment: u64, size: u64, opening: &Opening) -> Arc<dyn Backend> {
+    /// Has the pool of this number lie in a bucket.
+    fn backend(
+        &mut self,
+        (bucket, address): (Arc<dyn Bucket>, String),
+        pool: u64,
+        (segment, size): (u64, u64),
+        opening: &Opening,
+    ) -> Result<Arc<dyn Backend>, Refusal> {
         let counted = Arc::new(CountedBucket::new(bucket, Arc::clone(&self.failing), Arc::clone(&self.watch)));
         self.bucket = Some(Arc::clone(&counted));
+        let parts = kept_parts::of(&address, pool)?;
+        self.cached = parts.map(|parts| Arc::new(Cached::new(Arc::clone(&counted) as _, parts)));
+        self.address = Some(address);
+        let near: Arc<dyn Bucket> = match &self.cached {
+            Some(cached) => Arc::clone(cached) as _,
+            None => counted,
+        };
         let (nonce, host) = ((opening.entropy)(), opening.host.1.clone());
-        Arc::new(Objects::new(counted, segment, size, WriterId { nonce, host, clock: Box::new(now) }))
+        Ok(Arc::new(Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) })))
     }
 }
 
@@ -247,9 +263,9 @@ impl Imported {
         let first = first_properties(name, root)?;
         let size = size.unwrap_or(IN_BUCKET);
         in_bucket::check_new(&*bucket, name, (opening.entropy)())?;
-        let mut below = Below { address: Some(address), ..Below::default() };
-        let backend = below.backend(bucket, IN_BUCKET_SEGMENT, size, &opening);
-        let made = Store::create_in(backend, &new_pool(name, &opening, false), size);
+        let (mut below, new) = (Below::default(), new_pool(name, &opening, false));
+        let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), &opening)?;
+        let made = Store::create_in(backend, &new, size);
         let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
         Self::begin(store, below, name, &first, opening)
     }
@@ -288,9 +304,8 @@ impl Imported {
                 if import.access.writes() {
                     in_bucket::check(&*bucket, (opening.entropy)())?;
                 }
-                let mut below = Below { address: Some(address), ..Below::default() };
-                let size = identity.members.iter().map(|member| member.length).sum();
-                let backend = below.backend(bucket, identity.slot, size, &opening);
+                let (mut below, size) = (Below::default(), identity.members.iter().map(|member| member.length).sum());
+                let backend = below.backend((bucket, address), identity.pool, (identity.slot, size), &opening)?;
                 let (store, root) = Store::open_in(backend, identity, &import)?;
                 (store, root, below)
             }
@@ -340,7 +355,7 @@ impl Imported {
     fn running(
         pool: Arc<Pool>,
         store: Arc<Store>,
-        Below { devices, bucket, address, failing, watch }: Below,
+        Below { devices, bucket, cached, address, failing, watch }: Below,
         read_only: bool,
         opening: Opening,
     ) -> Result<Self, Refusal> {
@@ -389,6 +404,7 @@ impl Imported {
             store,
             devices,
             bucket,
+            cached,
             address,
             failing,
             watch,
@@ -590,7 +606,11 @@ impl Imported {
         self.stop()?;
         self.store.destroy(now())?;
         // A bucket costs money as long as anything is in it.
-        self.bucket.as_ref().map_or(Ok(()), |bucket| Objects::erase(&**bucket))
+        self.bucket.as_ref().map_or(Ok(()), |bucket| Objects::erase(&**bucket))?;
+        if let Some(address) = &self.address {
+            kept_parts::remove(address, self.store.identity().pool);
+        }
+        Ok(())
     }
 
     /// Where it lies: its devices, or the address of its bucket.

@@ -44,6 +44,10 @@ pub struct S3Address {
     pub profile: Option<String>,
     /// The file that profiles are in.
     pub credentials_file: Option<PathBuf>,
+    /// The directory on this machine in which parts of it are kept.
+    pub cache_dir: Option<PathBuf>,
+    /// How much of it is kept at most, bytes; 0: nothing.
+    pub cache_size: Option<u64>,
 }
 
 /// What a command line adds to an address.
@@ -57,6 +61,10 @@ pub struct Settings {
     pub profile: Option<String>,
     /// `--credentials-file`.
     pub credentials_file: Option<PathBuf>,
+    /// `--cache-dir`.
+    pub cache_dir: Option<PathBuf>,
+    /// `--cache-size`, bytes.
+    pub cache_size: Option<u64>,
 }
 
 /// Why a text is no address.
@@ -123,6 +131,11 @@ impl Address {
                 "region" => found.region = Some(value),
                 "profile" => found.profile = Some(value),
                 "credentials-file" => found.credentials_file = Some(value.into()),
+                "cache-dir" => found.cache_dir = Some(value.into()),
+                "cache-size" => match value.parse() {
+                    Ok(size) => found.cache_size = Some(size),
+                    Err(_) => return refused(format!("'{text}': '{value}' is no size in bytes")),
+                },
                 _ => return refused(format!("'{text}': there is no setting '{name}'")),
             }
         }
@@ -139,7 +152,9 @@ impl Address {
         let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         match self {
             Self::S3(mut found) => {
-                let Settings { endpoint, region, profile, credentials_file } = settings;
+                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size } = settings;
+                found.cache_dir = cache_dir.or(found.cache_dir);
+                found.cache_size = cache_size.or(found.cache_size);
                 found.endpoint = endpoint.or(found.endpoint).or_else(|| of(&ENDPOINTS));
                 found.region = region.or(found.region).or_else(|| of(&REGIONS));
                 found.profile = profile.or(found.profile).or_else(|| of(&[PROFILE]));
@@ -148,9 +163,9 @@ impl Address {
                 found.check()?;
                 Ok(Self::S3(found))
             }
-            Self::Directory(_) if settings != Settings::default() => {
-                refused("a directory has no endpoint, region, profile or credentials")
-            }
+            Self::Directory(_) if settings != Settings::default() => refused(
+                "a directory has no endpoint, region, profile or credentials, and no part of it is kept elsewhere",
+            ),
             directory => Ok(directory),
         }
     }
@@ -186,16 +201,21 @@ impl S3Address {
         if let Some(file) = self.credentials_file.as_ref().filter(|file| !file.is_absolute()) {
             return refused(format!("'{}': the file with credentials is named by its whole path", file.display()));
         }
+        if let Some(directory) = self.cache_dir.as_ref().filter(|directory| !directory.is_absolute()) {
+            return refused(format!("'{}': the cache's directory is named by its whole path", directory.display()));
+        }
         Ok(())
     }
 
     fn settings(&self) -> Vec<(&'static str, String)> {
-        let file = self.credentials_file.as_ref().map(|file| file.display().to_string());
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let all = [
             ("endpoint", self.endpoint.clone()),
             ("region", self.region.clone()),
             ("profile", self.profile.clone()),
-            ("credentials-file", file),
+            ("credentials-file", path(&self.credentials_file)),
+            ("cache-dir", path(&self.cache_dir)),
+            ("cache-size", self.cache_size.map(|size| size.to_string())),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
@@ -226,6 +246,7 @@ mod tests {
             "s3://bucket",
             "s3://bucket/a/b-c_d.e",
             "s3://b.c/p?endpoint=http://127.0.0.1:5000&region=eu-1&profile=backup&credentials-file=/etc/keys",
+            "s3://bucket?cache-dir=/var/cache/x&cache-size=1048576",
             "file:///srv/pool",
         ] {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
@@ -242,6 +263,8 @@ mod tests {
             "s3://b?endpoint=http://user:secret@x",
             "s3://b?credentials-file=keys",
             "s3://b?region=",
+            "s3://b?cache-dir=here",
+            "s3://b?cache-size=1G",
             "gs://b",
             "file://a",
             "file:///",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_pool::backend::{Bucket, DeviceHealth, Disks, Requests};
+use nacre_pool::backend::{Bucket, CacheFigures, DeviceHealth, Disks, Requests};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::label::{Group, GroupClass, GroupKind, MemberRole, MemberStatus};
@@ -198,12 +198,37 @@ pub struct RequestFigures {
     pub sent: u64,
     /// What was received.
     pub received: u64,
+    /// What is kept of it on this machine.
+    #[serde(default)]
+    pub kept: Option<KeptFigures>,
 }
 
-impl From<Requests> for RequestFigures {
-    fn from(requests: Requests) -> Self {
+/// What is kept of a bucket, and how that was used since the import.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptFigures {
+    /// Parts that were here when they were wanted.
+    pub hits: u64,
+    /// Parts that had to be fetched.
+    pub misses: u64,
+    /// Parts that could not be written here.
+    pub failed: u64,
+    /// What is here, at most, bytes.
+    pub bytes: u64,
+    /// The limit, bytes.
+    pub limit: u64,
+}
+
+impl RequestFigures {
+    fn new(requests: Requests, kept: Option<CacheFigures>) -> Self {
         let Requests { puts, gets, lists, deletes, again, sent, received } = requests;
-        Self { puts, gets, lists, deletes, again, sent, received }
+        let kept = kept.map(|CacheFigures { hits, misses, failed, bytes, limit }| KeptFigures {
+            hits,
+            misses,
+            failed,
+            bytes,
+            limit,
+        });
+        Self { puts, gets, lists, deletes, again, sent, received, kept }
     }
 }
 
@@ -553,7 +578,7 @@ fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
         spread: bucket.spread(),
         length: identity.members.first().map_or(0, |member| member.length),
         state: bucket.state().to_owned(),
-        requests: Some(bucket.requests().into()),
+        requests: Some(RequestFigures::new(bucket.requests(), pool.cached.as_ref().map(|cached| cached.figures()))),
         ..DeviceFigures::default()
     }
 }

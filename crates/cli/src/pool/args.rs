@@ -198,6 +198,10 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
     std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
 }
 
+/// What is said where options of the way to an object store are given for devices.
+pub const OF_S3: &str =
+    "--endpoint, --region, --profile, --credentials-file, --cache-dir and --cache-size go with s3://";
+
 /// Where a pool lies, with what the command line and the environment say of the way there, where that
 /// is an address; devices are as they were.
 ///
@@ -208,7 +212,7 @@ pub fn whole_address(place: PathBuf, settings: &Settings) -> Result<PathBuf, Fai
     if !is_address(&place) {
         return match *settings == Settings::default() {
             true => Ok(place),
-            false => Err(Failure::usage("--endpoint, --region, --profile and --credentials-file go with s3://")),
+            false => Err(Failure::usage(OF_S3)),
         };
     }
     let address = Address::parse(&place.to_string_lossy()).map_err(refused)?;

@@ -170,7 +170,7 @@ fn create() -> Command {
 }
 
 /// The way to an object store.
-fn way() -> [Arg; 4] {
+fn way() -> [Arg; 6] {
     let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
         way("endpoint", "URL", "The server of s3:// [default: AWS_ENDPOINT_URL, or Amazon's]"),
@@ -178,6 +178,17 @@ fn way() -> [Arg; 4] {
         way("profile", "NAME", "The profile with its credentials [default: AWS_PROFILE, or the environment's]"),
         way("credentials-file", "FILE", "The file that profiles are in [default: ~/.aws/credentials]")
             .value_parser(value_parser!(OsString)),
+        way(
+            "cache-dir",
+            "DIR",
+            "Where parts of it are kept on this machine [default: /var/cache/nacre, or ~/.cache/nacre]",
+        )
+        .value_parser(value_parser!(OsString)),
+        way(
+            "cache-size",
+            "SIZE",
+            "How much of it is kept at most, 0 for nothing [default: 4G, or a quarter of what is free there]",
+        ),
     ]
 }
 

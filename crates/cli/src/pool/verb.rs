@@ -451,7 +451,7 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
 
 /// The way to an object store.
 fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
-    let file = paths(matches, "credentials-file").pop();
+    let (file, cache) = (paths(matches, "credentials-file").pop(), paths(matches, "cache-dir").pop());
     let absolute = |path: PathBuf| {
         std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
     };
@@ -460,6 +460,8 @@ fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
         region: text(matches, "region"),
         profile: text(matches, "profile"),
         credentials_file: file.map(absolute).transpose()?,
+        cache_dir: cache.map(absolute).transpose()?,
+        cache_size: bytes(matches, "cache-size")?,
     })
 }
 
@@ -474,7 +476,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     let places = match places.iter().any(|place| nacre_remote::is_address(place)) {
         true => places.into_iter().map(|place| args::whole_address(place, &settings)).collect::<Result<_, _>>()?,
         false if settings == nacre_remote::Settings::default() => places,
-        false => return Err(Failure::usage("--endpoint, --region, --profile and --credentials-file go with s3://")),
+        false => return Err(Failure::usage(args::OF_S3)),
     };
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
