@@ -1,15 +1,18 @@
-//! A device that counts what is done with it: for `pool iostat`, and for the columns of errors in
-//! `pool status`.
+//! A device, or a bucket, that counts what is done with it: for `pool iostat`, and for the columns
+//! of errors in `pool status`.
 //!
 //! Whoever asks for something does it itself: nothing waits in a queue of ours, so the time of a
 //! request is the device's, and how many are under way is how many threads are in one.
 
+use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
+use nacre_pool::backend::{Bucket, Put, Requests};
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +129,19 @@ struct Counters {
 /// A device and its counters.
 pub struct Counted {
     device: Arc<dyn Device>,
+    tally: Tally,
+}
+
+/// A bucket and its counters.
+pub struct CountedBucket {
+    bucket: Arc<dyn Bucket>,
+    tally: Tally,
+}
+
+/// The counters of something that a pool lies on.
+#[derive(Debug)]
+pub struct Tally {
+    name: String,
     counters: Counters,
     failing: Arc<Failing>,
     watch: Arc<Watch>,
@@ -143,7 +159,29 @@ const REMOVED: u8 = 3;
 
 impl std::fmt::Debug for Counted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Counted").field("device", &self.device.name()).field("counters", &self.counters).finish()
+        f.debug_struct("Counted").field("tally", &self.tally).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for CountedBucket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CountedBucket").field("tally", &self.tally).finish_non_exhaustive()
+    }
+}
+
+impl std::ops::Deref for Counted {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        &self.tally
+    }
+}
+
+impl std::ops::Deref for CountedBucket {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        &self.tally
     }
 }
 
@@ -159,7 +197,30 @@ impl Counted {
     /// Begins to count.
     #[must_use]
     pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
-        Self { device, counters: Counters::default(), failing, watch, state: AtomicU8::new(ONLINE) }
+        let tally = Tally::new(device.name(), failing, watch);
+        Self { device, tally }
+    }
+}
+
+impl CountedBucket {
+    /// Begins to count.
+    #[must_use]
+    pub fn new(bucket: Arc<dyn Bucket>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
+        let tally = Tally::new(bucket.name(), failing, watch);
+        Self { bucket, tally }
+    }
+}
+
+impl Tally {
+    fn new(name: &str, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
+        let (name, state) = (name.to_owned(), AtomicU8::new(ONLINE));
+        Self { name, counters: Counters::default(), failing, watch, state }
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The state that its errors speak of, in the words of ZFS.
@@ -173,7 +234,7 @@ impl Counted {
         if self.state.fetch_max(state, Ordering::Relaxed) >= state {
             return;
         }
-        let (device, word) = (self.device.name(), self.state());
+        let (device, word) = (self.name.as_str(), self.state());
         tracing::error!(device, state = word, why, "a device fails");
         let details = [("vdev_path", device), ("vdev_state", word), ("reason", why)];
         let details = details.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -245,7 +306,7 @@ impl Counted {
 
     fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let (written, time) = self.timed(DeviceRequest::Write, length, || {
-            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, FAULTED, work()))
+            self.failing.write(&self.name, || self.failing(&self.counters.write_errors, FAULTED, work()))
         });
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, length);
@@ -312,7 +373,7 @@ impl Device for Counted {
             self.is_worse(REMOVED, "the file was deleted: what is in the pool is lost when it is let go (pool status)");
         }
         self.failing(&self.counters.write_errors, FAULTED, synced)
-            .inspect_err(|error| self.failing.failed(self.device.name(), error))
+            .inspect_err(|error| self.tally.failing.failed(self.device.name(), error))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -343,5 +404,55 @@ impl Device for Counted {
 
     fn begin_sync(&self, offset: u64, length: u64) {
         self.device.begin_sync(offset, length);
+    }
+}
+
+impl Bucket for CountedBucket {
+    fn name(&self) -> &str {
+        self.bucket.name()
+    }
+
+    fn attempts(&self) -> usize {
+        self.bucket.attempts()
+    }
+
+    fn parallel(&self) -> usize {
+        self.bucket.parallel()
+    }
+
+    fn requests(&self) -> Requests {
+        self.bucket.requests()
+    }
+
+    fn expect(&self, key: &str, range: Range<u64>) {
+        self.bucket.expect(key, range);
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.writing(body.len() as u64, || self.bucket.put(key, body))
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        let made = Cell::new(Put::Exists);
+        self.writing(body.len() as u64, || self.bucket.put_new(key, body).map(|put| made.set(put)))?;
+        Ok(made.get())
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        let (mut found, length) = (None, range.as_ref().map_or(0, |range| range.end - range.start));
+        self.reading(length, || self.bucket.get(key, range).map(|got| found = got))?;
+        Ok(found)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        let mut found = Vec::new();
+        self.reading(0, || self.bucket.list(prefix, after).map(|got| found = got))?;
+        Ok(found)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        // What is not removed now is removed later.
+        let (removed, _) = self.timed(DeviceRequest::Trim, 0, || self.bucket.delete(key));
+        self.failing(&self.counters.write_errors, ONLINE, removed)
     }
 }

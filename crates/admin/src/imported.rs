@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nacre_pool::backend::NewGroup;
+use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
@@ -20,9 +20,10 @@ use nacre_pool::{PoolError, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::now;
-use crate::counted::Counted;
+use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
-use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim};
+use crate::pool::devices::Opened;
+use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -62,8 +63,14 @@ pub struct Imported {
     pub pool: Arc<Pool>,
     /// The store below it.
     pub store: Arc<Store>,
-    /// The devices, in their order.
+    /// The devices, in their order; none where it lies in a bucket.
     pub devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+    /// The bucket that it lies in, if it does.
+    pub bucket: Option<Arc<CountedBucket>>,
+    /// What is kept of that on this machine.
+    pub cached: Option<Arc<Cached>>,
+    /// The whole address of that.
+    address: Option<String>,
     /// What becomes of writes that they refuse.
     pub failing: Arc<Failing>,
     /// What happens to it.
@@ -158,6 +165,60 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
     devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
 }
 
+/// What an import lies on, and what belongs to that.
+#[derive(Default)]
+struct Below {
+    devices: Vec<Arc<Counted>>,
+    bucket: Option<Arc<CountedBucket>>,
+    cached: Option<Arc<Cached>>,
+    address: Option<String>,
+    failing: Arc<Failing>,
+    watch: Arc<Watch>,
+}
+
+impl Below {
+    /// Has the pool of this number lie in a bucket.
+    fn backend(
+        &mut self,
+        (bucket, address): (Arc<dyn Bucket>, String),
+        pool: u64,
+        (segment, size): (u64, u64),
+        opening: &Opening,
+    ) -> Result<Arc<dyn Backend>, Refusal> {
+        let counted = Arc::new(CountedBucket::new(bucket, Arc::clone(&self.failing), Arc::clone(&self.watch)));
+        self.bucket = Some(Arc::clone(&counted));
+        let parts = kept_parts::of(&address, pool)?;
+        self.cached = parts.map(|parts| Arc::new(Cached::new(Arc::clone(&counted) as _, parts)));
+        self.address = Some(address);
+        let near: Arc<dyn Bucket> = match &self.cached {
+            Some(cached) => Arc::clone(cached) as _,
+            None => counted,
+        };
+        let (nonce, host) = ((opening.entropy)(), opening.host.1.clone());
+        Ok(Arc::new(Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) })))
+    }
+}
+
+/// The length of segments in buckets, bytes.
+const IN_BUCKET_SEGMENT: u64 = 8 << 20;
+/// What a pool in a bucket may take where nothing is said, bytes.
+const IN_BUCKET: u64 = 1 << 50;
+
+fn new_pool(name: &str, opening: &Opening, redundant_metadata: bool) -> NewPool {
+    let (host, guid) = (opening.host.clone(), (opening.entropy)());
+    NewPool { name: name.to_owned(), guid, host, time: now(), redundant_metadata }
+}
+
+/// The properties that a new pool's own file system is made with.
+fn first_properties(name: &str, root: &[(String, String)]) -> Result<Vec<(String, String)>, Refusal> {
+    let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
+    spelling::check(&for_good)
+        .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot create '{name}': {error}")))?;
+    let given = |name: &str| root.iter().any(|(given, _)| given == name);
+    let of_new_pools = OF_NEW_POOLS.iter().filter(|(name, _)| !given(name));
+    Ok(for_good.into_iter().chain(of_new_pools.map(|&(name, value)| (name.into(), value.into()))).collect())
+}
+
 impl Imported {
     /// Makes a pool, of the devices alone or of groups of them, one after the other; what was on the
     /// devices is lost. Of the properties of its own file system
@@ -173,47 +234,86 @@ impl Imported {
         root: &[(String, String)],
         opening: Opening,
     ) -> Result<Self, Refusal> {
-        let doing = || format!("cannot create '{name}'");
-        let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
-        spelling::check(&for_good).map_err(|error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing())))?;
-        let given = |name: &str| root.iter().any(|(given, _)| given == name);
-        let of_new_pools = OF_NEW_POOLS.iter().filter(|(name, _)| !given(name));
-        let first: Vec<(String, String)> =
-            for_good.into_iter().chain(of_new_pools.map(|&(name, value)| (name.into(), value.into()))).collect();
+        let first = first_properties(name, root)?;
         let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
-        let new = NewPool {
-            name: name.to_owned(),
-            guid: (opening.entropy)(),
-            host: opening.host.clone(),
-            time: now(),
-            redundant_metadata: true,
-        };
+        let new = new_pool(name, &opening, true);
         let made = if groups.is_empty() {
             Store::create(plain(&devices), &new)
         } else {
             failing.set_redundant();
             Store::create_groups(plain(&devices), groups, &new)
         };
-        let (store, _) = made.map_err(|error| Refusal::pool(doing(), &error))?;
+        let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
+        let below = Below { devices, failing, watch, ..Below::default() };
+        Self::begin(store, below, name, &first, opening)
+    }
+
+    /// Makes a pool in a bucket, that may take as much as `size`, bytes; as [`Self::create`] otherwise.
+    ///
+    /// # Errors
+    /// Those of the engine; a bucket with a pool in it, or one that cannot have one.
+    pub fn create_in(
+        (bucket, address): (Arc<dyn Bucket>, String),
+        size: Option<u64>,
+        name: &str,
+        root: &[(String, String)],
+        opening: Opening,
+    ) -> Result<Self, Refusal> {
+        let first = first_properties(name, root)?;
+        let size = size.unwrap_or(IN_BUCKET);
+        in_bucket::check_new(&*bucket, name, (opening.entropy)())?;
+        let (mut below, new) = (Below::default(), new_pool(name, &opening, false));
+        let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), &opening)?;
+        let made = Store::create_in(backend, &new, size);
+        let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
+        Self::begin(store, below, name, &first, opening)
+    }
+
+    /// What follows the making of a store.
+    fn begin(
+        store: Store,
+        below: Below,
+        name: &str,
+        first: &[(String, String)],
+        opening: Opening,
+    ) -> Result<Self, Refusal> {
         let store = Arc::new(store);
-        let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), &first));
-        let pool = pool.map_err(|error| Refusal::pool(doing(), &error))?;
-        let imported = Self::running(Arc::new(pool), store, (devices, failing, watch), false, opening)?;
+        let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), first));
+        let pool = pool.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
+        let imported = Self::running(Arc::new(pool), store, below, false, opening)?;
         Figures::of(&imported)?;
         Ok(imported)
     }
 
-    /// Imports the pool on these devices; `name` is a new name for it.
+    /// Imports the pool on these devices, or in this bucket; `name` is a new name for it.
     ///
     /// # Errors
     /// Those of the engine: devices that are missing, damaged, of a newer format.
     pub fn open(
-        devices: Vec<Arc<dyn Device>>,
+        opened: impl Into<Opened>,
         access: Access,
         name: Option<&str>,
         opening: Opening,
     ) -> Result<Self, Refusal> {
+        let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
+        let (store, root, below) = match opened.into() {
+            Opened::Devices(devices) => Self::open_devices(devices, &import)?,
+            Opened::Bucket(bucket, address) => {
+                let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
+                if import.access.writes() {
+                    in_bucket::check(&*bucket, (opening.entropy)())?;
+                }
+                let (mut below, size) = (Below::default(), identity.members.iter().map(|member| member.length).sum());
+                let backend = below.backend((bucket, address), identity.pool, (identity.slot, size), &opening)?;
+                let (store, root) = Store::open_in(backend, identity, &import)?;
+                (store, root, below)
+            }
+        };
+        Self::take_up(store, root, below, &import, opening)
+    }
+
+    fn open_devices(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Store, Root, Below), Refusal> {
         let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
         let grouped = |device: &Arc<Counted>| {
@@ -222,17 +322,20 @@ impl Imported {
         if devices.iter().any(grouped) {
             failing.set_redundant();
         }
-        let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
-        let (store, root) = Store::open(plain(&devices), &import)?;
+        let (store, root) = Store::open(plain(&devices), import)?;
         let devices = in_order(&store, devices, &failing, &watch);
-        let read_only = !access.writes();
+        Ok((store, root, Below { devices, failing, watch, ..Below::default() }))
+    }
+
+    fn take_up(store: Store, root: Root, below: Below, import: &Import, opening: Opening) -> Result<Self, Refusal> {
+        let (read_only, name) = (!import.access.writes(), import.name.as_deref());
         if read_only && name.is_some_and(|name| name != store.identity().name) {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
         let store = Arc::new(store);
         let pool = Pool::open(config(&store, &opening, !read_only)?, &durable(&root)?)?;
         pool.belongs_to(owner());
-        let imported = Self::running(Arc::new(pool), store, (devices, failing, watch), read_only, opening)?;
+        let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
         imported.expand_by_itself()?;
@@ -252,19 +355,21 @@ impl Imported {
     fn running(
         pool: Arc<Pool>,
         store: Arc<Store>,
-        (devices, failing, watch): (Vec<Arc<Counted>>, Arc<Failing>, Arc<Watch>),
+        Below { devices, bucket, cached, address, failing, watch }: Below,
         read_only: bool,
         opening: Opening,
     ) -> Result<Self, Refusal> {
         let devices = Arc::new(RwLock::new(devices));
-        let (watching, known) = (Arc::clone(&watch), Arc::clone(&devices));
+        let (watching, known, of_bucket) = (Arc::clone(&watch), Arc::clone(&devices), bucket.clone());
         store.watch(move |damaged| {
             let device = known.read().get(usize::from(damaged.device)).cloned();
-            let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
+            let tally: Option<&Tally> =
+                device.as_deref().map(|device| &**device).or(of_bucket.as_deref().map(|bucket| &**bucket));
+            let name = tally.map_or_else(String::new, |tally| tally.name().to_owned());
             if damaged.damage.is_some()
-                && let Some(device) = &device
+                && let Some(tally) = tally
             {
-                device.found_damage();
+                tally.found_damage();
             }
             let frame = (damaged.pointer.segment, damaged.pointer.index);
             if damaged.mended {
@@ -298,6 +403,9 @@ impl Imported {
             pool,
             store,
             devices,
+            bucket,
+            cached,
+            address,
             failing,
             watch,
             scrub,
@@ -496,7 +604,22 @@ impl Imported {
     /// Those of the engine; the pool is then as it was at its last commit.
     pub fn destroy(&self) -> Result<(), PoolError> {
         self.stop()?;
-        self.store.destroy(now())
+        self.store.destroy(now())?;
+        // A bucket costs money as long as anything is in it.
+        self.bucket.as_ref().map_or(Ok(()), |bucket| Objects::erase(&**bucket))?;
+        if let Some(address) = &self.address {
+            kept_parts::remove(address, self.store.identity().pool);
+        }
+        Ok(())
+    }
+
+    /// Where it lies: its devices, or the address of its bucket.
+    #[must_use]
+    pub fn places(&self) -> Vec<PathBuf> {
+        match &self.address {
+            Some(address) => vec![PathBuf::from(address)],
+            None => self.devices.read().iter().map(|device| PathBuf::from(Device::name(&**device))).collect(),
+        }
     }
 
     /// Adds devices; frames go to them from now on.

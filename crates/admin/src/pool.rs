@@ -16,7 +16,9 @@ pub mod check;
 pub mod damaged;
 pub mod devices;
 pub mod figures;
+pub mod in_bucket;
 pub mod inspect;
+pub(crate) mod kept_parts;
 pub mod properties;
 pub mod reshape;
 pub mod resilver;
@@ -324,6 +326,25 @@ impl PoolRequest {
         }
     }
 
+    /// What it does to devices, if it is about these alone: in words that the pool's name follows.
+    fn of_devices(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Add { .. } => "add to",
+            Self::Attach { .. } => "attach a device of",
+            Self::Detach { .. } => "detach a device of",
+            Self::Remove { .. } | Self::Leave { .. } => "remove a device of",
+            Self::Widen { .. } | Self::Convert { .. } | Self::Rebalance | Self::Reshape(_) | Self::Plan(_) => {
+                "change the shape of"
+            }
+            Self::Offline { .. } => "take offline a device of",
+            Self::Online { .. } => "bring online a device of",
+            Self::Expand { .. } => "expand",
+            Self::Replace { .. } => "replace a device of",
+            Self::Trim { .. } => "trim",
+            _ => return None,
+        })
+    }
+
     /// Whether the pool is not imported any more when it was done.
     #[must_use]
     pub fn ends(&self) -> bool {
@@ -342,6 +363,12 @@ pub fn run(
     progress: &mut dyn Progress,
 ) -> Result<PoolAnswer, Refusal> {
     let name = pool.name();
+    if pool.bucket.is_some()
+        && let Some(doing) = request.of_devices()
+    {
+        let what = format!("cannot {doing} '{name}': it lies in an object store, and has no devices");
+        return Err(Refusal::new(Kind::Invalid, what));
+    }
     match request {
         PoolRequest::List => return Ok(PoolAnswer::Listed(Box::new(Figures::of(pool)?))),
         PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
@@ -371,13 +398,13 @@ pub fn run(
         PoolRequest::Expand { devices } => expand(pool, &devices)?,
         PoolRequest::Upgrade => {
             let lacking = [
-                (figures::REDUNDANT_METADATA, pool.store.has_redundant_metadata()),
+                (figures::REDUNDANT_METADATA, pool.store.has_redundant_metadata() || pool.bucket.is_some()),
                 (figures::ORDERED_NAMES, pool.store.has_ordered_names()),
             ];
-            let upgraded = pool
-                .store
-                .upgrade(crate::clock::now())
-                .map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
+            let upgrade = || pool.store.upgrade(crate::clock::now());
+            let upgraded = lacking.iter().any(|(_, there)| !there).then(upgrade).transpose();
+            let upgraded = upgraded.map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
+            let upgraded = upgraded == Some(true);
             if upgraded {
                 progress.note(&format!("Enabled the following features on '{name}':"));
                 lacking.iter().filter(|(_, there)| !there).for_each(|(feature, _)| {

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
-pub use objects::{Bucket, CacheFigures, Cached, MemoryBucket, Objects, Parts, Put, WriterId};
+pub use objects::{Bucket, CacheFigures, Cached, LastWriter, MemoryBucket, Objects, Parts, Put, Requests, WriterId};
 
 use crate::error::PoolError;
 use crate::frames::WriteStream;
@@ -81,13 +81,16 @@ pub enum Copies {
 }
 
 /// How putting a root went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum PutRoot {
     /// It is durable, and the newest.
     Durable,
     /// Another writer has put a root of this generation: the pool is its own now.
-    Fenced,
+    Fenced {
+        /// Whose machine that is, in words.
+        by: String,
+    },
 }
 
 /// The root to begin with.

@@ -10,9 +10,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nacre_pool::backend::NewGroup;
+use nacre_pool::backend::{Bucket, NewGroup};
 use nacre_pool::device::{Device, FileDevice};
 use nacre_pool::label::{self, GroupKind, PoolState};
+use nacre_remote::Address;
 
 use crate::refusal::{Kind, Refusal};
 
@@ -22,6 +23,62 @@ const ENDS: u64 = 1 << 20;
 /// So much of a device may go unused in its group without being asked for, bytes: devices of one size
 /// differ by less.
 const UNUSED_MOST: u64 = 16 << 20;
+
+/// What a pool lies on, opened.
+#[derive(Clone)]
+pub enum Opened {
+    /// Devices.
+    Devices(Vec<Arc<dyn Device>>),
+    /// A bucket, and its whole address.
+    Bucket(Arc<dyn Bucket>, String),
+}
+
+impl From<Vec<Arc<dyn Device>>> for Opened {
+    fn from(devices: Vec<Arc<dyn Device>>) -> Self {
+        Self::Devices(devices)
+    }
+}
+
+impl Opened {
+    /// The devices; none of a bucket.
+    #[must_use]
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        match self {
+            Self::Devices(devices) => devices,
+            Self::Bucket(..) => &[],
+        }
+    }
+}
+
+/// Opens what a pool lies on that is there: devices, or a bucket.
+///
+/// # Errors
+/// As [`open`], and a bucket without credentials.
+pub fn open_home(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
+    match paths {
+        [one] if nacre_remote::is_address(one) => open_bucket(one),
+        devices => Ok(Opened::Devices(open(devices, writable)?)),
+    }
+}
+
+/// Opens the bucket at an address.
+///
+/// # Errors
+/// What is wrong with the address; there are no credentials.
+pub fn open_bucket(address: &Path) -> Result<Opened, Refusal> {
+    let text = address.to_string_lossy();
+    let address = Address::parse(&text).map_err(|error| Refusal::new(Kind::Invalid, error.to_string()))?;
+    let bucket = nacre_remote::open(&address).map_err(|error| {
+        let refusal = Refusal::new(kind_of(&error), format!("cannot open '{}': {error}", address.name()));
+        match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound => {
+                refusal.next("--profile NAME or --credentials-file FILE name credentials that a restart finds as well")
+            }
+            _ => refusal,
+        }
+    })?;
+    Ok(Opened::Bucket(bucket, address.to_string()))
+}
 
 /// Opens the devices of a pool that is there.
 ///
@@ -49,6 +106,12 @@ impl std::fmt::Debug for Fresh {
 }
 
 impl Fresh {
+    /// None: a pool that has no devices.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { devices: Vec::new(), made: Vec::new() }
+    }
+
     /// Whether all are long enough, before anything is written to any.
     ///
     /// # Errors
@@ -255,14 +318,17 @@ pub fn foresee(
     }
 }
 
-fn refusal(doing: &str, path: &Path, error: &io::Error) -> Refusal {
-    let kind = match error.kind() {
+fn kind_of(error: &io::Error) -> Kind {
+    match error.kind() {
         io::ErrorKind::NotFound => Kind::NotFound,
         io::ErrorKind::ResourceBusy => Kind::Busy,
         io::ErrorKind::PermissionDenied => Kind::Permission,
         _ => Kind::Io,
-    };
-    let text = error.to_string();
+    }
+}
+
+fn refusal(doing: &str, path: &Path, error: &io::Error) -> Refusal {
+    let (kind, text) = (kind_of(error), error.to_string());
     let text = text.split(" (os error").next().unwrap_or_default();
     Refusal::new(kind, format!("{doing} '{}': {text}", path.display()))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_pool::backend::{DeviceHealth, Disks};
+use nacre_pool::backend::{Bucket, CacheFigures, DeviceHealth, Disks, Requests};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::label::{Group, GroupClass, GroupKind, MemberRole, MemberStatus};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TrimReport;
 use crate::clock::now;
-use crate::counted::{Counts, Spread};
+use crate::counted::{CountedBucket, Counts, Spread};
 use crate::{Imported, Refusal};
 
 pub use nacre_pool::properties::features::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
@@ -176,6 +176,60 @@ pub struct DeviceFigures {
     /// The place in this list of the device that it stands beside.
     #[serde(default)]
     pub beside: Option<usize>,
+    /// What was asked of it, where it is a bucket.
+    #[serde(default)]
+    pub requests: Option<RequestFigures>,
+}
+
+/// What was asked of a bucket since the import. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestFigures {
+    /// Objects made or replaced.
+    pub puts: u64,
+    /// Objects read, or parts of them.
+    pub gets: u64,
+    /// Pages of names.
+    pub lists: u64,
+    /// Objects removed.
+    pub deletes: u64,
+    /// Those of all these that were made once more.
+    pub again: u64,
+    /// What was sent.
+    pub sent: u64,
+    /// What was received.
+    pub received: u64,
+    /// What is kept of it on this machine.
+    #[serde(default)]
+    pub kept: Option<KeptFigures>,
+}
+
+/// What is kept of a bucket, and how that was used since the import.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptFigures {
+    /// Parts that were here when they were wanted.
+    pub hits: u64,
+    /// Parts that had to be fetched.
+    pub misses: u64,
+    /// Parts that could not be written here.
+    pub failed: u64,
+    /// What is here, at most, bytes.
+    pub bytes: u64,
+    /// The limit, bytes.
+    pub limit: u64,
+}
+
+impl RequestFigures {
+    fn new(requests: Requests, kept: Option<CacheFigures>) -> Self {
+        let Requests { puts, gets, lists, deletes, again, sent, received } = requests;
+        let kept = kept.map(|CacheFigures { hits, misses, failed, bytes, limit }| KeptFigures {
+            hits,
+            misses,
+            failed,
+            bytes,
+            limit,
+        });
+        Self { puts, gets, lists, deletes, again, sent, received, kept }
+    }
 }
 
 /// A group of devices.
@@ -353,7 +407,8 @@ impl Figures {
             size,
             usable,
             expandable,
-            redundant_metadata: pool.store.has_redundant_metadata(),
+            // A store keeps several copies of what it holds.
+            redundant_metadata: pool.store.has_redundant_metadata() || pool.bucket.is_some(),
             ordered_names: pool.store.has_ordered_names(),
             folding: pool.store.is_folding(),
             lies_once: pool.store.lies_once(),
@@ -510,9 +565,30 @@ pub(super) fn slots(length: u64, slot: u64) -> u64 {
     length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
+/// A bucket stands where the one device of a pool would.
+fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
+    let (space, identity) = (pool.store.space(), pool.store.identity());
+    DeviceFigures {
+        path: bucket.name().to_owned(),
+        guid: identity.members.first().map_or(0, |member| member.guid),
+        size: space.size,
+        allocated: space.allocated,
+        occupied: space.size.saturating_sub(space.free_whole),
+        counts: bucket.counts(),
+        spread: bucket.spread(),
+        length: identity.members.first().map_or(0, |member| member.length),
+        state: bucket.state().to_owned(),
+        requests: Some(RequestFigures::new(bucket.requests(), pool.cached.as_ref().map(|cached| cached.figures()))),
+        ..DeviceFigures::default()
+    }
+}
+
 /// The figures of the devices.
 fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     let (identity, slot) = (pool.store.identity(), pool.store.slot());
+    if let Some(bucket) = &pool.bucket {
+        return vec![of_bucket(pool, bucket)];
+    }
     let mut held: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
     for segment in pool.store.segments() {
         for place in segment.place.iter() {
@@ -560,6 +636,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             leaving,
             role: health.get(usize::from(index)).map_or("", role).to_owned(),
             beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
+            requests: None,
         });
     }
     figures

@@ -6,6 +6,7 @@ use nacre_admin::pool::{
     shape::Shape,
 };
 use nacre_daemon::failure::Failure;
+use nacre_remote::{Address, Settings, is_address};
 use std::path::{Path, PathBuf};
 
 /// Groups of devices, with how many a group has at least.
@@ -67,6 +68,14 @@ type Named = (&'static str, &'static str, Vec<PathBuf>);
 /// # Errors
 /// Groups of too few devices, or that do not go together, in the words of ZFS.
 pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<PathBuf>, Groups), Failure> {
+    if words.iter().any(|word| is_address(word)) {
+        return match words.as_slice() {
+            [_] if !added => Ok((words, Groups::new())),
+            _ => {
+                Err(invalid("an object store is no device among others: a pool lies in one alone, from the beginning"))
+            }
+        };
+    }
     let mut named = named(words)?;
     let order = |(class, ..): &Named| CLASSES.iter().position(|known| known == class).map_or(0, |place| place + 1);
     named.sort_by_key(order);
@@ -187,6 +196,28 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
         }
     }
     std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
+}
+
+/// What is said where options of the way to an object store are given for devices.
+pub const OF_S3: &str =
+    "--endpoint, --region, --profile, --credentials-file, --cache-dir and --cache-size go with s3://";
+
+/// Where a pool lies, with what the command line and the environment say of the way there, where that
+/// is an address; devices are as they were.
+///
+/// # Errors
+/// What is wrong with it; settings of the way to devices.
+pub fn whole_address(place: PathBuf, settings: &Settings) -> Result<PathBuf, Failure> {
+    let refused = |error: nacre_remote::AddressError| Failure::usage(error.to_string());
+    if !is_address(&place) {
+        return match *settings == Settings::default() {
+            true => Ok(place),
+            false => Err(Failure::usage(OF_S3)),
+        };
+    }
+    let address = Address::parse(&place.to_string_lossy()).map_err(refused)?;
+    let whole = address.with(settings.clone(), |name| std::env::var(name).ok()).map_err(refused)?;
+    Ok(PathBuf::from(whole.to_string()))
 }
 
 /// Names, seconds between tables, and how many.

@@ -165,8 +165,32 @@ fn create() -> Command {
         .arg(altroot())
         .arg(size())
         .arg(cache())
+        .args(way())
         .arg(Arg::new("POOL").required(true).help("Its name"))
         .arg(devices())
+}
+
+/// The way to an object store.
+fn way() -> [Arg; 6] {
+    let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    [
+        way("endpoint", "URL", "The server of s3:// [default: AWS_ENDPOINT_URL, or Amazon's]"),
+        way("region", "REGION", "Its region [default: AWS_REGION, or us-east-1]"),
+        way("profile", "NAME", "The profile with its credentials [default: AWS_PROFILE, or the environment's]"),
+        way("credentials-file", "FILE", "The file that profiles are in [default: ~/.aws/credentials]")
+            .value_parser(value_parser!(OsString)),
+        way(
+            "cache-dir",
+            "DIR",
+            "Where parts of it are kept on this machine [default: /var/cache/nacre, or ~/.cache/nacre]",
+        )
+        .value_parser(value_parser!(OsString)),
+        way(
+            "cache-size",
+            "SIZE",
+            "How much of it is kept at most, 0 for nothing [default: 4G, or a quarter of what is free there]",
+        ),
+    ]
 }
 
 fn destroy() -> Command {
@@ -247,9 +271,10 @@ fn import() -> Command {
         .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
         .arg(altroot())
         .arg(cache())
+        .args(way())
         .arg(flag('m', "without-log", "Also where devices for the log are missing: what was synced last, and they alone had, is given up"))
         .args(without_effect("sl"))
-        .arg(Arg::new("POOL").help("Its name or number"))
+        .arg(Arg::new("POOL").help("Its name or number, or s3://BUCKET/PREFIX"))
         .arg(Arg::new("NEW").help("A new name for it"))
 }
 

@@ -4,14 +4,20 @@
 //! one that is older than the rest of its pool is none of it, and two of which neither is older are
 //! refused.
 
-use nacre_admin::host;
+use nacre_admin::{
+    host,
+    pool::{
+        devices::{self, Opened},
+        in_bucket,
+    },
+};
 use nacre_daemon::{
     pool::{dates, known},
     report::printable,
 };
 use nacre_pool::{
     PoolError,
-    backend::Disks,
+    backend::{Disks, LastWriter},
     device::{Device, FileDevice},
     label::{self, GroupClass, GroupKind, Identity, MemberRole, MemberStatus, PoolState},
 };
@@ -35,6 +41,8 @@ pub struct Candidate {
     pub devices: BTreeMap<u16, PathBuf>,
     /// Two files that claim to be the same device of it, and neither is older.
     pub twins: Option<(PathBuf, PathBuf)>,
+    /// Where it lies in a bucket: who has written to it last.
+    writer: Option<LastWriter>,
 }
 
 /// A device by its labels.
@@ -88,8 +96,14 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
         block_devices().iter().for_each(|path| look(path, &mut found, &mut search));
         known = known::devices();
     }
+    let mut in_buckets = Vec::new();
+    let is_bucket = |path: &Path| nacre_remote::is_address(path);
     // Of what is noted the pool counts: a file of this name may be anybody's by now.
     for (path, pool) in noted.unwrap_or(&known) {
+        if is_bucket(path) {
+            in_buckets.extend(look_in_bucket(path, &mut search).filter(|there| there.identity.pool == *pool));
+            continue;
+        }
         let mut there = BTreeMap::new();
         look(path, &mut there, &mut search);
         for (other, devices) in there {
@@ -103,7 +117,9 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
             }
         }
     }
-    places.iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
+    let (addresses, places): (Vec<&PathBuf>, Vec<&PathBuf>) = places.iter().partition(|place| is_bucket(place));
+    in_buckets.extend(addresses.into_iter().filter_map(|address| look_in_bucket(address, &mut search)));
+    places.into_iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
     // A device that is not where we look may be where it was last.
     let missing: Vec<PathBuf> =
         found.values().filter_map(|devices| choose(devices, &mut Vec::new())).flat_map(|pool| pool.missing()).collect();
@@ -117,7 +133,36 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
         }
     }
     search.pools = found.values().filter_map(|devices| choose(devices, &mut search.refused)).collect();
+    search.pools.extend(in_buckets);
     search
+}
+
+/// The pool at an address.
+fn look_in_bucket(address: &Path, search: &mut Search) -> Option<Candidate> {
+    let found = devices::open_bucket(address).and_then(|opened| match opened {
+        Opened::Bucket(bucket, _) => in_bucket::look(&bucket),
+        Opened::Devices(_) => Ok(None),
+    });
+    match found {
+        Ok(found) => found.map(|(identity, writer)| Candidate {
+            identity,
+            devices: BTreeMap::from([(0, address.to_owned())]),
+            twins: None,
+            writer,
+        }),
+        Err(refusal) => {
+            search.refused.push((address.to_owned(), refusal.what));
+            None
+        }
+    }
+}
+
+/// What people call a place: its path, or the address without what leads there.
+pub fn shown(place: &Path) -> String {
+    match nacre_remote::Address::parse(&place.to_string_lossy()) {
+        Ok(address) if nacre_remote::is_address(place) => address.name(),
+        _ => place.display().to_string(),
+    }
 }
 
 fn look(path: &Path, found: &mut BTreeMap<u64, Vec<FoundDevice>>, search: &mut Search) {
@@ -133,7 +178,7 @@ fn look(path: &Path, found: &mut BTreeMap<u64, Vec<FoundDevice>>, search: &mut S
 fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Option<Candidate> {
     let newest = devices.iter().max_by_key(|device| device.age())?;
     let roots = devices.iter().map(|device| device.generation).max().unwrap_or(0);
-    let mut pool = Candidate { identity: newest.identity.clone(), devices: BTreeMap::new(), twins: None };
+    let mut pool = Candidate { identity: newest.identity.clone(), devices: BTreeMap::new(), twins: None, writer: None };
     let mut chosen: BTreeMap<u16, &FoundDevice> = BTreeMap::new();
     let mut pass_over = |device: &FoundDevice, why: String| refused.push((device.path.clone(), why));
     let older_copy = |device: &FoundDevice| {
@@ -298,6 +343,9 @@ impl Candidate {
     /// Why it cannot be imported with the devices that are there, if so: whoever would import it says
     /// that.
     pub fn refused(&self) -> Option<String> {
+        if self.is_in_bucket() {
+            return None;
+        }
         let open = |path: &PathBuf| {
             let device = FileDevice::open(path, false).map_err(|error| format!("{}: {error}", path.display()))?;
             Ok(Arc::new(device) as Arc<dyn Device>)
@@ -311,16 +359,19 @@ impl Candidate {
         self.refused().is_none()
     }
 
+    fn is_in_bucket(&self) -> bool {
+        self.devices.values().any(|place| nacre_remote::is_address(place))
+    }
+
     /// The machine that may be using it: another one than this.
     pub fn user(&self) -> Option<String> {
-        let foreign = self.identity.state == PoolState::Active && self.identity.host.0 != host::this().0;
-        foreign.then(|| {
-            format!(
-                "Last accessed by {} at {}",
-                printable(self.identity.host.1.as_bytes()),
-                dates::long(self.identity.time)
-            )
-        })
+        let ((number, name), of) = (host::this(), &self.identity);
+        // Who has taken a bucket over may have been stopped before he said more than his name.
+        let other = self.writer.as_ref().is_some_and(|writer| writer.host != name);
+        let foreign = of.state == PoolState::Active && (of.host.0 != number || other);
+        let last = (of.host.1.as_str(), of.time);
+        let (host, time) = self.writer.as_ref().map_or(last, |writer| (writer.host.as_str(), writer.time));
+        foreign.then(|| format!("Last accessed by {} at {}", printable(host.as_bytes()), dates::long(time)))
     }
 
     /// Its part of the list of what could be imported.
@@ -363,7 +414,10 @@ impl Candidate {
         text.push_str(&format!("action: {action}\nconfig:\n\n"));
         let path = |index: usize, member: &label::Member| {
             let found = u16::try_from(index).ok().and_then(|index| self.devices.get(&index));
-            printable(found.map_or(member.path.as_slice(), |path| path.as_os_str().as_bytes()))
+            match found.filter(|_| self.is_in_bucket()) {
+                Some(address) => printable(shown(address).as_bytes()),
+                None => printable(found.map_or(member.path.as_slice(), |path| path.as_os_str().as_bytes())),
+            }
         };
         let mut rows: Vec<(String, &str)> = vec![(pool, state)];
         let leaves = |indent: &str, group: u8| {

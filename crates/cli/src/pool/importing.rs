@@ -34,10 +34,18 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     let mut search = search(&places, noted.as_deref(), what.name.as_deref());
     search.pools.retain(|pool| (pool.identity.state == PoolState::Destroyed) == what.destroyed);
     for (path, why) in &search.refused {
-        tell(&format!("{}: {}", path.display(), printable(why.as_bytes())));
+        tell(&format!("{}: {}", find::shown(path), printable(why.as_bytes())));
     }
     if what.all {
         return all(&search, &what, command);
+    }
+    if what.at {
+        let [candidate] = search.pools.as_slice() else {
+            // Why it cannot be read was told.
+            let what = format!("cannot import from '{}': no such pool available", names_of(&what.places));
+            return Err(Failure::new(what).exit(Exit::NotFound));
+        };
+        return one(candidate, what.new.clone(), &what, command);
     }
     let Some(wanted) = &what.name else {
         if search.pools.is_empty() {
@@ -52,8 +60,16 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     one(candidate, what.new.clone(), &what, command)
 }
 
+fn names_of(places: &[PathBuf]) -> String {
+    let name = |place: &PathBuf| printable(find::shown(place).as_bytes());
+    places.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let resolve = |place: &PathBuf| {
+        if nacre_remote::is_address(place) {
+            return Ok(place.clone());
+        }
         let path =
             std::path::absolute(place).map_err(|error| Failure::io("cannot resolve", place.display(), &error))?;
         match std::fs::symlink_metadata(&path) {
@@ -191,12 +207,12 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
 
 /// What `-F` would do.
 fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
-    let opened = devices::open(paths, false).map_err(starting::failed)?;
+    let opened = devices::open_home(paths, false).map_err(starting::failed)?;
     match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(starting::CACHE, None)) {
         Ok(_) => print("the last state can be read: nothing would be given up\n")?,
         Err(refusal) => {
             tell(&format!("{doing}: {}", refusal.what));
-            let states: Vec<String> = older(&opened)?.iter().map(EarlierState::text).collect();
+            let states: Vec<String> = older(opened.devices())?.iter().map(EarlierState::text).collect();
             print(&format!(
                 "would go back to the newest of these transaction groups that can be read: {}\n",
                 states.join(", ")
@@ -219,6 +235,6 @@ pub fn read_only(target: &Target, access: Access) -> Result<Imported, Failure> {
         (None, _) => return Err(Failure::usage("which pool? there are several")),
     };
     let paths: Vec<PathBuf> = candidate.devices.values().cloned().collect();
-    let opened = devices::open(&paths, false).map_err(starting::failed)?;
+    let opened = devices::open_home(&paths, false).map_err(starting::failed)?;
     Imported::open(opened, access, None, process::opening(starting::CACHE, None)).map_err(starting::failed)
 }

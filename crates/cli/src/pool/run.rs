@@ -4,7 +4,7 @@ use super::{
     args,
     called::{Called, named_device, same},
     chosen::{Chosen, each, figures, note, once, some},
-    command,
+    command, find,
     form::PoolForm,
     histograms, importing,
     iostat::{self, IostatColumns},
@@ -43,6 +43,7 @@ use nacre_pool::{
     properties::{DATASET_PROPERTIES, PropertyError, dataset_property},
     store::{Access, MINIMUM_DEVICE},
 };
+use nacre_remote::{Address, is_address, needs_environment};
 use std::{
     ffi::OsString,
     io::Write,
@@ -458,11 +459,22 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     if what.only_say {
         let groups: Vec<_> = Shape::read(&what.groups).map_err(failed)?.all().copied().collect();
         let bounds = ("cannot create", MINIMUM_DEVICE);
-        devices::foresee(&what.devices, &groups, what.size, what.force, bounds).map_err(failed)?;
+        if !what.devices.iter().any(|place| is_address(place)) {
+            devices::foresee(&what.devices, &groups, what.size, what.force, bounds).map_err(failed)?;
+        }
         let mut layout = Layout::default();
         layout.add(Called::default(), &what.devices, &what.groups);
         print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{}", layout.text()))?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let [place] = what.devices.as_slice()
+        && let Ok(address) = Address::parse(&place.to_string_lossy())
+        && needs_environment(&address)
+    {
+        tell(&format!(
+            "the credentials for '{}' are those of this environment: an import after a restart needs them again; --profile or --credentials-file names some that it finds by itself",
+            address.name()
+        ));
     }
     let how = How::Create { size: what.size, force: what.force, properties: what.root_properties, groups: what.groups };
     let (altroot, cache) = (what.altroot, cache(what.cache)?);
@@ -534,13 +546,17 @@ pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
         // One that was taken out is nobody's.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
-        let taken = devices.iter().find(|device| own().any(|there| same(Path::new(&there.path), device)));
+        let leads = |there: &DeviceFigures, device: &Path| {
+            same(Path::new(&there.path), device) || there.path == find::shown(device)
+        };
+        let taken = devices.iter().find(|device| own().any(|there| leads(there, device)));
         if let Some(device) = taken {
             let idle = |there: &&DeviceFigures| there.role == args::SPARE && there.beside.is_none();
-            let is_spare = own().filter(idle).any(|there| same(Path::new(&there.path), device));
+            let is_spare = own().filter(idle).any(|there| leads(there, device));
+            let device = find::shown(device);
             let what = match is_spare {
-                true => format!("{} is reserved as a hot spare for pool {}", device.display(), pool.name),
-                false => format!("{} is part of active pool '{}'", device.display(), pool.name),
+                true => format!("{device} is reserved as a hot spare for pool {}", pool.name),
+                false => format!("{device} is part of active pool '{}'", pool.name),
             };
             let failure = Failure::new("invalid vdev specification").exit(Exit::Busy);
             return Err(failure.next(format!("the following errors must be manually repaired:\n{what}")));

@@ -117,6 +117,8 @@ pub struct ToCreate {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ToImport {
     pub name: Option<String>,
+    /// The one at the place that is named.
+    pub at: bool,
     pub new: Option<String>,
     pub all: bool,
     pub destroyed: bool,
@@ -434,6 +436,8 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
     let (devices, groups) = args::grouped(paths(matches, "DEVICE"), matches.get_flag("force"), false)?;
+    let settings = way_of(matches)?;
+    let devices = devices.into_iter().map(|place| args::whole_address(place, &settings)).collect::<Result<_, _>>()?;
     Ok(ToCreate {
         name: text(matches, "POOL").unwrap_or_default(),
         devices,
@@ -461,15 +465,44 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
     }
 }
 
+/// The way to an object store.
+fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
+    let (file, cache) = (paths(matches, "credentials-file").pop(), paths(matches, "cache-dir").pop());
+    let absolute = |path: PathBuf| {
+        std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
+    };
+    Ok(nacre_remote::Settings {
+        endpoint: text(matches, "endpoint"),
+        region: text(matches, "region"),
+        profile: text(matches, "profile"),
+        credentials_file: file.map(absolute).transpose()?,
+        cache_dir: cache.map(absolute).transpose()?,
+        cache_size: bytes(matches, "cache-size")?,
+    })
+}
+
 fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
+    let settings = way_of(matches)?;
+    let mut places = paths(matches, "places");
+    // An address says which pool is meant.
+    let mut name = text(matches, "POOL");
+    let at = name.take_if(|name| nacre_remote::is_address(name.as_ref()));
+    places.extend(at.iter().map(PathBuf::from));
+    let alone = at.is_some();
+    let places = match places.iter().any(|place| nacre_remote::is_address(place)) {
+        true => places.into_iter().map(|place| args::whole_address(place, &settings)).collect::<Result<_, _>>()?,
+        false if settings == nacre_remote::Settings::default() => places,
+        false => return Err(Failure::usage(args::OF_S3)),
+    };
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
     let import = ToImport {
-        name: text(matches, "POOL"),
+        name,
+        at: alone,
         new: text(matches, "NEW"),
         all: matches.get_flag("all"),
         destroyed: matches.get_flag("destroyed"),
-        places: paths(matches, "places"),
+        places,
         cachefile: paths(matches, "cachefile").pop(),
         properties,
         altroot,
@@ -483,6 +516,9 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         cache: bytes(matches, "cache")?,
     };
     if import.all && import.name.is_some() {
+        return Err(Failure::usage("-a imports all pools: none is to be named"));
+    }
+    if import.all && import.at {
         return Err(Failure::usage("-a imports all pools: none is to be named"));
     }
     if import.temporary && import.new.is_none() {

@@ -28,7 +28,11 @@ use crate::{
 };
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
-    pool::{self, PoolRequest, devices, shape::Shape},
+    pool::{
+        self, PoolRequest,
+        devices::{self, Opened},
+        shape::Shape,
+    },
 };
 use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
@@ -241,7 +245,8 @@ fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Fai
     let class = if matches!(start.how, How::Create { .. }) { "pool_create" } else { "pool_import" };
     imported.watch.note(&format!("sysevent.fs.zfs.{class}"), vec![("pool".to_owned(), imported.name())]);
     keep(office);
-    let devices = imported.devices.read().iter().map(|device| printable(Device::name(&**device).as_bytes())).collect();
+    let named = |place: PathBuf| printable(place.as_os_str().as_encoded_bytes());
+    let devices = imported.places().into_iter().map(named).collect();
     if let Err(failure) = Expected::new(&start.name, imported.store.identity().pool, devices).keep(directory) {
         tracing::warn!(error = %failure, "nobody will be told if this process is killed");
     }
@@ -286,12 +291,7 @@ fn keep(office: &Office) {
     if office.copy {
         return;
     }
-    let devices = imported
-        .devices
-        .read()
-        .iter()
-        .map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device)))
-        .collect();
+    let devices = imported.places();
     // What is kept may lie in a file system of this very pool.
     let identity = imported.store.identity();
     let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices)));
@@ -374,8 +374,12 @@ fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<Pat
 
 /// The number of the pool, unless it is in use and the user has said where this one is to be seen.
 /// What is remembered is the place of the one that has it.
-fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<NameLock>, Refusal> {
-    let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else {
+fn own_number(start: &Start, directory: &Path, opened: &Opened) -> Result<Option<NameLock>, Refusal> {
+    let identity = match opened {
+        Opened::Devices(devices) => devices.first().and_then(|device| label::probe(&**device).ok().flatten()),
+        Opened::Bucket(bucket, _) => pool::in_bucket::find(&**bucket)?,
+    };
+    let Some(identity) = identity else {
         return Ok(None);
     };
     let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
@@ -399,6 +403,14 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
             let shape = Shape::read(groups)?;
             let doing = format!("cannot create '{}'", start.name);
             free_mountpoint(&doing, &opening, &start.name, properties)?;
+            if let [address] = start.devices.as_slice()
+                && nacre_remote::is_address(address)
+            {
+                let imported = create_in_bucket(start, (address, *size), properties, opening)?;
+                let number = NameLock::number(directory, imported.store.identity().pool, &start.name);
+                let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+                return Ok((imported, number, Some(devices::Fresh::none())));
+            }
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
             fresh.check_groups(&shape.all().copied().collect::<Vec<_>>(), *force)?;
@@ -430,7 +442,7 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
             let opened = open_devices(&start.devices, !read_only)?;
             let number = own_number(start, directory, &opened)?;
             if !trusted {
-                elsewhere(start, &opened, &mut opening.altroot);
+                elsewhere(start, opened.devices(), &mut opening.altroot);
             }
             let access = match (read_only, txg) {
                 (true, _) if *rewind => Access::Salvage,
@@ -452,6 +464,32 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
         imported.set_up(&[], &start.properties)?;
     }
     Ok((imported, number, None))
+}
+
+/// A pool in a bucket that has none.
+fn create_in_bucket(
+    start: &Start,
+    (address, size): (&Path, Option<u64>),
+    properties: &[(String, String)],
+    opening: Opening,
+) -> Result<Imported, Refusal> {
+    let opened = devices::open_bucket(address)?;
+    let Opened::Bucket(bucket, address) = opened else {
+        return Err(Refusal::new(Kind::Invalid, format!("cannot create '{}': no bucket", start.name)));
+    };
+    let imported = Imported::create_in((bucket, address), size, &start.name, properties, opening)?;
+    let mut of_pool = start.properties.clone();
+    if !of_pool.iter().any(|(name, _)| name == "failmode") {
+        // A server that is away comes back.
+        of_pool.push(("failmode".to_owned(), "wait".to_owned()));
+    }
+    if let Err(refusal) = imported.set_up(properties, &of_pool) {
+        if let Err(error) = imported.destroy() {
+            tracing::warn!(%error, "a pool that was not finished keeps its objects");
+        }
+        return Err(refusal);
+    }
+    Ok(imported)
 }
 
 /// Tries limits of a new pool on devices as long as its own that are in memory alone: what is
@@ -484,10 +522,10 @@ fn try_out(
 
 /// Opens the devices; one that a process which was killed still holds is waited for. The kernel
 /// tells nobody when it has closed the files of that process.
-fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
+fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
     let until = clock::now() + TAKEN / 2;
     loop {
-        match devices::open(paths, writable) {
+        match devices::open_home(paths, writable) {
             Err(refusal) if refusal.kind == Kind::Busy && clock::now() < until => {
                 clock::pause(Duration::from_millis(10))
             }
@@ -506,13 +544,8 @@ fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
 }
 
 /// The newest state that can be read, since the last one cannot.
-fn go_back(
-    why: &Refusal,
-    opened: Vec<Arc<dyn nacre_pool::device::Device>>,
-    name: Option<&str>,
-    opening: &Opening,
-) -> Result<Imported, Refusal> {
-    let states = rewind::older(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+fn go_back(why: &Refusal, opened: Opened, name: Option<&str>, opening: &Opening) -> Result<Imported, Refusal> {
+    let states = rewind::older(opened.devices()).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
     for state in states {
         let txg = state.txg;
         match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  pool/REVISION          the identity block
-//!  roots/GENERATION       a root record, who has put it and when, a checksum
+//!  roots/GENERATION       a root record, who has put it, on which machine and when, a checksum
 //!  seg/XX/EPOCH-ID        a segment; XX are the last two digits of its number
 //!  log/EPOCH/SEQUENCE     a block of the intent log
 //! ```
@@ -33,10 +33,11 @@ mod parts;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-pub use bucket::{Bucket, MemoryBucket, Put};
+pub use bucket::{Bucket, MemoryBucket, Put, Requests};
 pub use cached::{CacheFigures, Cached};
 pub use parts::Parts;
 
@@ -49,8 +50,6 @@ use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
 use log::ObjectLog;
 
-/// How often a request is made whose reply is lost.
-const ATTEMPTS: usize = 6;
 /// A writer that has put no root for so long looks for others first, seconds.
 const IDLE: u64 = 3600;
 /// Roots are kept for so long, seconds.
@@ -62,6 +61,8 @@ const SWEEP: u64 = 256;
 pub struct WriterId {
     /// A random number, new with each import.
     pub nonce: u64,
+    /// The name of the machine.
+    pub host: String,
     /// The time, seconds since 1970.
     pub clock: Box<dyn Fn() -> u64 + Send + Sync>,
 }
@@ -95,7 +96,7 @@ struct State {
 /// A segment that is being written.
 struct Open {
     place: Place,
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
     /// How long it is to become, once that is known.
     finished: Option<u64>,
     /// Grows with each write.
@@ -115,12 +116,28 @@ struct Body {
     root: Root,
     epoch: u32,
     time: u64,
+    host: String,
 }
+
+/// Who has put the newest root of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastWriter {
+    /// The name of his machine.
+    pub host: String,
+    /// When, by his clock, seconds since 1970.
+    pub time: u64,
+}
+
+/// The longest name of a machine that is kept, bytes.
+const HOST_MOST: usize = 255;
 
 impl Body {
     fn encode(&self, nonce: u64) -> Result<Vec<u8>> {
         let mut to = Writer::default();
+        let host = self.host.as_bytes().get(..HOST_MOST).unwrap_or(self.host.as_bytes());
         to.bytes(&self.root.encode()?);
+        to.bytes(host);
+        to.u8(host.len() as u8);
         to.u32(self.epoch);
         to.u64(self.time);
         to.u64(nonce);
@@ -136,9 +153,12 @@ impl Body {
         if checksum::structure(body) != *sum {
             return Err(wrong());
         }
-        let mut from = Reader::new(body);
-        let record = from.take(body.len().checked_sub(20).ok_or_else(wrong)?)?;
-        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, time: from.u64()? })
+        let (named, end) = body.split_at_checked(body.len().saturating_sub(21)).ok_or_else(wrong)?;
+        let mut from = Reader::new(end);
+        let length = usize::from(from.u8()?);
+        let (record, host) = named.split_at_checked(named.len().saturating_sub(length)).ok_or_else(wrong)?;
+        let host = String::from_utf8_lossy(host).into_owned();
+        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, time: from.u64()?, host })
     }
 }
 
@@ -169,15 +189,75 @@ impl Objects {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Format`].
     pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
-        let Some(newest) = attempt(bucket, "listing", || bucket.list("pool/"))?.pop() else { return Ok(None) };
+        let Some(newest) = attempt(bucket, "listing", || bucket.list("pool/", ""))?.pop() else { return Ok(None) };
         let block = attempt(bucket, "reading", || bucket.get(&newest, None))?;
         block.map(|block| Identity::decode(&block)).transpose()
     }
 
+    /// Who has put the newest root; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn last_writer(bucket: &dyn Bucket) -> Result<Option<LastWriter>> {
+        last_writer(bucket, "")
+    }
+
+    /// Whether a bucket keeps the one condition that all rests on: an object that is there is not
+    /// made again. `nonce` is a number that nobody has used.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn keeps_condition(bucket: &dyn Bucket, nonce: u64) -> Result<bool> {
+        let key = format!("probe/{nonce:016x}");
+        let first = make(bucket, &key, b"first")?;
+        let second = make(bucket, &key, b"second")?;
+        attempt(bucket, "removing from", || bucket.delete(&key))?;
+        Ok(first && !second)
+    }
+
+    /// Removes everything that belongs to a pool: who it is last, so that what is left of it is
+    /// known for it.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; what is not removed yet is still there.
+    pub fn erase(bucket: &dyn Bucket) -> Result<()> {
+        for kind in ["seg/", "log/", "roots/", "probe/", "pool/"] {
+            let keys = attempt(bucket, "listing", || bucket.list(kind, ""))?;
+            in_parallel(bucket.parallel(), &keys, |key| attempt(bucket, "removing from", || bucket.delete(key)))?;
+        }
+        Ok(())
+    }
+
     /// Whether a root newer than this one is there.
     fn has_newer(&self, generation: u64) -> Result<bool> {
-        let roots = attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))?;
-        Ok(roots.last().is_some_and(|newest| *newest > root_key(generation)))
+        let after = root_key(generation);
+        Ok(!attempt(&*self.bucket, "listing", || self.bucket.list("roots/", &after))?.is_empty())
+    }
+
+    /// Another writer has put a root of this generation, or of a later one: who, as far as that can
+    /// be told.
+    fn fenced(&self, generation: u64) -> PutRoot {
+        let by = match last_writer(&*self.bucket, &root_key(generation.saturating_sub(1))) {
+            Ok(Some(writer)) => format!("'{}'", writer.host),
+            Ok(None) | Err(_) => "another program".to_owned(),
+        };
+        PutRoot::Fenced { by }
+    }
+
+    /// Has the bucket hold what was written of a segment so far.
+    fn upload(&self, id: u32) -> Result<()> {
+        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version);
+        let Some((key, bytes, version)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
+        // What is not finished is put again when there is more of it.
+        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        let mut state = self.state.lock();
+        if let Some(open) = state.open.get_mut(&id) {
+            open.put = version;
+            if open.is_done() {
+                state.open.remove(&id);
+            }
+        }
+        Ok(())
     }
 
     fn read_root(&self, key: &str) -> Result<Option<Result<Body>>> {
@@ -188,19 +268,20 @@ impl Objects {
     /// Removes what no root names any more.
     fn remove_doomed(&self) -> Result<()> {
         let doomed = std::mem::take(&mut self.state.lock().doomed);
-        for (at, (id, place)) in doomed.iter().enumerate() {
+        let removed = in_parallel(self.bucket.parallel(), &doomed, |(id, place)| {
             let key = segment_key(*id, place);
-            if let Err(error) = attempt(&*self.bucket, "removing from", || self.bucket.delete(&key)) {
-                self.state.lock().doomed.extend(doomed.get(at..).unwrap_or_default().iter().cloned());
-                return Err(error);
-            }
+            attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))
+        });
+        if removed.is_err() {
+            // What is gone already is removed once more.
+            self.state.lock().doomed.extend(doomed);
         }
-        Ok(())
+        removed
     }
 
     /// Removes roots that nobody can go back to, and that no writer can still want to put.
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<()> {
-        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))? {
+        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))? {
             let old = match self.read_root(&key)? {
                 Some(Ok(body)) => body.root.generation < kept && body.time.saturating_add(KEPT) < now,
                 Some(Err(_)) | None => false,
@@ -217,7 +298,7 @@ impl Objects {
 /// Makes an object that was not there; `false` where another one is.
 fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
     let mut failure = io::Error::from(io::ErrorKind::TimedOut);
-    for _ in 0..ATTEMPTS {
+    for _ in 0..bucket.attempts() {
         match bucket.put_new(key, body) {
             Ok(Put::Made) => return Ok(true),
             // It may be what an earlier attempt has made. Where nothing is there, somebody was
@@ -233,6 +314,38 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
     Err(failed(bucket, "writing", failure))
 }
 
+/// Who has put the newest root whose name comes after another one.
+fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
+    for key in attempt(bucket, "listing", || bucket.list("roots/", after))?.iter().rev() {
+        let found = attempt(bucket, "reading", || bucket.get(key, None))?;
+        if let Some(Ok(body)) = found.map(|found| Body::decode(&found)) {
+            return Ok(Some(LastWriter { host: body.host, time: body.time }));
+        }
+    }
+    Ok(None)
+}
+
+/// Does something with each, several at the same time; the first error ends it.
+fn in_parallel<T: Sync>(most: usize, all: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    if most <= 1 || all.len() <= 1 {
+        return all.iter().try_for_each(work);
+    }
+    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..most.min(all.len()) {
+            scope.spawn(|| {
+                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = work(one) {
+                        next.store(all.len(), Ordering::Relaxed);
+                        failure.lock().get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
 fn failed(bucket: &dyn Bucket, doing: &'static str, source: io::Error) -> PoolError {
     PoolError::Device { device: bucket.name().to_owned(), doing, source: Arc::new(source) }
 }
@@ -240,7 +353,7 @@ fn failed(bucket: &dyn Bucket, doing: &'static str, source: io::Error) -> PoolEr
 /// Makes a request that may be made twice until there is a reply.
 fn attempt<T>(bucket: &dyn Bucket, doing: &'static str, request: impl Fn() -> io::Result<T>) -> Result<T> {
     let mut failure = io::Error::from(io::ErrorKind::TimedOut);
-    for _ in 0..ATTEMPTS {
+    for _ in 0..bucket.attempts() {
         match request() {
             Ok(reply) => return Ok(reply),
             Err(error) => failure = error,
@@ -305,7 +418,7 @@ impl Backend for Objects {
             return Ok(None);
         }
         let place = place_of(state.epoch);
-        let open = Open { place: place.clone(), bytes: Vec::new(), finished: None, version: 0, put: 0 };
+        let open = Open { place: place.clone(), bytes: Arc::default(), finished: None, version: 0, put: 0 };
         if state.known.insert(id, place.clone()).is_some() || state.open.insert(id, open).is_some() {
             return Err(PoolError::Format(Damage::Structure("a segment twice")));
         }
@@ -320,10 +433,11 @@ impl Backend for Objects {
             return Err(PoolError::Format(Damage::Structure("behind the end of a segment")));
         }
         // Pieces come in any order.
-        if open.bytes.len() < end as usize {
-            open.bytes.resize(end as usize, 0);
+        let there = Arc::make_mut(&mut open.bytes);
+        if there.len() < end as usize {
+            there.resize(end as usize, 0);
         }
-        if let Some(range) = open.bytes.get_mut(offset as usize..end as usize) {
+        if let Some(range) = there.get_mut(offset as usize..end as usize) {
             range.copy_from_slice(bytes);
         }
         open.version += 1;
@@ -345,27 +459,7 @@ impl Backend for Objects {
             let state = self.state.lock();
             state.open.iter().filter(|(_, open)| open.version != open.put).map(|(id, _)| *id).collect()
         };
-        for id in changed {
-            let Some((key, bytes, version)) = self
-                .state
-                .lock()
-                .open
-                .get(&id)
-                .map(|open| (segment_key(id, &open.place), open.bytes.clone(), open.version))
-            else {
-                continue;
-            };
-            // What is not finished is put again when there is more of it.
-            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
-            let mut state = self.state.lock();
-            if let Some(open) = state.open.get_mut(&id) {
-                open.put = version;
-                if open.is_done() {
-                    state.open.remove(&id);
-                }
-            }
-        }
-        Ok(())
+        in_parallel(self.bucket.parallel(), &changed, |id| self.upload(*id))
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
@@ -400,8 +494,7 @@ impl Backend for Objects {
     }
 
     fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64) {
-        let is_open = self.state.lock().open.contains_key(&at.segment);
-        if !is_open {
+        if !self.state.lock().open.contains_key(&at.segment) {
             self.bucket.expect(&segment_key(at.segment, at.place), offset..offset + length);
         }
     }
@@ -433,7 +526,7 @@ impl Backend for Objects {
     }
 
     fn list(&self) -> Result<Vec<(u32, Place)>> {
-        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("seg/"))?;
+        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("seg/", ""))?;
         let parse = |key: &String| {
             let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
             Some((id.parse().ok()?, place_of(epoch.parse().ok()?)))
@@ -488,17 +581,18 @@ impl Backend for Objects {
             && put.saturating_add(IDLE) < now
             && self.has_newer(generation)?
         {
-            return Ok(PutRoot::Fenced);
+            return Ok(self.fenced(root.generation));
         }
-        let body = Body { root: root.clone(), epoch, time: now }.encode(self.writer.nonce)?;
+        let body =
+            Body { root: root.clone(), epoch, time: now, host: self.writer.host.clone() }.encode(self.writer.nonce)?;
         if !make(&*self.bucket, &root_key(root.generation), &body)? {
-            return Ok(PutRoot::Fenced);
+            return Ok(self.fenced(root.generation));
         }
         self.state.lock().last = Some((root.generation, now));
         if !self.state.lock().doomed.is_empty() {
             // Whoever has put a newer one decides what is removed.
             if self.has_newer(root.generation)? {
-                return Ok(PutRoot::Fenced);
+                return Ok(self.fenced(root.generation));
             }
             self.remove_doomed()?;
         }
@@ -509,7 +603,7 @@ impl Backend for Objects {
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
-        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))?;
+        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))?;
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
@@ -523,7 +617,7 @@ impl Backend for Objects {
 
     fn roots(&self) -> Result<BTreeMap<u64, Root>> {
         let mut found = BTreeMap::new();
-        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))? {
+        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))? {
             if let Some(Ok(body)) = self.read_root(&key)? {
                 found.insert(body.root.generation, body.root);
             }

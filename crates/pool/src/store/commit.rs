@@ -154,7 +154,7 @@ impl Store {
         self.backend.flush()?;
         match self.backend.put_root(root)? {
             PutRoot::Durable => Ok(()),
-            PutRoot::Fenced => Err(PoolError::Refused("another program writes to the pool now".to_owned())),
+            PutRoot::Fenced { by } => Err(PoolError::Refused(format!("the pool was taken over by {by}"))),
         }
     }
 

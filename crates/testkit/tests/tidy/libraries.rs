@@ -63,14 +63,28 @@ fn libraries_come_from_one_place_in_one_version() {
         .iter()
         .map(|one| one["crate"].as_str().unwrap().split_once('@').expect("name@version"))
         .collect();
-    let banned: Vec<&str> =
-        rules["bans"]["deny"].as_array().unwrap().iter().map(|one| one["crate"].as_str().unwrap()).collect();
+    // Some are there for others that are named.
+    let banned: Vec<(&str, Vec<String>)> = rules["bans"]["deny"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["crate"].as_str().unwrap(), one.get("wrappers").map(words).unwrap_or_default()))
+        .collect();
     let mut complaints = Complaints::default();
     let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages() {
         let (name, shown) = (package["name"].as_str().unwrap(), shown(&package));
-        if banned.contains(&name) {
+        if banned.iter().any(|(banned, users)| *banned == name && users.is_empty()) {
             complaints.add(&shown, 0, "is banned by deny.toml");
+        }
+        let uses = |library: &str| {
+            let needed = package["dependencies"].as_array().unwrap().iter();
+            needed.filter(|one| one["kind"].is_null() && one["optional"] == false).any(|one| one["name"] == library)
+        };
+        for (library, users) in banned.iter().filter(|(_, users)| !users.is_empty()) {
+            if uses(library) && !users.iter().any(|user| user == name) {
+                complaints.add(&shown, 0, format_args!("uses {library}, which deny.toml allows others alone"));
+            }
         }
         // Ours have no source; what is taken from a folder elsewhere has none either.
         let ours = package["manifest_path"].as_str().unwrap().starts_with(root().to_str().unwrap());

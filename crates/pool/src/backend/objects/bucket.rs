@@ -20,11 +20,51 @@ pub enum Put {
     Exists,
 }
 
+/// What was asked of a bucket so far. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Objects made or replaced.
+    pub puts: u64,
+    /// Objects read, or parts of them.
+    pub gets: u64,
+    /// Pages of names.
+    pub lists: u64,
+    /// Objects removed.
+    pub deletes: u64,
+    /// Those of all these that were made once more, because there was no reply or a refusal that
+    /// passes.
+    pub again: u64,
+    /// What was sent.
+    pub sent: u64,
+    /// What was received.
+    pub received: u64,
+}
+
 /// Objects by their names. Each request waits for its reply; an error means that nobody knows
 /// whether it was carried out.
 pub trait Bucket: Send + Sync {
     /// How people call it.
     fn name(&self) -> &str;
+
+    /// How often a request is worth making that fails: once where the bucket itself does it again.
+    fn attempts(&self) -> usize {
+        6
+    }
+
+    /// How many requests are worth making at the same time.
+    fn parallel(&self) -> usize {
+        1
+    }
+
+    /// What was asked of it so far.
+    fn requests(&self) -> Requests {
+        Requests::default()
+    }
+
+    /// Tells that a range of an object will be read soon.
+    fn expect(&self, key: &str, range: Range<u64>) {
+        let _ = (key, range);
+    }
 
     /// Makes an object, or replaces it.
     ///
@@ -57,16 +97,12 @@ pub trait Bucket: Send + Sync {
         false
     }
 
-    /// A range will be read soon. Does not wait.
-    fn expect(&self, key: &str, range: Range<u64>) {
-        let _ = (key, range);
-    }
-
-    /// The names that begin so, in the order of their bytes.
+    /// The names that begin so and come after another one, in the order of their bytes. What they
+    /// begin with ends with a slash.
     ///
     /// # Errors
     /// As [`Self::put`].
-    fn list(&self, prefix: &str) -> io::Result<Vec<String>>;
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>>;
 
     /// Removes an object; one that is not there is removed.
     ///
@@ -87,7 +123,7 @@ struct Memory {
     loses: u64,
     /// Requests that are still carried out.
     allowed: Option<u64>,
-    requests: u64,
+    requests: Requests,
 }
 
 impl Memory {
@@ -101,7 +137,13 @@ impl MemoryBucket {
     /// An empty one that loses one of so many requests or replies (0: none).
     #[must_use]
     pub fn new(seed: u64, loses: u64) -> Self {
-        let state = Memory { objects: BTreeMap::new(), random: Random(seed), loses, allowed: None, requests: 0 };
+        let state = Memory {
+            objects: BTreeMap::new(),
+            random: Random(seed),
+            loses,
+            allowed: None,
+            requests: Requests::default(),
+        };
         Self { state: Mutex::new(state) }
     }
 
@@ -109,12 +151,6 @@ impl MemoryBucket {
     /// lost its network. `None` ends that.
     pub fn fail_after(&self, requests: Option<u64>) {
         self.state.lock().allowed = requests;
-    }
-
-    /// Requests so far.
-    #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.state.lock().requests
     }
 
     /// Flips a bit of an object.
@@ -130,10 +166,14 @@ impl MemoryBucket {
         self.state.lock().objects.keys().cloned().collect()
     }
 
-    fn request<T>(&self, carry_out: impl FnOnce(&mut Memory) -> T) -> io::Result<T> {
+    fn request<T>(
+        &self,
+        counter: impl FnOnce(&mut Requests) -> &mut u64,
+        carry_out: impl FnOnce(&mut Memory) -> T,
+    ) -> io::Result<T> {
         let lost = || io::Error::from(io::ErrorKind::TimedOut);
         let mut state = self.state.lock();
-        state.requests += 1;
+        *counter(&mut state.requests) += 1;
         match &mut state.allowed {
             Some(0) => return Err(lost()),
             Some(left) => *left -= 1,
@@ -153,38 +193,49 @@ impl Bucket for MemoryBucket {
         "memory"
     }
 
+    fn requests(&self) -> Requests {
+        self.state.lock().requests
+    }
+
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
-        self.request(|state| drop(state.objects.insert(key.to_owned(), body.to_vec())))
+        self.request(|of| &mut of.puts, |state| drop(state.objects.insert(key.to_owned(), body.to_vec())))
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
-        self.request(|state| {
-            if state.objects.contains_key(key) {
-                return Put::Exists;
-            }
-            // A store that has to choose between two who make it at once may refuse both.
-            if state.loses_one(4) {
-                return Put::Exists;
-            }
-            state.objects.insert(key.to_owned(), body.to_vec());
-            Put::Made
-        })
+        self.request(
+            |of| &mut of.puts,
+            |state| {
+                if state.objects.contains_key(key) {
+                    return Put::Exists;
+                }
+                // A store that has to choose between two who make it at once may refuse both.
+                if state.loses_one(4) {
+                    return Put::Exists;
+                }
+                state.objects.insert(key.to_owned(), body.to_vec());
+                Put::Made
+            },
+        )
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
-        self.request(|state| {
-            let body = state.objects.get(key)?;
-            let Range { start, end } = range.unwrap_or(0..body.len() as u64);
-            let (start, end) = (start.min(body.len() as u64) as usize, end.min(body.len() as u64) as usize);
-            Some(body.get(start..end.max(start)).unwrap_or_default().to_vec())
-        })
+        self.request(
+            |of| &mut of.gets,
+            |state| {
+                let body = state.objects.get(key)?;
+                let Range { start, end } = range.unwrap_or(0..body.len() as u64);
+                let (start, end) = (start.min(body.len() as u64) as usize, end.min(body.len() as u64) as usize);
+                Some(body.get(start..end.max(start)).unwrap_or_default().to_vec())
+            },
+        )
     }
 
-    fn list(&self, prefix: &str) -> io::Result<Vec<String>> {
-        self.request(|state| state.objects.keys().filter(|key| key.starts_with(prefix)).cloned().collect())
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        let fits = |key: &&String| key.starts_with(prefix) && key.as_str() > after;
+        self.request(|of| &mut of.lists, |state| state.objects.keys().filter(fits).cloned().collect())
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
-        self.request(|state| drop(state.objects.remove(key)))
+        self.request(|of| &mut of.deletes, |state| drop(state.objects.remove(key)))
     }
 }

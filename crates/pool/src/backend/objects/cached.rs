@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::bucket::{Bucket, Put};
+use super::bucket::{Bucket, Put, Requests};
 use super::parts::{PART, Parts, name};
 use crate::workers::Workers;
 
@@ -220,6 +220,18 @@ impl Bucket for Cached {
         self.far.bucket.name()
     }
 
+    fn attempts(&self) -> usize {
+        self.far.bucket.attempts()
+    }
+
+    fn parallel(&self) -> usize {
+        self.far.bucket.parallel()
+    }
+
+    fn requests(&self) -> Requests {
+        self.far.bucket.requests()
+    }
+
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
         self.far.bucket.put(key, body)?;
         if key.starts_with(KEPT) {
@@ -272,8 +284,8 @@ impl Bucket for Cached {
         }
     }
 
-    fn list(&self, prefix: &str) -> io::Result<Vec<String>> {
-        self.far.bucket.list(prefix)
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.far.bucket.list(prefix, after)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {

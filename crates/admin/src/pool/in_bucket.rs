@@ -1,0 +1,98 @@
+//! Pools that lie in a bucket of an object store: what is looked at before one is made or imported.
+//!
+//! Invariant: nothing is put into a bucket that has a pool, and none is made in one that does not
+//! keep the condition that tells two writers apart.
+
+use std::sync::Arc;
+
+use nacre_pool::PoolError;
+use nacre_pool::backend::{Bucket, LastWriter, Objects};
+use nacre_pool::label::{Identity, PoolState};
+
+use crate::refusal::{Kind, Refusal};
+
+/// What a bucket did, or did not.
+fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
+    let kind = match error {
+        PoolError::Device { source, .. } => match source.kind() {
+            std::io::ErrorKind::NotFound => Kind::NotFound,
+            std::io::ErrorKind::PermissionDenied => Kind::Permission,
+            _ => Kind::Io,
+        },
+        _ => Kind::Io,
+    };
+    let refusal = match error {
+        PoolError::Device { source, .. } => Refusal::new(kind, format!("'{}': {source}", bucket.name())),
+        error => Refusal::new(kind, format!("'{}': {error}", bucket.name())),
+    };
+    match kind {
+        Kind::NotFound => refusal.next("make the bucket first: pools are made in buckets that are there"),
+        Kind::Permission => refusal.next(
+            "credentials are those of --profile or --credentials-file, or of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ),
+        _ => refusal,
+    }
+}
+
+/// Whose pool lies there.
+///
+/// # Errors
+/// It cannot be asked.
+pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>, Refusal> {
+    Objects::find(bucket).map_err(|error| refusal(bucket, &error))
+}
+
+/// Who has written to it last.
+///
+/// # Errors
+/// As [`find`].
+pub fn last_writer(bucket: &dyn Bucket) -> Result<Option<LastWriter>, Refusal> {
+    Objects::last_writer(bucket).map_err(|error| refusal(bucket, &error))
+}
+
+/// There is none.
+pub(crate) fn no_pool(bucket: &dyn Bucket) -> Refusal {
+    Refusal::new(Kind::NotFound, format!("'{}': there is no pool", bucket.name()))
+}
+
+/// Whether the store can hold a pool.
+///
+/// # Errors
+/// It cannot, or it cannot be asked.
+pub(crate) fn check(bucket: &dyn Bucket, nonce: u64) -> Result<(), Refusal> {
+    if Objects::keeps_condition(bucket, nonce).map_err(|error| refusal(bucket, &error))? {
+        return Ok(());
+    }
+    let what = format!("'{}': this store makes an object that is there once more (If-None-Match)", bucket.name());
+    Err(Refusal::new(Kind::Invalid, what).next("two machines could write to the pool at once: it cannot lie there"))
+}
+
+/// Whether a pool can be made there.
+///
+/// # Errors
+/// As [`check`]; another pool is there.
+pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(), Refusal> {
+    let doing = |refusal: Refusal| Refusal { what: format!("cannot create '{name}': {}", refusal.what), ..refusal };
+    if let Some(there) = find(bucket).map_err(doing)? {
+        let state = match there.state {
+            PoolState::Destroyed => {
+                // What a destroy has left that was cut short.
+                return Objects::erase(bucket).map_err(|error| doing(refusal(bucket, &error)));
+            }
+            PoolState::Exported => "exported",
+            PoolState::Active => "potentially active",
+        };
+        let what = format!("cannot create '{name}': '{}' holds {state} pool '{}'", bucket.name(), there.name);
+        return Err(Refusal::new(Kind::Exists, what).next("another prefix of the bucket takes another pool"));
+    }
+    check(bucket, nonce).map_err(doing)
+}
+
+/// Looks whether there is a pool at all, for those who show what can be imported.
+///
+/// # Errors
+/// As [`find`].
+pub fn look(bucket: &Arc<dyn Bucket>) -> Result<Option<(Identity, Option<LastWriter>)>, Refusal> {
+    let Some(identity) = find(&**bucket)? else { return Ok(None) };
+    Ok(Some((identity, last_writer(&**bucket)?)))
+}

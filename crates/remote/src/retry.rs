@@ -1,0 +1,71 @@
+//! When a request is made again: how long to wait in between, and when to give up. Pure, but for the
+//! clock that is asked for now.
+
+use std::time::{Duration, Instant};
+
+use crate::clock;
+
+/// The first wait.
+const FIRST: Duration = Duration::from_millis(50);
+/// The longest wait of our own accord.
+const LONGEST: Duration = Duration::from_secs(5);
+/// The longest wait that a store can ask for.
+const ASKED_MOST: Duration = Duration::from_secs(60);
+/// A request is given up after this time, with all its attempts.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The attempts of one request.
+pub(crate) struct Attempts {
+    until: Instant,
+    made: u32,
+}
+
+impl Attempts {
+    pub(crate) fn new() -> Self {
+        Self { until: clock::now() + DEADLINE, made: 0 }
+    }
+
+    /// Whether this is not the first one.
+    pub(crate) fn again(&self) -> bool {
+        self.made > 0
+    }
+
+    /// How long to wait before the next attempt; `None` if there is none. `asked` is what the store
+    /// asked for.
+    pub(crate) fn wait(&mut self, asked: Option<Duration>) -> Option<Duration> {
+        let wait = wait(self.made, asked, clock::chance());
+        self.made += 1;
+        (clock::now() + wait < self.until).then_some(wait)
+    }
+}
+
+/// The wait after so many attempts: twice as long each time, and half of it by chance, but not shorter
+/// than the store has asked for.
+fn wait(made: u32, asked: Option<Duration>, chance: f64) -> Duration {
+    let grown = FIRST.saturating_mul(1 << made.min(16)).min(LONGEST);
+    let own = grown.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0);
+    own.max(asked.unwrap_or_default().min(ASKED_MOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_up_to_a_limit_and_are_not_shorter_than_asked_for() {
+        assert_eq!(wait(0, None, 1.0), FIRST);
+        assert_eq!(wait(0, None, 0.0), FIRST / 2);
+        assert_eq!(wait(3, None, 1.0), FIRST * 8);
+        assert_eq!(wait(40, None, 1.0), LONGEST);
+        assert_eq!(wait(0, Some(Duration::from_secs(7)), 0.5), Duration::from_secs(7));
+        assert_eq!(wait(0, Some(Duration::from_secs(7000)), 0.5), ASKED_MOST);
+    }
+
+    #[test]
+    fn an_end_comes() {
+        let mut attempts = Attempts { until: clock::now() + Duration::from_secs(5), made: 0 };
+        assert!(!attempts.again());
+        assert!(attempts.wait(None).is_some() && attempts.again());
+        assert!(attempts.wait(Some(Duration::from_secs(9))).is_none());
+    }
+}

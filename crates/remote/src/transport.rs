@@ -1,0 +1,107 @@
+//! The way of a request to the store and back: counts it, and notes what the reply says of when to
+//! come back, which `object_store` does not pass on.
+//!
+//! Used by [`crate::s3`]. Notes belong to the task that makes the request ([`NOTED`]).
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_pool::backend::Requests;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+
+/// What a reply says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Noted {
+    /// Its status; 0 where there was no reply.
+    pub status: u16,
+    /// Come back after this time.
+    pub come_back: Option<Duration>,
+}
+
+tokio::task_local! {
+    /// The reply to the request that this task has made last.
+    pub(crate) static NOTED: Cell<Noted>;
+}
+
+/// What was counted. Requests for credentials are none of the bucket's, and are not counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    puts: AtomicU64,
+    gets: AtomicU64,
+    lists: AtomicU64,
+    deletes: AtomicU64,
+    again: AtomicU64,
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn once_more(&self) {
+        self.again.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn so_far(&self) -> Requests {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Requests {
+            puts: of(&self.puts),
+            gets: of(&self.gets),
+            lists: of(&self.lists),
+            deletes: of(&self.deletes),
+            again: of(&self.again),
+            sent: of(&self.sent),
+            received: of(&self.received),
+        }
+    }
+}
+
+/// Makes clients that count.
+#[derive(Debug)]
+pub(crate) struct Connector(pub Arc<Counters>);
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let below = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Counting { below, counters: Arc::clone(&self.0) }))
+    }
+}
+
+#[derive(Debug)]
+struct Counting {
+    below: HttpClient,
+    counters: Arc<Counters>,
+}
+
+#[async_trait::async_trait]
+impl HttpService for Counting {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_list = request.uri().query().is_some_and(|query| query.contains("list-type="));
+        let counter = match request.method().as_str() {
+            "PUT" => Some(&self.counters.puts),
+            "GET" if is_list => Some(&self.counters.lists),
+            "GET" => Some(&self.counters.gets),
+            "DELETE" => Some(&self.counters.deletes),
+            _ => None,
+        };
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+            self.counters.sent.fetch_add(request.body().content_length() as u64, Ordering::Relaxed);
+        }
+        let _ = NOTED.try_with(|noted| noted.set(Noted::default()));
+        let reply = self.below.execute(request).await?;
+        let status = reply.status().as_u16();
+        let asked = reply.headers().get("retry-after").and_then(|value| value.to_str().ok());
+        let come_back = asked.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        // Requests for credentials are made by tasks that note nothing.
+        let _ = NOTED.try_with(|noted| noted.set(Noted { status, come_back }));
+        Ok(reply)
+    }
+}
