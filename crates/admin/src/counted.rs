@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use nacre_pool::backend::{Bucket, Put, Requests};
@@ -136,6 +136,8 @@ pub struct Counted {
 pub struct CountedBucket {
     bucket: Arc<dyn Bucket>,
     tally: Tally,
+    /// The last request has failed.
+    away: AtomicBool,
 }
 
 /// The counters of something that a pool lies on.
@@ -207,7 +209,18 @@ impl CountedBucket {
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
         let tally = Tally::new(bucket.name(), failing, watch);
-        Self { bucket, tally }
+        Self { bucket, tally, away: AtomicBool::new(false) }
+    }
+
+    /// Asks the bucket. Each request takes its time to fail: where the pool is about to be let go, no
+    /// other one is made after that.
+    fn ask<T>(&self, request: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if self.away.load(Ordering::Relaxed) && self.tally.failing.is_given_up() {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "the pool is being let go without its store"));
+        }
+        let reply = request();
+        self.away.store(reply.is_err(), Ordering::Relaxed);
+        reply
     }
 }
 
@@ -429,30 +442,33 @@ impl Bucket for CountedBucket {
     }
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
-        self.writing(body.len() as u64, || self.bucket.put(key, body))
+        self.writing(body.len() as u64, || self.ask(|| self.bucket.put(key, body)))
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
         let made = Cell::new(Put::Exists);
-        self.writing(body.len() as u64, || self.bucket.put_new(key, body).map(|put| made.set(put)))?;
+        self.writing(body.len() as u64, || self.ask(|| self.bucket.put_new(key, body)).map(|put| made.set(put)))?;
         Ok(made.get())
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         let (mut found, length) = (None, range.as_ref().map_or(0, |range| range.end - range.start));
-        self.reading(length, || self.bucket.get(key, range).map(|got| found = got))?;
+        self.reading(length, || self.ask(|| self.bucket.get(key, range)).map(|got| found = got))?;
         Ok(found)
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        // Whoever writes may have to know what is there first.
         let mut found = Vec::new();
-        self.reading(0, || self.bucket.list(prefix, after).map(|got| found = got))?;
+        self.failing.write(&self.name, || {
+            self.tally.reading(0, || self.ask(|| self.bucket.list(prefix, after)).map(|got| found = got))
+        })?;
         Ok(found)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
         // What is not removed now is removed later.
-        let (removed, _) = self.timed(DeviceRequest::Trim, 0, || self.bucket.delete(key));
+        let (removed, _) = self.timed(DeviceRequest::Trim, 0, || self.ask(|| self.bucket.delete(key)));
         self.failing(&self.counters.write_errors, ONLINE, removed)
     }
 }

@@ -69,6 +69,11 @@ impl Failing {
         self.changed.notify_all();
     }
 
+    /// Whether the pool is about to be let go.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.state.lock().given_up
+    }
+
     /// Writes, by the mode.
     pub(crate) fn write(&self, device: &str, mut write: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let Err(error) = write() else { return Ok(()) };

@@ -50,6 +50,10 @@ impl Directory {
         }
     }
 
+    fn missing(&self) -> io::Error {
+        io::Error::new(ErrorKind::NotFound, format!("there is no directory '{}'", self.path.display()))
+    }
+
     /// Writes an object under another name; its own is given to it by the caller.
     fn write(&self, body: &[u8]) -> io::Result<PathBuf> {
         add(&self.puts, 1);
@@ -132,7 +136,9 @@ impl Bucket for Directory {
         add(&self.gets, 1);
         let file = match File::open(self.path.join(key)) {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound && self.path.is_dir() => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return if self.path.is_dir() { Ok(None) } else { Err(self.missing()) };
+            }
             Err(error) => return Err(error),
         };
         let length = file.metadata()?.len();
@@ -147,7 +153,11 @@ impl Bucket for Directory {
         add(&self.lists, 1);
         let mut found = Vec::new();
         match gather(&self.path.join(prefix), prefix, &mut found) {
-            Err(error) if error.kind() == ErrorKind::NotFound && self.path.is_dir() => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if !self.path.is_dir() {
+                    return Err(self.missing());
+                }
+            }
             gathered => gathered?,
         }
         found.retain(|key| key.as_str() > after);

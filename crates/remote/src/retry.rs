@@ -13,6 +13,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 const ASKED_MOST: Duration = Duration::from_secs(60);
 /// A request is given up after this time, with all its attempts.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+/// The same of lists: a command looks what is there, and somebody waits for what it finds.
+pub(crate) const OF_LISTS: Duration = Duration::from_secs(10);
 
 /// The attempts of one request.
 pub(crate) struct Attempts {
@@ -21,8 +23,8 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    pub(crate) fn new() -> Self {
-        Self { until: clock::now() + DEADLINE, made: 0 }
+    pub(crate) fn new(deadline: Duration) -> Self {
+        Self { until: clock::now() + deadline, made: 0 }
     }
 
     /// Whether this is not the first one.

@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 
 use crate::address::S3Address;
 use crate::credentials;
-use crate::retry::{Attempts, DEADLINE};
+use crate::retry::{Attempts, DEADLINE, OF_LISTS};
 use crate::transport::{Connector, Counters, NOTED, Noted};
 
 /// How long it may take to reach the server.
@@ -71,7 +71,15 @@ enum Failed {
 
 impl S3Bucket {
     pub(crate) fn open(place: &S3Address, name: String) -> io::Result<Self> {
-        let runtime = runtime()?;
+        Self::with(runtime()?, place, name, &|name| std::env::var(name).ok())
+    }
+
+    fn with(
+        runtime: &'static Runtime,
+        place: &S3Address,
+        name: String,
+        environment: &dyn Fn(&str) -> Option<String>,
+    ) -> io::Result<Self> {
         let counters = Arc::<Counters>::default();
         let options = ClientOptions::new()
             .with_allow_http(place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
@@ -93,7 +101,7 @@ impl S3Bucket {
             Some(endpoint) => builder.with_endpoint(endpoint),
             None => builder.with_virtual_hosted_style_request(true),
         };
-        let builder = credentials::give(builder, place, &|name| std::env::var(name).ok())?;
+        let builder = credentials::give(builder, place, environment)?;
         let store = builder.build().map_err(|error| io::Error::other(format!("{name}: {error}")))?;
         Ok(Self { store, place: place.clone(), name, counters, runtime })
     }
@@ -104,14 +112,15 @@ impl S3Bucket {
         if prefix.is_empty() { Path::from(key) } else { Path::from(format!("{prefix}/{key}")) }
     }
 
-    /// Makes a request until it is answered in a way that stays, or the time is over.
-    fn request<T, F>(&self, length: u64, make: impl Fn() -> F) -> io::Result<T>
+    /// Makes a request until it is answered in a way that stays, or the time is over. `length` is what
+    /// it brings or takes, bytes.
+    fn request<T, F>(&self, length: u64, deadline: Duration, make: impl Fn() -> F) -> io::Result<T>
     where
         F: Future<Output = object_store::Result<T>>,
     {
         let limit = REPLY + Duration::from_secs(length / SLOWEST);
         let attempt = async {
-            let mut attempts = Attempts::new();
+            let mut attempts = Attempts::new(deadline);
             loop {
                 if attempts.again() {
                     self.counters.once_more();
@@ -178,7 +187,7 @@ impl S3Bucket {
 
     fn put_by(&self, key: &str, body: &[u8], mode: &PutMode) -> io::Result<()> {
         let (path, payload) = (self.path(key), PutPayload::from(body.to_vec()));
-        self.request(body.len() as u64, || {
+        self.request(body.len() as u64, DEADLINE, || {
             let options = PutOptions::from(mode.clone());
             async { self.store.put_opts(&path, payload.clone(), options).await.map(drop) }
         })
@@ -191,8 +200,7 @@ impl Bucket for S3Bucket {
     }
 
     fn attempts(&self) -> usize {
-        // Made again here; once more where a conflict was seen and nothing is there.
-        2
+        1
     }
 
     fn parallel(&self) -> usize {
@@ -221,7 +229,7 @@ impl Bucket for S3Bucket {
         }
         let path = self.path(key);
         let length = range.as_ref().map_or(8 << 20, |range| range.end - range.start);
-        let got = self.request(length, || {
+        let got = self.request(length, DEADLINE, || {
             let options = GetOptions::new().with_range(range.clone());
             async { self.store.get_opts(&path, options).await?.bytes().await }
         });
@@ -243,7 +251,7 @@ impl Bucket for S3Bucket {
         let below = Some(below).filter(|below| !below.as_ref().is_empty());
         let whole = self.path("").as_ref().len();
         let own = if whole == 0 { 0 } else { whole + 1 };
-        let found = self.request(0, || async {
+        let found = self.request(0, OF_LISTS, || async {
             let found = match after {
                 "" => self.store.list(below.as_ref()),
                 after => self.store.list_with_offset(below.as_ref(), &self.path(after)),
@@ -258,11 +266,131 @@ impl Bucket for S3Bucket {
 
     fn delete(&self, key: &str) -> io::Result<()> {
         let path = self.path(key);
-        match self.request(0, || async { self.store.delete(&path).await }) {
+        match self.request(0, DEADLINE, || async { self.store.delete(&path).await }) {
             Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
                 Ok(())
             }
             deleted => deleted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    /// A server that gives these replies, one for each request, and no other; answers the requests' first
+    /// lines. An empty reply is none.
+    fn server(replies: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let serve = std::thread::spawn(move || {
+            let mut heads = Vec::new();
+            for reply in replies {
+                let (mut client, _) = listener.accept().unwrap();
+                let mut reader = BufReader::new(client.try_clone().unwrap());
+                let (mut head, mut length) = (String::new(), 0);
+                loop {
+                    let mut line = String::new();
+                    reader.read_line(&mut line).unwrap();
+                    let name = line.to_ascii_lowercase();
+                    length = name.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
+                    if line.trim().is_empty() {
+                        break;
+                    }
+                    if heads.len() < replies.len()
+                        && (head.is_empty() || name.starts_with("if-") || name.starts_with("range"))
+                    {
+                        head.push_str(&line);
+                    }
+                }
+                reader.read_exact(&mut vec![0; length]).unwrap();
+                heads.push(head);
+                if let Some((status, body)) = reply.split_once('|') {
+                    let length = body.len();
+                    write!(client, "HTTP/1.1 {status}\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: \"e\"\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+                }
+            }
+            heads
+        });
+        let runtime = runtime().unwrap();
+        let place = S3Address { bucket: "b".to_owned(), prefix: "p/q".to_owned(), endpoint, ..S3Address::default() };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        (S3Bucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
+    }
+
+    #[test]
+    fn one_that_is_there_or_being_made_exists() {
+        let replies = &[
+            "200 OK|",
+            "412 No|<Code>PreconditionFailed</Code>",
+            "409 No|<Code>ConditionalRequestConflict</Code>",
+            "",
+            "412 No|",
+        ];
+        let (bucket, serve) = server(replies);
+        let made: Vec<Put> = (0..4).map(|_| bucket.put_new("roots/1", b"body").unwrap()).collect();
+        // The last one had no reply at first: that it exists is all that is known then.
+        assert_eq!(made, [Put::Made, Put::Exists, Put::Exists, Put::Exists]);
+        let heads = serve.join().unwrap();
+        for head in heads {
+            assert_eq!(head.to_ascii_lowercase(), "put /b/p/q/roots/1 http/1.1\r\nif-none-match: *\r\n");
+        }
+        assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
+    }
+
+    #[test]
+    fn what_passes_is_asked_for_again_and_what_stays_is_not() {
+        let (bucket, serve) = server(&[
+            "503 Slow|<Code>SlowDown</Code>",
+            "500 Ill|",
+            "429 Busy\r\nRetry-After: 1|",
+            "206 OK\r\nContent-Range: bytes 1-3/9|abc",
+        ]);
+        let began = clock_now();
+        assert_eq!(bucket.get("seg/1", Some(1..4)).unwrap().unwrap(), b"abc");
+        assert!(clock_now() - began >= Duration::from_secs(1), "it asked for that");
+        assert!(serve.join().unwrap().iter().all(|head| head.to_ascii_lowercase().contains("range: bytes=1-3")));
+        assert_eq!((bucket.requests().gets, bucket.requests().again, bucket.requests().received), (4, 3, 3));
+        let (bucket, serve) = server(&[
+            "403 No|<Code>AccessDenied</Code>",
+            "404 No|<Code>NoSuchKey</Code>",
+            "404 No|<Code>NoSuchBucket</Code>",
+            "301 Moved|",
+            "204 Gone|",
+        ]);
+        let refused = bucket.put("k", b"").unwrap_err();
+        assert_eq!(
+            (refused.kind(), refused.to_string()),
+            (ErrorKind::PermissionDenied, "the server refuses these credentials (403 AccessDenied)".to_owned())
+        );
+        assert_eq!(bucket.get("k", None).unwrap(), None);
+        let refused = bucket.get("k", None).unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::NotFound, "there is no bucket 'b'".to_owned()));
+        assert!(bucket.put("k", b"").unwrap_err().to_string().contains("--region"));
+        bucket.delete("k").unwrap();
+        serve.join().unwrap();
+        assert_eq!(bucket.requests().again, 0);
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "how long a wait was that the server asks for")]
+    fn clock_now() -> std::time::Instant {
+        std::time::Instant::now()
+    }
+
+    #[test]
+    fn names_come_in_pages() {
+        const FIRST: &str = "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><Contents><Key>p/q/roots/1</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
+        const LAST: &str = "200 OK|<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/q/roots/2</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
+        let (bucket, serve) = server(&[FIRST, LAST, LAST]);
+        assert_eq!(bucket.list("roots/", "").unwrap(), ["roots/1", "roots/2"]);
+        assert_eq!(bucket.list("roots/", "roots/1").unwrap(), ["roots/2"]);
+        let heads = serve.join().unwrap();
+        assert!(heads[0].contains("prefix=p%2Fq%2Froots%2F") && heads[1].contains("continuation-token=t"), "{heads:?}");
+        assert!(heads[2].contains("start-after=p%2Fq%2Froots%2F1"), "{heads:?}");
+        assert_eq!(bucket.requests().lists, 3);
     }
 }

@@ -34,7 +34,9 @@ pub fn names(pool: &Figures) -> Vec<String> {
         "failmode",
         "listsnapshots",
     ];
-    let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
+    let in_bucket = pool.devices.iter().any(|device| device.requests.is_some());
+    let has = |name: &&str| !first.contains(name) && (in_bucket || *name != LOG);
+    let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(has);
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
     let known =
         [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED, features::GROUPS, features::CLASSES]
@@ -141,6 +143,17 @@ pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String)
     Ok((resolve(name)?.0, canonical))
 }
 
+/// What makes an fsync durable in a pool that lies in a bucket.
+const LOG: &str = "log";
+
+/// Refuses that property where the pool lies on devices.
+pub(crate) fn log_of_bucket(pool: &Imported, name: &str) -> Result<(), Refusal> {
+    match pool.bucket {
+        None if name == LOG => Err(Refusal::new(Kind::Invalid, "'log' is a property of pools in object stores")),
+        _ => Ok(()),
+    }
+}
+
 /// Sets a property of an imported pool. An empty value of a user property removes it.
 ///
 /// # Errors
@@ -173,6 +186,7 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
             Ok(())
         };
     }
+    log_of_bucket(pool, &name).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
     let removes = name.contains(':') && value.is_empty();
     let change = (name.as_str(), (!removes).then_some(value.as_str()));
     pool.pool.set_pool_properties(&[change]).map_err(|error| Refusal::pool(&doing, &error))?;

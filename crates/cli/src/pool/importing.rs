@@ -212,7 +212,7 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
         Ok(_) => print("the last state can be read: nothing would be given up\n")?,
         Err(refusal) => {
             tell(&format!("{doing}: {}", refusal.what));
-            let states: Vec<String> = older(opened.devices())?.iter().map(EarlierState::text).collect();
+            let states: Vec<String> = older(&opened)?.iter().map(EarlierState::text).collect();
             print(&format!(
                 "would go back to the newest of these transaction groups that can be read: {}\n",
                 states.join(", ")

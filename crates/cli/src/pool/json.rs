@@ -80,13 +80,22 @@ fn class_of(pool: &Figures, vdev: Vdev<'_>) -> &'static str {
 fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(device.name())),
-        ("vdev_type", json!(if called::is_disk(&device.path) { "disk" } else { "file" })),
+        ("vdev_type", json!(kind_of(device))),
         ("guid", exactly(device.guid, form)),
         ("path", json!(device.path)),
         ("class", json!(class_of(pool, Vdev::Leaf(device)))),
         ("state", json!(status::device_state(pool, device))),
     ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    let asked = device.requests.map(|requests| ("requests", json!(requests)));
+    fields.into_iter().chain(asked).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn kind_of(device: &DeviceFigures) -> &'static str {
+    match device.requests {
+        Some(_) => "bucket",
+        None if called::is_disk(&device.path) => "disk",
+        None => "file",
+    }
 }
 
 /// What a group is.

@@ -6,7 +6,10 @@ use super::{
     scripts::Columns,
     tree::{self, Vdev},
 };
-use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
+use nacre_admin::pool::{
+    DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport,
+    figures::{RequestFigures, percent},
+};
 use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;
 
@@ -87,6 +90,9 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     if let Some((heading, words)) = changing::status(&status.reshape, figures.now) {
         text.push_str(&format!("{heading}: {words}\n"));
     }
+    if let Some(requests) = there(figures).find_map(|device| device.requests) {
+        text.push_str(&format!(" store: {}\n", asked(&requests)));
+    }
     text.push_str("config:\n\n");
     text.push_str(&config(figures, shown, more));
     if is_lost(figures) {
@@ -102,6 +108,14 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
         }
     });
     text
+}
+
+/// What was asked of a bucket since the import.
+fn asked(requests: &RequestFigures) -> String {
+    let RequestFigures { puts, gets, lists, deletes, again, sent, received } = *requests;
+    let (sent, received) = (human_bytes(sent), human_bytes(received));
+    let again = if again == 0 { String::new() } else { format!(", {again} of them once more") };
+    format!("{puts} PUT, {gets} GET, {lists} LIST, {deletes} DELETE{again}; {sent} sent, {received} received")
 }
 
 /// What is wrong, and what to do.

@@ -545,7 +545,7 @@ fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
 
 /// The newest state that can be read, since the last one cannot.
 fn go_back(why: &Refusal, opened: Opened, name: Option<&str>, opening: &Opening) -> Result<Imported, Refusal> {
-    let states = rewind::older(opened.devices()).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+    let states = rewind::older(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
     for state in states {
         let txg = state.txg;
         match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {

@@ -2,7 +2,9 @@
 
 use super::dates;
 use crate::failure::Failure;
-use nacre_pool::label;
+use nacre_admin::pool::devices::Opened;
+use nacre_pool::{backend::Objects, label};
+use std::collections::BTreeMap;
 
 /// A state that can be gone back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,23 +26,35 @@ impl EarlierState {
 ///
 /// # Errors
 /// Labels that cannot be read.
-pub fn older(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) -> Result<Vec<EarlierState>, Failure> {
-    let mut found = std::collections::BTreeMap::new();
+pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
+    let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
+    let devices = match opened {
+        Opened::Devices(devices) => devices,
+        Opened::Bucket(bucket, _) => {
+            let (found, lost) = Objects::readable_roots(&**bucket).map_err(failed)?;
+            return Ok(states(found, lost));
+        }
+    };
+    let mut found = BTreeMap::new();
     for device in devices {
-        let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
         let Some(identity) = label::probe(&**device).map_err(failed)? else { continue };
         found.extend(
             label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, root)),
         );
     }
-    let Some(newest) = found.values().next_back() else { return Ok(Vec::new()) };
+    let lost = found.values().next_back().is_some_and(|newest| label::lost(devices, newest) > 0);
+    Ok(states(found, lost))
+}
+
+/// What of these can be gone back to, the newest first. Where the records of the last ones are `lost`,
+/// the newest that is left has nothing against it.
+fn states(found: BTreeMap<u64, label::Root>, lost: bool) -> Vec<EarlierState> {
+    let Some(newest) = found.values().next_back() else { return Vec::new() };
     let (kept, last) = (newest.kept, newest.txg.0);
-    // Where the records of the last ones are lost, the newest that is left has nothing against it.
-    let lost = label::lost(devices, newest) > 0;
     let state = |root: label::Root| EarlierState { txg: root.txg.0, time: root.time };
     let mut states: Vec<EarlierState> = found.into_values().filter(|root| root.generation >= kept).map(state).collect();
     states.dedup_by_key(|state| state.txg);
     states.reverse();
     states.retain(|state| lost || state.txg < last);
-    Ok(states)
+    states
 }

@@ -50,6 +50,8 @@ use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
 use log::ObjectLog;
 
+/// How often it is tried to make an object that others may be making.
+const MAKING: usize = 6;
 /// A writer that has put no root for so long looks for others first, seconds.
 const IDLE: u64 = 3600;
 /// Roots are kept for so long, seconds.
@@ -108,6 +110,24 @@ struct Open {
 impl Open {
     fn is_done(&self) -> bool {
         self.version == self.put && self.finished.is_some_and(|length| self.bytes.len() as u64 >= length)
+    }
+}
+
+impl Objects {
+    /// Has the bucket hold what was written of a segment so far.
+    fn upload(&self, id: u32) -> Result<()> {
+        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version);
+        let Some((key, bytes, version)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
+        // What is not finished is put again when there is more of it.
+        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        let mut state = self.state.lock();
+        if let Some(open) = state.open.get_mut(&id) {
+            open.put = version;
+            if open.is_done() {
+                state.open.remove(&id);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -202,6 +222,23 @@ impl Objects {
         last_writer(bucket, "")
     }
 
+    /// All roots in a bucket that can be read, by their generations; and whether there are later ones
+    /// that cannot.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn readable_roots(bucket: &dyn Bucket) -> Result<(BTreeMap<u64, Root>, bool)> {
+        let (mut found, mut lost) = (BTreeMap::new(), false);
+        for key in attempt(bucket, "listing", || bucket.list("roots/", ""))? {
+            let body = attempt(bucket, "reading", || bucket.get(&key, None))?.map(|body| Body::decode(&body));
+            lost = !matches!(body, Some(Ok(_)));
+            if let Some(Ok(body)) = body {
+                found.insert(body.root.generation, body.root);
+            }
+        }
+        Ok((found, lost))
+    }
+
     /// Whether a bucket keeps the one condition that all rests on: an object that is there is not
     /// made again. `nonce` is a number that nobody has used.
     ///
@@ -244,22 +281,6 @@ impl Objects {
         PutRoot::Fenced { by }
     }
 
-    /// Has the bucket hold what was written of a segment so far.
-    fn upload(&self, id: u32) -> Result<()> {
-        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version);
-        let Some((key, bytes, version)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
-        // What is not finished is put again when there is more of it.
-        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
-        let mut state = self.state.lock();
-        if let Some(open) = state.open.get_mut(&id) {
-            open.put = version;
-            if open.is_done() {
-                state.open.remove(&id);
-            }
-        }
-        Ok(())
-    }
-
     fn read_root(&self, key: &str) -> Result<Option<Result<Body>>> {
         let body = attempt(&*self.bucket, "reading", || self.bucket.get(key, None))?;
         Ok(body.map(|body| Body::decode(&body)))
@@ -277,6 +298,21 @@ impl Objects {
             self.state.lock().doomed.extend(doomed);
         }
         removed
+    }
+
+    /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
+    /// one: he decides then what is removed.
+    fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
+        if !self.state.lock().doomed.is_empty() {
+            if self.has_newer(root.generation)? {
+                return Ok(false);
+            }
+            self.remove_doomed()?;
+        }
+        if root.generation.is_multiple_of(SWEEP) {
+            self.sweep_roots(root.kept, now)?;
+        }
+        Ok(true)
     }
 
     /// Removes roots that nobody can go back to, and that no writer can still want to put.
@@ -298,7 +334,7 @@ impl Objects {
 /// Makes an object that was not there; `false` where another one is.
 fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
     let mut failure = io::Error::from(io::ErrorKind::TimedOut);
-    for _ in 0..bucket.attempts() {
+    for _ in 0..MAKING {
         match bucket.put_new(key, body) {
             Ok(Put::Made) => return Ok(true),
             // It may be what an earlier attempt has made. Where nothing is there, somebody was
@@ -589,17 +625,15 @@ impl Backend for Objects {
             return Ok(self.fenced(root.generation));
         }
         self.state.lock().last = Some((root.generation, now));
-        if !self.state.lock().doomed.is_empty() {
-            // Whoever has put a newer one decides what is removed.
-            if self.has_newer(root.generation)? {
-                return Ok(self.fenced(root.generation));
+        // The root is durable: what cannot be removed now is removed after another one.
+        match self.tidy(root, now) {
+            Ok(true) => Ok(PutRoot::Durable),
+            Ok(false) => Ok(self.fenced(root.generation)),
+            Err(error) => {
+                tracing::info!(%error, "objects that nobody needs stay for now");
+                Ok(PutRoot::Durable)
             }
-            self.remove_doomed()?;
         }
-        if root.generation.is_multiple_of(SWEEP) {
-            self.sweep_roots(root.kept, now)?;
-        }
-        Ok(PutRoot::Durable)
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
@@ -616,13 +650,7 @@ impl Backend for Objects {
     }
 
     fn roots(&self) -> Result<BTreeMap<u64, Root>> {
-        let mut found = BTreeMap::new();
-        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))? {
-            if let Some(Ok(body)) = self.read_root(&key)? {
-                found.insert(body.root.generation, body.root);
-            }
-        }
-        Ok(found)
+        Ok(Self::readable_roots(&*self.bucket)?.0)
     }
 
     fn guard(&self) -> Result<bool> {

@@ -4,6 +4,7 @@
 //! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
@@ -16,6 +17,8 @@ use crate::properties::SyncMode;
 /// The log, as the files of all datasets record into it.
 pub(super) struct PoolLog {
     log: Log<Box<dyn Blocks>>,
+    /// Nothing is recorded: an fsync waits for a commit.
+    off: AtomicBool,
 }
 
 /// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
@@ -23,6 +26,10 @@ const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
     fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket {
+        if self.off.load(Ordering::Relaxed) {
+            self.log.cannot_record(txg);
+            return self.log.newest();
+        }
         self.log.record(&LogRecord { txg, dataset, changes })
     }
 
@@ -56,12 +63,20 @@ impl PoolLog {
 
 impl Pool {
     pub(super) fn start_log(&self, blocks: Box<dyn Blocks>) {
-        let log = Arc::new(PoolLog { log: Log::new(blocks) });
+        let log = Arc::new(PoolLog { log: Log::new(blocks), off: AtomicBool::new(false) });
         for dataset in self.datasets.read().values() {
             dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
         }
         // Called once, by whoever makes the pool.
         let _ = self.log.set(log);
+    }
+
+    /// Whether what is done from now on is recorded in the log; where it is not, an fsync waits for a
+    /// commit.
+    pub fn record(&self, on: bool) {
+        if let Some(log) = self.log.get() {
+            log.off.store(!on, Ordering::Relaxed);
+        }
     }
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.

@@ -1,0 +1,374 @@
+//! Pools in object stores, through the real program: in a bucket of a server of S3 that is killed,
+//! busy, loses replies and forgets conditions, by processes that are killed and machines that take
+//! the pool from each other; and in a directory, which needs no server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+mod objects;
+
+use mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, sh, text};
+use objects::{BUCKET, Moto, Weather, has_moto};
+use rustix::process::Signal;
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+/// The secret that no output, log, argument or file may show.
+const SECRET: &str = "nobody-reads-this-secret";
+
+/// A pool in a bucket, mounted.
+struct InBucket {
+    moto: Moto,
+    yard: Yard,
+    name: String,
+    at: PathBuf,
+    address: String,
+}
+
+impl InBucket {
+    /// A server, and no pool yet.
+    fn empty() -> InBucket {
+        let (moto, yard) = (Moto::start(), Yard::new());
+        let (name, at) = (yard.name("ob"), yard.path("at"));
+        let keys = format!("[test]\naws_access_key_id = key\naws_secret_access_key = {SECRET}\n");
+        fs::write(yard.path("keys"), keys).unwrap();
+        InBucket { moto, yard, name, at, address: format!("s3://{BUCKET}/one/tank") }
+    }
+
+    fn made(more: &[&str]) -> InBucket {
+        let there = InBucket::empty();
+        there.create(more);
+        there
+    }
+
+    /// The words that lead there.
+    fn way(&self) -> [&str; 6] {
+        ["--endpoint", &self.moto.endpoint, "--profile", "test", "--credentials-file", "keys"]
+    }
+
+    fn create(&self, more: &[&str]) {
+        let words = ["pool", "create", "-m", self.at.to_str().unwrap()];
+        self.yard.nacre(&[&words[..], more, &self.way(), &[&self.name, &self.address]].concat());
+    }
+
+    fn killed(&self) {
+        self.yard.end(&self.name, Signal::KILL);
+    }
+
+    fn import(&self) {
+        self.yard.nacre(&["pool", "import", &self.name]);
+    }
+
+    fn status(&self) -> String {
+        self.yard.nacre(&["pool", "status", &self.name])
+    }
+
+    fn sh(&self, script: &str) -> String {
+        sh(self.yard.place.path(), script)
+    }
+}
+
+/// A tree of its own: many small files, and one that is several segments long.
+const TREE: &str = "mkdir -p at/tree && cd at/tree && for i in $(seq 300); do mkdir -p d$((i % 7)); echo $i-$i > d$((i % 7))/f$i; done; head -c 20000000 /dev/urandom > large; cd .. && find tree -type f -exec sha256sum {} + | sort > ../sums";
+
+#[test]
+fn a_tree_in_a_bucket_survives() {
+    needs!(as_root() && has_moto());
+    let pool = InBucket::made(&["-O", "compression=zstd"]);
+    pool.sh(TREE);
+    let sums = || pool.sh("cd at && sha256sum --quiet -c ../sums");
+    pool.sh("sync at/tree/large");
+    sums();
+    // Killed: what was synced is there, and what comes next as well.
+    pool.sh("echo synced > at/synced; sync at/synced");
+    pool.killed();
+    pool.import();
+    assert_eq!(pool.sh("cat at/synced"), "synced\n");
+    pool.sh("sync -f at; cd at && sha256sum --quiet -c ../sums");
+    // Snapshots, a clone, back again.
+    let name = &pool.name;
+    let nacre = |words: &[&str]| pool.yard.nacre(words);
+    nacre(&["fs", "snapshot", "%@a"]);
+    pool.sh("rm -r at/tree; echo other > at/synced");
+    nacre(&["fs", "clone", "%@a", "%/again"]);
+    pool.sh("cd at/again && sha256sum --quiet -c ../../sums");
+    nacre(&["fs", "destroy", "%/again"]);
+    nacre(&["fs", "rollback", "%@a"]);
+    sums();
+    // To a pool on a file, and back into the bucket.
+    let (disk, there) = (pool.yard.name("disk"), pool.yard.path("disk"));
+    nacre(&["pool", "create", "--size", "256M", "-m", there.to_str().unwrap(), &disk, "disk.img"]);
+    pool.sh(&format!(
+        "{0} fs send {name}@a | NACRE_STATE_DIR=state {0} fs receive {disk}/of; {0} fs send {disk}/of@a | {0} fs receive {name}/back",
+        nacre_words()
+    ));
+    pool.sh(&format!("cd {}/of && sha256sum --quiet -c ../../sums", there.display()));
+    pool.sh("cd at/back && sha256sum --quiet -c ../../sums");
+    nacre(&["pool", "scrub", "-w", "%"]);
+    assert!(pool.status().contains(" with 0 errors on "), "{}", pool.status());
+    assert!(nacre(&["pool", "check", "%"]).starts_with("no problems: "));
+    // What was asked of the store is told.
+    let json: serde_json::Value = serde_json::from_str(&nacre(&["pool", "status", "--json", "%"])).unwrap();
+    let asked = &json["pools"][name]["vdevs"][name]["vdevs"]["s3://pools/one/tank"];
+    assert_eq!(asked["vdev_type"], "bucket");
+    assert!(
+        asked["requests"]["puts"].as_u64().unwrap() > 5 && asked["requests"]["sent"].as_u64().unwrap() > 20_000_000,
+        "{asked}"
+    );
+    assert!(pool.status().contains(" store: "));
+    // Away and back, under another name, from the address alone.
+    nacre(&["pool", "export", "%"]);
+    let other = pool.yard.name("other");
+    let import = ["pool", "import", pool.address.as_str(), &other];
+    nacre(&[&import[..], &pool.way()].concat());
+    pool.sh("sync -f at; cd at && sha256sum --quiet -c ../sums");
+    nacre(&["pool", "export", &other]);
+    nacre(&["pool", "import", &other]);
+    // Nothing of the secret is anywhere.
+    let shown = pool.sh("cat state/pools/*; cat /run/nacre/*.imported /run/nacre/*.log; true");
+    let process = pool.yard.process(&other);
+    let arguments = text(&fs::read(format!("/proc/{process}/cmdline")).unwrap());
+    let history = nacre(&["pool", "history", "-il", &other]);
+    let heads = pool.moto.heads().concat();
+    for said in [&shown, &arguments, &history, &nacre(&["pool", "status", "--json", &other]), &heads] {
+        assert!(!said.contains(SECRET));
+    }
+    assert!(shown.contains("credentials-file=") && heads.contains("key/"), "what is looked through has what it should");
+    nacre(&["pool", "destroy", &other]);
+    assert_eq!(pool.moto.keys("one/"), Vec::<String>::new());
+}
+
+/// The program, for a shell.
+fn nacre_words() -> String {
+    format!("env NACRE_STATE_DIR=state {}", nacre().display())
+}
+
+#[test]
+fn a_store_that_is_away_busy_or_silent_is_waited_for() {
+    needs!(as_root() && has_moto());
+    let pool = InBucket::made(&[]);
+    // Busy, and replies are lost: nobody notices.
+    pool.moto.weather(Weather::Foul);
+    pool.sh(TREE);
+    for round in 0..5 {
+        pool.sh(&format!("echo {round} > at/r{round}; sync at/r{round}"));
+    }
+    pool.yard.nacre(&["pool", "sync", "%"]);
+    assert!(pool.moto.harmed() > 5, "{}", pool.moto.harmed());
+    assert!(pool.status().contains(" of them once more;"), "{}", pool.status());
+    pool.killed();
+    pool.import();
+    pool.sh("cat at/r0 at/r4; cd at && sha256sum --quiet -c ../sums");
+    pool.moto.weather(Weather::Fair);
+    // Idle: no request.
+    pool.sh("sync -f at");
+    eventually("rest", || {
+        let before = pool.moto.requests();
+        thread::sleep(std::time::Duration::from_secs(6));
+        pool.moto.requests() == before
+    });
+    // Nobody is there: whoever syncs waits, and goes on when somebody is.
+    pool.moto.weather(Weather::Closed);
+    let at = pool.at.clone();
+    let waiting = thread::spawn(move || sh(&at, "echo late > late; sync late"));
+    eventually("somebody who waits", || pool.status().contains("everybody waits until it can be made"));
+    assert!(!waiting.is_finished());
+    pool.moto.weather(Weather::Fair);
+    waiting.join().unwrap();
+    assert!(pool.status().contains("state: ONLINE"), "{}", pool.status());
+    pool.killed();
+    pool.import();
+    assert_eq!(pool.sh("cat at/late"), "late\n");
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+}
+
+/// Another machine: name spaces in which the host, its number and its sockets are others.
+struct Machine {
+    holder: Child,
+}
+
+impl Machine {
+    fn begun(name: &str, yard: &Yard) -> Machine {
+        fs::write(yard.path("machine-id"), format!("{name}\n")).unwrap();
+        let script = format!(
+            "hostname {name}; mount -t tmpfs -o mode=700 none /run/nacre; [ ! -e /etc/machine-id ] || mount --bind {} /etc/machine-id; touch {}; exec sleep 600",
+            yard.path("machine-id").display(),
+            yard.path("machine").display()
+        );
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "unshare",
+            "-m",
+            "-u",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            &script,
+        ]);
+        let holder = command.stdin(Stdio::null()).spawn().unwrap();
+        eventually("another machine", || yard.path("machine").exists());
+        Machine { holder }
+    }
+
+    /// Runs the program there; whether that went well, and what it says.
+    fn nacre(&self, yard: &Yard, words: &[&str]) -> (bool, String) {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.holder.id().to_string(), "-m", "-u", "--wd=/"]).arg(nacre()).args(words);
+        command.env("NACRE_STATE_DIR", yard.path("other-state")).env("LC_ALL", "C").env("NO_COLOR", "1");
+        let output = finish(&mut command);
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+#[test]
+fn one_of_two_machines_has_the_pool() {
+    needs!(as_root() && has_moto());
+    let pool = InBucket::made(&[]);
+    pool.sh("echo first > at/a; sync at/a");
+    let machine = Machine::begun("elsewhere", &pool.yard);
+    let keys = pool.yard.path("keys").display().to_string();
+    let way = ["--endpoint", &pool.moto.endpoint, "--profile", "test", "--credentials-file", &keys];
+    let altroot = pool.yard.path("there").display().to_string();
+    let import = |more: &[&str]| {
+        machine.nacre(&pool.yard, &[&["pool", "import", "-R", &altroot][..], more, &way, &[&pool.address]].concat())
+    };
+    // A writer that was idle for long is no reason: it is asked for.
+    let (done, said) = import(&[]);
+    assert!(
+        !done && said.contains("previously in use from another system") && said.contains("Last accessed by"),
+        "{said}"
+    );
+    pool.sh("echo second > at/b; sync at/b");
+    let (done, said) = import(&["-f"]);
+    assert!(done, "{said}");
+    let (done, said) = machine.nacre(&pool.yard, &["pool", "status", &pool.name]);
+    assert!(done && said.contains("ONLINE"), "{said}");
+    let (_, mounted) = machine.nacre(&pool.yard, &["fs", "list", "-H", "-o", "name,mounted", &pool.name]);
+    assert!(mounted.contains("yes"), "{mounted}");
+    // The one before acknowledges nothing any more, and says who has the pool.
+    let late =
+        finish(Command::new("sh").args(["-c", "echo third > at/c; sync at/c"]).current_dir(pool.yard.place.path()));
+    assert!(!late.status.success(), "{late:?}");
+    eventually("a suspended pool", || pool.status().contains("SUSPENDED"));
+    // A block of the log tells less than a root.
+    let status = pool.status();
+    assert!(
+        status.contains("taken over by 'elsewhere'") || status.contains("another program writes to the pool"),
+        "{status}"
+    );
+    let removed = pool.moto.keys("one/tank/seg/").len();
+    pool.yard.nacre(&["pool", "export", "-f", "%"]);
+    assert_eq!(pool.moto.keys("one/tank/seg/").len(), removed, "it removes nothing of the other's");
+    // What it acknowledged before is there.
+    let (done, said) = machine.nacre(&pool.yard, &["pool", "scrub", "-w", &pool.name]);
+    assert!(done, "{said}");
+    let (done, said) = machine.nacre(&pool.yard, &["pool", "export", &pool.name]);
+    assert!(done, "{said}");
+    // It was exported: nobody has to be asked.
+    pool.import();
+    assert_eq!(pool.sh("cat at/a at/b; ls at"), "first\nsecond\na\nb\n");
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+}
+
+#[test]
+fn what_cannot_be_changes_nothing() {
+    needs!(as_root() && has_moto());
+    let pool = InBucket::made(&[]);
+    let before = pool.moto.keys("");
+    let other = pool.yard.name("no");
+    let refused = |way: &[&str], address: &str| {
+        let (_, said) = pool.yard.refused(&[&["pool", "create", "-m", "none"][..], way, &[&other, address]].concat());
+        assert!(!said.contains(SECRET));
+        said
+    };
+    assert!(refused(&pool.way(), "s3://nothing/p").contains("there is no bucket 'nothing'"));
+    assert!(refused(&pool.way(), &pool.address).contains(&format!("is part of active pool '{}'", pool.name)));
+    let endpoint = ["--endpoint", pool.moto.endpoint.as_str()];
+    let without = [&endpoint[..], &["--credentials-file", "none"]].concat();
+    assert!(refused(&without, "s3://pools/new").contains("credentials in"));
+    let without = [&endpoint[..], &["--credentials-file", "keys", "--profile", "other"]].concat();
+    assert!(refused(&without, "s3://pools/new").contains("profile 'other' is not there"));
+    assert!(refused(&pool.way(), "s3://pools/a//b").contains("a prefix has"));
+    assert!(refused(&pool.way(), "gs://pools/b").contains("pools lie on devices, in s3://BUCKET/PREFIX"));
+    pool.moto.weather(Weather::Forbidden);
+    assert!(
+        refused(&pool.way(), "s3://pools/new")
+            .contains("the server refuses these credentials (403 SignatureDoesNotMatch)")
+    );
+    pool.moto.weather(Weather::Careless);
+    assert!(refused(&pool.way(), "s3://pools/new").contains("this store makes an object that is there once more"));
+    pool.moto.weather(Weather::Fair);
+    pool.yard.nacre(&["pool", "export", "%"]);
+    assert!(refused(&pool.way(), &pool.address).contains(&format!("holds exported pool '{}'", pool.name)));
+    pool.moto.weather(Weather::Careless);
+    let (_, said) = pool.yard.refused(&["pool", "import", "%"]);
+    assert!(said.contains("this store makes an object that is there once more"), "{said}");
+    pool.moto.weather(Weather::Fair);
+    pool.import();
+    for words in
+        [&["add", "%", "/x"][..], &["trim", "%"], &["offline", "%", "s3://pools/one/tank"], &["set", "log=local", "%"]]
+    {
+        pool.yard.refused(&[&["pool"], words].concat());
+    }
+    assert!(
+        pool.yard.refused(&["pool", "add", "%", "/x"]).1.contains("it lies in an object store, and has no devices")
+    );
+    let roots = |keys: &[String]| keys.iter().filter(|key| key.contains("/pool/")).cloned().collect::<Vec<_>>();
+    assert_eq!(roots(&before)[0], roots(&pool.moto.keys(""))[0], "the pool is the same");
+    assert!(!pool.moto.keys("").iter().any(|key| key.starts_with("new") || key.contains("probe")));
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+}
+
+#[test]
+fn a_pool_in_a_directory_needs_no_server() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at) = (yard.name("dir"), yard.path("at"));
+    let bucket = yard.path("bucket");
+    let address = format!("file://{}", bucket.display());
+    let create = ["pool", "create", "-o", "log=none", "-m", at.to_str().unwrap(), &name, &address];
+    assert!(yard.refused(&create).1.contains("there is no directory"));
+    fs::create_dir(&bucket).unwrap();
+    yard.nacre(&create);
+    let count =
+        |kind: &str| sh(&bucket, &format!("find {kind} -type f 2>/dev/null | wc -l")).trim().parse::<u64>().unwrap();
+    let synced = |number: u32| sh(&at, &format!("echo {number} > f{number}; sync f{number}"));
+    // An fsync is a commit, and nothing goes to the log.
+    let before = count("roots");
+    (0..3).for_each(|number| drop(synced(number)));
+    assert!(count("roots") >= before + 3, "{} roots, {before} before", count("roots"));
+    assert_eq!(count("log"), 0);
+    yard.end(&name, Signal::KILL);
+    yard.nacre(&["pool", "import", "%"]);
+    assert_eq!(sh(&at, "cat f0 f1 f2"), "0\n1\n2\n");
+    // With the log, an fsync is an object of it.
+    yard.nacre(&["pool", "set", "log=remote", "%"]);
+    assert_eq!(yard.nacre(&["pool", "get", "-H", "-o", "value", "log", "%"]), "remote\n");
+    synced(3);
+    assert!(count("log") > 0);
+    yard.end(&name, Signal::KILL);
+    yard.nacre(&["pool", "import", "%"]);
+    assert_eq!(sh(&at, "cat f3"), "3\n");
+    // Much is written ahead of the commits.
+    sh(&at, "head -c 150000000 /dev/zero | tr '\\0' x > much; sync much; cksum much > ../sum; sync -f .");
+    yard.nacre(&["pool", "export", "%"]);
+    yard.nacre(&["pool", "import", "%"]);
+    sh(&at, "cksum much | cmp - ../sum");
+    yard.nacre(&["pool", "destroy", "%"]);
+    assert_eq!(sh(&bucket, "find . -type f"), "");
+}
