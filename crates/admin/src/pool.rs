@@ -333,7 +333,7 @@ impl PoolRequest {
             Self::Attach { .. } => "attach a device of",
             Self::Detach { .. } => "detach a device of",
             Self::Remove { .. } | Self::Leave { .. } => "remove a device of",
-            Self::Widen { .. } | Self::Convert { .. } | Self::Rebalance | Self::Reshape(_) | Self::Plan(_) => {
+            Self::Widen { .. } | Self::Convert { .. } | Self::Rebalance | Self::Reshape(_) | Self::Plan { .. } => {
                 "change the shape of"
             }
             Self::Offline { .. } => "take offline a device of",

@@ -86,8 +86,8 @@ fn refused<T>(why: impl Into<String>) -> Result<T, AddressError> {
 /// Whether somebody who has written this means an address, right or wrong, and not a device.
 #[must_use]
 pub fn is_address(word: &Path) -> bool {
-    let is = |start: &&str| word.to_str().is_some_and(|text| text.starts_with(*start));
-    [S3, DIRECTORY].iter().any(|start| is(&start)) || OTHERS.iter().any(|start| is(&start))
+    let is = |start: &str| word.to_str().is_some_and(|text| text.starts_with(start));
+    [S3, DIRECTORY].into_iter().chain(OTHERS).any(is)
 }
 
 fn is_plain(text: &str, also: &str) -> bool {

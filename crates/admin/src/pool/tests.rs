@@ -152,7 +152,7 @@ fn a_spare_stands_in_by_itself() {
     until(&|status| status.figures.devices[2].beside.is_none() && status.figures.health == "ONLINE");
     pool.export().unwrap();
     let pool = Imported::open(
-        sims.iter().map(|sim| Arc::clone(sim) as Arc<dyn Device>).collect(),
+        sims.iter().map(|sim| Arc::clone(sim) as Arc<dyn Device>).collect::<Vec<_>>(),
         Access::ReadWrite,
         None,
         opening(),

@@ -112,10 +112,17 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
 
 /// What was asked of a bucket since the import.
 fn asked(requests: &RequestFigures) -> String {
-    let RequestFigures { puts, gets, lists, deletes, again, sent, received } = *requests;
+    let RequestFigures { puts, gets, lists, deletes, again, sent, received, kept } = *requests;
     let (sent, received) = (human_bytes(sent), human_bytes(received));
     let again = if again == 0 { String::new() } else { format!(", {again} of them once more") };
-    format!("{puts} PUT, {gets} GET, {lists} LIST, {deletes} DELETE{again}; {sent} sent, {received} received")
+    let kept = kept.map_or_else(String::new, |kept| {
+        let (bytes, limit) = (human_bytes(kept.bytes), human_bytes(kept.limit));
+        format!(
+            "\n  kept: {bytes} of at most {limit} on this machine; {} parts found there, {} not",
+            kept.hits, kept.misses
+        )
+    });
+    format!("{puts} PUT, {gets} GET, {lists} LIST, {deletes} DELETE{again}; {sent} sent, {received} received{kept}")
 }
 
 /// What is wrong, and what to do.
