@@ -23,7 +23,7 @@ use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
 use crate::pool::devices::Opened;
-use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts, properties};
+use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -504,7 +504,7 @@ impl Imported {
             self.pool.set_properties(&edits).map_err(|error| Refusal::pool(doing(), &error))?;
         }
         if !pool.is_empty() {
-            let fits = pool.iter().try_for_each(|(name, _)| properties::log_of_bucket(self, name));
+            let fits = pool.iter().try_for_each(|(name, _)| in_bucket::check_property(self.bucket.is_some(), name));
             fits.map_err(|refusal| Refusal { what: format!("{}: {}", doing(), refusal.what), ..refusal })?;
             let changes: Vec<(&str, Option<&str>)> =
                 pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();

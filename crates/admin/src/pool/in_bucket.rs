@@ -11,6 +11,17 @@ use nacre_pool::label::{Identity, PoolState};
 
 use crate::refusal::{Kind, Refusal};
 
+/// The property that says what makes an fsync durable.
+pub(super) const LOG: &str = "log";
+
+/// Refuses that property where the pool lies on devices.
+pub(crate) fn check_property(is_in_bucket: bool, name: &str) -> Result<(), Refusal> {
+    match is_in_bucket {
+        false if name == LOG => Err(Refusal::new(Kind::Invalid, "'log' is a property of pools in object stores")),
+        _ => Ok(()),
+    }
+}
+
 /// What a bucket did, or did not.
 fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
     let kind = match error {

@@ -3,6 +3,7 @@
 use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, features, pool_property};
 
 use super::figures::{Figures, SPECIAL, percent};
+use super::in_bucket;
 use crate::{Imported, Kind, Refusal};
 
 /// A value: canonical, as people read it, and where it comes from.
@@ -35,7 +36,7 @@ pub fn names(pool: &Figures) -> Vec<String> {
         "listsnapshots",
     ];
     let in_bucket = pool.devices.iter().any(|device| device.requests.is_some());
-    let has = |name: &&str| !first.contains(name) && (in_bucket || *name != LOG);
+    let has = |name: &&str| !first.contains(name) && (in_bucket || *name != in_bucket::LOG);
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(has);
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
     let known =
@@ -143,17 +144,6 @@ pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String)
     Ok((resolve(name)?.0, canonical))
 }
 
-/// What makes an fsync durable in a pool that lies in a bucket.
-const LOG: &str = "log";
-
-/// Refuses that property where the pool lies on devices.
-pub(crate) fn log_of_bucket(pool: &Imported, name: &str) -> Result<(), Refusal> {
-    match pool.bucket {
-        None if name == LOG => Err(Refusal::new(Kind::Invalid, "'log' is a property of pools in object stores")),
-        _ => Ok(()),
-    }
-}
-
 /// Sets a property of an imported pool. An empty value of a user property removes it.
 ///
 /// # Errors
@@ -186,7 +176,8 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
             Ok(())
         };
     }
-    log_of_bucket(pool, &name).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
+    in_bucket::check_property(pool.bucket.is_some(), &name)
+        .map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
     let removes = name.contains(':') && value.is_empty();
     let change = (name.as_str(), (!removes).then_some(value.as_str()));
     pool.pool.set_pool_properties(&[change]).map_err(|error| Refusal::pool(&doing, &error))?;
