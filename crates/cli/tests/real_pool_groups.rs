@@ -828,8 +828,9 @@ fn a_spare_stands_in_by_itself_and_is_given_back() {
     assert!(yard.nacre(&["pool", "list", "-Hv", "-o", "name,health", &name]).contains(&format!("{}\tAVAIL", spare(0))));
     yard.nacre(&["pool", "remove", &name, &spare(1)]);
     assert!(!status().contains("s1"), "{}", status());
-    let (_, said) = yard.refused(&["pool", "remove", &name, yard.path("d1").to_str().unwrap()]);
-    assert!(said.contains("cannot remove"), "{said}");
+    let two = ["d1", "d2"].map(|device| yard.path(device).display().to_string());
+    let (_, said) = yard.refused(&["pool", "remove", &name, &two[0], &two[1]]);
+    assert!(said.contains("cannot remove") && said.contains("needs 2 devices"), "{said}");
     fs::write(at.join("before"), Random(1).bytes(20 << 20)).unwrap();
     yard.nacre(&["pool", "sync", &name]);
     // The disk of one has no room any more.
