@@ -71,7 +71,11 @@ impl Store {
                 }
             };
             self.clean(budget, true, &mut uncleanable, &mut done, &special)?;
-            let pressed = [pressure(&self.map.read()), special(&self.map.read())] != [Pressure::None; 2];
+            let pressed = {
+                // Taken once: a second time would wait for a writer that waits for the first.
+                let map = self.map.read();
+                [pressure(&map), special(&map)] != [Pressure::None; 2]
+            };
             if !pressed {
                 self.double(budget, &mut uncleanable, &mut done)?;
             }
