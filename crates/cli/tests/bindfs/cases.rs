@@ -415,4 +415,4 @@ pub const REFUSED: &[(&str, &[&str])] =
     &[("-o allow_root", &["-o", "allow_root"]), ("-o modules=", &["-o", "modules=subdir,subdir=/"])];
 
 /// Lines of the documentation that are tested by a function of their own.
-pub const ELSEWHERE: &[&str] = &["bindfs#SOURCE", "SIGUSR1", "--daemon"];
+pub const ELSEWHERE: &[&str] = &["bindfs#SOURCE", "SIGUSR1", "--daemon", "--survive"];
