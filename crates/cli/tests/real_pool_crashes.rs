@@ -34,14 +34,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 fn round(pool: &Pool, loads: Vec<Box<dyn Load>>, random: &mut Random) -> Vec<Box<dyn Load>> {
     let dead = Arc::new(Dead::default());
     let process = pool.process(&pool.name);
-    let start = |mut load: Box<dyn Load>| {
-        let (at, dead, seed) = (pool.at(""), Arc::clone(&dead), random.next());
-        std::thread::spawn(move || {
-            load.work(&at, seed, &dead);
-            load
-        })
-    };
-    let working: Vec<_> = loads.into_iter().map(start).collect();
+    let working = crashing::begin(loads, &pool.at(""), &dead, random);
     std::thread::sleep(Duration::from_millis(50 + random.below(5000)));
     dead.set();
     Yard::end_process(process, rustix::process::Signal::KILL);

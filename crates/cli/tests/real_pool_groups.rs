@@ -17,6 +17,7 @@ use crashing::{Dead, Load, Random, programs};
 use mounting::{as_root, eventually, needs, pools::Yard};
 use std::{
     fs::{self, File, OpenOptions},
+    mem,
     os::unix::fs::FileExt,
     path::PathBuf,
     sync::Arc,
@@ -209,14 +210,7 @@ fn campaign(short: &str, groups: &[(&str, usize)], size: &'static str, seed: u64
     let (mut harmed, mut kills) = (Vec::new(), 0);
     for round in 0..number("NACRE_POOL_ROUNDS", 1) {
         let dead = Arc::new(Dead::default());
-        let start = |mut load: Box<dyn Load>, seed| {
-            let (at, dead) = (pool.at.clone(), Arc::clone(&dead));
-            thread::spawn(move || {
-                load.work(&at, seed, &dead);
-                load
-            })
-        };
-        let working: Vec<_> = loads.drain(..).map(|load| start(load, random.next())).collect();
+        let working = crashing::begin(mem::take(&mut loads), &pool.at, &dead, &mut random);
         thread::sleep(Duration::from_millis(random.below(1500)));
         let (mut what, mut hit) = (format!("{short}, seed {seed}, round {round}:"), Vec::new());
         for (devices, parity) in &pool.groups {

@@ -1,6 +1,6 @@
 //! Loads on a mount whose process dies at any moment, and what has to be left of them.
 //!
-//! Callers: `real_pool_crashes.rs`. Each load knows what it was promised: by an fsync, a commit of
+//! Callers: `real_pool_crashes.rs`, `real_pool_groups.rs`, `real_walk.rs`. Each load knows what it was promised: by an fsync, a commit of
 //! a database, a finished clone. What ends a load is the death of the mount, and only that: an
 //! error before that is a failure.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -11,7 +11,9 @@ pub mod snapshots;
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 /// Random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]
@@ -69,6 +71,21 @@ pub trait Load: Send {
 
     /// What was promised so far, for the report.
     fn promises(&self) -> String;
+}
+
+/// A load at work; it comes back when the mount is dead.
+pub type Working = JoinHandle<Box<dyn Load>>;
+
+/// Sets loads to work, each with a seed of its own.
+pub fn begin(loads: Vec<Box<dyn Load>>, at: &Path, dead: &Arc<Dead>, random: &mut Random) -> Vec<Working> {
+    let start = |mut load: Box<dyn Load>| {
+        let (at, dead, seed) = (at.to_owned(), Arc::clone(dead), random.next());
+        thread::spawn(move || {
+            load.work(&at, seed, &dead);
+            load
+        })
+    };
+    loads.into_iter().map(start).collect()
 }
 
 /// Panics unless an error is one of a dead mount.

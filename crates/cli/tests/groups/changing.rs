@@ -33,14 +33,7 @@ fn through(
 ) {
     let what = format!("{change:?}");
     let dead = Arc::new(Dead::default());
-    let start = |mut load: Box<dyn Load>, seed| {
-        let (at, dead) = (pool.at.clone(), Arc::clone(&dead));
-        thread::spawn(move || {
-            load.work(&at, seed, &dead);
-            load
-        })
-    };
-    let working: Vec<_> = loads.drain(..).map(|load| start(load, random.next())).collect();
+    let working = crashing::begin(mem::take(loads), &pool.at, &dead, random);
     thread::sleep(Duration::from_millis(random.below(700)));
     // It has not ended when the process is killed.
     pool.yard.nacre(&["pool", "reshape", "--rate", "8M", &pool.name]);
