@@ -952,41 +952,7 @@ fn a_crash_in_a_change_leaves_the_old_or_the_new() {
             model.write().unwrap();
         }
         model.commit().unwrap();
-        drop(model.store.take());
-        let images: Vec<Arc<Simulator>> = model.devices.into_values().collect();
-        let (mut cut, mut ended) = (1, false);
-        while !ended {
-            let fuse = Fuse::default();
-            let sims: Vec<Arc<Simulator>> = images
-                .iter()
-                .map(|device| Arc::new(device.copy()))
-                .chain((0..more).map(|at| Arc::new(Simulator::new(&format!("more{at}"), 64 * MIB))))
-                .collect();
-            let fused = |device: &Arc<Simulator>| fuse.on(device);
-            let (old, new) = sims.split_at(images.len());
-            let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1 };
-            let (store, _) = Store::open(old.iter().map(fused).collect(), &import).unwrap();
-            fuse.set(cut);
-            CRASHES.fetch_add(1, Ordering::Relaxed);
-            ended = change(&store, new.iter().map(fused).collect()).is_ok();
-            drop(store);
-            sims.iter().enumerate().for_each(|(at, device)| device.crash(seed + cut * 31 + at as u64));
-            // Those that have a label of the pool are found.
-            let is_found =
-                |device: &&Arc<Simulator>| nacre_pool::label::probe(&***device).is_ok_and(|found| found.is_some());
-            let found: Vec<&Arc<Simulator>> = sims.iter().filter(is_found).collect();
-            let store = open(&found, Access::ReadWrite).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-            let read = |store: &Store| {
-                for (number, pointer) in &model.now {
-                    let read = store.read(pointer).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-                    assert!(*read == *content(*number), "{what} cut at {cut}");
-                }
-            };
-            read(&store);
-            resilver(&store, 2000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-            read(&store);
-            cut += if cut < 14 { 1 } else { every };
-        }
-        println!("campaign: {what}: up to write {cut}; {} crashes", CRASHES.load(Ordering::Relaxed));
+        let next = |cut| cut + if cut < 14 { 1 } else { every };
+        group_cases::cuts::cut(what, model, more, seed, change, next, |store| resilver(store, 2000));
     }
 }

@@ -1,5 +1,6 @@
 //! Parts of the tests of groups of devices (`groups.rs`).
 
+pub mod cuts;
 pub mod fused;
 mod missing;
 mod reshape;

@@ -1,6 +1,7 @@
 //! Pools that change their shape: devices and groups that leave, groups that become wider, narrower or
 //! others, among everything else that can happen to them.
 
+use super::cuts;
 use crate::*;
 
 use nacre_pool::backend::NewShape;
@@ -479,8 +480,6 @@ fn devices_are_evened_out() {
     model.again();
 }
 
-type Case = (&'static str, Vec<(GroupKind, usize)>, usize, fn(&Store, Vec<Arc<dyn Device>>) -> Result<(), PoolError>);
-
 fn begin(store: &Store, shape: &NewShape, new: &[Arc<dyn Device>]) -> Result<(), PoolError> {
     let guids: Vec<u64> = (50..).take(new.len()).collect();
     store.begin_change(shape, new, &guids)?;
@@ -533,42 +532,11 @@ fn a_crash_in_a_change_of_shape_loses_nothing() {
     for (what, groups, more, change) in cases {
         let mut model = Model::new(&groups, &[64], 43);
         model.write_some(15);
-        drop(model.store.take());
-        let images: Vec<Arc<Simulator>> = model.devices.into_values().collect();
-        let (mut cut, mut ended) = (1, false);
-        while !ended {
-            let fuse = Fuse::default();
-            let sims: Vec<Arc<Simulator>> = images
-                .iter()
-                .map(|device| Arc::new(device.copy()))
-                .chain((0..more).map(|at| Arc::new(Simulator::new(&format!("more{at}"), 64 * MIB))))
-                .collect();
-            let fused = |device: &Arc<Simulator>| fuse.on(device);
-            let (old, new) = sims.split_at(images.len());
-            let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1 };
-            let (store, _) = Store::open(old.iter().map(fused).collect(), &import).unwrap();
-            fuse.set(cut);
-            CRASHES.fetch_add(1, Ordering::Relaxed);
-            ended = change(&store, new.iter().map(fused).collect()).is_ok();
-            drop(store);
-            sims.iter().enumerate().for_each(|(at, device)| device.crash(cut * 31 + at as u64));
-            let is_found =
-                |device: &&Arc<Simulator>| nacre_pool::label::probe(&***device).is_ok_and(|found| found.is_some());
-            let found: Vec<&Arc<Simulator>> = sims.iter().filter(is_found).collect();
-            let store = open(&found, Access::ReadWrite).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-            let read = || {
-                for (number, pointer) in &model.now {
-                    let read = store.read(pointer).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-                    assert!(*read == *content(*number), "{what} cut at {cut}");
-                }
-            };
-            read();
-            resilver(&store, 2000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-            to_the_end(&store, 3000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
-            read();
-            cut += if cut < 14 { closely } else { every };
-        }
-        println!("campaign: {what}: up to write {cut}; {} crashes", CRASHES.load(Ordering::Relaxed));
+        let next = |cut| cut + if cut < 14 { closely } else { every };
+        cuts::cut(what, model, more, 0, change, next, |store| {
+            resilver(store, 2000)?;
+            to_the_end(store, 3000)
+        });
     }
 }
 
