@@ -17,6 +17,7 @@ use nacre_pool::properties::{OF_NEW_POOLS, spelling};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
+use nacre_remote::Address;
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::now;
@@ -623,6 +624,12 @@ impl Imported {
             Some(address) => vec![PathBuf::from(address)],
             None => self.devices.read().iter().map(|device| PathBuf::from(Device::name(&**device))).collect(),
         }
+    }
+
+    /// The server of the bucket that it lies in, where its address names one.
+    pub(crate) fn endpoint(&self) -> Option<String> {
+        let address = Address::parse(self.address.as_ref()?).ok()?;
+        address.endpoint().map(ToOwned::to_owned)
     }
 
     /// Adds devices; frames go to them from now on.

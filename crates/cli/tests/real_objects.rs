@@ -298,6 +298,12 @@ fn what_cannot_be_changes_nothing() {
     };
     assert!(refused(&pool.way(), "s3://nothing/p").contains("there is no bucket 'nothing'"));
     assert!(refused(&pool.way(), &pool.address).contains(&format!("is part of active pool '{}'", pool.name)));
+    // The bucket of this name on another server is another one.
+    let elsewhere = Moto::start();
+    let way = ["--endpoint", &elsewhere.endpoint, "--profile", "test", "--credentials-file", "keys"];
+    pool.yard.nacre(&[&["pool", "create", "-m", "none"][..], &way, &[&other, &pool.address]].concat());
+    assert!(!elsewhere.keys("one/").is_empty());
+    pool.yard.nacre(&["pool", "destroy", &other]);
     let endpoint = ["--endpoint", pool.moto.endpoint.as_str()];
     let without = [&endpoint[..], &["--credentials-file", "none"]].concat();
     assert!(refused(&without, "s3://pools/new").contains("credentials in"));

@@ -36,6 +36,13 @@ pub struct S3Address {
     pub bucket: String,
     /// What all names of objects begin with, without a slash at its end; may be empty.
     pub prefix: String,
+    /// What leads there, and what is kept of it here.
+    pub settings: Settings,
+}
+
+/// What leads to a place in a bucket: behind the `?` of its address, or options of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
     /// The server; without, Amazon's of the region.
     pub endpoint: Option<String>,
     /// The region.
@@ -47,23 +54,6 @@ pub struct S3Address {
     /// The directory on this machine in which parts of it are kept.
     pub cache_dir: Option<PathBuf>,
     /// How much of it is kept at most, bytes; 0: nothing.
-    pub cache_size: Option<u64>,
-}
-
-/// What a command line adds to an address.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// `--endpoint`.
-    pub endpoint: Option<String>,
-    /// `--region`.
-    pub region: Option<String>,
-    /// `--profile`.
-    pub profile: Option<String>,
-    /// `--credentials-file`.
-    pub credentials_file: Option<PathBuf>,
-    /// `--cache-dir`.
-    pub cache_dir: Option<PathBuf>,
-    /// `--cache-size`, bytes.
     pub cache_size: Option<u64>,
 }
 
@@ -122,25 +112,25 @@ impl Address {
                 "'{text}': a prefix has letters, digits, '-', '.', '_', and '/' between its parts"
             ));
         }
-        let mut found = S3Address { bucket: bucket.to_owned(), prefix: prefix.to_owned(), ..S3Address::default() };
+        let mut settings = Settings::default();
         for setting in query.split('&').filter(|setting| !setting.is_empty()) {
             let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
             let value = value.to_owned();
             match name {
-                "endpoint" => found.endpoint = Some(value),
-                "region" => found.region = Some(value),
-                "profile" => found.profile = Some(value),
-                "credentials-file" => found.credentials_file = Some(value.into()),
-                "cache-dir" => found.cache_dir = Some(value.into()),
+                "endpoint" => settings.endpoint = Some(value),
+                "region" => settings.region = Some(value),
+                "profile" => settings.profile = Some(value),
+                "credentials-file" => settings.credentials_file = Some(value.into()),
+                "cache-dir" => settings.cache_dir = Some(value.into()),
                 "cache-size" => match value.parse() {
-                    Ok(size) => found.cache_size = Some(size),
+                    Ok(size) => settings.cache_size = Some(size),
                     Err(_) => return refused(format!("'{text}': '{value}' is no size in bytes")),
                 },
                 _ => return refused(format!("'{text}': there is no setting '{name}'")),
             }
         }
-        found.check()?;
-        Ok(Self::S3(found))
+        settings.check()?;
+        Ok(Self::S3(S3Address { bucket: bucket.to_owned(), prefix: prefix.to_owned(), settings }))
     }
 
     /// The same address with what a command line says besides, and with what the environment says
@@ -151,22 +141,33 @@ impl Address {
     pub fn with(self, settings: Settings, environment: impl Fn(&str) -> Option<String>) -> Result<Self, AddressError> {
         let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         match self {
-            Self::S3(mut found) => {
-                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size } = settings;
-                found.cache_dir = cache_dir.or(found.cache_dir);
-                found.cache_size = cache_size.or(found.cache_size);
-                found.endpoint = endpoint.or(found.endpoint).or_else(|| of(&ENDPOINTS));
-                found.region = region.or(found.region).or_else(|| of(&REGIONS));
-                found.profile = profile.or(found.profile).or_else(|| of(&[PROFILE]));
-                let file = credentials_file.or(found.credentials_file);
-                found.credentials_file = file.or_else(|| of(&[CREDENTIALS_FILE]).map(PathBuf::from));
-                found.check()?;
-                Ok(Self::S3(found))
+            Self::S3(place) => {
+                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size } = place.settings;
+                let file = settings.credentials_file.or(credentials_file);
+                let settings = Settings {
+                    endpoint: settings.endpoint.or(endpoint).or_else(|| of(&ENDPOINTS)),
+                    region: settings.region.or(region).or_else(|| of(&REGIONS)),
+                    profile: settings.profile.or(profile).or_else(|| of(&[PROFILE])),
+                    credentials_file: file.or_else(|| of(&[CREDENTIALS_FILE]).map(PathBuf::from)),
+                    cache_dir: settings.cache_dir.or(cache_dir),
+                    cache_size: settings.cache_size.or(cache_size),
+                };
+                settings.check()?;
+                Ok(Self::S3(S3Address { settings, ..place }))
             }
             Self::Directory(_) if settings != Settings::default() => refused(
                 "a directory has no endpoint, region, profile or credentials, and no part of it is kept elsewhere",
             ),
             directory => Ok(directory),
+        }
+    }
+
+    /// The server that it names: the same bucket of another one is another place.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&str> {
+        match self {
+            Self::S3(place) => place.settings.endpoint.as_deref().map(|endpoint| endpoint.trim_end_matches('/')),
+            Self::Directory(_) => None,
         }
     }
 
@@ -181,10 +182,10 @@ impl Address {
     }
 }
 
-impl S3Address {
+impl Settings {
     fn check(&self) -> Result<(), AddressError> {
         let bad = |value: &str| value.is_empty() || value.chars().any(|one| one == '&' || one.is_control());
-        for (name, value) in self.settings() {
+        for (name, value) in self.named() {
             if bad(&value) {
                 return refused(format!("'{value}' is no {name}"));
             }
@@ -207,7 +208,7 @@ impl S3Address {
         Ok(())
     }
 
-    fn settings(&self) -> Vec<(&'static str, String)> {
+    fn named(&self) -> Vec<(&'static str, String)> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let all = [
             ("endpoint", self.endpoint.clone()),
@@ -225,7 +226,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())?;
         let Self::S3(found) = self else { return Ok(()) };
-        for (at, (name, value)) in found.settings().into_iter().enumerate() {
+        for (at, (name, value)) in found.settings.named().into_iter().enumerate() {
             write!(f, "{}{name}={value}", if at == 0 { '?' } else { '&' })?;
         }
         Ok(())
@@ -252,6 +253,9 @@ mod tests {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Address::parse("s3://bucket/a/").unwrap().name(), "s3://bucket/a");
+        let endpoint = |text: &str| Address::parse(text).unwrap().endpoint().map(ToOwned::to_owned);
+        assert_eq!(endpoint("s3://bucket?endpoint=http://a/"), endpoint("s3://bucket?endpoint=http://a"));
+        assert_eq!((endpoint("s3://bucket"), endpoint("file:///d")), (None, None));
         for wrong in [
             "s3://",
             "s3:///a",

@@ -53,8 +53,8 @@ fn has_role(environment: Environment<'_>) -> bool {
 
 /// Whether they come from the environment of this process alone.
 pub(crate) fn are_of_environment(place: &S3Address, environment: Environment<'_>) -> bool {
-    place.profile.is_none()
-        && place.credentials_file.is_none()
+    place.settings.profile.is_none()
+        && place.settings.credentials_file.is_none()
         && (there(environment, KEY).is_some() || has_role(environment))
 }
 
@@ -78,9 +78,9 @@ pub(crate) fn give(
         found.newest()?;
         io::Result::Ok(Arc::new(found))
     };
-    if place.profile.is_some() || place.credentials_file.is_some() {
-        let profile = place.profile.as_deref().unwrap_or(DEFAULT);
-        let file = place.credentials_file.clone().or_else(|| usual_file(environment));
+    if place.settings.profile.is_some() || place.settings.credentials_file.is_some() {
+        let profile = place.settings.profile.as_deref().unwrap_or(DEFAULT);
+        let file = place.settings.credentials_file.clone().or_else(|| usual_file(environment));
         let file = file.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "there is no home directory for '.aws'"))?;
         return Ok(builder.with_credentials(of_file(file, profile)?));
     }
@@ -105,7 +105,7 @@ pub(crate) fn give(
     if let Some(file) = usual_file(environment).filter(|file| file.exists()) {
         return Ok(builder.with_credentials(of_file(file, DEFAULT)?));
     }
-    if place.endpoint.is_none() {
+    if place.settings.endpoint.is_none() {
         // Asks the machine with the first request.
         return Ok(builder);
     }
@@ -188,6 +188,7 @@ fn profile(text: &str, name: &str, path: &Path) -> io::Result<AwsCredential> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::Settings;
 
     const FILE: &str = "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key=B\n\n[profile  b]\nAWS_ACCESS_KEY_ID=C\naws_secret_access_key = D=E\naws_session_token = T\n[half]\naws_access_key_id = hidden\n";
 
@@ -224,8 +225,10 @@ mod tests {
         fs::write(&path, FILE).unwrap();
         let with_keys = |name: &str| [KEY, SECRET].contains(&name).then(|| "x".to_owned());
         let half = |name: &str| (name == KEY).then(|| "x".to_owned());
-        let here = S3Address { endpoint: Some("http://x".into()), ..S3Address::default() };
-        let named = S3Address { credentials_file: Some(path), profile: Some("c".into()), ..here.clone() };
+        let settings = Settings { endpoint: Some("http://x".into()), ..Settings::default() };
+        let here = S3Address { settings: settings.clone(), ..S3Address::default() };
+        let settings = Settings { credentials_file: Some(path), profile: Some("c".into()), ..settings };
+        let named = S3Address { settings, ..S3Address::default() };
         let builder = AmazonS3Builder::new;
         assert!(give(builder(), &named, &with_keys).unwrap_err().to_string().contains("profile 'c' is not there"));
         assert!(give(builder(), &here, &with_keys).is_ok());

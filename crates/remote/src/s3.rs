@@ -82,7 +82,7 @@ impl S3Bucket {
     ) -> io::Result<Self> {
         let counters = Arc::<Counters>::default();
         let options = ClientOptions::new()
-            .with_allow_http(place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
+            .with_allow_http(place.settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
             .with_connect_timeout(CONNECT)
             // Each request has a limit of its own, by its length.
             .with_timeout_disabled()
@@ -90,14 +90,14 @@ impl S3Bucket {
         let once = RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() };
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&place.bucket)
-            .with_region(place.region.as_deref().unwrap_or(REGION))
+            .with_region(place.settings.region.as_deref().unwrap_or(REGION))
             .with_client_options(options)
             .with_http_connector(Connector(Arc::clone(&counters)))
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             // One request each, so that what was asked can be counted.
             .with_disable_bulk_delete(true)
             .with_retry(once);
-        let builder = match &place.endpoint {
+        let builder = match &place.settings.endpoint {
             Some(endpoint) => builder.with_endpoint(endpoint),
             None => builder.with_virtual_hosted_style_request(true),
         };
@@ -278,6 +278,7 @@ impl Bucket for S3Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::Settings;
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpListener;
     use std::thread::JoinHandle;
@@ -317,7 +318,8 @@ mod tests {
             heads
         });
         let runtime = runtime().unwrap();
-        let place = S3Address { bucket: "b".to_owned(), prefix: "p/q".to_owned(), endpoint, ..S3Address::default() };
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place = S3Address { bucket: "b".to_owned(), prefix: "p/q".to_owned(), settings };
         let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
         (S3Bucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
     }

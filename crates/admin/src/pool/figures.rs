@@ -176,6 +176,9 @@ pub struct DeviceFigures {
     /// The place in this list of the device that it stands beside.
     #[serde(default)]
     pub beside: Option<usize>,
+    /// The server of it, where it is a bucket whose address names one.
+    #[serde(default)]
+    pub endpoint: Option<String>,
     /// What was asked of it, where it is a bucket.
     #[serde(default)]
     pub requests: Option<RequestFigures>,
@@ -578,6 +581,7 @@ fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
         spread: bucket.spread(),
         length: identity.members.first().map_or(0, |member| member.length),
         state: bucket.state().to_owned(),
+        endpoint: pool.endpoint(),
         requests: Some(RequestFigures::new(bucket.requests(), pool.cached.as_ref().map(|cached| cached.figures()))),
         ..DeviceFigures::default()
     }
@@ -636,6 +640,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             leaving,
             role: health.get(usize::from(index)).map_or("", role).to_owned(),
             beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
+            endpoint: None,
             requests: None,
         });
     }

@@ -44,7 +44,7 @@ fn open(directory: &Path, size: Option<u64>) -> io::Result<Option<Parts>> {
 
 /// The directory of a pool's own parts.
 fn place(address: &S3Address, pool: u64) -> Option<PathBuf> {
-    Some(address.cache_dir.clone().or_else(directory)?.join(format!("{pool:016x}")))
+    Some(address.settings.cache_dir.clone().or_else(directory)?.join(format!("{pool:016x}")))
 }
 
 /// Nothing is kept any more of a pool that is gone.
@@ -65,7 +65,7 @@ pub(crate) fn remove(address: &str, pool: u64) {
 /// A directory that was asked for and cannot be used.
 pub(crate) fn of(address: &str, pool: u64) -> Result<Option<Parts>, Refusal> {
     let Ok(Address::S3(address)) = Address::parse(address) else { return Ok(None) };
-    let (asked, size) = (address.cache_dir.is_some(), address.cache_size);
+    let (asked, size) = (address.settings.cache_dir.is_some(), address.settings.cache_size);
     let Some(place) = place(&address, pool).filter(|_| size != Some(0)) else { return Ok(None) };
     open(&place, size).or_else(|error| match asked {
         false => {

@@ -546,8 +546,9 @@ pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
         // One that was taken out is nobody's.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
-        let leads = |there: &DeviceFigures, device: &Path| {
-            same(Path::new(&there.path), device) || there.path == find::shown(device)
+        let leads = |there: &DeviceFigures, device: &Path| match Address::parse(&device.to_string_lossy()) {
+            Ok(address) => there.path == address.name() && there.endpoint.as_deref() == address.endpoint(),
+            Err(_) => same(Path::new(&there.path), device),
         };
         let taken = devices.iter().find(|device| own().any(|there| leads(there, device)));
         if let Some(device) = taken {
