@@ -429,6 +429,10 @@ impl Bucket for CountedBucket {
         self.bucket.attempts()
     }
 
+    fn hurry(&self) {
+        self.bucket.hurry();
+    }
+
     fn parallel(&self) -> usize {
         self.bucket.parallel()
     }

@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
@@ -57,6 +58,9 @@ impl std::fmt::Debug for Opening {
 const DAMAGE: &str = "damage";
 /// The longest text of it, bytes: a row of the catalog has no room for more.
 const DAMAGE_MOST: usize = 7000;
+
+/// So long a question waits for a commit to a store.
+const ANSWER: Duration = Duration::from_millis(300);
 
 /// An imported pool.
 pub struct Imported {
@@ -536,6 +540,19 @@ impl Imported {
             return Some(why);
         }
         self.pool.suspended().map(|error| error.to_string()).or_else(|| self.store.suspended().map(ToOwned::to_owned))
+    }
+
+    /// The pool is about to be let go: nobody waits for a device or a store that does not answer.
+    pub fn give_up(&self) {
+        self.failing.give_up();
+        if let Some(bucket) = &self.bucket {
+            bucket.hurry();
+        }
+    }
+
+    /// Whether questions are answered soon. A commit to a store takes as long as the way there.
+    pub(crate) fn answers(&self) -> bool {
+        self.bucket.is_none() || self.pool.answers_within(ANSWER) && self.store.answers_within(ANSWER)
     }
 
     /// The pool's name.

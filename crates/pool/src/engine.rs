@@ -323,6 +323,12 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Whether nobody commits, or has done within this time: questions wait for whoever does.
+    #[must_use]
+    pub fn answers_within(&self, time: std::time::Duration) -> bool {
+        self.admin.try_lock_for(time).is_some()
+    }
+
     /// Root directories of file systems that are made from now on belong to this user and group.
     pub fn belongs_to(&self, owner: (u32, u32)) {
         *self.owner.lock() = owner;

@@ -340,6 +340,13 @@ impl Store {
         self.committed.lock().identity.clone()
     }
 
+    /// Whether nobody commits, or has done within this time: what asks for roots and labels waits for
+    /// whoever does.
+    #[must_use]
+    pub fn answers_within(&self, time: std::time::Duration) -> bool {
+        self.committed.try_lock_for(time).is_some()
+    }
+
     /// The last durable root.
     #[must_use]
     pub fn root(&self) -> Root {

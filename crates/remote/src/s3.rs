@@ -10,10 +10,12 @@ use std::cell::Cell;
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use futures_util::future::{Either, select};
 use nacre_pool::backend::{Bucket, Put, Requests};
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
@@ -21,6 +23,7 @@ use object_store::{
     BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
 };
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use crate::address::S3Address;
 use crate::credentials;
@@ -33,6 +36,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 const REPLY: Duration = Duration::from_secs(10);
 /// What is sent or received at least in a second, bytes: a slower way counts as broken.
 const SLOWEST: u64 = 64 << 10;
+/// In a hurry a request gets this time, with all its attempts.
+const HURRY: Duration = Duration::from_secs(4);
+/// And this much is sent or received in a second, bytes.
+const HURRIED: u64 = 2 << 20;
 /// Requests that are made at the same time.
 const PARALLEL: usize = 8;
 /// The region where none is named, as everybody has it.
@@ -59,6 +66,8 @@ pub(crate) struct S3Bucket {
     name: String,
     counters: Arc<Counters>,
     runtime: &'static Runtime,
+    /// Whether somebody waits for the end.
+    hurry: watch::Sender<bool>,
 }
 
 /// How an attempt ended.
@@ -103,7 +112,7 @@ impl S3Bucket {
         };
         let builder = credentials::give(builder, place, environment)?;
         let store = builder.build().map_err(|error| io::Error::other(format!("{name}: {error}")))?;
-        Ok(Self { store, place: place.clone(), name, counters, runtime })
+        Ok(Self { store, place: place.clone(), name, counters, runtime, hurry: watch::Sender::new(false) })
     }
 
     /// The whole name of an object.
@@ -143,7 +152,20 @@ impl S3Bucket {
                 tokio::time::sleep(wait).await;
             }
         };
-        self.runtime.block_on(attempt)
+        let mut hurry = self.hurry.subscribe();
+        let end = async move {
+            // The bucket is there as long as its requests: it tells before it goes.
+            let _ = hurry.wait_for(|hurry| *hurry).await;
+            tokio::time::sleep(HURRY + Duration::from_secs(length / HURRIED)).await;
+        };
+        self.runtime.block_on(async {
+            match select(pin!(attempt), pin!(end)).await {
+                Either::Left((done, _)) => done,
+                Either::Right(_) => {
+                    Err(io::Error::new(ErrorKind::NotConnected, "the pool is being let go, and the store does not answer"))
+                }
+            }
+        })
     }
 
     fn judge(&self, error: &object_store::Error, Noted { status, .. }: Noted) -> Failed {
@@ -201,6 +223,10 @@ impl Bucket for S3Bucket {
 
     fn attempts(&self) -> usize {
         1
+    }
+
+    fn hurry(&self) {
+        self.hurry.send_replace(true);
     }
 
     fn parallel(&self) -> usize {
@@ -376,6 +402,25 @@ mod tests {
         bucket.delete("k").unwrap();
         serve.join().unwrap();
         assert_eq!(bucket.requests().again, 0);
+    }
+
+    #[test]
+    fn in_a_hurry_nobody_waits_for_a_silent_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place = S3Address { bucket: "b".to_owned(), prefix: String::new(), settings };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        let bucket = S3Bucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
+        std::thread::scope(|scope| {
+            let before = scope.spawn(|| bucket.get("k", None).unwrap_err().kind());
+            // The request is there, and gets no answer.
+            let silent = listener.accept().unwrap();
+            bucket.hurry();
+            assert_eq!(before.join().unwrap(), ErrorKind::NotConnected);
+            assert_eq!(bucket.put("k", b"").unwrap_err().kind(), ErrorKind::NotConnected);
+            drop(silent);
+        });
     }
 
     #[expect(clippy::disallowed_methods, reason = "how long a wait was that the server asks for")]

@@ -357,7 +357,8 @@ impl Figures {
     /// # Errors
     /// Those of the engine.
     pub fn of(pool: &Imported) -> Result<Self, Refusal> {
-        if let (Some(why), Some(last)) = (pool.failing.waiting(), &*pool.last.lock()) {
+        let why = pool.failing.waiting();
+        if let (true, Some(last)) = (why.is_some() || !pool.answers(), &*pool.last.lock()) {
             // The engine answers nobody meanwhile.
             let there = pool.devices.read();
             let named = |figures: &DeviceFigures| there.iter().find(|device| device.name() == figures.path);
@@ -367,8 +368,8 @@ impl Figures {
             };
             let devices = last.devices.iter().map(counted).collect();
             return Ok(Self {
-                health: "SUSPENDED".to_owned(),
-                suspended: Some(why),
+                health: why.as_ref().map_or_else(|| last.health.clone(), |_| "SUSPENDED".to_owned()),
+                suspended: why,
                 waits: true,
                 devices,
                 now: now(),

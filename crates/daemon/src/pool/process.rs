@@ -599,7 +599,7 @@ fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
                 Ok(Signal::Interrupt | Signal::Terminate) => {
                     office.ending.store(true, Ordering::SeqCst);
                     // Whoever waits for a device would keep us from ending.
-                    office.imported.failing.give_up();
+                    office.imported.give_up();
                     office.tell();
                 }
                 Ok(Signal::Hangup | Signal::User1) => {}
@@ -659,7 +659,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             match request {
                 // Another order may wait for a device, and hold what we need.
                 PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => {
-                    imported.failing.give_up()
+                    imported.give_up()
                 }
                 PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}

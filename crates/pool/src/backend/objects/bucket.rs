@@ -51,6 +51,10 @@ pub trait Bucket: Send + Sync {
         6
     }
 
+    /// The pool is being let go: from now on a request fails soon where there is no reply, also those that
+    /// are under way.
+    fn hurry(&self) {}
+
     /// How many requests are worth making at the same time.
     fn parallel(&self) -> usize {
         1

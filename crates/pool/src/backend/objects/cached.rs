@@ -224,6 +224,10 @@ impl Bucket for Cached {
         self.far.bucket.attempts()
     }
 
+    fn hurry(&self) {
+        self.far.bucket.hurry();
+    }
+
     fn parallel(&self) -> usize {
         self.far.bucket.parallel()
     }
