@@ -446,8 +446,31 @@ fn a_stalled_writer_removes_nothing() {
     other.flush().unwrap();
     assert!(read(&*backend, 1, &place, 4096) == pattern(1, 4096));
     other.remove(&[(1, place)]);
+    let asked = ground.bucket.requests();
     assert_eq!(other.put_root(&root(3)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list().unwrap(), [(1, own)]);
+    assert_eq!(ground.bucket.requests().lists, asked.lists, "one is not worth a list");
+    assert_eq!(other.list().unwrap().len(), 2);
+    // It has waited for long.
+    ground.clock.fetch_add(600, Ordering::Relaxed);
+    assert_eq!(other.put_root(&root(4)).unwrap(), PutRoot::Durable);
+    assert_eq!(other.list().unwrap(), [(1, own.clone())]);
+    // The pool is left.
+    other.remove(&[(1, own)]);
+    assert_eq!(other.put_root(&Root { clean: true, ..root(5) }).unwrap(), PutRoot::Durable);
+    assert_eq!(other.list().unwrap(), []);
+    // Many are removed at once, after one list.
+    for id in 2..66 {
+        let place = begin(&*other, id, WriteStream::Data);
+        write(&*other, id, &place, WriteStream::Data, 0, &pattern(2, 4096));
+        other.finish(SegmentAt { segment: id, place: &place }, 4096);
+        other.flush().unwrap();
+        other.remove(&[(id, place)]);
+    }
+    let asked = ground.bucket.requests();
+    assert_eq!(other.put_root(&root(6)).unwrap(), PutRoot::Durable);
+    let after = ground.bucket.requests();
+    assert_eq!((after.lists - asked.lists, after.deletes - asked.deletes), (1, 64));
+    assert_eq!(other.list().unwrap(), []);
 }
 
 /// Names of old roots are free again one day: who comes back after that looks first.

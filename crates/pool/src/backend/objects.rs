@@ -19,7 +19,8 @@
 //! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
 //!   overwrites what is another's.
 //! - A segment is removed after a root of this writer that does not name it, and only if a list
-//!   made after that shows no newer root.
+//!   made after that shows no newer root. Such lists cost as much as a commit: segments wait until
+//!   there are many, or one has waited for long, or the pool is left.
 //! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
 //!   has taken its name. A writer that was idle for an hour looks for newer roots first.
 
@@ -58,6 +59,10 @@ const IDLE: u64 = 3600;
 const KEPT: u64 = 24 * 3600;
 /// Old roots are looked for with each so many roots.
 const SWEEP: u64 = 256;
+/// So many segments that nobody needs are removed at once.
+const REMOVED: usize = 64;
+/// Fewer of them are, when one has waited for so long, seconds.
+const WAITED: u64 = 600;
 
 /// Who puts roots: tells one writer's from another's.
 pub struct WriterId {
@@ -89,8 +94,10 @@ struct State {
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
     known: BTreeMap<u32, Place>,
-    /// What is to be removed after the next root.
+    /// What is to be removed after a root.
     doomed: Vec<(u32, Place)>,
+    /// Since when the first of them waits.
+    waits: Option<u64>,
     /// The newest root that was put here: generation, and when.
     last: Option<(u64, u64)>,
 }
@@ -293,17 +300,30 @@ impl Objects {
             let key = segment_key(*id, place);
             attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))
         });
+        let mut state = self.state.lock();
         if removed.is_err() {
             // What is gone already is removed once more.
-            self.state.lock().doomed.extend(doomed);
+            state.doomed.extend(doomed);
+        } else {
+            state.waits = None;
         }
         removed
+    }
+
+    /// Whether enough waits to be removed, or has waited enough.
+    fn is_removing_due(&self, at_end: bool, now: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.doomed.is_empty() {
+            return false;
+        }
+        let since = *state.waits.get_or_insert(now);
+        at_end || state.doomed.len() >= REMOVED || now.saturating_sub(since) >= WAITED
     }
 
     /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
     /// one: he decides then what is removed.
     fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
-        if !self.state.lock().doomed.is_empty() {
+        if self.is_removing_due(root.clean, now) {
             if self.has_newer(root.generation)? {
                 return Ok(false);
             }
