@@ -8,7 +8,7 @@ mod mounting;
 mod objects;
 
 use mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, sh, text};
-use objects::{BUCKET, Moto, Weather, has_moto};
+use objects::{BUCKET, Moto, Weather};
 use rustix::process::Signal;
 use std::{
     fs,
@@ -77,7 +77,7 @@ const TREE: &str = "mkdir -p at/tree && cd at/tree && for i in $(seq 300); do mk
 
 #[test]
 fn a_tree_in_a_bucket_survives() {
-    needs!(as_root() && has_moto());
+    needs!(as_root());
     let pool = InBucket::made(&["-O", "compression=zstd"]);
     pool.sh(TREE);
     let sums = || pool.sh("cd at && sha256sum --quiet -c ../sums");
@@ -149,7 +149,7 @@ fn nacre_words() -> String {
 
 #[test]
 fn a_store_that_is_away_busy_or_silent_is_waited_for() {
-    needs!(as_root() && has_moto());
+    needs!(as_root());
     let pool = InBucket::made(&[]);
     // Busy, and replies are lost: nobody notices.
     pool.moto.weather(Weather::Foul);
@@ -237,7 +237,7 @@ impl Drop for Machine {
 
 #[test]
 fn one_of_two_machines_has_the_pool() {
-    needs!(as_root() && has_moto());
+    needs!(as_root());
     let pool = InBucket::made(&[]);
     pool.sh("echo first > at/a; sync at/a");
     let machine = Machine::begun("elsewhere", &pool.yard);
@@ -287,7 +287,7 @@ fn one_of_two_machines_has_the_pool() {
 
 #[test]
 fn what_cannot_be_changes_nothing() {
-    needs!(as_root() && has_moto());
+    needs!(as_root());
     let pool = InBucket::made(&[]);
     let before = pool.moto.keys("");
     let other = pool.yard.name("no");

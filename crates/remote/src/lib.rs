@@ -17,17 +17,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod address;
-#[cfg(feature = "stores")]
 mod clock;
-#[cfg(feature = "stores")]
 mod credentials;
-#[cfg(feature = "stores")]
 mod directory;
-#[cfg(feature = "stores")]
 mod retry;
-#[cfg(feature = "stores")]
 mod s3;
-#[cfg(feature = "stores")]
 mod transport;
 
 use std::io;
@@ -40,9 +34,7 @@ pub use address::{Address, AddressError, S3Address, Settings, is_address};
 /// The bucket at an address; nothing is asked of it yet.
 ///
 /// # Errors
-/// There are no credentials for it, or what it needs of the system is not there;
-/// [`io::ErrorKind::Unsupported`] in a build without the feature `stores`.
-#[cfg(feature = "stores")]
+/// There are no credentials for it, or what it needs of the system is not there.
 pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
     Ok(match address {
         Address::S3(place) => Arc::new(s3::S3Bucket::open(place, address.name())?),
@@ -50,23 +42,12 @@ pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
     })
 }
 
-/// Refused: this build has no stores.
-///
-/// # Errors
-/// [`io::ErrorKind::Unsupported`].
-#[cfg(not(feature = "stores"))]
-pub fn open(_: &Address) -> io::Result<Arc<dyn Bucket>> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "this build has no object stores: they are not finished"))
-}
-
 /// Whether credentials for this address come from the environment of this process alone, so that
 /// whoever opens it later has to bring them again.
 #[must_use]
 pub fn needs_environment(address: &Address) -> bool {
-    #[cfg(feature = "stores")]
-    if let Address::S3(place) = address {
-        return credentials::are_of_environment(place, &|name| std::env::var(name).ok());
+    match address {
+        Address::S3(place) => credentials::are_of_environment(place, &|name| std::env::var(name).ok()),
+        Address::Directory(_) => false,
     }
-    let _ = address;
-    false
 }

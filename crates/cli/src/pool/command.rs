@@ -172,8 +172,7 @@ fn create() -> Command {
 
 /// The way to an object store.
 fn way() -> [Arg; 6] {
-    let hidden = !cfg!(feature = "object-stores");
-    let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help).hide(hidden);
+    let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
         way("endpoint", "URL", "The server of s3:// [default: AWS_ENDPOINT_URL, or Amazon's]"),
         way("region", "REGION", "Its region [default: AWS_REGION, or us-east-1]"),

@@ -2,8 +2,8 @@
 //! which every request and reply goes.
 //!
 //! The gate counts requests, and does what networks and servers do: it is closed, answers that the
-//! server is busy, loses replies, refuses credentials, or takes conditions away. Where moto is not
-//! installed (scripts/setup does it), tests are skipped.
+//! server is busy, loses replies, refuses credentials, or takes conditions away. Without moto, which
+//! scripts/setup installs, tests fail.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -12,13 +12,13 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
 };
 
-use super::mounting::{eventually, skip};
+use super::mounting::eventually;
 
 /// The bucket that is there.
 pub const BUCKET: &str = "pools";
@@ -63,19 +63,13 @@ fn program() -> PathBuf {
     set.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/moto/bin/moto_server"))
 }
 
-/// Whether there is a server.
-pub fn has_moto() -> bool {
-    program().exists() || skip("moto", "moto is not there: scripts/setup installs it")
-}
-
 impl Moto {
     /// Starts it, with an empty bucket.
     pub fn start() -> Moto {
-        static TRIED: AtomicU32 = AtomicU32::new(0);
+        assert!(program().exists(), "{} is not there: scripts/setup installs it", program().display());
         // Nobody else takes a port that was free a moment ago, almost always; if somebody does, the next.
         for _ in 0..5 {
             let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            TRIED.fetch_add(1, Ordering::Relaxed);
             let mut command = Command::new(program());
             command.args(["-H", "127.0.0.1", "-p", &free.to_string()]);
             let mut process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
