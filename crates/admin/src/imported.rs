@@ -25,7 +25,7 @@ use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
 use crate::pool::devices::Opened;
-use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts};
+use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_log, kept_parts};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -46,6 +46,8 @@ pub struct Opening {
     /// The directory in which the pool's own file system is mounted under its name when its
     /// property does not say: `/`, or a user's home.
     pub home: PathBuf,
+    /// The directory for what must survive a reboot; none where there can be none.
+    pub state: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Opening {
@@ -76,6 +78,8 @@ pub struct Imported {
     pub cached: Option<Arc<Cached>>,
     /// The whole address of that.
     address: Option<String>,
+    /// The same bucket as the engine has it.
+    objects: Option<Arc<Objects>>,
     /// What becomes of writes that they refuse.
     pub failing: Arc<Failing>,
     /// What happens to it.
@@ -177,6 +181,7 @@ struct Below {
     bucket: Option<Arc<CountedBucket>>,
     cached: Option<Arc<Cached>>,
     address: Option<String>,
+    objects: Option<Arc<Objects>>,
     failing: Arc<Failing>,
     watch: Arc<Watch>,
 }
@@ -188,11 +193,13 @@ impl Below {
         (bucket, address): (Arc<dyn Bucket>, String),
         pool: u64,
         (segment, size): (u64, u64),
+        writes: bool,
         opening: &Opening,
     ) -> Result<Arc<dyn Backend>, Refusal> {
         let counted = Arc::new(CountedBucket::new(bucket, Arc::clone(&self.failing), Arc::clone(&self.watch)));
         self.bucket = Some(Arc::clone(&counted));
         let parts = kept_parts::of(&address, pool)?;
+        let log = if writes { kept_log::of(&address, pool, opening.state.as_deref())? } else { None };
         self.cached = parts.map(|parts| Arc::new(Cached::new(Arc::clone(&counted) as _, parts)));
         self.address = Some(address);
         let near: Arc<dyn Bucket> = match &self.cached {
@@ -200,7 +207,10 @@ impl Below {
             None => counted,
         };
         let (nonce, host) = ((opening.entropy)(), opening.host.1.clone());
-        Ok(Arc::new(Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) })))
+        let objects = Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) });
+        let objects = Arc::new(objects.with_local_log(log));
+        self.objects = Some(Arc::clone(&objects));
+        Ok(objects)
     }
 }
 
@@ -269,7 +279,7 @@ impl Imported {
         let size = size.unwrap_or(IN_BUCKET);
         in_bucket::check_new(&*bucket, name, (opening.entropy)())?;
         let (mut below, new) = (Below::default(), new_pool(name, &opening, false));
-        let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), &opening)?;
+        let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), true, &opening)?;
         let made = Store::create_in(backend, &new, size);
         let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
         Self::begin(store, below, name, &first, opening)
@@ -287,6 +297,7 @@ impl Imported {
         let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), first));
         let pool = pool.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
         let imported = Self::running(Arc::new(pool), store, below, false, opening)?;
+        imported.begin_log(None)?;
         Figures::of(&imported)?;
         Ok(imported)
     }
@@ -310,7 +321,8 @@ impl Imported {
                     in_bucket::check(&*bucket, (opening.entropy)())?;
                 }
                 let (mut below, size) = (Below::default(), identity.members.iter().map(|member| member.length).sum());
-                let backend = below.backend((bucket, address), identity.pool, (identity.slot, size), &opening)?;
+                let (of, writes) = (identity.pool, import.access.writes());
+                let backend = below.backend((bucket, address), of, (identity.slot, size), writes, &opening)?;
                 let (store, root) = Store::open_in(backend, identity, &import)?;
                 (store, root, below)
             }
@@ -360,7 +372,7 @@ impl Imported {
     fn running(
         pool: Arc<Pool>,
         store: Arc<Store>,
-        Below { devices, bucket, cached, address, failing, watch }: Below,
+        Below { devices, bucket, cached, address, objects, failing, watch }: Below,
         read_only: bool,
         opening: Opening,
     ) -> Result<Self, Refusal> {
@@ -411,6 +423,7 @@ impl Imported {
             bucket,
             cached,
             address,
+            objects,
             failing,
             watch,
             scrub,
@@ -429,7 +442,11 @@ impl Imported {
 
     /// What is stored of the pool's properties takes effect.
     fn apply_properties(&self) -> Result<(), Refusal> {
-        for (name, value) in self.pool.pool_properties()? {
+        let all = self.pool.pool_properties()?;
+        if !self.read_only {
+            self.begin_log(all.iter().find(|(name, _)| name == in_bucket::LOG).map(|(_, value)| value.as_str()))?;
+        }
+        for (name, value) in all {
             self.apply_property(&name, &value);
             if name == DAMAGE {
                 self.watch.take_up(&value);
@@ -452,9 +469,44 @@ impl Imported {
         match name {
             "autotrim" => self.store.set_autotrim(value == "on"),
             "failmode" => self.failing.set(value),
-            "log" => self.pool.record(value != "none"),
             _ => {}
         }
+    }
+
+    /// What makes an fsync durable from the import on, before anybody can call one.
+    fn begin_log(&self, value: Option<&str>) -> Result<(), PoolError> {
+        let Some(objects) = &self.objects else { return Ok(()) };
+        let value = value.unwrap_or(in_bucket::LOCAL);
+        if value == in_bucket::LOCAL {
+            match objects.make_local_log() {
+                Ok(made) => objects.log_locally(made),
+                Err(error) => tracing::warn!(%error, "no log can be kept on this machine: it goes to the store"),
+            }
+        }
+        self.pool.record(value != in_bucket::NONE);
+        Ok(())
+    }
+
+    /// What makes an fsync durable from now on. Nothing is logged while a commit makes durable what the
+    /// log before has: one log alone goes on from each root.
+    pub(crate) fn change_log(&self, value: &str) -> Result<(), Refusal> {
+        let Some(objects) = &self.objects else { return Ok(()) };
+        let local = value == in_bucket::LOCAL;
+        if local && !objects.make_local_log()? {
+            return Err(Refusal::new(Kind::Invalid, "there is no directory for a log on this machine")
+                .next("--log-dir of import names one"));
+        }
+        self.pool.record(false);
+        self.pool.commit()?;
+        objects.log_locally(local);
+        self.pool.record(value != in_bucket::NONE);
+        Ok(())
+    }
+
+    /// Logs on this machine that were not replayed, since they do not go with what is in the store.
+    #[must_use]
+    pub fn logs_aside(&self) -> Vec<PathBuf> {
+        self.objects.as_ref().map_or_else(Vec::new, |objects| objects.logs_aside())
     }
 
     /// Takes the room that devices have got since they became part of the pool: answers their
@@ -513,6 +565,10 @@ impl Imported {
             fits.map_err(|refusal| Refusal { what: format!("{}: {}", doing(), refusal.what), ..refusal })?;
             let changes: Vec<(&str, Option<&str>)> =
                 pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();
+            if let Some((_, value)) = pool.iter().find(|(name, _)| name == in_bucket::LOG) {
+                self.change_log(value)
+                    .map_err(|refusal| Refusal { what: format!("{}: {}", doing(), refusal.what), ..refusal })?;
+            }
             self.pool.set_pool_properties(&changes).map_err(|error| Refusal::pool(doing(), &error))?;
             pool.iter().for_each(|(name, value)| self.apply_property(name, value));
         }
@@ -629,7 +685,9 @@ impl Imported {
         // A bucket costs money as long as anything is in it.
         self.bucket.as_ref().map_or(Ok(()), |bucket| Objects::erase(&**bucket))?;
         if let Some(address) = &self.address {
-            kept_parts::remove(address, self.store.identity().pool);
+            let pool = self.store.identity().pool;
+            kept_parts::remove(address, pool);
+            kept_log::remove(address, pool, self.opening.state.as_deref());
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ pub mod devices;
 pub mod figures;
 pub mod in_bucket;
 pub mod inspect;
+pub(crate) mod kept_log;
 pub(crate) mod kept_parts;
 pub mod properties;
 pub mod reshape;

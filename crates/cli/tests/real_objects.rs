@@ -150,7 +150,7 @@ fn nacre_words() -> String {
 #[test]
 fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     needs!(as_root());
-    let pool = InBucket::made(&[]);
+    let pool = InBucket::made(&["-o", "log=remote"]);
     // Busy, and replies are lost: nobody notices.
     pool.moto.weather(Weather::Foul);
     pool.sh(TREE);
@@ -183,6 +183,14 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.killed();
     pool.import();
     assert_eq!(pool.sh("cat at/late"), "late\n");
+    // Given up while nobody is there: as it was at its last commit.
+    pool.yard.nacre(&["pool", "sync", "%"]);
+    pool.moto.weather(Weather::Closed);
+    pool.sh("echo unsynced > at/unsynced");
+    pool.yard.nacre(&["pool", "export", "-f", "%"]);
+    pool.moto.weather(Weather::Fair);
+    pool.import();
+    assert_eq!(pool.sh("test ! -e at/unsynced; cat at/late"), "late\n");
     pool.yard.nacre(&["pool", "destroy", "%"]);
 }
 
@@ -238,7 +246,7 @@ impl Drop for Machine {
 #[test]
 fn one_of_two_machines_has_the_pool() {
     needs!(as_root());
-    let pool = InBucket::made(&[]);
+    let pool = InBucket::made(&["-o", "log=remote"]);
     pool.sh("echo first > at/a; sync at/a");
     let machine = Machine::begun("elsewhere", &pool.yard);
     let keys = pool.yard.path("keys").display().to_string();
@@ -285,6 +293,75 @@ fn one_of_two_machines_has_the_pool() {
     pool.yard.nacre(&["pool", "destroy", "%"]);
 }
 
+/// With `log=local` an fsync asks nobody but this machine, and a takeover gives up what it has alone.
+#[test]
+fn a_log_on_this_machine_has_what_was_synced() {
+    needs!(as_root());
+    let pool = InBucket::made(&["--log-dir", "log"]);
+    assert_eq!(pool.yard.nacre(&["pool", "get", "-H", "-o", "value", "log", "%"]), "local\n");
+    let again = |words: &[&str]| {
+        pool.killed();
+        pool.moto.weather(Weather::Fair);
+        pool.yard.nacre(&[&["pool", "import"], words, &["%"]].concat());
+    };
+    let logs = || pool.sh("ls log/*");
+    // The first one is a commit, which names the log; then nobody has to be there.
+    pool.sh("echo 0 > at/f0; sync at/f0");
+    for round in 1..4 {
+        pool.moto.weather(Weather::Closed);
+        pool.sh(&format!("echo {round} > at/f{round}; sync at/f{round}; mv at/f{round} at/g{round}; sync at/g{round}"));
+        again(&[]);
+        assert_eq!(pool.sh("cat at/g* | tail -n 1"), format!("{round}\n"));
+        pool.sh(&format!("echo {round} > at/h{round}; sync at/h{round}"));
+        assert_eq!(logs().lines().count(), 1, "those before are gone: {}", logs());
+    }
+    // From one log to another and back, while files are written.
+    for (round, log) in ["remote", "local", "none", "local", "remote", "none", "local"].into_iter().enumerate() {
+        pool.yard.nacre(&["pool", "set", &format!("log={log}"), "%"]);
+        pool.sh(&format!("echo {round} > at/s{round}; sync at/s{round}"));
+        pool.sh(&format!("echo {round} >> at/s; sync at/s"));
+        if round % 2 == 1 {
+            again(&[]);
+        }
+    }
+    again(&[]);
+    assert_eq!(pool.sh("cat at/s; cat at/s? | cmp - at/s"), "0\n1\n2\n3\n4\n5\n6\n");
+    // The machine is lost: what was committed is there, and nobody is told less.
+    pool.yard.nacre(&["pool", "sync", "%"]);
+    pool.moto.weather(Weather::Closed);
+    pool.sh("echo lost > at/lost; sync at/lost");
+    pool.killed();
+    pool.moto.weather(Weather::Fair);
+    pool.sh("mv log lost-log; mkdir log");
+    let (_, said) = pool.yard.refused(&["pool", "import", "%"]);
+    assert!(said.contains("what was synced last is in a log on this machine") && said.contains("-m"), "{said}");
+    pool.yard.nacre(&["pool", "import", "-m", "%"]);
+    assert_eq!(pool.sh("test ! -e at/lost; cat at/s | wc -l"), "7\n");
+    // Another machine takes over: it says that it does without, and the log is kept aside here.
+    pool.sh("echo kept > at/kept; sync at/kept");
+    pool.moto.weather(Weather::Closed);
+    pool.sh("echo lost > at/lost; sync at/lost");
+    pool.killed();
+    pool.moto.weather(Weather::Fair);
+    let machine = Machine::begun("elsewhere", &pool.yard);
+    let keys = pool.yard.path("keys").display().to_string();
+    let way = ["--endpoint", &pool.moto.endpoint, "--profile", "test", "--credentials-file", &keys];
+    let import = |more: &[&str]| {
+        machine.nacre(&pool.yard, &[&["pool", "import", "-N", "-f"][..], more, &way, &[&pool.address]].concat())
+    };
+    let (done, said) = import(&[]);
+    assert!(!done && said.contains("what was synced last is in a log on '"), "{said}");
+    let (done, said) = import(&["-m"]);
+    assert!(done, "{said}");
+    let (done, said) = machine.nacre(&pool.yard, &["pool", "export", &pool.name]);
+    assert!(done, "{said}");
+    let said = pool.yard.nacre(&["pool", "import", "%"]);
+    assert!(logs().contains(".aside"), "{said}{}", logs());
+    assert_eq!(pool.sh("cat at/kept; test ! -e at/lost"), "kept\n");
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+    assert_eq!(pool.sh("ls log"), "");
+}
+
 #[test]
 fn what_cannot_be_changes_nothing() {
     needs!(as_root());
@@ -327,7 +404,7 @@ fn what_cannot_be_changes_nothing() {
     pool.moto.weather(Weather::Fair);
     pool.import();
     for words in
-        [&["add", "%", "/x"][..], &["trim", "%"], &["offline", "%", "s3://pools/one/tank"], &["set", "log=local", "%"]]
+        [&["add", "%", "/x"][..], &["trim", "%"], &["offline", "%", "s3://pools/one/tank"], &["set", "log=here", "%"]]
     {
         pool.yard.refused(&[&["pool"], words].concat());
     }

@@ -23,7 +23,9 @@ use std::collections::BTreeMap;
 pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
-pub use objects::{Bucket, CacheFigures, Cached, LastWriter, MemoryBucket, Objects, Parts, Put, Requests, WriterId};
+pub use objects::{
+    Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, Objects, Parts, Put, Requests, WriterId,
+};
 
 use crate::error::PoolError;
 use crate::frames::WriteStream;
@@ -368,6 +370,17 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`PoolError::Device`].
     fn fresh_log(&self) -> Result<LogStart>;
+
+    /// What the newest root needs of a log that is not there, in words.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn missing_log(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// The pool is imported without that log.
+    fn give_up_log(&self) {}
 
     /// Writes who the pool is, durably.
     ///

@@ -22,6 +22,9 @@ use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
 };
 
+#[path = "backends/local_log.rs"]
+mod local_log;
+
 const MIB: u64 = 1 << 20;
 
 /// Where a pool lies, beyond the programs that use it.

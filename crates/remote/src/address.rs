@@ -55,6 +55,8 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// How much of it is kept at most, bytes; 0: nothing.
     pub cache_size: Option<u64>,
+    /// The directory on this machine in which what was synced lies, with `log=local`.
+    pub log_dir: Option<PathBuf>,
 }
 
 /// Why a text is no address.
@@ -122,6 +124,7 @@ impl Address {
                 "profile" => settings.profile = Some(value),
                 "credentials-file" => settings.credentials_file = Some(value.into()),
                 "cache-dir" => settings.cache_dir = Some(value.into()),
+                "log-dir" => settings.log_dir = Some(value.into()),
                 "cache-size" => match value.parse() {
                     Ok(size) => settings.cache_size = Some(size),
                     Err(_) => return refused(format!("'{text}': '{value}' is no size in bytes")),
@@ -142,7 +145,8 @@ impl Address {
         let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         match self {
             Self::S3(place) => {
-                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size } = place.settings;
+                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size, log_dir } =
+                    place.settings;
                 let file = settings.credentials_file.or(credentials_file);
                 let settings = Settings {
                     endpoint: settings.endpoint.or(endpoint).or_else(|| of(&ENDPOINTS)),
@@ -151,6 +155,7 @@ impl Address {
                     credentials_file: file.or_else(|| of(&[CREDENTIALS_FILE]).map(PathBuf::from)),
                     cache_dir: settings.cache_dir.or(cache_dir),
                     cache_size: settings.cache_size.or(cache_size),
+                    log_dir: settings.log_dir.or(log_dir),
                 };
                 settings.check()?;
                 Ok(Self::S3(S3Address { settings, ..place }))
@@ -205,6 +210,9 @@ impl Settings {
         if let Some(directory) = self.cache_dir.as_ref().filter(|directory| !directory.is_absolute()) {
             return refused(format!("'{}': the cache's directory is named by its whole path", directory.display()));
         }
+        if let Some(directory) = self.log_dir.as_ref().filter(|directory| !directory.is_absolute()) {
+            return refused(format!("'{}': the log's directory is named by its whole path", directory.display()));
+        }
         Ok(())
     }
 
@@ -217,6 +225,7 @@ impl Settings {
             ("credentials-file", path(&self.credentials_file)),
             ("cache-dir", path(&self.cache_dir)),
             ("cache-size", self.cache_size.map(|size| size.to_string())),
+            ("log-dir", path(&self.log_dir)),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
@@ -247,7 +256,7 @@ mod tests {
             "s3://bucket",
             "s3://bucket/a/b-c_d.e",
             "s3://b.c/p?endpoint=http://127.0.0.1:5000&region=eu-1&profile=backup&credentials-file=/etc/keys",
-            "s3://bucket?cache-dir=/var/cache/x&cache-size=1048576",
+            "s3://bucket?cache-dir=/var/cache/x&cache-size=1048576&log-dir=/var/log/x",
             "file:///srv/pool",
         ] {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
@@ -269,6 +278,7 @@ mod tests {
             "s3://b?region=",
             "s3://b?cache-dir=here",
             "s3://b?cache-size=1G",
+            "s3://b?log-dir=here",
             "gs://b",
             "file://a",
             "file:///",

@@ -161,9 +161,10 @@ impl S3Bucket {
         self.runtime.block_on(async {
             match select(pin!(attempt), pin!(end)).await {
                 Either::Left((done, _)) => done,
-                Either::Right(_) => {
-                    Err(io::Error::new(ErrorKind::NotConnected, "the pool is being let go, and the store does not answer"))
-                }
+                Either::Right(_) => Err(io::Error::new(
+                    ErrorKind::NotConnected,
+                    "the pool is being let go, and the store does not answer",
+                )),
             }
         })
     }

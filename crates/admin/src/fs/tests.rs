@@ -129,6 +129,7 @@ fn opening() -> Opening {
         altroot: None,
         alias: None,
         home: PathBuf::from("/nowhere"),
+        state: None,
     }
 }
 

@@ -12,7 +12,11 @@ use nacre_pool::label::{Identity, PoolState};
 use crate::refusal::{Kind, Refusal};
 
 /// The property that says what makes an fsync durable.
-pub(super) const LOG: &str = "log";
+pub(crate) const LOG: &str = "log";
+/// A block of the intent log on this machine.
+pub(crate) const LOCAL: &str = "local";
+/// A whole commit.
+pub(crate) const NONE: &str = "none";
 
 /// Refuses that property where the pool lies on devices.
 pub(crate) fn check_property(is_in_bucket: bool, name: &str) -> Result<(), Refusal> {

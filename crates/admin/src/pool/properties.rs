@@ -178,6 +178,9 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     }
     in_bucket::check_property(pool.bucket.is_some(), &name)
         .map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
+    if name == in_bucket::LOG {
+        pool.change_log(&value).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
+    }
     let removes = name.contains(':') && value.is_empty();
     let change = (name.as_str(), (!removes).then_some(value.as_str()));
     pool.pool.set_pool_properties(&[change]).map_err(|error| Refusal::pool(&doing, &error))?;

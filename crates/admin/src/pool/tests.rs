@@ -24,6 +24,7 @@ fn opening() -> Opening {
         altroot: None,
         alias: None,
         home: PathBuf::from("/"),
+        state: None,
     }
 }
 

@@ -200,7 +200,7 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
 
 /// What is said where options of the way to an object store are given for devices.
 pub const OF_S3: &str =
-    "--endpoint, --region, --profile, --credentials-file, --cache-dir and --cache-size go with s3://";
+    "--endpoint, --region, --profile, --credentials-file, --cache-dir, --cache-size and --log-dir go with s3://";
 
 /// Where a pool lies, with what the command line and the environment say of the way there, where that
 /// is an address; devices are as they were.

@@ -171,7 +171,7 @@ fn create() -> Command {
 }
 
 /// The way to an object store.
-fn way() -> [Arg; 6] {
+fn way() -> [Arg; 7] {
     let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
         way("endpoint", "URL", "The server of s3:// [default: AWS_ENDPOINT_URL, or Amazon's]"),
@@ -190,6 +190,12 @@ fn way() -> [Arg; 6] {
             "SIZE",
             "How much of it is kept at most, 0 for nothing [default: 4G, or a quarter of what is free there]",
         ),
+        way(
+            "log-dir",
+            "DIR",
+            "Where what is synced lies on this machine with log=local [default: /var/lib/nacre/log, or ~/.local/state/nacre/log]",
+        )
+        .value_parser(value_parser!(OsString)),
     ]
 }
 

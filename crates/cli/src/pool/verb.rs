@@ -467,7 +467,7 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
 
 /// The way to an object store.
 fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
-    let (file, cache) = (paths(matches, "credentials-file").pop(), paths(matches, "cache-dir").pop());
+    let path = |name| paths(matches, name).pop();
     let absolute = |path: PathBuf| {
         std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
     };
@@ -475,9 +475,10 @@ fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
         endpoint: text(matches, "endpoint"),
         region: text(matches, "region"),
         profile: text(matches, "profile"),
-        credentials_file: file.map(absolute).transpose()?,
-        cache_dir: cache.map(absolute).transpose()?,
+        credentials_file: path("credentials-file").map(absolute).transpose()?,
+        cache_dir: path("cache-dir").map(absolute).transpose()?,
         cache_size: bytes(matches, "cache-size")?,
+        log_dir: path("log-dir").map(absolute).transpose()?,
     })
 }
 

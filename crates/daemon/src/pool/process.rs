@@ -346,7 +346,8 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         true => PathBuf::from("/"),
         false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
     };
-    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home }
+    let state = crate::cage::state::base();
+    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home, state }
 }
 
 /// Whether root has imported what others can write.
@@ -460,6 +461,12 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
             (imported, number)
         }
     };
+    for log in imported.logs_aside() {
+        crate::report::tell(&format!(
+            "'{}' has what was synced and is not in the pool: another machine has had it since, or it was given up",
+            log.display()
+        ));
+    }
     if !imported.read_only {
         imported.set_up(&[], &start.properties)?;
     }
@@ -658,9 +665,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             let new = request.new_devices();
             match request {
                 // Another order may wait for a device, and hold what we need.
-                PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => {
-                    imported.give_up()
-                }
+                PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => imported.give_up(),
                 PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }

@@ -28,6 +28,7 @@ mod bucket;
 mod cached;
 #[cfg(test)]
 mod cached_tests;
+mod local_log;
 mod log;
 mod parts;
 
@@ -40,6 +41,7 @@ use parking_lot::Mutex;
 
 pub use bucket::{Bucket, MemoryBucket, Put, Requests};
 pub use cached::{CacheFigures, Cached};
+pub use local_log::LocalLog;
 pub use parts::Parts;
 
 use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
@@ -49,7 +51,8 @@ use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
 use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
-use log::ObjectLog;
+use crate::pointer::Txg;
+use log::{Logs, ObjectLog};
 
 /// How often it is tried to make an object that others may be making.
 const MAKING: usize = 6;
@@ -81,6 +84,8 @@ pub struct Objects {
     segment_length: u64,
     /// How many segments there may be.
     total: u64,
+    /// The log on this machine.
+    local: Option<Arc<LocalLog>>,
     state: Mutex<State>,
 }
 
@@ -90,6 +95,12 @@ struct State {
     epoch: u32,
     /// The epoch of the newest root that was found.
     found: u32,
+    /// Who has put that.
+    host: String,
+    /// The import whose log on its machine goes with the roots of `base`; 0: none.
+    inherited: u32,
+    /// The txg that this import begins with.
+    base: Txg,
     /// What was begun here and is not whole in the bucket.
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
@@ -142,6 +153,8 @@ impl Objects {
 struct Body {
     root: Root,
     epoch: u32,
+    /// The epoch of the import whose log, on its machine, has what was synced after this; 0: none.
+    log: u32,
     time: u64,
     host: String,
 }
@@ -158,6 +171,9 @@ pub struct LastWriter {
 /// The longest name of a machine that is kept, bytes.
 const HOST_MOST: usize = 255;
 
+/// The length of what ends a root's object, but for the sum, bytes.
+const END: usize = 25;
+
 impl Body {
     fn encode(&self, nonce: u64) -> Result<Vec<u8>> {
         let mut to = Writer::default();
@@ -166,6 +182,7 @@ impl Body {
         to.bytes(host);
         to.u8(host.len() as u8);
         to.u32(self.epoch);
+        to.u32(self.log);
         to.u64(self.time);
         to.u64(nonce);
         let mut body = to.finish();
@@ -180,12 +197,12 @@ impl Body {
         if checksum::structure(body) != *sum {
             return Err(wrong());
         }
-        let (named, end) = body.split_at_checked(body.len().saturating_sub(21)).ok_or_else(wrong)?;
+        let (named, end) = body.split_at_checked(body.len().saturating_sub(END)).ok_or_else(wrong)?;
         let mut from = Reader::new(end);
         let length = usize::from(from.u8()?);
         let (record, host) = named.split_at_checked(named.len().saturating_sub(length)).ok_or_else(wrong)?;
         let host = String::from_utf8_lossy(host).into_owned();
-        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, time: from.u64()?, host })
+        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, log: from.u32()?, time: from.u64()?, host })
     }
 }
 
@@ -208,7 +225,49 @@ impl Objects {
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
-        Self { bucket, writer, segment_length, total, state: Mutex::default() }
+        Self { bucket, writer, segment_length, total, local: None, state: Mutex::default() }
+    }
+
+    /// The same with a log on this machine.
+    #[must_use]
+    pub fn with_local_log(self, local: Option<LocalLog>) -> Self {
+        Self { local: local.map(Arc::new), ..self }
+    }
+
+    /// Makes the file of this import on this machine; `false` where none can lie there.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn make_local_log(&self) -> Result<bool> {
+        let epoch = self.state.lock().epoch;
+        self.local.as_ref().map_or(Ok(false), |local| local.make(epoch).map(|()| true))
+    }
+
+    /// What is synced from now on goes to that file, or to the store. Nothing that was synced may be in
+    /// the other one alone.
+    pub fn log_locally(&self, wanted: bool) {
+        if let Some(local) = &self.local {
+            local.set_wanted(wanted);
+        }
+    }
+
+    /// Logs on this machine that were not replayed, since the newest root does not go with them.
+    #[must_use]
+    pub fn logs_aside(&self) -> Vec<std::path::PathBuf> {
+        self.local.as_ref().map_or_else(Vec::new, |local| local.aside())
+    }
+
+    /// The import whose log on its machine goes with a root: until a root holds what was replayed, the
+    /// one before.
+    fn log_of(&self, root: &Root) -> u32 {
+        let state = self.state.lock();
+        let wanted = || self.local.as_ref().is_some_and(|local| local.is_wanted());
+        match root.txg <= state.base {
+            _ if root.clean => 0,
+            true => state.inherited,
+            false if wanted() => state.epoch,
+            false => 0,
+        }
     }
 
     /// Whose pool lies in a bucket; `None` where there is none.
@@ -281,6 +340,9 @@ impl Objects {
     /// Another writer has put a root of this generation, or of a later one: who, as far as that can
     /// be told.
     fn fenced(&self, generation: u64) -> PutRoot {
+        if let Some(local) = &self.local {
+            local.fence();
+        }
         let by = match last_writer(&*self.bucket, &root_key(generation.saturating_sub(1))) {
             Ok(Some(writer)) => format!("'{}'", writer.host),
             Ok(None) | Err(_) => "another program".to_owned(),
@@ -456,10 +518,11 @@ impl Backend for Objects {
         false
     }
 
-    fn adopt(&self, _root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
+    fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
         let mut state = self.state.lock();
         let next = state.found.checked_add(1);
         state.epoch = next.ok_or_else(|| PoolError::Refused("the pool has used up its epochs".to_owned()))?;
+        state.base = root.txg;
         for (id, place) in segments {
             if state.known.insert(id, place.clone()).is_some() {
                 return Err(PoolError::Format(Damage::Structure("a segment twice")));
@@ -610,12 +673,39 @@ impl Backend for Objects {
     }
 
     fn log(&self) -> Result<Option<Box<dyn Blocks>>> {
-        let epoch = u64::from(self.state.lock().epoch);
-        Ok(Some(Box::new(ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce))))
+        let (epoch, named) = {
+            let state = self.state.lock();
+            (u64::from(state.epoch), state.inherited)
+        };
+        let objects = ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce);
+        Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named })))
     }
 
     fn fresh_log(&self) -> Result<LogStart> {
-        Ok(LogStart { position: u64::from(self.state.lock().epoch), sequence: 0, chain: 0 })
+        let mut state = self.state.lock();
+        state.inherited = 0;
+        Ok(LogStart { position: u64::from(state.epoch), sequence: 0, chain: 0 })
+    }
+
+    fn missing_log(&self) -> Result<Option<String>> {
+        let (epoch, host) = {
+            let state = self.state.lock();
+            (state.inherited, state.host.clone())
+        };
+        let is_there = match &self.local {
+            _ if epoch == 0 => true,
+            Some(local) if host == self.writer.host => local.has(epoch)?,
+            _ => false,
+        };
+        let at = self.local.as_ref().map_or_else(String::new, |local| format!(" ('{}')", local.path(epoch).display()));
+        let on = if host == self.writer.host { format!("this machine{at}") } else { format!("'{host}'") };
+        Ok((!is_there).then(|| {
+            format!("what was synced last is in a log on {on}, which is not there: -m imports the pool without it")
+        }))
+    }
+
+    fn give_up_log(&self) {
+        self.state.lock().inherited = 0;
     }
 
     fn put_identity(&self, identity: &Identity) -> Result<()> {
@@ -639,12 +729,21 @@ impl Backend for Objects {
         {
             return Ok(self.fenced(root.generation));
         }
-        let body =
-            Body { root: root.clone(), epoch, time: now, host: self.writer.host.clone() }.encode(self.writer.nonce)?;
+        let (host, log) = (self.writer.host.clone(), self.log_of(root));
+        let body = Body { root: root.clone(), epoch, log, time: now, host }.encode(self.writer.nonce)?;
         if !make(&*self.bucket, &root_key(root.generation), &body)? {
             return Ok(self.fenced(root.generation));
         }
-        self.state.lock().last = Some((root.generation, now));
+        let holds_all = {
+            let mut state = self.state.lock();
+            state.last = Some((root.generation, now));
+            root.txg > state.base
+        };
+        match &self.local {
+            Some(local) if root.clean => local.close(),
+            Some(local) => local.root_is_there(log != 0 && log == epoch, holds_all),
+            None => {}
+        }
         // The root is durable: what cannot be removed now is removed after another one.
         match self.tidy(root, now) {
             Ok(true) => Ok(PutRoot::Durable),
@@ -661,7 +760,8 @@ impl Backend for Objects {
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
-                self.state.lock().found = body.epoch;
+                let mut state = self.state.lock();
+                (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
                 return Ok(Some(NewestRoot { root: body.root, lost }));
             }
             lost += 1;

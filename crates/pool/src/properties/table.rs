@@ -297,7 +297,7 @@ pub const POOL_PROPERTIES: &[Definition] = &[
     pool(figure("guid", "GUID", Kind::Figure, Scope::Pool, "<guid>")),
     pool(figure("health", "HEALTH", Kind::Figure, Scope::Pool, "<state>")),
     pool(figure("leaked", "LEAKED", Kind::Bytes, Scope::Pool, "<size>")),
-    pool(own("log", "LOG", Kind::Choice(&["remote", "none"]), "remote", "remote | none")),
+    pool(own("log", "LOG", Kind::Choice(&["local", "remote", "none"]), "local", "local | remote | none")),
     pool(short("listsnaps", own("listsnapshots", "LISTSNAPS", ON_OFF, "off", "on | off"))),
     pool(own(
         "multihost",

@@ -229,6 +229,11 @@ impl Store {
             };
             return refused(format!("{what}: {}", lost.join(", ")));
         }
+        match import.access {
+            Access::ReadWrite => backend.missing_log()?.map_or(Ok(()), refused)?,
+            Access::WithoutLog if backend.missing_log()?.is_some() => backend.give_up_log(),
+            _ => {}
+        }
         let mut loaded = load(&*backend, &root)?;
         let writable = import.access.writes();
         let resume = root.clean && writable && backend.extends();

@@ -1,6 +1,7 @@
 //! The intent log as objects: one for each block, `log/EPOCH/SEQUENCE`.
 //!
-//! Caller: [`Objects`](super::Objects). A writer's blocks are in its own epoch. Who takes the pool
+//! Callers: [`Objects`](super::Objects), by [`Logs`], which also has the log on this machine
+//! ([`LocalLog`]) and chooses between the two. A writer's blocks are in its own epoch. Who takes the pool
 //! over reads the blocks of the epoch before, and puts a *seal* where the next one would come: it
 //! names the own epoch, where the log goes on. From then on the writer before can append nothing,
 //! and everything that it has told to be durable was read.
@@ -15,11 +16,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::bucket::Bucket;
+use super::local_log::LocalLog;
 use super::{attempt, make};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::log::{Blocks, Replayed, Start, Visit, show};
+use crate::log::{Blocks, LogRecord, Replayed, Start, Visit, show};
 use crate::pointer::Txg;
 
 /// With so much in use, a commit is due, bytes.
@@ -185,6 +187,71 @@ impl Blocks for ObjectLog {
 
     fn length(&self) -> u64 {
         LENGTH
+    }
+}
+
+/// The log of one import: objects, or a file of this machine where that is wanted.
+pub(super) struct Logs {
+    pub(super) objects: ObjectLog,
+    pub(super) local: Option<Arc<LocalLog>>,
+    /// The import whose file goes with the newest root; 0: none.
+    pub(super) named: u32,
+}
+
+impl Logs {
+    /// The log on this machine, while what is synced goes there.
+    fn near(&self) -> Option<&LocalLog> {
+        self.local.as_deref().filter(|local| local.is_wanted())
+    }
+}
+
+impl Blocks for Logs {
+    fn begin(&mut self, start: Start) -> Result<(), PoolError> {
+        self.objects.begin(start)
+    }
+
+    fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
+        let far = self.objects.replay(start, committed, visit)?;
+        let Some(local) = &self.local else { return Ok(far) };
+        local.set_aside(self.named)?;
+        if self.named == 0 {
+            return Ok(far);
+        }
+        // Who goes from one to the other commits in between: one of them has nothing.
+        let both = || PoolError::Format(Damage::Structure("two logs that go on from the same state"));
+        let mut near_visit = |record: &LogRecord<'_>| if far.records > 0 { Err(both()) } else { visit(record) };
+        let near = local.replay(self.named, committed, &mut near_visit)?;
+        Ok(Replayed {
+            blocks: far.blocks + near.blocks,
+            records: far.records + near.records,
+            lost: far.lost.or(near.lost),
+        })
+    }
+
+    fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+        match self.near() {
+            Some(local) => local.append(txg, records),
+            None => self.objects.append(txg, records),
+        }
+    }
+
+    fn start_after(&self, txg: Txg) -> Start {
+        self.objects.start_after(txg)
+    }
+
+    fn forget(&mut self, txg: Txg) {
+        self.objects.forget(txg);
+        if let Some(local) = &self.local {
+            local.forget(txg);
+        }
+    }
+
+    fn used(&self) -> u64 {
+        self.near().map_or_else(|| self.objects.used(), LocalLog::used)
+    }
+
+    fn length(&self) -> u64 {
+        self.near().map_or_else(|| self.objects.length(), |_| LocalLog::length())
     }
 }
 

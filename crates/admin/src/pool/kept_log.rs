@@ -1,0 +1,52 @@
+//! Where the intent log of a pool in an object store lies on this machine (`log=local`).
+//!
+//! Caller: [`crate::Imported`]. Invariants: it is private to its owner; where it can lie nowhere, blocks of
+//! the log are objects (`log=remote`), unless a place was asked for.
+
+use std::path::{Path, PathBuf};
+
+use nacre_pool::backend::LocalLog;
+use nacre_remote::Address;
+
+use crate::refusal::{Kind, Refusal};
+
+/// The directory of a pool's own logs, and whether it was asked for.
+fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bool) {
+    let named = match Address::parse(address) {
+        Ok(Address::S3(address)) => address.settings.log_dir,
+        _ => None,
+    };
+    let asked = named.is_some();
+    let directory = named.or_else(|| Some(state?.join("log")));
+    (directory.map(|directory| directory.join(format!("{pool:016x}"))), asked)
+}
+
+/// The logs of a pool; none where there is no place for them.
+///
+/// # Errors
+/// A directory that was asked for and cannot be used.
+pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Option<LocalLog>, Refusal> {
+    let (Some(directory), asked) = place(address, pool, state) else { return Ok(None) };
+    match LocalLog::open(&directory, pool) {
+        Ok(log) => Ok(Some(log)),
+        Err(error) if asked => {
+            Err(Refusal::new(Kind::Io, format!("cannot keep a log in '{}': {error}", directory.display()))
+                .next("--log-dir names another directory, log=remote does without"))
+        }
+        Err(error) => {
+            tracing::warn!(directory = %directory.display(), %error, "no log can be kept on this machine: it goes to the store");
+            Ok(None)
+        }
+    }
+}
+
+/// A pool that is gone has no logs.
+pub(crate) fn remove(address: &str, pool: u64, state: Option<&Path>) {
+    let (Some(directory), _) = place(address, pool, state) else { return };
+    match std::fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(directory = %directory.display(), %error, "logs of the pool stay");
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,379 @@
+//! The intent log of a pool in an object store on this machine (`log=local`): a file for each import,
+//! `EPOCH.log`, in a directory of the pool's own.
+//!
+//! ```text
+//!  0     a head: where a replay begins, sealed by a checksum
+//!  4096  another one; the one with the higher number counts
+//!  8192  a ring of blocks, as on devices
+//! ```
+//!
+//! Callers: [`Objects`](super::Objects), which says in each root whose log goes with it, and
+//! [`Logs`](super::log::Logs), which appends.
+//!
+//! Invariants:
+//! - Nothing is appended before a root names this file; and as long as anything may be appended, every
+//!   root does. So a file that the newest root does not name has nothing that belongs to that state: it
+//!   is never replayed, and kept aside where it may hold what was synced.
+//! - Blocks are written over only when the head that is durable begins behind them.
+//! - One process has a file (an exclusive `flock`), as long as it may append.
+//! - After a write or sync that failed nothing is appended: only commits make anything durable then.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::checksum;
+use crate::codec::{Reader, Writer};
+use crate::error::PoolError;
+use crate::log::{Area, Blocks, Replayed, Ring, Start, Visit};
+use crate::pointer::Txg;
+
+/// The length of the ring, bytes.
+const LENGTH: u64 = 64 << 20;
+/// The length of a head, bytes.
+const HEAD: u64 = 4096;
+const MAGIC: &[u8; 8] = b"nacreLog";
+const VERSION: u32 = 1;
+/// What ends the name of a log, and of one that is kept aside.
+const LOG: &str = "log";
+const ASIDE: &str = "aside";
+
+/// The logs of a pool on this machine.
+pub struct LocalLog {
+    directory: PathBuf,
+    pool: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is synced goes here.
+    wanted: bool,
+    /// The newest root names the own file.
+    named: bool,
+    own: Option<LogFile>,
+    /// The log that was replayed, until a root holds what it says.
+    before: Option<LogFile>,
+    aside: Vec<PathBuf>,
+}
+
+struct LogFile {
+    area: Arc<LocalArea>,
+    ring: Ring<OfFile>,
+    head: Head,
+}
+
+/// The file that a ring lies in.
+struct LocalArea {
+    file: File,
+    path: PathBuf,
+    is_open: AtomicBool,
+}
+
+struct OfFile(Arc<LocalArea>);
+
+/// What a head says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Head {
+    pool: u64,
+    epoch: u32,
+    number: u64,
+    /// The last txg that a root was known to hold.
+    committed: u64,
+    start: Start,
+}
+
+impl Head {
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.bytes(MAGIC);
+        to.u32(VERSION);
+        to.u32(self.epoch);
+        to.u64(self.pool);
+        to.u64(self.number);
+        to.u64(self.committed);
+        self.start.encode(&mut to);
+        let mut head = to.finish();
+        let sum = checksum::structure(&head);
+        head.extend(sum);
+        head.resize(HEAD as usize, 0);
+        head
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader::new(bytes);
+        let known = from.take(MAGIC.len()).ok()? == MAGIC && from.u32().ok()? == VERSION;
+        let (epoch, pool) = (from.u32().ok()?, from.u64().ok()?);
+        let (number, committed) = (from.u64().ok()?, from.u64().ok()?);
+        let start = Start::decode(&mut from).ok()?;
+        let body = bytes.get(..bytes.len() - from.rest().len())?;
+        let fits = known && from.take(16).ok()? == checksum::structure(body);
+        fits.then_some(Self { pool, epoch, number, committed, start })
+    }
+}
+
+impl LocalArea {
+    fn failed(&self, doing: &'static str, source: io::Error) -> PoolError {
+        PoolError::Device { device: self.path.display().to_string(), doing, source: Arc::new(source) }
+    }
+
+    /// A write or sync failed: nothing is appended any more.
+    fn ends<T>(&self, doing: &'static str, done: io::Result<T>) -> Result<T, PoolError> {
+        done.map_err(|error| {
+            if self.is_open.swap(false, Ordering::AcqRel) {
+                tracing::error!(log = %self.path.display(), %error, "the log on this machine failed: each fsync is a commit from now on");
+            }
+            self.failed(doing, error)
+        })
+    }
+}
+
+impl Area for OfFile {
+    fn length(&self) -> u64 {
+        LENGTH
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError> {
+        self.0.file.read_exact_at(into, 2 * HEAD + offset).map_err(|error| self.0.failed("reading", error))
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<(), PoolError> {
+        self.0.ends("writing", self.0.file.write_all_at(from, 2 * HEAD + offset))
+    }
+
+    fn sync(&self) -> Result<(), PoolError> {
+        self.0.ends("syncing", self.0.file.sync_data())
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.is_open.load(Ordering::Acquire)
+    }
+}
+
+impl LogFile {
+    fn over(file: File, path: PathBuf, head: Head) -> Result<Self, PoolError> {
+        let area = Arc::new(LocalArea { file, path, is_open: AtomicBool::new(true) });
+        let ring = Ring::new(OfFile(Arc::clone(&area)), head.pool, head.start)?;
+        Ok(Self { area, ring, head })
+    }
+
+    /// Makes the next head durable.
+    fn put_head(&mut self, committed: u64, start: Start) -> Result<(), PoolError> {
+        let head = Head { number: self.head.number + 1, committed, start, ..self.head };
+        let at = head.number % 2 * HEAD;
+        self.area.ends("writing", self.area.file.write_all_at(&head.encode(), at))?;
+        self.area.ends("syncing", self.area.file.sync_data())?;
+        self.head = head;
+        Ok(())
+    }
+
+    /// Blocks whose records a root holds can be written over.
+    fn forget(&mut self, txg: Txg) {
+        let start = self.ring.start_after(txg);
+        // Without the head they stay, and the ring fills: then each fsync is a commit.
+        if start == self.head.start || self.put_head(txg.0, start).is_ok() {
+            self.ring.forget(txg);
+        }
+    }
+
+    fn remove(self) {
+        if let Err(error) = std::fs::remove_file(&self.area.path) {
+            tracing::warn!(log = %self.area.path.display(), %error, "a log that nobody needs stays");
+        }
+    }
+}
+
+fn open_file(path: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | more;
+    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+impl LocalLog {
+    /// The logs of this pool in a directory, which is made.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(directory: &Path, pool: u64) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        Ok(Self { directory: directory.to_owned(), pool, state: Mutex::default() })
+    }
+
+    /// Logs of earlier imports that are not replayed, because another machine has had the pool since,
+    /// or because they were given up.
+    pub(super) fn aside(&self) -> Vec<PathBuf> {
+        self.state.lock().aside.clone()
+    }
+
+    /// Where the log of an import is.
+    pub(super) fn path(&self, epoch: u32) -> PathBuf {
+        self.directory.join(format!("{epoch}.{LOG}"))
+    }
+
+    fn failed(path: &Path, doing: &'static str, source: io::Error) -> PoolError {
+        PoolError::Device { device: path.display().to_string(), doing, source: Arc::new(source) }
+    }
+
+    /// The log of an earlier import; `None` where it is not there, or damaged.
+    fn find(&self, epoch: u32) -> Result<Option<LogFile>, PoolError> {
+        let path = self.path(epoch);
+        let file = match open_file(&path, OFlags::empty()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| Self::failed(&path, "opening", error))?,
+        };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| PoolError::Refused(format!("another process on this machine has '{}'", path.display())))?;
+        let mut heads = vec![0; 2 * HEAD as usize];
+        match file.read_exact_at(&mut heads, 0) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read.map_err(|error| Self::failed(&path, "reading", error))?,
+        }
+        let fits = |head: &Head| head.pool == self.pool && head.epoch == epoch;
+        let heads = heads.chunks(HEAD as usize).filter_map(Head::decode).filter(fits);
+        let Some(head) = heads.max_by_key(|head| head.number) else { return Ok(None) };
+        LogFile::over(file, path, head).map(Some)
+    }
+
+    /// Whether the log of an earlier import can be replayed.
+    ///
+    /// # Errors
+    /// It cannot be read, or another process has it.
+    pub(super) fn has(&self, epoch: u32) -> Result<bool, PoolError> {
+        Ok(self.find(epoch)?.is_some())
+    }
+
+    /// Replays the log of an earlier import, which stays until [`Self::root_is_there`].
+    pub(super) fn replay(&self, epoch: u32, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
+        let Some(mut before) = self.find(epoch)? else { return Ok(Replayed::default()) };
+        let replayed = Blocks::replay(&mut before.ring, before.head.start, committed, visit)?;
+        self.state.lock().before = Some(before);
+        Ok(replayed)
+    }
+
+    /// Makes the file of this import, where there is none yet.
+    pub(super) fn make(&self, epoch: u32) -> Result<(), PoolError> {
+        let mut state = self.state.lock();
+        if state.own.is_none() {
+            let path = self.path(epoch);
+            let made = self.make_file(&path, epoch).map_err(|error| Self::failed(&path, "making", error))?;
+            state.own = Some(LogFile::over(made, path, Head { pool: self.pool, epoch, ..Head::default() })?);
+        }
+        Ok(())
+    }
+
+    /// What is synced from now on goes to that file, once a root names it; or it does not.
+    pub(super) fn set_wanted(&self, wanted: bool) {
+        self.state.lock().wanted = wanted;
+    }
+
+    fn make_file(&self, path: &Path, epoch: u32) -> io::Result<File> {
+        let file = open_file(path, OFlags::CREATE | OFlags::EXCL)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let all = 2 * HEAD + LENGTH;
+        match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, all) {
+            // A file system without it takes room as it comes.
+            Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(all)?,
+            allocated => allocated?,
+        }
+        let head = Head { pool: self.pool, epoch, ..Head::default() };
+        file.write_all_at(&head.encode(), 0)?;
+        file.sync_all()?;
+        File::open(&self.directory)?.sync_all()?;
+        Ok(file)
+    }
+
+    /// Whether what is synced goes here.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.state.lock().wanted
+    }
+
+    /// A root is durable: whether it names the own file, and whether it holds what the log before said.
+    pub(super) fn root_is_there(&self, names_own: bool, holds_before: bool) {
+        let mut state = self.state.lock();
+        state.named = names_own;
+        if holds_before && let Some(before) = state.before.take() {
+            before.remove();
+        }
+    }
+
+    /// The pool is another writer's: nothing is appended any more.
+    pub(super) fn fence(&self) {
+        self.state.lock().named = false;
+    }
+
+    /// The pool is left, and everything is in the store.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        (state.wanted, state.named) = (false, false);
+        for log in [state.own.take(), state.before.take()].into_iter().flatten() {
+            log.remove();
+        }
+    }
+
+    /// Keeps aside what no root goes with any more, where it may hold what was synced, and removes what
+    /// does not.
+    pub(super) fn set_aside(&self, but: u32) -> Result<(), PoolError> {
+        let failed = |error| Self::failed(&self.directory, "reading", error);
+        let mut aside = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_some_and(|end| end == ASIDE) {
+                continue;
+            }
+            let epoch =
+                path.file_name().and_then(|name| name.to_str()?.strip_suffix(LOG)?.strip_suffix('.')?.parse().ok());
+            let Some(epoch) = epoch.filter(|epoch| *epoch != but) else { continue };
+            // One that a process has is not ours to judge.
+            let Ok(found) = self.find(epoch) else { continue };
+            let records = match found {
+                Some(mut log) => {
+                    let committed = Txg(log.head.committed);
+                    Blocks::replay(&mut log.ring, log.head.start, committed, &mut |_| Ok(()))
+                        .map_or(1, |replayed| replayed.records)
+                }
+                None => 1,
+            };
+            if records == 0 {
+                std::fs::remove_file(&path).map_err(failed)?;
+                continue;
+            }
+            let kept = path.with_extension(ASIDE);
+            std::fs::rename(&path, &kept).map_err(failed)?;
+            tracing::error!(log = %kept.display(), "this log was not replayed: another machine has had the pool since, or it was given up");
+            aside.push(kept);
+        }
+        self.state.lock().aside.extend(aside);
+        Ok(())
+    }
+
+    /// Appends a block to the own file; `false` where no root names it yet, or it is full or failed.
+    pub(super) fn append(&self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+        let mut state = self.state.lock();
+        match (state.named, &mut state.own) {
+            (true, Some(own)) => own.ring.append(txg, records),
+            _ => Ok(false),
+        }
+    }
+
+    /// A root that holds this txg is durable.
+    pub(super) fn forget(&self, txg: Txg) {
+        if let Some(own) = &mut self.state.lock().own {
+            own.forget(txg);
+        }
+    }
+
+    /// How much is in use, bytes.
+    pub(super) fn used(&self) -> u64 {
+        self.state.lock().own.as_ref().map_or(0, |own| own.ring.used())
+    }
+
+    /// How much there can be, bytes.
+    pub(super) fn length() -> u64 {
+        LENGTH
+    }
+}
