@@ -3,6 +3,7 @@
 //! Caller: [`crate::Imported`]. Invariants: it is private to its owner; where it can lie nowhere, blocks of
 //! the log are objects (`log=remote`), unless a place was asked for.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nacre_pool::backend::LocalLog;
@@ -27,7 +28,12 @@ fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bo
 /// A directory that was asked for and cannot be used.
 pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Option<LocalLog>, Refusal> {
     let (Some(directory), asked) = place(address, pool, state) else { return Ok(None) };
-    match LocalLog::open(&directory, pool) {
+    let opened = LocalLog::open(&directory, pool).and_then(|log| {
+        // Whoever owns it could have other files replayed.
+        let is_own = std::fs::symlink_metadata(&directory)?.uid() == rustix::process::geteuid().as_raw();
+        if is_own { Ok(log) } else { Err(std::io::Error::other("it belongs to another user")) }
+    });
+    match opened {
         Ok(log) => Ok(Some(log)),
         Err(error) if asked => {
             Err(Refusal::new(Kind::Io, format!("cannot keep a log in '{}': {error}", directory.display()))

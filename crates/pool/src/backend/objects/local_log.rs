@@ -200,7 +200,10 @@ impl LocalLog {
     /// # Errors
     /// The system's.
     pub fn open(directory: &Path, pool: u64) -> io::Result<Self> {
+        let new: Vec<&Path> = directory.ancestors().take_while(|place| !place.exists()).collect();
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // A file is as durable as the names that lead to it.
+        new.iter().filter_map(|place| place.parent()).try_for_each(|above| File::open(above)?.sync_all())?;
         Ok(Self { directory: directory.to_owned(), pool, state: Mutex::default() })
     }
 
