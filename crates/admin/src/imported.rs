@@ -561,7 +561,8 @@ impl Imported {
             self.pool.set_properties(&edits).map_err(|error| Refusal::pool(doing(), &error))?;
         }
         if !pool.is_empty() {
-            let fits = pool.iter().try_for_each(|(name, _)| in_bucket::check_property(self.bucket.is_some(), name));
+            let fits =
+                pool.iter().try_for_each(|(name, value)| in_bucket::check_property(self.bucket.is_some(), name, value));
             fits.map_err(|refusal| Refusal { what: format!("{}: {}", doing(), refusal.what), ..refusal })?;
             let changes: Vec<(&str, Option<&str>)> =
                 pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();

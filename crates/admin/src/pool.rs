@@ -20,6 +20,7 @@ pub mod in_bucket;
 pub mod inspect;
 pub(crate) mod kept_log;
 pub(crate) mod kept_parts;
+pub mod prices;
 pub mod properties;
 pub mod reshape;
 pub mod resilver;

@@ -120,6 +120,12 @@ fn a_tree_in_a_bucket_survives() {
         "{asked}"
     );
     assert!(pool.status().contains(" store: "));
+    let (_, said) = pool.yard.refused(&["pool", "set", "prices=put=much", "%"]);
+    assert!(said.contains("'much' is no price"), "{said}");
+    nacre(&["pool", "set", "prices=stored=1000,put=0,get=0,list=0,delete=0,received=0", "%"]);
+    let status = pool.status();
+    let cost = status.lines().find_map(|line| line.strip_prefix("  cost: ")).unwrap();
+    assert!(cost.ends_with(" there, 0.00 for requests as since the import") && !cost.starts_with("0.00"), "{cost}");
     // Away and back, under another name, from the address alone.
     nacre(&["pool", "export", "%"]);
     let other = pool.yard.name("other");

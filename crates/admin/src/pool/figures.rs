@@ -10,6 +10,7 @@ use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
 use super::TrimReport;
+use super::prices::{MonthCost, PRICES, Prices};
 use crate::clock::now;
 use crate::counted::{CountedBucket, Counts, Spread};
 use crate::{Imported, Refusal};
@@ -219,6 +220,18 @@ pub struct KeptFigures {
     pub bytes: u64,
     /// The limit, bytes.
     pub limit: u64,
+}
+
+impl Figures {
+    /// What the bucket costs in a month, where the pool lies in one.
+    #[must_use]
+    pub fn month_cost(&self) -> Option<MonthCost> {
+        let asked = self.devices.iter().find_map(|device| device.requests)?;
+        let list = self.properties.iter().find(|(name, _)| name == PRICES).map_or("", |(_, list)| list.as_str());
+        // What is stored was checked when it was set.
+        let prices = Prices::parse(list).unwrap_or_default();
+        Some(prices.month(self.allocated, &asked, self.now.saturating_sub(self.since)))
+    }
 }
 
 impl RequestFigures {

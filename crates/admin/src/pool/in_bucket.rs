@@ -9,6 +9,7 @@ use nacre_pool::PoolError;
 use nacre_pool::backend::{Bucket, LastWriter, Objects};
 use nacre_pool::label::{Identity, PoolState};
 
+use super::prices::{PRICES, Prices};
 use crate::refusal::{Kind, Refusal};
 
 /// The property that says what makes an fsync durable.
@@ -18,10 +19,12 @@ pub(crate) const LOCAL: &str = "local";
 /// A whole commit.
 pub(crate) const NONE: &str = "none";
 
-/// Refuses that property where the pool lies on devices.
-pub(crate) fn check_property(is_in_bucket: bool, name: &str) -> Result<(), Refusal> {
+/// Refuses properties of pools in buckets where the pool lies on devices, and prices that are none.
+pub(crate) fn check_property(is_in_bucket: bool, name: &str, value: &str) -> Result<(), Refusal> {
+    let refused = |why: String| Err(Refusal::new(Kind::Invalid, why));
     match is_in_bucket {
-        false if name == LOG => Err(Refusal::new(Kind::Invalid, "'log' is a property of pools in object stores")),
+        false if [LOG, PRICES].contains(&name) => refused(format!("'{name}' is a property of pools in object stores")),
+        true if name == PRICES => Prices::parse(value).map(drop).or_else(|why| refused(format!("'prices': {why}"))),
         _ => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable,
 
 use super::figures::{Figures, SPECIAL, percent};
 use super::in_bucket;
+use super::prices::PRICES;
 use crate::{Imported, Kind, Refusal};
 
 /// A value: canonical, as people read it, and where it comes from.
@@ -36,7 +37,7 @@ pub fn names(pool: &Figures) -> Vec<String> {
         "listsnapshots",
     ];
     let in_bucket = pool.devices.iter().any(|device| device.requests.is_some());
-    let has = |name: &&str| !first.contains(name) && (in_bucket || *name != in_bucket::LOG);
+    let has = |name: &&str| !first.contains(name) && (in_bucket || ![in_bucket::LOG, PRICES].contains(name));
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(has);
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
     let known =
@@ -176,7 +177,7 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
             Ok(())
         };
     }
-    in_bucket::check_property(pool.bucket.is_some(), &name)
+    in_bucket::check_property(pool.bucket.is_some(), &name, &value)
         .map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;
     if name == in_bucket::LOG {
         pool.change_log(&value).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal })?;

@@ -87,7 +87,9 @@ fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<St
         ("state", json!(status::device_state(pool, device))),
     ];
     let asked = device.requests.map(|requests| ("requests", json!(requests)));
-    fields.into_iter().chain(asked).map(|(name, value)| (name.to_owned(), value)).collect()
+    let month = device.requests.and_then(|_| pool.month_cost());
+    let cost = month.map(|month| ("month_cost", json!({"stored": month.stored, "requests": month.requests})));
+    fields.into_iter().chain(asked).chain(cost).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn kind_of(device: &DeviceFigures) -> &'static str {

@@ -93,6 +93,13 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     if let Some(requests) = there(figures).find_map(|device| device.requests) {
         text.push_str(&format!(" store: {}\n", asked(&requests)));
     }
+    if let Some(month) = figures.month_cost() {
+        let (all, stored) = (month.stored + month.requests, human_bytes(figures.allocated));
+        text.push_str(&format!(
+            "  cost: {all:.2} a month: {:.2} for {stored} there, {:.2} for requests as since the import\n",
+            month.stored, month.requests
+        ));
+    }
     text.push_str("config:\n\n");
     text.push_str(&config(figures, shown, more));
     if is_lost(figures) {

@@ -306,6 +306,7 @@ pub const POOL_PROPERTIES: &[Definition] = &[
         "off",
         "off",
     )),
+    pool(own("prices", "PRICES", Kind::Text(200), "", "put=PRICE,get=PRICE,...")),
     pool(fixed("readonly", "RDONLY", ON_OFF, "off", "on | off")),
     pool(figure("size", "SIZE", Kind::Bytes, Scope::Pool, "<size>")),
     pool(figure("version", "VERSION", Kind::Figure, Scope::Pool, "<version>")),
