@@ -345,6 +345,7 @@ fn write_whole(backend: &dyn Backend, id: u32) -> Result<(u32, Place), PoolError
     let place = begin(backend, id, WriteStream::Data);
     let at = SegmentAt { segment: id, place: &place };
     let whole = pattern(id, 3 * 4096);
+    backend.await_room();
     for from in [4096, 0] {
         let piece = if from == 0 { &whole[..4096] } else { &whole[4096..] };
         let _ = backend.write(at, WriteStream::Data, from as u64, piece)?;
@@ -390,7 +391,8 @@ fn whole_segments_go_to_a_bucket_ahead() {
 #[test]
 fn uploads_that_fail_lose_nothing_and_stop_the_writer() {
     for parallel in [1, 4] {
-        let ground = InBucket { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(parallel)), ..InBucket::new(0, 0) };
+        let ground =
+            InBucket { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(parallel)), ..InBucket::new(0, 0) };
         let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
         objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
         ground.bucket.fail_after(Some(0));

@@ -487,6 +487,10 @@ impl Backend for Objects {
         Ok(Copies::All)
     }
 
+    fn await_room(&self) {
+        self.uploads.await_room();
+    }
+
     fn finish(&self, at: SegmentAt<'_>, length: u64) {
         let mut state = self.state.lock();
         if let Some(open) = state.open.get_mut(&at.segment) {

@@ -21,6 +21,8 @@ use crate::workers::Workers;
 
 /// So many whole segments wait in memory, at most.
 const MOST: usize = 16;
+/// From so many on, whoever can wait without being in anybody's way does.
+const MANY: usize = 8;
 
 /// A segment that a thread is to upload.
 struct Job {
@@ -112,6 +114,16 @@ impl Uploads {
         let (bucket, state) = (Arc::clone(bucket), Arc::clone(state));
         let shared = Shared { bucket, state, ended: Condvar::new(), closed: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), threads: OnceLock::new() }
+    }
+
+    /// Waits while many whole segments are in memory and get fewer.
+    pub(super) fn await_room(&self) {
+        let mut state = self.shared.state.lock();
+        while state.open.values().filter(|open| open.waits()).count() >= MANY
+            && state.open.values().any(|open| open.uploading)
+        {
+            self.shared.ended.wait(&mut state);
+        }
     }
 
     /// Waits until there is room in memory for more.
