@@ -194,6 +194,10 @@ pub trait Backend: Send + Sync {
     /// [`PoolError::Device`] where not even one copy could be written.
     fn write(&self, at: SegmentAt<'_>, stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies>;
 
+    /// Waits while what was written before goes on its way more slowly than it comes. For callers that
+    /// nobody waits for; [`Self::write`] itself waits only where memory would not do.
+    fn await_room(&self) {}
+
     /// Nothing will be written to a segment beyond this length, bytes. Does not wait.
     fn finish(&self, at: SegmentAt<'_>, length: u64);
 

@@ -32,6 +32,8 @@ const TRIED: (usize, usize) = (1 << 10, 4 << 10);
 const TRIED_IN: [usize; 3] = [3, 1, 5];
 /// It finds more in all of the content than in a sample; Huffman coding is to make so much less.
 const CLEARLY: f64 = 7.0 / 8.0;
+/// Bytes of which so much is left are as frequent as random ones, of which 2 KiB leave 0.989.
+const RANDOM: f64 = 0.975;
 
 /// What zstd is to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,28 +51,47 @@ pub fn compress(compression: CompressionSetting, content: &[u8]) -> Option<(Comp
     let worth = content.len() - content.len().div_ceil(8);
     match compression {
         CompressionSetting::Off => None,
-        CompressionSetting::On if repeats_little(content) => zstd(Coding::Huffman, content, worth)
-            .map(|compressed| (Compression::Zstd, compressed))
-            .or_else(|| Some((Compression::Lz4, lz4(content, worth)?))),
-        CompressionSetting::On | CompressionSetting::Lz4 => Some((Compression::Lz4, lz4(content, worth)?)),
+        CompressionSetting::On => match sampled(content) {
+            Sampled::Ordinary => Some((Compression::Lz4, lz4(content, worth)?)),
+            Sampled::RepeatsLittle => zstd(Coding::Huffman, content, worth)
+                .map(|compressed| (Compression::Zstd, compressed))
+                .or_else(|| Some((Compression::Lz4, lz4(content, worth)?))),
+            Sampled::Random => None,
+        },
+        CompressionSetting::Lz4 => Some((Compression::Lz4, lz4(content, worth)?)),
         CompressionSetting::Zstd(level) => Some((Compression::Zstd, zstd(Coding::Level(level), content, worth)?)),
     }
 }
 
-/// Whether Huffman coding alone makes less of content than LZ4, by samples: numbers, base64,
-/// genomes, words in no order. In most of them LZ4 is at its slowest, and Huffman coding twice as
-/// fast.
-fn repeats_little(content: &[u8]) -> bool {
+/// What samples say of content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sampled {
+    /// LZ4 makes the least of it, or it is too short to tell.
+    Ordinary,
+    /// Huffman coding alone makes less of it: numbers, base64, genomes, words in no order. In most of
+    /// them LZ4 is at its slowest, and Huffman coding twice as fast.
+    RepeatsLittle,
+    /// Neither makes less of it: it is compressed already, or encrypted.
+    Random,
+}
+
+fn sampled(content: &[u8]) -> Sampled {
     if content.len() < EXAMINED {
-        return false;
+        return Sampled::Ordinary;
     }
-    let mut coded = None;
-    // The first is enough for most content: where LZ4 leaves half of it or less, it has found what
-    // repeats.
-    TRIED_IN.iter().all(|sixth| {
-        tried(content, *sixth)
-            .is_some_and(|left| left > 0.5 && *coded.get_or_insert_with(|| entropy(content)) < left.min(1.0) * CLEARLY)
-    })
+    let (mut coded, mut little, mut random) = (None, true, true);
+    for sixth in TRIED_IN {
+        // The first is enough for most content: where LZ4 leaves half of it or less, it has found what
+        // repeats.
+        let Some(left) = tried(content, sixth).filter(|left| *left > 0.5) else { return Sampled::Ordinary };
+        let coded = *coded.get_or_insert_with(|| entropy(content));
+        little &= coded < left.min(1.0) * CLEARLY;
+        random &= coded > RANDOM && left >= 1.0;
+        if !little && !random {
+            return Sampled::Ordinary;
+        }
+    }
+    if random { Sampled::Random } else { Sampled::RepeatsLittle }
 }
 
 /// What is left of content if each byte takes as many bits as its frequency asks for: the share of
@@ -282,6 +303,22 @@ mod tests {
             let (compression, out) = compress(CompressionSetting::On, &content).unwrap();
             assert_eq!((compression, out.len()), (Compression::Lz4, lz4(&content)));
         }
+    }
+
+    #[test]
+    fn what_samples_take_for_random_is() {
+        let noise = made(128 << 10, |random| vec![random() as u8]);
+        assert_eq!(sampled(&noise), Sampled::Random);
+        assert_eq!(sampled(&noise[..EXAMINED - 1]), Sampled::Ordinary);
+        // An eighth less is worth it, wherever that is.
+        for hole in 0..5 {
+            let mut holed = noise.clone();
+            holed[hole * 20_000..][..20_000].fill(0);
+            assert!(compress(CompressionSetting::On, &holed).is_some(), "a hole at {hole}");
+        }
+        let repeated: Vec<u8> = noise.chunks(1000).flat_map(|part| [part, part].concat()).collect();
+        let (_, out) = compress(CompressionSetting::On, &repeated[..128 << 10]).unwrap();
+        assert!(out.len() < 80 << 10);
     }
 
     #[test]

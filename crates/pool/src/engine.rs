@@ -259,6 +259,10 @@ impl Frames for CachedFrames {
         self.storage.expect_later(pointers);
     }
 
+    fn await_room(&self) {
+        self.storage.await_room();
+    }
+
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
         self.storage.write(frame)
     }

@@ -145,6 +145,10 @@ pub trait Frames: Send + Sync {
         self.expect(pointers);
     }
 
+    /// Waits while what was written before goes on its way more slowly than it comes. Not under any
+    /// lock, and not with a txg held open.
+    fn await_room(&self) {}
+
     /// Writes a frame; it is durable once its txg is committed.
     ///
     /// # Errors

@@ -195,6 +195,10 @@ impl Frames for Store {
         self.expect_soon(pointers);
     }
 
+    fn await_room(&self) {
+        self.backend.await_room();
+    }
+
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
         self.put(frame, &self.compress(frame)?)
     }

@@ -188,6 +188,11 @@ impl InBucket {
         Self { bucket: Arc::new(MemoryBucket::new(seed, loses)), clock, imports: AtomicU64::new(0), parts: None }
     }
 
+    /// One that loses nothing and takes several requests at a time.
+    fn in_parallel() -> Self {
+        Self { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(4)), ..Self::new(0, 0) }
+    }
+
     /// The same, with so many bytes of it kept elsewhere.
     fn with_parts(seed: u64, loses: u64, size: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -202,14 +207,17 @@ impl InBucket {
         Arc::new(Cached::new(bucket, parts.unwrap()))
     }
 
-    fn objects(&self) -> Arc<Objects> {
+    fn writer(&self) -> WriterId {
         let clock = Arc::clone(&self.clock);
-        let writer = WriterId {
+        WriterId {
             nonce: self.imports.fetch_add(1, Ordering::Relaxed),
             host: "here".to_owned(),
             clock: Box::new(move || clock.load(Ordering::Relaxed)),
-        };
-        Arc::new(Objects::new(self.bucket(), MIB, 62 * MIB, writer))
+        }
+    }
+
+    fn objects(&self) -> Arc<Objects> {
+        Arc::new(Objects::new(self.bucket(), MIB, 62 * MIB, self.writer()))
     }
 }
 
@@ -250,6 +258,7 @@ fn grounds(seed: u64) -> Vec<Box<dyn Ground>> {
         Box::new(InGroups::new(&[(GroupKind::Mirror, 2)])),
         Box::new(InGroups::new(&[(GroupKind::RaidZ(1), 4)])),
         Box::new(InGroups::new(&[(GroupKind::RaidZ(2), 5), (GroupKind::RaidZ(2), 4)])),
+        Box::new(InBucket::in_parallel()),
     ]
 }
 
@@ -328,6 +337,88 @@ fn what_was_flushed_is_there_after_a_crash() {
         let mut listed: Vec<u32> = backend.list().unwrap().into_iter().map(|(id, _)| id).collect();
         listed.sort_unstable();
         assert_eq!(listed, [1, 2, 3]);
+    }
+}
+
+/// What a backend of a bucket has in memory at most, before whoever writes waits.
+const WAITING: usize = 16;
+
+/// Writes a segment of two pieces, the second one first, which the first one makes whole.
+fn write_whole(backend: &dyn Backend, id: u32) -> Result<(u32, Place), PoolError> {
+    let place = begin(backend, id, WriteStream::Data);
+    let at = SegmentAt { segment: id, place: &place };
+    let whole = pattern(id, 3 * 4096);
+    backend.await_room();
+    for from in [4096, 0] {
+        let piece = if from == 0 { &whole[..4096] } else { &whole[4096..] };
+        let _ = backend.write(at, WriteStream::Data, from as u64, piece)?;
+        backend.finish(at, whole.len() as u64);
+    }
+    Ok((id, place))
+}
+
+/// Several threads write at once; segments go to the bucket before a flush, whole, and few of them are
+/// in memory.
+#[test]
+fn whole_segments_go_to_a_bucket_ahead() {
+    let ground = InBucket::in_parallel();
+    let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+    objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
+    let unfinished = begin(&objects, 1, WriteStream::Data);
+    write(&objects, 1, &unfinished, WriteStream::Data, 0, &pattern(1, 4096));
+    let written: Vec<(u32, Place)> = std::thread::scope(|scope| {
+        let objects = &objects;
+        let writers = (0..4).map(|writer| {
+            let ids = (0..100).map(move |number| 2 + writer * 100 + number);
+            scope.spawn(move || ids.map(|id| write_whole(objects, id).unwrap()).collect::<Vec<_>>())
+        });
+        writers.collect::<Vec<_>>().into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+    });
+    // Each of the four had looked for room before the others wrote.
+    let there = |ground: &InBucket| ground.bucket.keys().iter().filter(|key| key.starts_with("seg/")).count();
+    assert!(there(&ground) + WAITING + 4 >= written.len(), "{} of {}", there(&ground), written.len());
+    assert!(!ground.bucket.keys().iter().any(|key| key.ends_with("-1")), "it is not whole");
+    for (id, place) in &written {
+        assert!(read(&objects, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
+    }
+    objects.flush().unwrap();
+    assert_eq!(there(&ground), written.len() + 1);
+    let other = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+    for (id, place) in &written {
+        assert!(read(&other, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
+    }
+}
+
+/// Uploads that fail are told to whoever finds no room for more, and what was not uploaded is there
+/// after the next flush that succeeds.
+#[test]
+fn uploads_that_fail_lose_nothing_and_stop_the_writer() {
+    for parallel in [1, 4] {
+        let ground =
+            InBucket { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(parallel)), ..InBucket::new(0, 0) };
+        let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+        objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
+        ground.bucket.fail_after(Some(0));
+        let mut written = Vec::new();
+        let refused = loop {
+            match write_whole(&objects, 1 + written.len() as u32) {
+                Ok(segment) => written.push(segment),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, PoolError::Device { .. }), "{refused}");
+        assert_eq!(written.len(), WAITING);
+        assert!(objects.flush().is_err());
+        for (id, place) in &written {
+            assert!(read(&objects, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
+        }
+        ground.bucket.fail_after(None);
+        objects.flush().unwrap();
+        let other = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+        for (id, place) in &written {
+            assert!(read(&other, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
+        }
+        write_whole(&objects, 900).unwrap();
     }
 }
 

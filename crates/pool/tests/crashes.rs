@@ -22,6 +22,9 @@ use std::sync::Arc;
 use crash_model::World;
 use nacre_pool::PoolError;
 use nacre_pool::device::{Device, Simulator};
+use nacre_pool::engine::Dataset;
+use nacre_pool::files::{AttributeChange, FileError, Inode, NewInode, ParentView};
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 use pools::{Imported, Random, check, create, open, shapes};
 
@@ -258,4 +261,92 @@ fn a_pool_that_changes_its_shape_keeps_every_promise() {
         Some(seed) => changing(seed, rounds),
         None => (200..203).for_each(|seed| changing(seed, rounds)),
     }
+}
+
+fn tank(imported: &Imported) -> Arc<Dataset> {
+    imported.pool.dataset(imported.pool.find("tank").unwrap().unwrap()).unwrap()
+}
+
+fn make(tank: &Dataset, name: &str) -> Result<Arc<Inode>, FileError> {
+    let row = |parent: &ParentView| InodeRow::new(FileType::Regular, 0o644, parent.now);
+    let new = |parent: &ParentView| Ok(NewInode { row: row(parent), target: None, attributes: Vec::new() });
+    tank.files().make(&tank.files().root(), name.as_bytes(), b"", &new).map(|(inode, _)| inode)
+}
+
+/// Writes content as a mount does: whole records, much at once.
+fn write(tank: &Dataset, inode: &Arc<Inode>, content: &[u8]) -> Result<(), FileError> {
+    for (at, part) in content.chunks(1 << 20).enumerate() {
+        tank.files().write(inode, Some((at as u64) << 20), part)?;
+    }
+    Ok(())
+}
+
+fn content(tank: &Dataset, name: &str) -> Option<Vec<u8>> {
+    let (inode, row) = tank.files().look_up(&tank.files().root(), name.as_bytes()).ok()?;
+    let mut content = vec![0; row.size as usize];
+    assert_eq!(tank.files().read(&inode, 0, &mut content).unwrap(), content.len());
+    Some(content)
+}
+
+/// Whole records go to the device long before a commit names them. The power fails at each of these
+/// writes, and at each of the commit's: what was committed is whole, nothing else is there, and not a
+/// byte is taken by what was written ahead: overwritten, cut off and removed before the commit.
+#[test]
+fn content_written_ahead_counts_from_the_commit_on() {
+    let noise = |seed: u64, length: usize| -> Vec<u8> {
+        let mut random = Random(seed);
+        (0..length / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+    };
+    let (old, new, newer) = (noise(1, 2 << 20), noise(2, 3 << 20), noise(3, 1 << 20));
+    let last = [&newer[..], &new[newer.len()..]].concat();
+    let (mut point, mut ahead) = (0, 0);
+    loop {
+        let disk = Arc::new(Simulator::new("disk", 64 << 20));
+        let disks = [Arc::clone(&disk)];
+        let imported = create(&disks, 2);
+        write(&tank(&imported), &make(&tank(&imported), "kept").unwrap(), &old).unwrap();
+        imported.pool.commit().unwrap();
+        let before = disk.written();
+        disk.fail_after(point);
+        let mut work = || -> Result<(), FileError> {
+            let tank = tank(&imported);
+            let root = tank.files().root();
+            let (kept, _) = tank.files().look_up(&root, b"kept")?;
+            write(&tank, &kept, &new)?;
+            write(&tank, &kept, &newer)?;
+            let gone = make(&tank, "gone")?;
+            write(&tank, &gone, &new)?;
+            tank.files().unlink(&root, b"gone")?;
+            drop(gone);
+            let cut = make(&tank, "cut")?;
+            write(&tank, &cut, &new)?;
+            let size = Some((1 << 20) + 5);
+            tank.files().set_attributes(&cut, &AttributeChange { size, ..AttributeChange::default() })?;
+            ahead = ahead.max(disk.written() - before);
+            imported.pool.sync_file(&tank, &kept)
+        };
+        let done = work();
+        drop(imported);
+        disk.crash(point);
+        let imported = open(&disks, 3, Access::ReadWrite).unwrap_or_else(|error| panic!("write {point}: {error}"));
+        check(&imported);
+        let kept = content(&tank(&imported), "kept").unwrap();
+        let cut = content(&tank(&imported), "cut");
+        match cut {
+            Some(cut) => assert!(kept == last && cut == new[..(1 << 20) + 5], "write {point}"),
+            None => assert!(kept == old && done.is_err(), "write {point}"),
+        }
+        assert!(content(&tank(&imported), "gone").is_none());
+        // The room of what is lost takes other content, and nothing else.
+        write(&tank(&imported), &make(&tank(&imported), "more").unwrap(), &new).unwrap();
+        imported.pool.commit().unwrap();
+        check(&imported);
+        assert!(content(&tank(&imported), "kept").unwrap() == kept, "write {point}");
+        if done.is_ok() {
+            break;
+        }
+        point += 1;
+    }
+    assert!(ahead > 6 << 20, "{ahead} bytes were written before the commit");
+    println!("campaign: {point} writes at which the power fails");
 }

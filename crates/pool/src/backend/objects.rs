@@ -31,6 +31,7 @@ mod cached_tests;
 mod local_log;
 mod log;
 mod parts;
+mod uploads;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -53,6 +54,7 @@ use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
 use log::{Logs, ObjectLog};
+use uploads::Uploads;
 
 /// How often it is tried to make an object that others may be making.
 const MAKING: usize = 6;
@@ -86,7 +88,8 @@ pub struct Objects {
     total: u64,
     /// The log on this machine.
     local: Option<Arc<LocalLog>>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    uploads: Uploads,
 }
 
 #[derive(Default)]
@@ -114,38 +117,36 @@ struct State {
 }
 
 /// A segment that is being written.
+#[derive(Default)]
 struct Open {
     place: Place,
     bytes: Arc<Vec<u8>>,
+    /// How much of it was written, in whatever order.
+    written: u64,
     /// How long it is to become, once that is known.
     finished: Option<u64>,
     /// Grows with each write.
     version: u64,
     /// The version that the bucket has.
     put: u64,
+    /// An upload of it is under way.
+    uploading: bool,
+    /// It was left to a thread to upload.
+    offered: bool,
 }
 
 impl Open {
-    fn is_done(&self) -> bool {
-        self.version == self.put && self.finished.is_some_and(|length| self.bytes.len() as u64 >= length)
+    fn is_whole(&self) -> bool {
+        self.finished.is_some_and(|length| self.written >= length)
     }
-}
 
-impl Objects {
-    /// Has the bucket hold what was written of a segment so far.
-    fn upload(&self, id: u32) -> Result<()> {
-        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version);
-        let Some((key, bytes, version)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
-        // What is not finished is put again when there is more of it.
-        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
-        let mut state = self.state.lock();
-        if let Some(open) = state.open.get_mut(&id) {
-            open.put = version;
-            if open.is_done() {
-                state.open.remove(&id);
-            }
-        }
-        Ok(())
+    /// Whether all of it is there, and the bucket does not have it.
+    fn waits(&self) -> bool {
+        self.is_whole() && self.version != self.put
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_whole() && self.version == self.put
     }
 }
 
@@ -225,7 +226,9 @@ impl Objects {
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
-        Self { bucket, writer, segment_length, total, local: None, state: Mutex::default() }
+        let state = Arc::default();
+        let uploads = Uploads::new(&bucket, &state);
+        Self { bucket, writer, segment_length, total, local: None, state, uploads }
     }
 
     /// The same with a log on this machine.
@@ -537,7 +540,7 @@ impl Backend for Objects {
             return Ok(None);
         }
         let place = place_of(state.epoch);
-        let open = Open { place: place.clone(), bytes: Arc::default(), finished: None, version: 0, put: 0 };
+        let open = Open { place: place.clone(), ..Open::default() };
         if state.known.insert(id, place.clone()).is_some() || state.open.insert(id, open).is_some() {
             return Err(PoolError::Format(Damage::Structure("a segment twice")));
         }
@@ -545,6 +548,7 @@ impl Backend for Objects {
     }
 
     fn write(&self, at: SegmentAt<'_>, _stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies> {
+        self.uploads.make_room()?;
         let mut state = self.state.lock();
         let open = state.open.get_mut(&at.segment).ok_or_else(no_segment)?;
         let end = offset + bytes.len() as u64;
@@ -559,8 +563,15 @@ impl Backend for Objects {
         if let Some(range) = there.get_mut(offset as usize..end as usize) {
             range.copy_from_slice(bytes);
         }
+        open.written += bytes.len() as u64;
         open.version += 1;
+        drop(state);
+        self.uploads.go_ahead();
         Ok(Copies::All)
+    }
+
+    fn await_room(&self) {
+        self.uploads.await_room();
     }
 
     fn finish(&self, at: SegmentAt<'_>, length: u64) {
@@ -574,11 +585,7 @@ impl Backend for Objects {
     }
 
     fn flush(&self) -> Result<()> {
-        let changed: Vec<u32> = {
-            let state = self.state.lock();
-            state.open.iter().filter(|(_, open)| open.version != open.put).map(|(id, _)| *id).collect()
-        };
-        in_parallel(self.bucket.parallel(), &changed, |id| self.upload(*id))
+        self.uploads.flush()
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {

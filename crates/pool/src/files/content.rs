@@ -271,6 +271,8 @@ impl<T: Table> Files<T> {
 
     fn write_admitted(&self, inode: &Arc<Inode>, write: &Write<'_>) -> Result<WriteOutcome> {
         let Write { offset, data, .. } = *write;
+        // Before a commit would have to wait for this.
+        self.frames.await_room();
         let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;

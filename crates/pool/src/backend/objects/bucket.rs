@@ -118,6 +118,7 @@ pub trait Bucket: Send + Sync {
 /// A bucket in memory, for tests: the same seed loses the same requests.
 pub struct MemoryBucket {
     state: Mutex<Memory>,
+    parallel: usize,
 }
 
 struct Memory {
@@ -148,7 +149,14 @@ impl MemoryBucket {
             allowed: None,
             requests: Requests::default(),
         };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), parallel: 1 }
+    }
+
+    /// One that takes so many requests at a time: which of them are lost is no longer the same each
+    /// time.
+    #[must_use]
+    pub fn in_parallel(self, parallel: usize) -> Self {
+        Self { parallel, ..self }
     }
 
     /// Lets this many more requests be carried out; all after them fail, as for a machine that has
@@ -195,6 +203,10 @@ impl MemoryBucket {
 impl Bucket for MemoryBucket {
     fn name(&self) -> &str {
         "memory"
+    }
+
+    fn parallel(&self) -> usize {
+        self.parallel
     }
 
     fn requests(&self) -> Requests {

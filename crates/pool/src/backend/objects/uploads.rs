@@ -1,0 +1,195 @@
+//! Segments on their way to the bucket. Whole ones go at once, by threads of their own, so that a commit
+//! finds little left to do; what is left goes with it. Nothing names them before a root does: what a crash
+//! leaves of them is removed by the next import.
+//!
+//! Callers: [`Objects`](super::Objects). Invariants:
+//! - One upload of a segment at a time. It stays in memory, and is read there, until one has succeeded.
+//! - At most [`MOST`] whole segments are in memory; whoever writes waits for that. Only for uploads, which
+//!   need nothing that anybody holds: the piece that makes a segment whole may wait as well. Where none is
+//!   under way, because one has failed or nobody has begun, he makes one himself, and is told its error.
+//! - What failed ahead is tried again by the flush, whose error counts.
+//! - No request is made under a lock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Bucket, Result, State, attempt, in_parallel, segment_key};
+use crate::label::Place;
+use crate::workers::Workers;
+
+/// So many whole segments wait in memory, at most.
+const MOST: usize = 16;
+/// From so many on, whoever can wait without being in anybody's way does.
+const MANY: usize = 8;
+
+/// A segment that a thread is to upload.
+struct Job {
+    shared: Arc<Shared>,
+    id: u32,
+}
+
+struct Shared {
+    bucket: Arc<dyn Bucket>,
+    state: Arc<Mutex<State>>,
+    /// An upload has ended.
+    ended: Condvar,
+    /// Nobody needs what waits.
+    closed: AtomicBool,
+}
+
+/// The threads that upload, and what they share with whoever waits for them.
+pub(super) struct Uploads {
+    shared: Arc<Shared>,
+    threads: OnceLock<Workers<Job>>,
+}
+
+/// Whom an upload is made for that another one may be making already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Other {
+    /// It is good enough that somebody does it.
+    Trusted,
+    /// The outcome counts.
+    AwaitedFor,
+}
+
+impl Shared {
+    /// Has the bucket hold what was written of a segment so far.
+    fn upload(&self, id: u32, other: Other) -> Result<()> {
+        let mut state = self.state.lock();
+        let (place, bytes, version) = loop {
+            let Some(open) = state.open.get_mut(&id).filter(|open| open.version != open.put) else { return Ok(()) };
+            if !open.uploading {
+                open.uploading = true;
+                break (open.place.clone(), Arc::clone(&open.bytes), open.version);
+            }
+            if other == Other::Trusted {
+                return Ok(());
+            }
+            self.ended.wait(&mut state);
+        };
+        let mut upload = Upload { shared: self, id, place, version, put: false };
+        drop(state);
+        // What is not finished is put again when there is more of it.
+        attempt(&*self.bucket, "writing", || self.bucket.put(&segment_key(id, &upload.place), &bytes))?;
+        upload.put = true;
+        Ok(())
+    }
+}
+
+/// An upload under way; whatever becomes of it, nobody waits for it when it is gone.
+struct Upload<'a> {
+    shared: &'a Shared,
+    id: u32,
+    place: Place,
+    version: u64,
+    put: bool,
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        match state.open.get_mut(&self.id) {
+            Some(open) => {
+                open.uploading = false;
+                if self.put {
+                    open.put = self.version;
+                }
+                if open.is_done() {
+                    state.open.remove(&self.id);
+                }
+            }
+            // It was removed meanwhile, perhaps before it was there.
+            None if self.put => state.doomed.push((self.id, self.place.clone())),
+            None => {}
+        }
+        drop(state);
+        self.shared.ended.notify_all();
+    }
+}
+
+impl Uploads {
+    pub(super) fn new(bucket: &Arc<dyn Bucket>, state: &Arc<Mutex<State>>) -> Self {
+        let (bucket, state) = (Arc::clone(bucket), Arc::clone(state));
+        let shared = Shared { bucket, state, ended: Condvar::new(), closed: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared), threads: OnceLock::new() }
+    }
+
+    /// Waits while many whole segments are in memory and get fewer.
+    pub(super) fn await_room(&self) {
+        let mut state = self.shared.state.lock();
+        while state.open.values().filter(|open| open.waits()).count() >= MANY
+            && state.open.values().any(|open| open.uploading)
+        {
+            self.shared.ended.wait(&mut state);
+        }
+    }
+
+    /// Waits until there is room in memory for more.
+    pub(super) fn make_room(&self) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        loop {
+            let whole = || state.open.iter().filter(|(_, open)| open.waits());
+            if whole().count() < MOST {
+                return Ok(());
+            }
+            let idle = if whole().any(|(_, open)| open.uploading) { None } else { whole().next().map(|(id, _)| *id) };
+            let Some(id) = idle else {
+                self.shared.ended.wait(&mut state);
+                continue;
+            };
+            drop(state);
+            self.shared.upload(id, Other::AwaitedFor)?;
+            state = self.shared.state.lock();
+        }
+    }
+
+    /// Leaves what has become whole to the threads.
+    pub(super) fn go_ahead(&self) {
+        let parallel = self.shared.bucket.parallel();
+        if parallel <= 1 {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        let whole: Vec<u32> = state
+            .open
+            .iter_mut()
+            .filter(|(_, open)| open.waits() && !open.offered)
+            .map(|(id, open)| {
+                open.offered = true;
+                *id
+            })
+            .collect();
+        drop(state);
+        if whole.is_empty() {
+            return;
+        }
+        let run = |Job { shared, id }: Job| {
+            if !shared.closed.load(Ordering::Relaxed) {
+                // An error is left to whoever needs the segment to be there.
+                drop(shared.upload(id, Other::Trusted));
+            }
+        };
+        let threads = self.threads.get_or_init(|| Workers::start("pool-upload", parallel, MOST, run));
+        for id in whole {
+            // What finds no thread is uploaded by the flush, or by whoever needs room.
+            drop(threads.offer(Job { shared: Arc::clone(&self.shared), id }));
+        }
+    }
+
+    /// Has the bucket hold all that was written before the call.
+    pub(super) fn flush(&self) -> Result<()> {
+        let changed: Vec<u32> = {
+            let state = self.shared.state.lock();
+            state.open.iter().filter(|(_, open)| open.version != open.put).map(|(id, _)| *id).collect()
+        };
+        in_parallel(self.shared.bucket.parallel(), &changed, |id| self.shared.upload(*id, Other::AwaitedFor))
+    }
+}
+
+impl Drop for Uploads {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Relaxed);
+    }
+}
