@@ -5,6 +5,8 @@
 //! server is busy, loses replies, refuses credentials, or takes conditions away. Where moto is not
 //! installed (scripts/setup does it), tests are skipped.
 
+mod readers;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},

@@ -19,7 +19,10 @@
 //! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
 //!   overwrites what is another's.
 //! - A segment is removed after a root of this writer that does not name it, and only if a list
-//!   made after that shows no newer root.
+//!   made after that shows no newer root. It stays for [`READABLE`] after the first such root: readers
+//!   elsewhere, who write nothing and so can hold nothing, are at that root by then.
+//! - A segment that is sent is made; only what is added to it later replaces the object, once. So a
+//!   request that arrives late takes nothing from it.
 //! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
 //!   has taken its name. A writer that was idle for an hour looks for newer roots first.
 
@@ -56,6 +59,12 @@ const MAKING: usize = 6;
 const IDLE: u64 = 3600;
 /// Roots are kept for so long, seconds.
 const KEPT: u64 = 24 * 3600;
+/// Segments stay for so long after the first root that does not name them, seconds.
+pub const READABLE: u64 = 600;
+/// They are removed together with those of so long after, seconds: each time costs a list.
+const TOGETHER: u64 = 60;
+/// A reader that finds no next root looks for any later one each so many times.
+const LOOKED: usize = 64;
 /// Old roots are looked for with each so many roots.
 const SWEEP: u64 = 256;
 
@@ -77,6 +86,8 @@ pub struct Objects {
     /// How many segments there may be.
     total: u64,
     state: Mutex<State>,
+    /// How often nothing was found where the next root comes.
+    asked: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -89,9 +100,9 @@ struct State {
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
     known: BTreeMap<u32, Place>,
-    /// What is to be removed after the next root.
-    doomed: Vec<(u32, Place)>,
-    /// The newest root that was put here: generation, and when.
+    /// What is to be removed: since when no root names it.
+    doomed: Vec<(u32, Place, u64)>,
+    /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, u64)>,
 }
 
@@ -116,10 +127,12 @@ impl Open {
 impl Objects {
     /// Has the bucket hold what was written of a segment so far.
     fn upload(&self, id: u32) -> Result<()> {
-        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version);
-        let Some((key, bytes, version)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
+        let open = |open: &Open| (segment_key(id, &open.place), Arc::clone(&open.bytes), open.version, open.put == 0);
+        let Some((key, bytes, version, is_new)) = self.state.lock().open.get(&id).map(open) else { return Ok(()) };
         // What is not finished is put again when there is more of it.
-        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        if !(is_new && make(&*self.bucket, &key, &bytes)?) {
+            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        }
         let mut state = self.state.lock();
         if let Some(open) = state.open.get_mut(&id) {
             open.put = version;
@@ -201,7 +214,7 @@ impl Objects {
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
-        Self { bucket, writer, segment_length, total, state: Mutex::default() }
+        Self { bucket, writer, segment_length, total, state: Mutex::default(), asked: AtomicUsize::new(1) }
     }
 
     /// Whose pool lies in a bucket; `None` where there is none.
@@ -286,16 +299,17 @@ impl Objects {
         Ok(body.map(|body| Body::decode(&body)))
     }
 
-    /// Removes what no root names any more.
-    fn remove_doomed(&self) -> Result<()> {
-        let doomed = std::mem::take(&mut self.state.lock().doomed);
-        let removed = in_parallel(self.bucket.parallel(), &doomed, |(id, place)| {
+    /// Removes what no root has named for long.
+    fn remove_doomed(&self, now: u64) -> Result<()> {
+        let is_due = |(.., since): &(u32, Place, u64)| since.saturating_add(READABLE) <= now;
+        let due: Vec<_> = self.state.lock().doomed.extract_if(.., |doomed| is_due(doomed)).collect();
+        let removed = in_parallel(self.bucket.parallel(), &due, |(id, place, _)| {
             let key = segment_key(*id, place);
             attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))
         });
         if removed.is_err() {
             // What is gone already is removed once more.
-            self.state.lock().doomed.extend(doomed);
+            self.state.lock().doomed.extend(due);
         }
         removed
     }
@@ -303,11 +317,12 @@ impl Objects {
     /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
     /// one: he decides then what is removed.
     fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
-        if !self.state.lock().doomed.is_empty() {
+        let first = self.state.lock().doomed.iter().map(|(.., since)| *since).min();
+        if first.is_some_and(|since| since.saturating_add(READABLE + TOGETHER) <= now) {
             if self.has_newer(root.generation)? {
                 return Ok(false);
             }
-            self.remove_doomed()?;
+            self.remove_doomed(now)?;
         }
         if root.generation.is_multiple_of(SWEEP) {
             self.sweep_roots(root.kept, now)?;
@@ -440,6 +455,8 @@ impl Backend for Objects {
         let mut state = self.state.lock();
         let next = state.found.checked_add(1);
         state.epoch = next.ok_or_else(|| PoolError::Refused("the pool has used up its epochs".to_owned()))?;
+        // A reader adopts one root after the other.
+        state.known.clear();
         for (id, place) in segments {
             if state.known.insert(id, place.clone()).is_some() {
                 return Err(PoolError::Format(Damage::Structure("a segment twice")));
@@ -551,13 +568,14 @@ impl Backend for Objects {
     }
 
     fn remove(&self, segments: &[(u32, Place)]) {
+        let now = (self.writer.clock)();
         let mut state = self.state.lock();
         for (id, place) in segments {
             if state.known.get(id) == Some(place) {
                 state.known.remove(id);
                 state.open.remove(id);
             }
-            state.doomed.push((*id, place.clone()));
+            state.doomed.push((*id, place.clone(), now));
         }
     }
 
@@ -624,7 +642,12 @@ impl Backend for Objects {
         if !make(&*self.bucket, &root_key(root.generation), &body)? {
             return Ok(self.fenced(root.generation));
         }
-        self.state.lock().last = Some((root.generation, now));
+        // Whoever stood still for long before the root was there may have taken a name that was free again.
+        let after = (self.writer.clock)();
+        if last.is_some_and(|(_, put)| put.saturating_add(IDLE) < after) && self.has_newer(root.generation)? {
+            return Ok(self.fenced(root.generation));
+        }
+        self.state.lock().last = Some((root.generation, after));
         // The root is durable: what cannot be removed now is removed after another one.
         match self.tidy(root, now) {
             Ok(true) => Ok(PutRoot::Durable),
@@ -637,16 +660,36 @@ impl Backend for Objects {
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
+        let now = (self.writer.clock)();
         let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))?;
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
-                self.state.lock().found = body.epoch;
+                let mut state = self.state.lock();
+                (state.found, state.last) = (body.epoch, Some((body.root.generation, now)));
                 return Ok(Some(NewestRoot { root: body.root, lost }));
             }
             lost += 1;
         }
         Ok(None)
+    }
+
+    fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
+        let next = match self.read_root(&root_key(generation.saturating_add(1)))? {
+            Some(body) => Some(body?.root),
+            // Names are gaps where states were given up, and those of old roots are gone.
+            None if !self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED) => return Ok(None),
+            None => None,
+        };
+        // Where there is one, there may be many.
+        let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
+        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", &after))?;
+        while let Some(key) = keys.pop() {
+            if let Some(Ok(body)) = self.read_root(&key)? {
+                return Ok(Some(body.root));
+            }
+        }
+        Ok(next)
     }
 
     fn roots(&self) -> Result<BTreeMap<u64, Root>> {
