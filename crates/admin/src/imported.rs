@@ -22,7 +22,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
-use crate::fs::newer_state::Following;
+use crate::followed::Followed;
 use crate::pool::devices::Opened;
 use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_parts};
 use crate::reading::{self, Reading};
@@ -91,7 +91,7 @@ pub struct Imported {
     /// Nothing is written to it.
     pub read_only: bool,
     /// How far it is, where it follows a writer.
-    pub(crate) following: Mutex<Following>,
+    pub(crate) following: Mutex<Followed>,
     /// What it stands on.
     pub opening: Opening,
     /// Its name, as long as it is imported.
@@ -402,7 +402,7 @@ impl Imported {
         }
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
-        let following = Following { generation: store.root().generation, error: None };
+        let following = Followed { generation: store.root().generation, error: None };
         Ok(Self {
             pool,
             store,

@@ -715,9 +715,12 @@ impl PoolInBucket {
     }
 
     fn import(ground: &InBucket) -> Self {
-        let (store, root) = ground.open_store(Access::ReadWrite).unwrap();
+        Self::open(ground.open_store(Access::ReadWrite).unwrap()).unwrap()
+    }
+
+    fn open((store, root): (Store, Root)) -> Result<Self, PoolError> {
         let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-        Self { pool: Pool::open(Self::config(&Arc::new(store)), &durable).unwrap() }
+        Ok(Self { pool: Pool::open(Self::config(&Arc::new(store)), &durable)? })
     }
 
     /// Writes a file and syncs it.
@@ -775,4 +778,21 @@ fn what_was_synced_in_a_bucket_is_there_for_the_next_program() {
 #[test]
 fn histories_of_several_writers_lose_nothing() {
     histories::campaign();
+}
+
+/// Who stands still between its root and the log may find that blocks are gone which another one has
+/// read: it has lost the pool. (Found by history 809.)
+#[test]
+fn a_writer_that_stood_still_before_the_log_has_lost_the_pool() {
+    let ground = InBucket::new(5, 0);
+    let first = PoolInBucket::create(&ground);
+    first.pool.commit().unwrap();
+    first.write("synced").unwrap();
+    let late = ground.open_store(Access::ReadWrite).unwrap();
+    let other = PoolInBucket::import(&ground);
+    other.pool.commit().unwrap();
+    assert!(other.has("synced"));
+    let Err(error) = PoolInBucket::open(late) else { panic!("it has a pool without what was synced") };
+    assert!(error.to_string().contains("another program writes to the pool now"), "{error}");
+    assert!(first.write("too late").is_err());
 }

@@ -8,7 +8,6 @@ use super::mounting::mount_all;
 use super::moves;
 use super::objects::{MountPointSetting, Objects};
 use crate::imported::durable;
-use crate::pool::Follows;
 use crate::{Imported, Mounts, Progress, Refusal, What};
 
 /// Goes on to the newest state that the writer has committed; answers whether there was one.
@@ -78,22 +77,4 @@ fn remount(pool: &Imported, mounts: &dyn Mounts) -> Result<(), Refusal> {
     let heads: Vec<u64> =
         mounts.mounted().iter().filter(|one| one.what.snapshot.is_none()).map(|one| one.what.dataset).collect();
     moves::refresh(pool, mounts, &heads)
-}
-
-/// How far a pool is that follows a writer.
-#[derive(Debug, Default)]
-pub(crate) struct Following {
-    /// The generation that its file systems are of.
-    pub(crate) generation: u64,
-    /// Why it could not go on the last time.
-    pub(crate) error: Option<String>,
-}
-
-/// What there is to tell of it.
-pub(crate) fn state(pool: &Imported) -> Option<Follows> {
-    if !pool.follows() {
-        return None;
-    }
-    let (root, following) = (pool.store.root(), pool.following.lock());
-    Some(Follows { generation: following.generation, time: root.time, error: following.error.clone() })
 }

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::TrimReport;
 use crate::clock::now;
 use crate::counted::{CountedBucket, Counts, Spread};
-use crate::fs::newer_state;
 use crate::{Imported, Refusal};
 
 pub use nacre_pool::properties::features::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
@@ -437,7 +436,7 @@ impl Figures {
             waits: false,
             altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
             read_only: pool.read_only,
-            follows: newer_state::state(pool),
+            follows: follows(pool),
             properties: pool.pool.pool_properties()?,
             devices,
             groups,
@@ -448,6 +447,12 @@ impl Figures {
             engine: EngineFigures::of(&pool.pool),
         })
     }
+}
+
+fn follows(pool: &Imported) -> Option<Follows> {
+    let followed = pool.following.lock();
+    let (generation, error) = (followed.generation, followed.error.clone());
+    pool.follows().then(|| Follows { generation, time: pool.store.root().time, error })
 }
 
 /// The figures without numbers that no device has any more; groups and pairs go by their places.

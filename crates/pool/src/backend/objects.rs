@@ -36,7 +36,7 @@ mod parts;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -86,6 +86,8 @@ pub struct Objects {
     /// How many segments there may be.
     total: u64,
     state: Mutex<State>,
+    /// The newest root that was put here.
+    newest: Arc<AtomicU64>,
     /// How often nothing was found where the next root comes.
     asked: AtomicUsize,
 }
@@ -214,7 +216,15 @@ impl Objects {
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
-        Self { bucket, writer, segment_length, total, state: Mutex::default(), asked: AtomicUsize::new(1) }
+        Self {
+            bucket,
+            writer,
+            segment_length,
+            total,
+            state: Mutex::default(),
+            newest: Arc::default(),
+            asked: AtomicUsize::new(1),
+        }
     }
 
     /// Whose pool lies in a bucket; `None` where there is none.
@@ -609,7 +619,7 @@ impl Backend for Objects {
 
     fn log(&self) -> Result<Option<Box<dyn Blocks>>> {
         let epoch = u64::from(self.state.lock().epoch);
-        Ok(Some(Box::new(ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce))))
+        Ok(Some(Box::new(ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce, Arc::clone(&self.newest)))))
     }
 
     fn fresh_log(&self) -> Result<LogStart> {
@@ -648,6 +658,7 @@ impl Backend for Objects {
             return Ok(self.fenced(root.generation));
         }
         self.state.lock().last = Some((root.generation, after));
+        self.newest.store(root.generation, Ordering::Release);
         // The root is durable: what cannot be removed now is removed after another one.
         match self.tidy(root, now) {
             Ok(true) => Ok(PutRoot::Durable),

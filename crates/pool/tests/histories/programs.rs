@@ -390,7 +390,7 @@ fn history(seed: u64) -> Counts {
         resume_unwind(failure);
     }
     let facts = lock(&facts);
-    Counts { requests: simulation.steps(), ..facts.counts }
+    Counts { requests: simulation.requests(), ..facts.counts }
 }
 
 /// Many histories, from a seed on.

@@ -61,8 +61,9 @@ struct State {
     objects: Objects,
     random: Random,
     weather: Weather,
-    /// Grows with each request.
+    /// Grows with each request, and when all stand still.
     step: u64,
+    requests: u64,
     clock: u64,
     turn: usize,
     programs: Vec<Program>,
@@ -159,6 +160,7 @@ impl Simulation {
             random: Random(seed),
             weather,
             step: 0,
+            requests: 0,
             clock: *clock,
             turn: 0,
             programs: vec![Program::default(); programs],
@@ -179,8 +181,8 @@ impl Simulation {
         self.lock().clock
     }
 
-    pub fn steps(&self) -> u64 {
-        self.lock().step
+    pub fn requests(&self) -> u64 {
+        self.lock().requests
     }
 
     /// What is there now, and what time it is.
@@ -251,6 +253,7 @@ impl Seen {
         self.of.turned.notify_all();
         let mut state = self.of.await_turn(state, self.program);
         state.step += 1;
+        state.requests += 1;
         let passed = state.random.below(3);
         state.clock += passed;
         let now = state.step;
