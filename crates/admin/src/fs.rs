@@ -15,6 +15,7 @@
 //!  setting      set, inherit                                    schedule   snapshot by a schedule
 //!  sending      send                                            receiving  receive
 //!  following    receive: new names, and what is gone, of a difference of everything
+//!  newer_state  a pool that another machine writes to goes on to what that one has committed
 //!  moves        what a change of names and properties means for mounts
 //! ```
 
@@ -26,6 +27,7 @@ mod list;
 mod making;
 mod mounting;
 mod moves;
+pub(crate) mod newer_state;
 mod objects;
 mod receiving;
 mod renaming;
@@ -45,6 +47,7 @@ pub use holds::{Hold, ToHold};
 pub use list::{From, ListedObject, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
 pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
+pub use newer_state::follow;
 pub(crate) use objects::missing;
 pub use receiving::{ReceivedStream, ToReceive};
 pub use renaming::ToRename;

@@ -24,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
+use crate::followed::Followed;
 use crate::pool::devices::Opened;
 use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_log, kept_parts};
 use crate::reading::{self, Reading};
@@ -98,6 +99,8 @@ pub struct Imported {
     pub since: u64,
     /// Nothing is written to it.
     pub read_only: bool,
+    /// How far it is, where it follows a writer.
+    pub(crate) following: Mutex<Followed>,
     /// What it stands on.
     pub opening: Opening,
     /// Its name, as long as it is imported.
@@ -416,6 +419,7 @@ impl Imported {
         }
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
+        let following = Followed { generation: store.root().generation, error: None };
         Ok(Self {
             pool,
             store,
@@ -433,6 +437,7 @@ impl Imported {
             trim,
             since: now(),
             read_only,
+            following: Mutex::new(following),
             opening,
             name,
             last,
@@ -441,7 +446,7 @@ impl Imported {
     }
 
     /// What is stored of the pool's properties takes effect.
-    fn apply_properties(&self) -> Result<(), Refusal> {
+    pub(crate) fn apply_properties(&self) -> Result<(), Refusal> {
         let all = self.pool.pool_properties()?;
         if !self.read_only {
             self.begin_log(all.iter().find(|(name, _)| name == in_bucket::LOG).map(|(_, value)| value.as_str()))?;
@@ -578,7 +583,7 @@ impl Imported {
 
     /// The label, or this import, has the pool's name; its root dataset follows, also where an
     /// import with a new name was cut short or the last one had a name of its own.
-    fn take_name(&self) -> Result<(), Refusal> {
+    pub(crate) fn take_name(&self) -> Result<(), Refusal> {
         let name = self.name();
         if self.pool.find(&name)?.is_some() {
             return Ok(());
@@ -587,6 +592,12 @@ impl Imported {
             return Ok(self.pool.call_root(&name)?);
         }
         Ok(self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &name))?)
+    }
+
+    /// Whether it goes on to what another machine commits.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        self.read_only && self.bucket.is_some()
     }
 
     /// Why nothing is accepted any more, if so: a device failed, or the engine did; or what writes
@@ -722,7 +733,7 @@ impl Imported {
     }
 }
 
-fn durable(root: &Root) -> Result<Durable, Refusal> {
+pub(crate) fn durable(root: &Root) -> Result<Durable, Refusal> {
     let never_finished = || {
         Refusal::new(Kind::Invalid, "the making of this pool was never finished: there is nothing in it")
             .next("create it again, with -f")

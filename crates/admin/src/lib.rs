@@ -11,6 +11,7 @@
 //!  pool       verbs on the pool:  pool::run(the same)
 //!  mounts     what the verbs need of mounting
 //!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
+//!  followed   how far a pool is that follows a writer elsewhere
 //!  job        a thread in the background that is started, waited for and ended: scrub, trim
 //!  refusal    why something was not done
 //! ```
@@ -22,6 +23,7 @@
 pub mod clock;
 pub mod counted;
 pub mod failing;
+mod followed;
 pub mod fs;
 pub mod host;
 pub mod imported;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use nacre_pool::engine::Changes;
 use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Kind, Refusal};
@@ -185,6 +186,11 @@ pub trait Mounts: Send + Sync {
 
     /// Names have come to or gone from the root directory of a dataset, by a property.
     fn root_changed(&self, dataset: u64);
+
+    /// The files of a dataset have changed elsewhere: what the kernel knows of what differs is forgotten.
+    fn changed(&self, dataset: u64, changes: &Changes) {
+        let _ = (dataset, changes);
+    }
 }
 
 /// No mounts at all: for pools that are imported without (`-N`), and for tests.

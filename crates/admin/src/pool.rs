@@ -31,7 +31,7 @@ mod tests;
 pub mod trim;
 
 pub use changing::Intended;
-pub use figures::{DeviceFigures, Figures, GroupFigures};
+pub use figures::{DeviceFigures, Figures, Follows, GroupFigures};
 pub use reshape::{Reshape, ReshapeOrder, ReshapeReport, Reshaping};
 pub use resilver::Resilver;
 pub use scrub::{Extent, Phase, Scrub, ScrubOrder, ScrubReport};

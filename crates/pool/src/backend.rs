@@ -405,6 +405,16 @@ pub trait Backend: Send + Sync {
     /// [`PoolError::Device`].
     fn newest_root(&self) -> Result<Option<NewestRoot>>;
 
+    /// A root that another program has put since this generation; `None` where none is known. Cheap:
+    /// readers that follow a writer ask all the time.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
+        let _ = generation;
+        Ok(None)
+    }
+
     /// All roots that can still be read, by their generations.
     ///
     /// # Errors

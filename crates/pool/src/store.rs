@@ -18,6 +18,7 @@ mod commit;
 mod compressors;
 mod copies;
 mod ditto;
+mod following;
 mod log_area;
 mod open;
 mod pieces;
@@ -126,6 +127,8 @@ struct Map {
     copies: u64,
     /// What lies where metadata has groups of its own, bytes; as of the last commit.
     special: u64,
+    /// Of a reader that follows a writer: the table of the root before, for whoever still reads that.
+    before: Option<SegmentTable>,
 }
 
 /// What the last commit has left.
@@ -392,7 +395,11 @@ impl Store {
     /// in bytes.
     fn find(&self, pointer: &Pointer) -> Result<Location> {
         let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
-        let found = self.map.read().table.find(pointer.segment, pointer.index, pointer.offset).ok_or(missing)?;
+        let found = {
+            let map = self.map.read();
+            let find = |table: &SegmentTable| table.find(pointer.segment, pointer.index, pointer.offset);
+            find(&map.table).or_else(|| map.before.as_ref().and_then(find)).ok_or(missing)?
+        };
         let offset = u64::from(found.offset) * u64::from(Pointer::UNIT);
         if offset + pointer.charged() > self.backend.capacity(&found.place) {
             return Err(PoolError::Frame {

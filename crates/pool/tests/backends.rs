@@ -4,9 +4,11 @@
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod histories;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use nacre_pool::backend::{
     Backend, Bucket, Cached, Copies, Disks, MemoryBucket, NewGroup, NewMembers, Objects, Parts, Put, PutRoot, Requests,
@@ -540,31 +542,58 @@ fn a_stalled_writer_removes_nothing() {
     other.flush().unwrap();
     assert!(read(&*backend, 1, &place, 4096) == pattern(1, 4096));
     other.remove(&[(1, place)]);
-    let asked = ground.bucket.requests();
     assert_eq!(other.put_root(&root(3)).unwrap(), PutRoot::Durable);
-    assert_eq!(ground.bucket.requests().lists, asked.lists, "one is not worth a list");
-    assert_eq!(other.list().unwrap().len(), 2);
-    // It has waited for long.
-    ground.clock.fetch_add(600, Ordering::Relaxed);
+    assert_eq!(other.list().unwrap().len(), 2, "readers may be at the root before");
+    ground.clock.fetch_add(700, Ordering::Relaxed);
+    let asked = ground.bucket.requests().lists;
     assert_eq!(other.put_root(&root(4)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list().unwrap(), [(1, own.clone())]);
-    // The pool is left.
-    other.remove(&[(1, own)]);
-    assert_eq!(other.put_root(&Root { clean: true, ..root(5) }).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list().unwrap(), []);
-    // Many are removed at once, after one list.
-    for id in 2..66 {
-        let place = begin(&*other, id, WriteStream::Data);
-        write(&*other, id, &place, WriteStream::Data, 0, &pattern(2, 4096));
-        other.finish(SegmentAt { segment: id, place: &place }, 4096);
-        other.flush().unwrap();
-        other.remove(&[(id, place)]);
+    assert_eq!(other.list().unwrap(), [(1, own)]);
+    assert_eq!(other.put_root(&root(5)).unwrap(), PutRoot::Durable);
+    assert_eq!(ground.bucket.requests().lists - asked, 2, "one, and that of this test");
+}
+
+/// A request that arrives when its sender has made it again takes nothing from a segment that has
+/// grown since.
+#[test]
+fn what_is_sent_late_takes_nothing_away() {
+    let ground = InBucket::new(1, 0);
+    let (backend, first) = ground.new_backend();
+    backend.adopt(&first, &mut std::iter::empty()).unwrap();
+    let place = begin(&*backend, 1, WriteStream::Data);
+    write(&*backend, 1, &place, WriteStream::Data, 0, &pattern(1, 4096));
+    backend.flush().unwrap();
+    let key = ground.bucket.keys().into_iter().find(|key| key.starts_with("seg/")).unwrap();
+    let sent = ground.bucket.get(&key, None).unwrap().unwrap();
+    write(&*backend, 1, &place, WriteStream::Data, 4096, &pattern(2, 4096));
+    backend.flush().unwrap();
+    // The first request was one that makes an object.
+    assert_eq!(ground.bucket.put_new(&key, &sent).unwrap(), Put::Exists);
+    let at = SegmentAt { segment: 1, place: &place };
+    backend.finish(at, 8192);
+    assert!(read(&*backend, 1, &place, 8192)[4096..] == pattern(2, 4096));
+}
+
+/// Whoever stands still before its root is there, so long that the name of it is free again, finds out.
+#[test]
+fn a_writer_that_stood_still_over_its_root_is_told_nothing() {
+    let ground = InBucket::new(1, 0);
+    let (backend, first) = ground.new_backend();
+    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
+    let (other, _) = ground.import();
+    other.newest_root().unwrap();
+    for generation in 2..=520 {
+        ground.clock.fetch_add(600, Ordering::Relaxed);
+        assert_eq!(other.put_root(&root(generation)).unwrap(), PutRoot::Durable);
     }
-    let asked = ground.bucket.requests();
-    assert_eq!(other.put_root(&root(6)).unwrap(), PutRoot::Durable);
-    let after = ground.bucket.requests();
-    assert_eq!((after.lists - asked.lists, after.deletes - asked.deletes), (1, 64));
-    assert_eq!(other.list().unwrap(), []);
+    // As if it had looked before all that: its clock says so, and then what time it is.
+    let moments = Mutex::new(VecDeque::from([1_800_000_001, 1_800_000_002]));
+    let clock = Arc::clone(&ground.clock);
+    let now = move || moments.lock().unwrap().pop_front().unwrap_or_else(|| clock.load(Ordering::Relaxed));
+    let late =
+        Objects::new(ground.bucket(), MIB, 62 * MIB, WriterId { nonce: 99, host: "late".into(), clock: Box::new(now) });
+    late.newest_root().unwrap();
+    let put = late.put_root(&root(2)).unwrap();
+    assert!(matches!(put, PutRoot::Fenced { .. }), "its name is free, but it is late: {put:?}");
 }
 
 /// Names of old roots are free again one day: who comes back after that looks first.
@@ -780,9 +809,12 @@ impl PoolInBucket {
     }
 
     fn import(ground: &InBucket) -> Self {
-        let (store, root) = ground.open_store(Access::ReadWrite).unwrap();
+        Self::open(ground.open_store(Access::ReadWrite).unwrap()).unwrap()
+    }
+
+    fn open((store, root): (Store, Root)) -> Result<Self, PoolError> {
         let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-        Self { pool: Pool::open(Self::config(&Arc::new(store)), &durable).unwrap() }
+        Ok(Self { pool: Pool::open(Self::config(&Arc::new(store)), &durable)? })
     }
 
     /// Writes a file and syncs it.
@@ -834,4 +866,27 @@ fn what_was_synced_in_a_bucket_is_there_for_the_next_program() {
     last.pool.commit().unwrap();
     let blocks = ground.bucket.keys().into_iter().filter(|key| key.starts_with("log/"));
     assert_eq!(blocks.count(), 6);
+}
+
+/// Programs on one object store that stand still at any moment and take the pool from each other.
+#[test]
+fn histories_of_several_writers_lose_nothing() {
+    histories::campaign();
+}
+
+/// Who stands still between its root and the log may find that blocks are gone which another one has
+/// read: it has lost the pool. (Found by history 809.)
+#[test]
+fn a_writer_that_stood_still_before_the_log_has_lost_the_pool() {
+    let ground = InBucket::new(5, 0);
+    let first = PoolInBucket::create(&ground);
+    first.pool.commit().unwrap();
+    first.write("synced").unwrap();
+    let late = ground.open_store(Access::ReadWrite).unwrap();
+    let other = PoolInBucket::import(&ground);
+    other.pool.commit().unwrap();
+    assert!(other.has("synced"));
+    let Err(error) = PoolInBucket::open(late) else { panic!("it has a pool without what was synced") };
+    assert!(error.to_string().contains("another program writes to the pool now"), "{error}");
+    assert!(first.write("too late").is_err());
 }

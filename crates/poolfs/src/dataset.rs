@@ -5,11 +5,13 @@
 //! unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance,
 //! set-group-id directories. Invariants:
 //! * the process that has the pool is the only one that changes it, so it is `Exclusive`; but for
-//!   the names of snapshots, which come and go by commands;
+//!   the names of snapshots, which come and go by commands, and for a pool that follows a writer
+//!   elsewhere, whose every change is told ([`Dataset::changed`]);
 //! * a node is an inode of the engine: while somebody holds it, an unlinked file lives;
 //! * nothing below `.zfs` can be changed, but for the snapshots themselves: `mkdir`, `rmdir` and
 //!   `mv` in `.zfs/snapshot` make, destroy and rename them.
 
+mod changed;
 mod control;
 mod file;
 mod mounted_tree;
@@ -22,12 +24,13 @@ mod translate;
 mod writeback_group;
 mod xattrs;
 
+pub(crate) use changed::tell;
 use control::Control;
 pub use control::SnapshotDirectory;
 use file::DatasetFile;
 use mounted_tree::{CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use nacre_layers::remap::acl;
-use nacre_pool::engine::Pool;
+use nacre_pool::engine::{Changes, Pool};
 use nacre_pool::files::{Inode, InodeFilter, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::InodeRow;
@@ -36,6 +39,7 @@ use nacre_vfs::{
     Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use numbers::Numbers;
+use parking_lot::Mutex;
 use std::{
     cell::RefCell,
     fmt,
@@ -45,7 +49,7 @@ use std::{
         mpsc::Sender,
     },
 };
-use translate::{attr, change_of, errno, kind_of, type_of};
+use translate::{attr, change_of, errno, kind_of, of_node, type_of};
 use writeback_group::Member;
 pub use writeback_group::{StoppedWrites, WritebackGroup};
 
@@ -65,6 +69,8 @@ pub struct Dataset {
     /// There are ACLs. As the property was when the file system was opened: the kernel cannot be
     /// told of another value.
     acls: bool,
+    /// To the door, where the pool follows a writer elsewhere.
+    changes: Mutex<Option<Sender<Invalidation>>>,
 }
 
 impl fmt::Debug for Dataset {
@@ -110,7 +116,16 @@ impl Dataset {
         let numbers = Numbers::new(&current, control.as_ref());
         let member = Arc::new(WritebackGroup::default()).join(&current.files);
         let acls = current.files.behaviour().acl;
-        Dataset { pool: Arc::clone(pool), current, control, numbers, member, quiet: AtomicBool::new(false), acls }
+        Dataset {
+            pool: Arc::clone(pool),
+            current,
+            control,
+            numbers,
+            member,
+            quiet: AtomicBool::new(false),
+            acls,
+            changes: Mutex::new(None),
+        }
     }
 
     /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it,
@@ -198,6 +213,13 @@ impl Dataset {
     /// They are the same after all.
     pub fn stays(&self) {
         self.current.now().resume();
+    }
+
+    /// The files have changed elsewhere: the door is told of all that differs.
+    pub fn changed(&self, changes: &Changes) {
+        let changes_of = self.changes.lock();
+        let Some(door) = &*changes_of else { return };
+        tell(changes, &|number| FileId { fs: self.number(), ino: number, generation: 0 }, door);
     }
 
     /// Nobody is to use it any more: files that are still open answer ESTALE.
@@ -440,7 +462,7 @@ impl Layer for Dataset {
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
         match (self.node_kind(node)?, &self.control) {
             (NodeKind::File(file_node), _) => {
-                let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+                let row = file_node.files()?.attributes(&file_node.inode).map_err(of_node)?;
                 Ok(self.attr_of(file_node, &row))
             }
             (kind, Some(control)) => control.entry(&self.current.now(), kind).map(|entry| entry.attr),
@@ -748,8 +770,8 @@ impl Layer for Dataset {
         }
     }
 
-    fn watch(&self, _channel: Sender<Invalidation>) {
-        // Nobody else changes it, so there is nothing to send.
+    fn watch(&self, channel: Sender<Invalidation>) {
+        *self.changes.lock() = Some(channel);
     }
 
     fn capabilities(&self) -> Capabilities<'_> {

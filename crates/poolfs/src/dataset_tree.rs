@@ -19,8 +19,12 @@ mod listing;
 #[cfg(test)]
 mod tests;
 
-use crate::{dataset::Dataset, generation};
+use crate::{
+    dataset::{Dataset, tell},
+    generation,
+};
 use inode_prefix::{InodePrefixes, join, split};
+use nacre_pool::engine::Changes;
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Numbered, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -193,6 +197,12 @@ impl DatasetTree {
     /// The number of a member's root.
     pub fn root_of(&self, dataset: u64) -> Option<FileId> {
         self.member(dataset).map(|member| self.file_id(join(member.prefix, ROOT)))
+    }
+
+    /// The files of a member have changed elsewhere.
+    pub fn changed(&self, dataset: u64, changes: &Changes) {
+        let (Some(member), Some(door)) = (self.member(dataset), &*self.changes.lock()) else { return };
+        tell(changes, &|number| self.file_id(join(member.prefix, number)), door);
     }
 
     /// Gives a member other rules.

@@ -70,6 +70,9 @@ pub struct Figures {
     pub altroot: Option<String>,
     /// Nothing is written to it.
     pub read_only: bool,
+    /// Whom it follows, where another machine writes to it.
+    #[serde(default)]
+    pub follows: Option<Follows>,
     /// What is stored of its properties.
     pub properties: Vec<(String, String)>,
     /// Its devices.
@@ -88,6 +91,17 @@ pub struct Figures {
     /// What its engine does.
     #[serde(default)]
     pub engine: EngineFigures,
+}
+
+/// How far a pool is that follows a writer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follows {
+    /// The generation of the state that is seen.
+    pub generation: u64,
+    /// When the writer has made it, seconds since 1970.
+    pub time: u64,
+    /// Why a newer one could not be gone on to, the last time.
+    pub error: Option<String>,
 }
 
 /// What the engine of a pool has done since the import. Times in microseconds, sizes in bytes.
@@ -441,6 +455,7 @@ impl Figures {
             waits: false,
             altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
             read_only: pool.read_only,
+            follows: follows(pool),
             properties: pool.pool.pool_properties()?,
             devices,
             groups,
@@ -451,6 +466,12 @@ impl Figures {
             engine: EngineFigures::of(&pool.pool),
         })
     }
+}
+
+fn follows(pool: &Imported) -> Option<Follows> {
+    let followed = pool.following.lock();
+    let (generation, error) = (followed.generation, followed.error.clone());
+    pool.follows().then(|| Follows { generation, time: pool.store.root().time, error })
 }
 
 /// The figures without numbers that no device has any more; groups and pairs go by their places.

@@ -321,6 +321,9 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         fields.insert("process".to_owned(), json!(figures.process));
         fields.insert("since".to_owned(), json!(figures.since));
         fields.insert("read_only".to_owned(), json!(figures.read_only));
+        if let Some(follows) = &figures.follows {
+            fields.insert("follows".to_owned(), json!(follows));
+        }
         (figures.name.clone(), figures.guid, fields)
     });
     whole("status", pools, form)

@@ -100,6 +100,16 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
             month.stored, month.requests
         ));
     }
+    if let Some(follows) = &figures.follows {
+        let age = figures.now.saturating_sub(follows.time);
+        text.push_str(&format!(
+            "follow: root {}, committed {age} s ago by the machine that writes\n",
+            follows.generation
+        ));
+        if let Some(error) = &follows.error {
+            text.push_str(&format!("\ta newer one is not to be seen yet: {error}\n"));
+        }
+    }
     text.push_str("config:\n\n");
     text.push_str(&config(figures, shown, more));
     if is_lost(figures) {

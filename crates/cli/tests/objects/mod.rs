@@ -5,6 +5,8 @@
 //! server is busy, loses replies, refuses credentials, or takes conditions away. Without moto, which
 //! scripts/setup installs, tests fail.
 
+mod readers;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},

@@ -12,6 +12,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 use fusewire::{FusermountRefusal, apart};
 use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError};
+use nacre_pool::engine::Changes;
 use nacre_poolfs::{
     dataset::Dataset,
     dataset_tree::{DatasetTree, Rules},
@@ -153,6 +154,14 @@ impl Carrier {
         };
         if let Err(error) = self.mount.replaced(&[numbers]) {
             tracing::warn!(%error, "the kernel may still show files as they were before a file system was rolled back");
+        }
+    }
+
+    /// The files of a file system have changed elsewhere.
+    pub fn changed(&self, layer: &Dataset, changes: &Changes) {
+        match &self.family {
+            Some(family) => family.changed(layer.number(), changes),
+            None => layer.changed(changes),
         }
     }
 

@@ -18,7 +18,7 @@ use std::{
 use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
 use nacre_fuse::HeldWrites;
-use nacre_pool::engine::Pool;
+use nacre_pool::engine::{Changes, Pool};
 use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
@@ -478,6 +478,16 @@ impl Mounts for FuseMounts {
         live.layer.replaced();
         live.carrier.replaced(&live.layer);
         Ok(())
+    }
+
+    fn changed(&self, dataset: u64, changes: &Changes) {
+        if let Some(live) = self.find(What::head(dataset)) {
+            live.carrier.changed(&live.layer, changes);
+            for txg in &changes.snapshots {
+                // Who has files of it open holds what is not there any more.
+                live.layer.forget_snapshot(txg.0, true);
+            }
+        }
     }
 
     fn root_changed(&self, dataset: u64) {

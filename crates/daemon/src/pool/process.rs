@@ -161,6 +161,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
     let hearing = hear_sync(&office, &mounts);
+    follow(&office, start.mount)?;
     let served = serve(start, &directory, &office, signals, &mut fresh);
     tracing::info!(pool = start.name, "the pool is let go");
     drop(hearing);
@@ -203,6 +204,36 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
             |error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds"),
         )
         .ok()
+}
+
+/// How often a writer's newer state is asked for.
+const FOLLOWED: Duration = Duration::from_secs(1);
+
+/// Goes on to what the machine commits that writes to the pool, where it is another one.
+#[expect(clippy::disallowed_methods, reason = "a store tells nobody of what was put")]
+fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
+    if !office.imported.follows() {
+        return Ok(());
+    }
+    let office = Arc::downgrade(office);
+    let mut told = String::new();
+    let work = move || {
+        loop {
+            thread::sleep(FOLLOWED);
+            let Some(office) = office.upgrade().filter(|office| !office.ends()) else { return };
+            let Some(_changing) = office.changing.try_lock() else { continue };
+            match fs::follow(&office.imported, &*office.mounts, mount, &mut Silent) {
+                Ok(_) => told.clear(),
+                Err(refusal) if refusal.what == told => {}
+                Err(refusal) => {
+                    tracing::warn!(error = %refusal, "what the writer has committed last is not to be seen yet");
+                    told = refusal.what;
+                }
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("nacre-follow".to_owned()).spawn(work);
+    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that follows the writer", &error))
 }
 
 /// Serves the pool until it is gone or the end is asked for. What was made for a new pool is

@@ -19,8 +19,10 @@
 //! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
 //!   overwrites what is another's.
 //! - A segment is removed after a root of this writer that does not name it, and only if a list
-//!   made after that shows no newer root. Such lists cost as much as a commit: segments wait until
-//!   there are many, or one has waited for long, or the pool is left.
+//!   made after that shows no newer root. It stays for [`READABLE`] after the first such root: readers
+//!   elsewhere, who write nothing and so can hold nothing, are at that root by then.
+//! - A segment that is sent is made; only what is added to it later replaces the object, once. So a
+//!   request that arrives late takes nothing from it.
 //! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
 //!   has taken its name. A writer that was idle for an hour looks for newer roots first.
 
@@ -36,7 +38,7 @@ mod uploads;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -62,13 +64,14 @@ const MAKING: usize = 6;
 const IDLE: u64 = 3600;
 /// Roots are kept for so long, seconds.
 const KEPT: u64 = 24 * 3600;
+/// Segments stay for so long after the first root that does not name them, seconds.
+pub const READABLE: u64 = 600;
+/// They are removed together with those of so long after, seconds: each time costs a list.
+const TOGETHER: u64 = 60;
+/// A reader that finds no next root looks for any later one each so many times.
+const LOOKED: usize = 64;
 /// Old roots are looked for with each so many roots.
 const SWEEP: u64 = 256;
-/// So many segments that nobody needs are removed at once.
-const REMOVED: usize = 64;
-/// Fewer of them are, when one has waited for so long, seconds.
-const WAITED: u64 = 600;
-
 /// Who puts roots: tells one writer's from another's.
 pub struct WriterId {
     /// A random number, new with each import.
@@ -90,6 +93,10 @@ pub struct Objects {
     local: Option<Arc<LocalLog>>,
     state: Arc<Mutex<State>>,
     uploads: Uploads,
+    /// The newest root that was put here.
+    newest: Arc<AtomicU64>,
+    /// How often nothing was found where the next root comes.
+    asked: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -108,11 +115,9 @@ struct State {
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
     known: BTreeMap<u32, Place>,
-    /// What is to be removed after a root.
-    doomed: Vec<(u32, Place)>,
-    /// Since when the first of them waits.
-    waits: Option<u64>,
-    /// The newest root that was put here: generation, and when.
+    /// What is to be removed: since when no root names it.
+    doomed: Vec<(u32, Place, u64)>,
+    /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, u64)>,
 }
 
@@ -228,7 +233,17 @@ impl Objects {
         let total = size / segment_length.max(1);
         let state = Arc::default();
         let uploads = Uploads::new(&bucket, &state);
-        Self { bucket, writer, segment_length, total, local: None, state, uploads }
+        Self {
+            bucket,
+            writer,
+            segment_length,
+            total,
+            local: None,
+            state,
+            uploads,
+            newest: Arc::default(),
+            asked: AtomicUsize::new(1),
+        }
     }
 
     /// The same with a log on this machine.
@@ -358,41 +373,30 @@ impl Objects {
         Ok(body.map(|body| Body::decode(&body)))
     }
 
-    /// Removes what no root names any more.
-    fn remove_doomed(&self) -> Result<()> {
-        let doomed = std::mem::take(&mut self.state.lock().doomed);
-        let removed = in_parallel(self.bucket.parallel(), &doomed, |(id, place)| {
+    /// Removes what no root has named for long.
+    fn remove_doomed(&self, now: u64) -> Result<()> {
+        let is_due = |(.., since): &(u32, Place, u64)| since.saturating_add(READABLE) <= now;
+        let due: Vec<_> = self.state.lock().doomed.extract_if(.., |doomed| is_due(doomed)).collect();
+        let removed = in_parallel(self.bucket.parallel(), &due, |(id, place, _)| {
             let key = segment_key(*id, place);
             attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))
         });
-        let mut state = self.state.lock();
         if removed.is_err() {
             // What is gone already is removed once more.
-            state.doomed.extend(doomed);
-        } else {
-            state.waits = None;
+            self.state.lock().doomed.extend(due);
         }
         removed
-    }
-
-    /// Whether enough waits to be removed, or has waited enough.
-    fn is_removing_due(&self, at_end: bool, now: u64) -> bool {
-        let mut state = self.state.lock();
-        if state.doomed.is_empty() {
-            return false;
-        }
-        let since = *state.waits.get_or_insert(now);
-        at_end || state.doomed.len() >= REMOVED || now.saturating_sub(since) >= WAITED
     }
 
     /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
     /// one: he decides then what is removed.
     fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
-        if self.is_removing_due(root.clean, now) {
+        let first = self.state.lock().doomed.iter().map(|(.., since)| *since).min();
+        if first.is_some_and(|since| since.saturating_add(READABLE + TOGETHER) <= now) {
             if self.has_newer(root.generation)? {
                 return Ok(false);
             }
-            self.remove_doomed()?;
+            self.remove_doomed(now)?;
         }
         if root.generation.is_multiple_of(SWEEP) {
             self.sweep_roots(root.kept, now)?;
@@ -526,6 +530,8 @@ impl Backend for Objects {
         let next = state.found.checked_add(1);
         state.epoch = next.ok_or_else(|| PoolError::Refused("the pool has used up its epochs".to_owned()))?;
         state.base = root.txg;
+        // A reader adopts one root after the other.
+        state.known.clear();
         for (id, place) in segments {
             if state.known.insert(id, place.clone()).is_some() {
                 return Err(PoolError::Format(Damage::Structure("a segment twice")));
@@ -641,13 +647,14 @@ impl Backend for Objects {
     }
 
     fn remove(&self, segments: &[(u32, Place)]) {
+        let now = (self.writer.clock)();
         let mut state = self.state.lock();
         for (id, place) in segments {
             if state.known.get(id) == Some(place) {
                 state.known.remove(id);
                 state.open.remove(id);
             }
-            state.doomed.push((*id, place.clone()));
+            state.doomed.push((*id, place.clone(), now));
         }
     }
 
@@ -684,7 +691,7 @@ impl Backend for Objects {
             let state = self.state.lock();
             (u64::from(state.epoch), state.inherited)
         };
-        let objects = ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce);
+        let objects = ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce, Arc::clone(&self.newest));
         Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named })))
     }
 
@@ -741,11 +748,17 @@ impl Backend for Objects {
         if !make(&*self.bucket, &root_key(root.generation), &body)? {
             return Ok(self.fenced(root.generation));
         }
+        // Whoever stood still for long before the root was there may have taken a name that was free again.
+        let after = (self.writer.clock)();
+        if last.is_some_and(|(_, put)| put.saturating_add(IDLE) < after) && self.has_newer(root.generation)? {
+            return Ok(self.fenced(root.generation));
+        }
         let holds_all = {
             let mut state = self.state.lock();
-            state.last = Some((root.generation, now));
+            state.last = Some((root.generation, after));
             root.txg > state.base
         };
+        self.newest.store(root.generation, Ordering::Release);
         match &self.local {
             Some(local) if root.clean => local.close(),
             Some(local) => local.root_is_there(log != 0 && log == epoch, holds_all),
@@ -763,17 +776,37 @@ impl Backend for Objects {
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
+        let now = (self.writer.clock)();
         let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))?;
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
                 let mut state = self.state.lock();
                 (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
+                state.last = Some((body.root.generation, now));
                 return Ok(Some(NewestRoot { root: body.root, lost }));
             }
             lost += 1;
         }
         Ok(None)
+    }
+
+    fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
+        let next = match self.read_root(&root_key(generation.saturating_add(1)))? {
+            Some(body) => Some(body?.root),
+            // Names are gaps where states were given up, and those of old roots are gone.
+            None if !self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED) => return Ok(None),
+            None => None,
+        };
+        // Where there is one, there may be many.
+        let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
+        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", &after))?;
+        while let Some(key) = keys.pop() {
+            if let Some(Ok(body)) = self.read_root(&key)? {
+                return Ok(Some(body.root));
+            }
+        }
+        Ok(next)
     }
 
     fn roots(&self) -> Result<BTreeMap<u64, Root>> {

@@ -549,13 +549,13 @@ fn choose_root(backend: &dyn Backend, access: Access) -> Result<Root> {
 
 /// What was read of the table.
 #[derive(Debug, Default)]
-struct Loaded {
-    table: SegmentTable,
+pub(super) struct Loaded {
+    pub(super) table: SegmentTable,
     uncommitted: Vec<UncommittedRun>,
-    pieces: Vec<Pointer>,
+    pub(super) pieces: Vec<Pointer>,
 }
 
-fn load(backend: &dyn Backend, root: &Root) -> Result<Loaded> {
+pub(super) fn load(backend: &dyn Backend, root: &Root) -> Result<Loaded> {
     let Some(table) = &root.table else { return structure("a root record without a segment table") };
     let pieces = table_log::read_index(&read_table_frame(backend, root, table)?)?;
     let mut body = Vec::new();
@@ -630,7 +630,7 @@ pub(super) fn read_table_copy(
 }
 
 /// Takes uncommitted frames for dead, and seals what was open unless it may be gone on with.
-fn settle(loaded: &mut Loaded, resume: bool, of_content: usize) -> Result<()> {
+pub(super) fn settle(loaded: &mut Loaded, resume: bool, of_content: usize) -> Result<()> {
     for run in std::mem::take(&mut loaded.uncommitted) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
     }

@@ -1,7 +1,7 @@
 //! An open file of a dataset, and the locks on files.
 
 use super::mounted_tree::FileNode;
-use super::translate::errno;
+use super::translate::{errno, of_node};
 use super::writeback_group::{Lease, Member};
 use super::xattrs;
 use nacre_layers::locks::Locks;
@@ -106,7 +106,7 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EBADF);
         }
         let files = self.file_node.files()?;
-        let count = files.read(&self.file_node.inode, offset, buffer).map_err(errno)?;
+        let count = files.read(&self.file_node.inode, offset, buffer).map_err(of_node)?;
         // It may have become another file meanwhile.
         self.file_node.tree.usable()?;
         if self.touches {

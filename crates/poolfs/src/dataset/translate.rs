@@ -67,6 +67,15 @@ pub(super) fn errno(error: FileError) -> Errno {
     }
 }
 
+/// The same for an operation on a file that somebody holds: where a writer elsewhere has removed it, it is
+/// gone for good.
+pub(super) fn of_node(error: FileError) -> Errno {
+    match error {
+        FileError::NotFound => Errno::ESTALE,
+        error => errno(error),
+    }
+}
+
 pub(super) fn kind_of_type(file_type: FileType) -> Kind {
     match file_type {
         FileType::Regular => Kind::File,

@@ -245,7 +245,11 @@ impl Bucket for Cached {
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
-        self.far.bucket.put_new(key, body)
+        let put = self.far.bucket.put_new(key, body)?;
+        if put == Put::Made && key.starts_with(KEPT) {
+            self.far.keep(key, 0, body);
+        }
+        Ok(put)
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {

@@ -9,15 +9,18 @@
 //! Invariants:
 //! - An object is only made where none is. A block that meets a seal belongs to a writer that has
 //!   lost the pool.
+//! - Whoever has read the log of others makes sure then that there is no newer root: blocks that were not
+//!   there may have been removed by somebody who has read them before, and has put one.
 //! - Seals stay; blocks go when a root holds what they say, and only those that this writer has read
 //!   or written.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
-use super::{attempt, make};
+use super::{attempt, make, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -35,6 +38,8 @@ pub(super) struct ObjectLog {
     /// The epoch of this writer.
     epoch: u64,
     nonce: u64,
+    /// The newest root of this writer.
+    root: Arc<AtomicU64>,
     next: Start,
     blocks: VecDeque<Block>,
     /// What is not needed any more and could not be removed yet.
@@ -70,9 +75,9 @@ fn sum(body: &[u8], chain: u64) -> u64 {
 }
 
 impl ObjectLog {
-    pub(super) fn new(bucket: Arc<dyn Bucket>, epoch: u64, nonce: u64) -> Self {
+    pub(super) fn new(bucket: Arc<dyn Bucket>, epoch: u64, nonce: u64, root: Arc<AtomicU64>) -> Self {
         let next = Start { position: epoch, sequence: 0, chain: 0 };
-        Self { bucket, epoch, nonce, next, blocks: VecDeque::new(), doomed: Vec::new() }
+        Self { bucket, epoch, nonce, root, next, blocks: VecDeque::new(), doomed: Vec::new() }
     }
 
     fn find(&self, start: Start) -> Result<Option<Found>, PoolError> {
@@ -115,6 +120,15 @@ impl ObjectLog {
         Ok(self.put(to.finish())?.is_some())
     }
 
+    /// Whether another writer has put a root after this one's. Its name is asked for as well: a list may be
+    /// late.
+    fn is_taken(&self) -> Result<bool, PoolError> {
+        let (bucket, own) = (&*self.bucket, self.root.load(Ordering::Acquire));
+        let next = root_key(own.saturating_add(1));
+        Ok(attempt(bucket, "reading", || bucket.get(&next, None))?.is_some()
+            || !attempt(bucket, "listing", || bucket.list("roots/", &root_key(own)))?.is_empty())
+    }
+
     fn push(&mut self, txg: Txg, length: u64, chain: u64) {
         let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
         self.blocks.push_back(Block { start: self.next, txg, length });
@@ -151,6 +165,9 @@ impl Blocks for ObjectLog {
                     }
                 }
             }
+        }
+        if start.position != self.epoch && self.is_taken()? {
+            return Err(fenced());
         }
         Ok(replayed)
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Bucket, Result, State, attempt, in_parallel, segment_key};
+use super::{Bucket, Result, State, attempt, in_parallel, make, segment_key};
 use crate::label::Place;
 use crate::workers::Workers;
 
@@ -58,11 +58,11 @@ impl Shared {
     /// Has the bucket hold what was written of a segment so far.
     fn upload(&self, id: u32, other: Other) -> Result<()> {
         let mut state = self.state.lock();
-        let (place, bytes, version) = loop {
+        let (place, bytes, version, is_new) = loop {
             let Some(open) = state.open.get_mut(&id).filter(|open| open.version != open.put) else { return Ok(()) };
             if !open.uploading {
                 open.uploading = true;
-                break (open.place.clone(), Arc::clone(&open.bytes), open.version);
+                break (open.place.clone(), Arc::clone(&open.bytes), open.version, open.put == 0);
             }
             if other == Other::Trusted {
                 return Ok(());
@@ -72,7 +72,10 @@ impl Shared {
         let mut upload = Upload { shared: self, id, place, version, put: false };
         drop(state);
         // What is not finished is put again when there is more of it.
-        attempt(&*self.bucket, "writing", || self.bucket.put(&segment_key(id, &upload.place), &bytes))?;
+        let key = segment_key(id, &upload.place);
+        if !(is_new && make(&*self.bucket, &key, &bytes)?) {
+            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        }
         upload.put = true;
         Ok(())
     }
@@ -90,19 +93,17 @@ struct Upload<'a> {
 impl Drop for Upload<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        match state.open.get_mut(&self.id) {
-            Some(open) => {
-                open.uploading = false;
-                if self.put {
-                    open.put = self.version;
-                }
-                if open.is_done() {
-                    state.open.remove(&self.id);
-                }
+        if let Some(open) = state.open.get_mut(&self.id) {
+            open.uploading = false;
+            if self.put {
+                open.put = self.version;
             }
-            // It was removed meanwhile, perhaps before it was there.
-            None if self.put => state.doomed.push((self.id, self.place.clone())),
-            None => {}
+            if open.is_done() {
+                state.open.remove(&self.id);
+            }
+        } else if self.put && !state.doomed.iter().any(|(id, place, _)| *id == self.id && *place == self.place) {
+            // It was removed before it was there, and no reader can be at a root that names it.
+            state.doomed.push((self.id, self.place.clone(), 0));
         }
         drop(state);
         self.shared.ended.notify_all();

@@ -1,0 +1,80 @@
+//! A pool that another machine writes to, imported to be read only: it goes on to what that one commits,
+//! and its mounts follow.
+//!
+//! Called by the process that has the pool, every second or so, while no verb changes anything. Invariant:
+//! what fails is tried again the next time, from where it stopped.
+
+use super::mounting::mount_all;
+use super::moves;
+use super::objects::{MountPointSetting, Objects};
+use crate::imported::durable;
+use crate::{Imported, Mounts, Progress, Refusal, What};
+
+/// Goes on to the newest state that the writer has committed; answers whether there was one.
+///
+/// With `mount`, file systems that are new are mounted.
+///
+/// # Errors
+/// What cannot be read, or mounted.
+pub fn follow(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut dyn Progress) -> Result<bool, Refusal> {
+    let followed = go_on(pool, mounts, mount, progress);
+    pool.following.lock().error = followed.as_ref().err().map(|refusal| refusal.what.clone());
+    followed
+}
+
+fn go_on(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut dyn Progress) -> Result<bool, Refusal> {
+    pool.store.follow()?;
+    let root = pool.store.root();
+    if pool.following.lock().generation == root.generation {
+        return Ok(false);
+    }
+    let ahead = pool.pool.look_ahead(&durable(&root)?)?;
+    pool.pool.go_on(ahead, &mut |dataset, changes| mounts.changed(dataset, changes))?;
+    pool.take_name()?;
+    pool.apply_properties()?;
+    remount(pool, mounts)?;
+    if mount {
+        mount_all(pool, mounts, progress)?;
+    }
+    pool.following.lock().generation = root.generation;
+    tracing::debug!(generation = root.generation, "went on to what the writer has committed");
+    Ok(true)
+}
+
+/// Mounts are where properties have them now: what is gone or belongs elsewhere is unmounted, also while it
+/// is used.
+fn remount(pool: &Imported, mounts: &dyn Mounts) -> Result<(), Refusal> {
+    let mounted = mounts.mounted();
+    let leaving: Vec<What> = {
+        let mut objects = Objects::now(pool, mounts);
+        let mut leaves = |what: What, at: &std::path::Path| -> Result<bool, Refusal> {
+            if !objects.catalog.is_there(what.dataset, what.snapshot.map(nacre_pool::Txg))? {
+                return Ok(true);
+            }
+            if what.snapshot.is_some() {
+                return Ok(false);
+            }
+            let off = objects.effective(what.dataset, "canmount")?.value == "off";
+            Ok(off
+                || match objects.place(what.dataset)? {
+                    MountPointSetting::At(place) => place != at,
+                    MountPointSetting::Legacy => false,
+                    MountPointSetting::None => true,
+                })
+        };
+        let mut leaving = Vec::new();
+        for mounted in &mounted {
+            if leaves(mounted.what, &mounted.at)? {
+                leaving.push(mounted.what);
+            }
+        }
+        leaving
+    };
+    // What came last is on top.
+    for what in leaving.iter().rev() {
+        mounts.unmount(*what, true)?;
+    }
+    let heads: Vec<u64> =
+        mounts.mounted().iter().filter(|one| one.what.snapshot.is_none()).map(|one| one.what.dataset).collect();
+    moves::refresh(pool, mounts, &heads)
+}

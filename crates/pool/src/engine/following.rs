@@ -1,0 +1,162 @@
+//! A pool that another program writes to, and that is only read here, goes on to that one's newer state.
+//!
+//! Called by whoever follows a writer, after the store has gone on ([`Store::follow`]): first
+//! [`Pool::look_ahead`], which reads what the trees of both states differ in, then [`Pool::go_on`].
+//! Invariants: a file system has its new files before anybody is told of what has changed in them; what is
+//! told is all that differs; what both states share is not read.
+//!
+//! [`Store::follow`]: crate::store::Store::follow
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::tree_table::TreeTable;
+use super::{Dataset, Durable, Pool};
+use crate::catalog::Catalog;
+use crate::error::PoolError;
+use crate::pointer::{Pointer, Txg};
+use crate::rows::keys::Key;
+use crate::rows::{DatasetHead, Entry, InodeRow};
+use crate::space::QuotaTree;
+use crate::tree::{Context, Settings, Tree};
+
+/// With more changes of one file system than this it is cheaper to forget all that is known of it.
+const MOST: usize = 50_000;
+
+/// What differs in a file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Too much to be told, or numbers of files may stand for other files.
+    pub everything: bool,
+    /// Names that came, went or lead elsewhere: the directory's inode, and the name.
+    pub names: BTreeSet<(u64, Vec<u8>)>,
+    /// Inodes of which attributes differ.
+    pub attributes: BTreeSet<u64>,
+    /// Inodes of which content differs.
+    pub content: BTreeSet<u64>,
+    /// Snapshots that are gone.
+    pub snapshots: Vec<Txg>,
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn are_many(&self) -> bool {
+        self.names.len() + self.attributes.len() + self.content.len() > MOST
+    }
+}
+
+/// A newer state, looked at beside the one in use.
+pub struct Ahead {
+    txg: Txg,
+    catalog: Catalog,
+    quotas: QuotaTree,
+    changed: Vec<(Arc<Dataset>, TreeTable, Changes)>,
+    gone: Vec<u64>,
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ahead").field("txg", &self.txg).field("changed", &self.changed.len()).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Reads what a newer state differs in.
+    ///
+    /// # Errors
+    /// Those of the store; nothing has changed then.
+    pub fn look_ahead(&self, durable: &Durable) -> Result<Ahead, PoolError> {
+        let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
+        let catalog = Catalog::open(frames, cache, Some(durable.catalog), Txg(durable.txg.0 + 1));
+        let now: HashMap<u64, Option<Pointer>> =
+            catalog.datasets()?.into_iter().map(|(id, row)| (id, row.root)).collect();
+        let (mut changed, mut gone) = (Vec::new(), Vec::new());
+        for dataset in self.open_datasets() {
+            let id = dataset.id();
+            let Some(root) = now.get(&id) else {
+                gone.push(id);
+                continue;
+            };
+            let (was, snapshots) = {
+                let admin = self.admin.lock();
+                (admin.catalog.dataset(id)?.root, admin.catalog.snapshots(id)?)
+            };
+            let mut changes = self.difference(was, *root)?;
+            let left: BTreeSet<Txg> = catalog.snapshots(id)?.into_iter().map(|(txg, _)| txg).collect();
+            changes.snapshots = snapshots.into_iter().map(|(txg, _)| txg).filter(|txg| !left.contains(txg)).collect();
+            if was != *root || !changes.is_empty() {
+                changed.push((dataset, Dataset::table(self, id, *root), changes));
+            }
+        }
+        let quotas = self.forest_of(&catalog)?;
+        Ok(Ahead { txg: durable.txg, catalog, quotas, changed, gone })
+    }
+
+    /// Goes on to that state; `told` is given the number of each file system that has changed, when it has.
+    ///
+    /// # Errors
+    /// Those of the store: some file systems are those of the new state then, and the others stay until the
+    /// next time.
+    pub fn go_on(&self, ahead: Ahead, told: &mut dyn FnMut(u64, &Changes)) -> Result<(), PoolError> {
+        let Ahead { txg, catalog, quotas, changed, gone } = ahead;
+        for (dataset, table, changes) in changed {
+            dataset.files().stop().replace(table)?;
+            told(dataset.id(), &changes);
+        }
+        let mut admin = self.admin.lock();
+        admin.catalog = catalog;
+        *admin.quota_tree() = quotas;
+        admin.count_shared()?;
+        self.datasets.write().retain(|id, _| !gone.contains(id));
+        self.committed.fetch_max(txg.0, std::sync::atomic::Ordering::AcqRel);
+        self.refresh(&admin)
+    }
+
+    fn difference(&self, was: Option<Pointer>, is: Option<Pointer>) -> Result<Changes, PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let view = |root| Tree::open(root, 0, Settings::default()).view();
+        let mut rows = view(was).diff(context, &view(is))?;
+        let (mut changes, mut folds) = (Changes::default(), false);
+        while let Some(row) = rows.next()? {
+            let values = [row.old, row.new];
+            match Key::decode(row.key)? {
+                Key::Head => {
+                    let heads = values.map(|value| value.map(DatasetHead::decode).transpose());
+                    let [old, new] = heads;
+                    let (old, new) = (old?, new?);
+                    folds = new.as_ref().is_some_and(|head| !head.folding.is_exact());
+                    // Numbers that were given since may have been given again.
+                    changes.everything |= old.map(|head| head.next) > new.map(|head| head.next);
+                }
+                Key::Inode(number) => {
+                    let [old, new] = values.map(|value| value.map(InodeRow::decode).transpose());
+                    let (old, new) = (old?, new?);
+                    if let (Some(old), Some(new)) = (old, new) {
+                        changes.everything |= (old.born, old.file_type()) != (new.born, new.file_type());
+                        if old.size != new.size {
+                            changes.content.insert(number);
+                        }
+                    }
+                    changes.attributes.insert(number);
+                }
+                Key::Entry { directory, .. } => {
+                    // Other spellings of the name are kept as well.
+                    changes.everything |= folds;
+                    for value in values.into_iter().flatten() {
+                        changes.names.insert((directory, Entry::decode(value)?.name.to_vec()));
+                    }
+                }
+                Key::Xattr { inode, .. } => drop(changes.attributes.insert(inode)),
+                Key::Extent { inode, .. } | Key::Patch { inode, .. } => drop(changes.content.insert(inode)),
+                Key::Name { .. } | Key::Orphan(_) | Key::OwnerUse(..) | Key::Cut(_) | Key::Received => {}
+            }
+            if changes.everything || changes.are_many() {
+                return Ok(Changes { everything: true, ..Changes::default() });
+            }
+        }
+        Ok(changes)
+    }
+}
