@@ -96,13 +96,13 @@ impl Facts {
         let Change { key, removed, before, objects, clock, .. } = change;
         if let Some(generation) = key.strip_prefix("roots/") {
             let generation: u64 = generation.parse().unwrap();
+            let newest = objects.keys().rfind(|key| key.starts_with("roots/"));
             if *removed {
-                assert!(self.acknowledged.keys().next_back() != Some(&generation), "the newest root was removed");
+                assert!(newest.is_some_and(|newest| newest.as_str() > *key), "the newest root was removed");
                 return;
             }
             let body = &objects[*key];
             let nonce = u64::from_le_bytes(body[body.len() - 24..body.len() - 16].try_into().unwrap());
-            let newest = objects.keys().rfind(|key| key.starts_with("roots/"));
             if newest.map(String::as_str) != Some(*key) {
                 // It has come late: its name was free again.
                 return;
