@@ -14,12 +14,7 @@ pub static OBJECT: Table = Table {
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["nacre-pool", "nacre-5", "nacre-50", "juicefs-5", "juicefs-50"],
-    programs: &[
-        ("versitygw", "--version"),
-        ("moto_server", "--version"),
-        ("juicefs", "--version"),
-        ("git", "--version"),
-    ],
+    programs: &[("versitygw", "--version"), ("juicefs", "--version"), ("git", "--version")],
 };
 
 const fn bucket(by: BucketOf, delay: u64) -> Step {
