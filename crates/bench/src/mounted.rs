@@ -155,10 +155,10 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     if target.as_user && root && plan.user.is_none() {
         return Some("no ordinary user to run as (--user)".to_owned());
     }
-    if target.steps.iter().any(|step| matches!(step, Step::Bucket(_))) {
-        if let Some(why) = buckets::obstacle() {
-            return Some(why);
-        }
+    if target.steps.iter().any(|step| matches!(step, Step::Bucket(_)))
+        && let Some(why) = buckets::obstacle()
+    {
+        return Some(why);
     }
     let through_fusermount = target.steps.iter().any(|step| step.is_fuse()) && (target.as_user || !root);
     (through_fusermount && programs::find("fusermount3").is_none()).then(|| "fusermount3 is not installed".to_owned())
