@@ -105,8 +105,16 @@ pub const EXPORTS: TableArguments = TableArguments {
     amounts: &["image", "stream", "files"],
 };
 
+/// The table `object`.
+pub const OBJECT: TableArguments = TableArguments {
+    name: "object",
+    title: "Pools in object stores",
+    place: TablePlace::Images,
+    amounts: &["image", "files", "tree", "fsyncs", "stream"],
+};
+
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID, EXPORTS];
+pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID, EXPORTS, OBJECT];
 
 /// Why a value is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]

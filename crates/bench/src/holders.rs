@@ -1,4 +1,4 @@
-//! The processes that have an image open: whoever serves the pool in it, whatever it is called.
+//! The processes that have an image open, or a file below a directory: whoever serves the pool in it, whatever it is called.
 //! Read from `/proc`, never remembered.
 //!
 //! Called by `pools`, `undo` and `mounted`. Invariant: only processes that hold a file of the bench
@@ -20,7 +20,7 @@ use crate::memory::bytes_of;
 /// How long a killed process may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The processes that have `image` open, without this one. None if there is no such file.
+/// The processes that have `image` open, or something below it, without this one. None if there is no such file.
 pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
     let wanted = match fs::canonicalize(image) {
         Ok(path) => path,
@@ -38,7 +38,7 @@ pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
         let (Some(number), Ok(files)) = (number, fs::read_dir(process.path().join("fd"))) else { continue };
         // The text of the link only: following it would ask every file system, and one that hangs
         // would stop us.
-        let holds = files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path == wanted));
+        let holds = files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path.starts_with(&wanted)));
         if holds && number != rustix::process::getpid() {
             holders.push(number);
         }

@@ -6,7 +6,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   transport, scratch, images, limits, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
+//!   transport, scratch, images, limits, pools, buckets, delay_line, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! clock     time, and waiting until a deadline
 //! report    the result as data
@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod buckets;
 mod clock;
+mod delay_line;
 mod export;
 mod failure;
 mod figures;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nacre_bench_arguments::TablePlace;
 
+use crate::buckets::{self, BucketSite, Store};
 use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 use crate::holders;
@@ -19,13 +20,15 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Cage, Ground, Over, Pool, Step, Target, Union};
+use crate::target::{Bucket, Cage, Ground, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
 /// Name of the image in which a file system of the target's own lies, below the visit's directory.
 const IMAGE: &str = "image";
 /// Below the root of a file system of which versions are made: what they are about.
 pub const DATA: &str = "data";
+/// What an object store keeps, below the visit's directory.
+const STORE: &str = "store";
 /// Below it, the devices of a pool that lies on several, by names that stay.
 const LINKS: &str = "links";
 /// Bytes a second that each of them reads at most, and writes.
@@ -121,6 +124,8 @@ pub struct Mounted<'a> {
     start: Start,
     made: Vec<Made>,
     root: PathBuf,
+    /// The object store, which stays over cold starts.
+    store: Option<Store>,
 }
 
 /// Why `target` cannot be measured on this machine at all, if so.
@@ -150,6 +155,11 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     if target.as_user && root && plan.user.is_none() {
         return Some("no ordinary user to run as (--user)".to_owned());
     }
+    if target.steps.iter().any(|step| matches!(step, Step::Bucket(_)))
+        && let Some(why) = buckets::obstacle()
+    {
+        return Some(why);
+    }
     let through_fusermount = target.steps.iter().any(|step| step.is_fuse()) && (target.as_user || !root);
     (through_fusermount && programs::find("fusermount3").is_none()).then(|| "fusermount3 is not installed".to_owned())
 }
@@ -171,7 +181,7 @@ impl<'a> Mounted<'a> {
     /// Puts `target` in place; on failure whatever was put in place is taken away again.
     pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch, start: Start) -> Result<Self, Failure> {
         let root = start.ground.clone();
-        let mut mounted = Self { plan, scratch, target, start, made: Vec::new(), root };
+        let mut mounted = Self { plan, scratch, target, start, made: Vec::new(), root, store: None };
         match mounted.build() {
             Ok(()) => Ok(mounted),
             Err(failure) => Err(match mounted.dismount() {
@@ -208,6 +218,10 @@ impl<'a> Mounted<'a> {
 
     fn build(&mut self) -> Result<(), Failure> {
         let count = self.target.steps.len();
+        if let (Some(Step::Bucket(bucket)), None) = (self.target.steps.last(), &self.store) {
+            let delay = Duration::from_millis(bucket.delay);
+            self.store = Some(Store::start(&self.start.ground.join(STORE), delay)?);
+        }
         for (index, step) in self.target.steps.iter().enumerate() {
             let point = match step {
                 Step::Nodatacow => self.root.join("nodatacow"),
@@ -251,6 +265,11 @@ impl<'a> Mounted<'a> {
         }
         if let Step::Pool(pool) = step {
             return self.make_pool(pool, point);
+        }
+        if let Step::Bucket(bucket) = step {
+            self.scratch.undo().enter(Effect::Holders(self.local()))?;
+            self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
+            return self.in_bucket(bucket, point, |place| place.put_in_place()).map(nothing);
         }
         if point != self.root {
             self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
@@ -485,6 +504,27 @@ impl<'a> Mounted<'a> {
         work(&pools::PoolSite { pool, image, devices, spare, point, log, nacre: &nacre })
     }
 
+    /// What a file system in a bucket keeps on this machine.
+    fn local(&self) -> PathBuf {
+        self.start.ground.join("local")
+    }
+
+    /// Does something with a file system in a bucket.
+    fn in_bucket(
+        &self,
+        bucket: Bucket,
+        point: &Path,
+        work: impl FnOnce(&BucketSite<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let nacre = || {
+            let mut command = Command::new(&self.plan.nacre);
+            self.as_owner(&mut command)?;
+            Ok(command)
+        };
+        let store = self.store.as_ref().ok_or_else(|| Failure::new("no object store was started"))?;
+        work(&BucketSite { bucket, store, local: self.local(), point, log: self.scratch.log(), nacre: &nacre })
+    }
+
     /// The image that the last step keeps everything in: below the path to which that step was
     /// added.
     fn image(&self) -> PathBuf {
@@ -495,6 +535,7 @@ impl<'a> Mounted<'a> {
     pub fn settle(&self) -> Result<(), Failure> {
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| place.settle()),
+            Some((Step::Bucket(bucket), point)) => self.in_bucket(bucket, point, |place| place.settle()),
             _ => Ok(()),
         }
     }
@@ -654,6 +695,10 @@ impl<'a> Mounted<'a> {
                 let (image, daemon) = (self.image(), made.daemon.take());
                 self.pool(pool, &made.point, &image, |place| place.leave(daemon))?;
                 self.scratch.undo().strike(&Effect::Holders(image));
+            }
+            Step::Bucket(bucket) if made.done => {
+                self.in_bucket(bucket, &made.point, |place| place.leave())?;
+                self.scratch.undo().strike(&Effect::Holders(self.local()));
             }
             Step::Cage(Cage::Within, _) => return if made.done { self.end(&made.point) } else { Ok(()) },
             _ => {}

@@ -138,6 +138,13 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
             _ => 200_000,
         };
     }
+    if table.arguments.name == "object" {
+        (scale.files, scale.fsyncs) = (10_000, 200);
+        if flag("quick") {
+            // At 50 ms each file of some costs a second's twentieth, and more.
+            (scale.rounds, scale.files, scale.tree, scale.fsyncs, scale.stream) = (1, 200, 64, 40, 16 * MIB);
+        }
+    }
     scale.mixed = flag("mix");
     if flag("full") {
         scale.directories = DOCUMENTED_DIRECTORIES;

@@ -12,6 +12,7 @@ mod exports;
 mod listing;
 mod logs;
 mod mirror;
+mod object;
 mod pool;
 mod raid;
 mod union;
@@ -20,6 +21,7 @@ pub use exports::EXPORTS;
 pub use listing::LISTING;
 pub use logs::LOGS;
 pub use mirror::MIRROR;
+pub use object::OBJECT;
 pub use pool::POOL;
 pub use raid::RAID;
 pub use union::UNION;
@@ -95,6 +97,8 @@ pub enum Group {
     Shapes,
     /// Given to clients of NFS and SMB.
     Served,
+    /// Small files, a tree, syncs and a large file, in a bucket.
+    InBucket,
 }
 
 impl Group {
@@ -135,6 +139,7 @@ impl Group {
             Self::Space => "space",
             Self::Shapes => "shapes",
             Self::Served => "served",
+            Self::InBucket => "bucket",
         }
     }
 
@@ -175,6 +180,7 @@ impl Group {
             Self::Space => "room on the devices",
             Self::Shapes => "a device joins (RAID-Z of 4) or leaves (of 5 for themselves)",
             Self::Served => "given to clients of NFS and SMB, on loopback",
+            Self::InBucket => "in a bucket (what is written counts when it is in the store)",
         }
     }
 
@@ -195,6 +201,7 @@ impl Group {
             Self::Dd => &["dd", "sync"],
             Self::Shell => &["bash", "seq"],
             Self::Writers => &["dd"],
+            Self::InBucket => &["tar", "git"],
             Self::Served => &["ganesha.nfsd", "rpcbind", "nfs-cp", "nfs-ls", "smbd", "smbclient"],
         }
     }
@@ -306,7 +313,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID, &EXPORTS];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID, &EXPORTS, &OBJECT];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }

@@ -33,6 +33,26 @@ pub enum Step {
     Union(Union),
     /// A new pool in a sparse image file.
     Pool(Pool),
+    /// A new file system in a bucket of an object store.
+    Bucket(Bucket),
+}
+
+/// A file system in a bucket: whose, and how far off the store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bucket {
+    /// Whose.
+    pub by: BucketOf,
+    /// How long a request takes to the store and back, milliseconds.
+    pub delay: u64,
+}
+
+/// Who serves a file system in a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BucketOf {
+    /// `nacre pool`.
+    Nacre,
+    /// JuiceFS, with its names in SQLite.
+    JuiceFs,
 }
 
 /// A pool: whose, and how its file systems are compressed.
@@ -144,6 +164,8 @@ impl Step {
             Self::Pool(Pool { by: PoolOf::Nacre, .. }) => &["nacre"],
             Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => &["zfs-fuse", "zpool", "zfs", "setpriv"],
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => &["losetup", "mkfs.btrfs", "btrfs"],
+            Self::Bucket(Bucket { by: BucketOf::Nacre, .. }) => &["nacre", "setpriv"],
+            Self::Bucket(Bucket { by: BucketOf::JuiceFs, .. }) => &["juicefs", "setpriv"],
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
@@ -156,7 +178,7 @@ impl Step {
     pub fn is_fuse(self) -> bool {
         match self {
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => false,
-            Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) | Self::Pool(_) => true,
+            Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) | Self::Pool(_) | Self::Bucket(_) => true,
             Self::Union(by) => by != Union::Overlayfs,
             _ => false,
         }
@@ -178,6 +200,7 @@ impl Step {
             | Self::Nacre(_)
             | Self::Nodatacow
             | Self::Cage(Cage::Shown, _)
+            | Self::Bucket(_)
             | Self::Union(_) => None,
             Self::Pool(Pool { by: PoolOf::Nacre, .. }) => None,
         }

@@ -27,6 +27,7 @@ mod copying;
 mod dd;
 mod files;
 mod fill;
+mod in_bucket;
 mod iozone;
 mod listing;
 mod many;
@@ -283,6 +284,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         ) => Ok(()),
         WorkUnit::Whole(Group::OverDevices | Group::Space | Group::Shapes) => Ok(()),
         WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
+        WorkUnit::Whole(Group::InBucket) => in_bucket::prepare(source, scale),
     }
 }
 
@@ -324,6 +326,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Space) => over::run_space(visit),
         WorkUnit::Whole(Group::Shapes) => over::run_shapes(visit),
         WorkUnit::Whole(Group::Served) => served::run(visit),
+        WorkUnit::Whole(Group::InBucket) => in_bucket::run(visit),
     }
 }
 

@@ -9,13 +9,15 @@
 mod mounting;
 
 use mounting::{Fixture, as_root, eventually, finish, needs, pools::Pool, scratch, skip, text, unions};
+use rustix::mount::{FsOpenFlags, fsconfig_create, fsopen};
 use std::{
     collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Write},
     net::TcpStream,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -59,9 +61,9 @@ fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
-/// A client that has files open and locks them, made of the library of nfs-ls. It is run with the
-/// ports, the directory and its path here, does what the first line of its input says, and answers
-/// each further line with what it reads by the handle that it has held since.
+/// A client that has files open, made of the library of nfs-ls. It is run with the ports, the
+/// directory and its path here. [`LOCKER`] locks files and answers each line of its input with what
+/// it reads by the handle that it has held since, [`HOLDER`] does the second alone.
 ///
 /// libnfs 4 encodes calls of NFSv4 in 4 KiB, so larger writes fail in the client; and after a lock
 /// that was denied or given back it counts wrongly, so each attempt is a client of its own.
@@ -97,6 +99,10 @@ class Client:
     def locks(self, kind, start, length):
         lock = Lock(kind, 0, os.getpid(), start, length)
         return nfs.nfs_fcntl(self.nfs, self.file, 0, ctypes.byref(lock)) >= 0
+"#;
+
+/// See [`CLIENT`].
+const LOCKER: &str = r#"
 SHARED, ALONE, NOT = 0, 1, 2
 def other(kind, start, length):
     client = Client(4, "locked")
@@ -120,6 +126,56 @@ held = Client(3, "held")
 print("ready", flush=True)
 for line in sys.stdin: print(held.read(0, 100).decode(), flush=True)
 "#;
+
+/// See [`CLIENT`].
+const HOLDER: &str = r#"
+held = Client(3, "held")
+print("ready", flush=True)
+for line in sys.stdin:
+    try: print(held.read(0, 100).decode(), flush=True)
+    except OSError as error: print(error.strerror, flush=True)
+"#;
+
+/// A client that runs, and answers each question with a line.
+struct Holding {
+    _client: Running,
+    asked: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Holding {
+    /// `None` where there is no such library.
+    fn start(script: &str, directory: &Path) -> Option<Holding> {
+        let mut command = Command::new("python3");
+        command.args(["-c", &format!("{CLIENT}{script}"), &NFS.to_string(), &MOUNTD.to_string()]);
+        let client = command.args([directory; 2]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let Ok(mut client) = client else {
+            skip("exports", "python3 is not installed");
+            return None;
+        };
+        let (asked, answers) = (client.stdin.take().unwrap(), BufReader::new(client.stdout.take().unwrap()));
+        let mut holding = Holding { _client: Running(client), asked, answers };
+        let first = holding.answer();
+        if first == "none\n" {
+            skip("exports", "libnfs is another one");
+            return None;
+        }
+        assert_eq!(first, "ready\n");
+        Some(holding)
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// What it reads by its handle.
+    fn reads(&mut self) -> String {
+        self.asked.write_all(b"again\n").unwrap();
+        self.answer()
+    }
+}
 
 /// NFS-Ganesha, with the file of exports that the pools of one test write.
 struct Ganesha {
@@ -162,6 +218,13 @@ fn url(path: &Path) -> String {
     format!("nfs://127.0.0.1{}?nfsport={NFS}&mountport={MOUNTD}", path.display())
 }
 
+/// Takes the lowest free number of a device that is none, as long as it is kept.
+fn number_taken() -> OwnedFd {
+    let context = fsopen("ramfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    fsconfig_create(&context).unwrap();
+    context
+}
+
 /// What a client of NFS says of a file or directory.
 fn nfs(program: &str, path: &Path) -> Option<Vec<u8>> {
     let output = finish(Command::new(program).arg(url(path)));
@@ -180,42 +243,20 @@ fn hold_and_lock(pool: &Pool, ganesha: Ganesha) -> Ganesha {
     for name in ["large", "locked", "held"] {
         fs::write(pool.at(name), "content").unwrap();
     }
-    let mut command = Command::new("python3");
-    command.args(["-c", CLIENT, &NFS.to_string(), &MOUNTD.to_string()]).arg(pool.at("")).arg(pool.at(""));
-    let Ok(mut client) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
-        skip("exports", "python3 is not installed");
-        return ganesha;
-    };
-    let (mut asked, mut answers) = (client.stdin.take().unwrap(), BufReader::new(client.stdout.take().unwrap()));
-    let client = Running(client);
-    let mut answer = || {
-        let mut line = String::new();
-        answers.read_line(&mut line).unwrap();
-        line
-    };
-    let first = answer();
-    if first == "none\n" {
-        skip("exports", "libnfs is another one");
-        return ganesha;
-    }
-    assert_eq!(first, "ready\n");
+    let Some(mut client) = Holding::start(LOCKER, &pool.at("")) else { return ganesha };
     let content = fs::File::open(pool.at("large")).unwrap();
     assert_eq!(content.metadata().unwrap().len(), (1 << 40) + 50);
     let mut data = [0; 20];
     std::os::unix::fs::FileExt::read_exact_at(&content, &mut data, (1 << 40) + 30).unwrap();
     assert_eq!(&data, b"01234567890123456789");
-    let mut reads = || {
-        asked.write_all(b"again\n").unwrap();
-        answer()
-    };
-    assert_eq!(reads(), "content\n");
+    assert_eq!(client.reads(), "content\n");
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-    assert_eq!(reads(), "content\n", "evicted");
+    assert_eq!(client.reads(), "content\n", "evicted");
     drop(ganesha);
     eventually("the end of the server", || !listens(NFS));
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     let ganesha = Ganesha::start(&pool.state());
-    assert_eq!(reads(), "content\n", "another server");
+    assert_eq!(client.reads(), "content\n", "another server");
     drop(client);
     for name in ["large", "locked", "held"] {
         fs::remove_file(pool.at(name)).unwrap();
@@ -324,6 +365,24 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     let _ganesha = hold_and_lock(&pool, ganesha);
     // The server holds the mount; it lets go of it, and takes it up again.
     let read = |name: &str| nfs("nfs-cat", &pool.at(name));
+    // What a client holds open in a file system that was shared when it was mounted.
+    fs::write(pool.at("below/held"), "held").unwrap();
+    let number = |what: &str| {
+        eventually(what, || read("below/file").is_some());
+        fs::metadata(pool.at("below")).unwrap().dev()
+    };
+    let first = number("shared");
+    let mut holding = Holding::start(HOLDER, &pool.at("below"));
+    let mut held = |what: &str| {
+        assert_eq!(number(what), first, "{what}");
+        if let Some(client) = &mut holding {
+            assert_eq!(client.reads(), "held\n", "{what}");
+        }
+    };
+    held("at first");
+    // Numbers that were free are others' when it comes back.
+    let mut others = Vec::new();
+    let mut take_numbers = || others.extend((0..30).map(|_| number_taken()));
     let whole = |what: &str, below: &str| {
         eventually(what, || read("dir/file").is_some_and(|content| content == b"content"));
         eventually(what, || read(below).is_some_and(|content| content == b"below" || content == b"content"));
@@ -333,16 +392,22 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
         assert!(fs::read(&back).unwrap() == large, "{what}");
     };
     pool.nacre(&["fs", "unmount", "%/below"]);
+    take_numbers();
     pool.nacre(&["fs", "mount", "%/below"]);
+    held("mounted again");
     whole("mounted again", "below/file");
     pool.nacre(&["pool", "export", "%"]);
     assert!(nfs("nfs-ls", &root).is_none(), "nothing is given of what is not mounted");
+    take_numbers();
     pool.import();
+    held("imported again");
     whole("imported again", "below/file");
     pool.nacre(&["pool", "sync", "%"]);
     pool.die();
     pool.leave();
+    take_numbers();
     pool.import();
+    held("after the end of its process");
     whole("after the end of its process", "below/file");
     // Who is shared changes with the mounts.
     pool.nacre(&["fs", "rename", "%/below", "%/moved"]);

@@ -45,7 +45,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub use crate::backend::{MINIMUM_DEVICE, TrimStep};
 pub use cleaning::Cleaned;
-pub use commit::Commit;
+pub use commit::{Commit, DELTAS, TABLE_SEGMENTS};
 pub use open::{Access, Import, NewPool};
 pub use reshape::{Left, MoveStep, Outlook};
 pub use scrub::{Checked, SegmentInfo};

@@ -132,3 +132,22 @@ fn zfs_fuse_is_measured_where_it_is_installed() {
     assert_eq!(report.notes, Vec::<String>::new());
     assert_eq!(missing(&report, "zfs-fuse"), BTreeSet::new());
 }
+
+/// Over a real server of S3, which the stand-in never asks.
+#[test]
+fn file_systems_in_a_bucket_are_measured() {
+    if !possible() || crate::buckets::obstacle().is_some() || programs::find("git").is_none() {
+        eprintln!("skipped: needs root, git, and versitygw or moto_server");
+        return;
+    }
+    let amounts =
+        ["--rounds", "1", "--image", "512M", "--files", "5", "--tree", "5", "--fsyncs", "3", "--stream", "8M"];
+    let (report, calls) = measured("object", "nacre-5", &amounts);
+    assert_eq!(report.notes, Vec::<String>::new());
+    assert_eq!((missing(&report, "nacre-pool"), missing(&report, "nacre-5")), (BTreeSet::new(), BTreeSet::new()));
+    let lines = |start: &str| calls.lines().filter(|line| line.starts_with(start)).count();
+    let pool = format!("nacre-bench-bucket-{}", std::process::id());
+    let made: Vec<&str> = calls.lines().filter(|line| line.contains(" --endpoint http://127.0.0.1:")).collect();
+    assert!(made.len() == 1 && made[0].ends_with(&format!("{pool} s3://bench/pool")), "{calls}");
+    assert_eq!((lines(&format!("pool import {pool}")), lines(&format!("pool export {pool}"))), (3, 4), "{calls}");
+}

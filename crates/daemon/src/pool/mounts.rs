@@ -174,7 +174,17 @@ impl FuseMounts {
                 carrier.put_in(&layer, (at, on), options)?;
                 carrier
             }
-            None => Arc::new(Carrier::start(&layer, head, &place, options)?),
+            None => {
+                let reserved = if head { self.shares.before_mount(&options.sharing) } else { None };
+                let carrier = Carrier::start(&layer, head, &place, options)?;
+                if let (Some(reserved), Some(mount)) = (reserved, carrier.mount.identity())
+                    && mount.device.1 != reserved.number
+                {
+                    // Something else was mounted or unmounted at the same moment.
+                    tracing::warn!(source, number = mount.device.1, "clients of NFS may have to mount again");
+                }
+                Arc::new(carrier)
+            }
         };
         let live = Arc::downgrade(&self.live);
         let shares = Arc::downgrade(&self.shares);

@@ -3,16 +3,19 @@
 //! Used by `mounts.rs`, which shares what it has mounted and takes shares back before it unmounts.
 //! The servers are not ours: the kernel's server of NFS is told by exportfs(8)
 //! (`shares/kernel.rs`), Ganesha by a file that its configuration includes (`shares/ganesha.rs`),
-//! Samba by `net usershare` (`shares/samba.rs`). Invariants:
+//! Samba by `net usershare` (`shares/samba.rs`). Ganesha's clients need mounts that keep their
+//! device number (`shares/device_number.rs`). Invariants:
 //! * only root shares, and nothing of a pool that others than root could have written;
 //! * values are taken apart anew ([`nacre_pool::properties::sharing`]), as a pool may come from
 //!   anybody: nothing of them reaches a command line or a configuration as it is;
 //! * what is shared is noted before it is, so that the next process takes it back after a crash.
 
+mod device_number;
 mod ganesha;
 mod kernel;
 mod samba;
 
+use self::device_number::Reserved;
 use crate::{cage, failure::Failure, report::path_text, whole_file};
 use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
@@ -70,6 +73,12 @@ impl Shares {
             sweep();
         }
         Shares { forbidden, now: Mutex::default() }
+    }
+
+    /// To be kept until a file system is mounted: what its server needs of the mount.
+    pub fn before_mount(&self, sharing: &Sharing) -> Option<Reserved> {
+        let by_ganesha = self.forbidden.is_none() && !kernel::is_there();
+        by_ganesha.then(|| ganesha::reserve_number(sharing)).flatten()
     }
 
     /// Shares a mount as its properties say, or no more; what goes wrong is logged, and told by

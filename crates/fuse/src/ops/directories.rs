@@ -30,7 +30,7 @@ const ENOUGH: usize = 16;
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Directories of so many names or more begin with a short reply with attributes: the kernel asks
 /// for attributes of the first names always, and of the others only where somebody wants them.
-const VAST: u64 = 4096;
+const VAST: u64 = 256;
 
 impl Door {
     pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {

@@ -25,9 +25,9 @@ use super::{Committed, Freed, Map, Result, Store};
 /// Roots that stay importable behind the newest.
 const KEPT: u64 = 3;
 /// Deltas between two full copies of the table.
-const DELTAS: usize = 24;
+pub const DELTAS: usize = 24;
 /// With more segments of the table, older roots are given up.
-const TABLE_SEGMENTS: usize = 12;
+pub const TABLE_SEGMENTS: usize = 12;
 /// Frees done under one hold of the table's lock.
 const FREES_AT_ONCE: usize = 4096;
 /// Deltas may outgrow a small full copy up to this, bytes.

@@ -4,9 +4,12 @@
 //! Invariant: an export has the same number as long as it is shared, and as a rule for ever: handles
 //! of clients begin with it.
 
+use super::device_number::{self, Reserved};
 use crate::{cage, failure::Failure, whole_file};
-use nacre_pool::properties::sharing::{NfsShare, Squash};
+use nacre_admin::mounts::Sharing;
+use nacre_pool::properties::sharing::{self, NfsShare, Squash};
 use rustix::{
+    fd::OwnedFd,
     fs::{FlockOperation, flock},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
@@ -19,6 +22,8 @@ use std::{
 
 /// Where it says its number.
 const PID_FILES: [&str; 3] = ["/run/ganesha/ganesha.pid", "/run/ganesha.pid", "/var/run/ganesha.pid"];
+/// Its configuration.
+const CONFIGURATION: &str = "/etc/ganesha/ganesha.conf";
 /// Numbers of exports: 1 to this.
 const EXPORTS: u64 = 65_534;
 
@@ -73,11 +78,7 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
     let Some(base) = cage::state::base() else { return Err("there is no place for files".to_owned()) };
     let whole = base.join("ganesha.conf");
     let changed = || {
-        let directory = base.join("ganesha");
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
-        // Pools have a process each.
-        let lock = fs::File::open(&directory)?;
-        flock(&lock, FlockOperation::LockExclusive)?;
+        let (directory, _lock) = directory(&base)?;
         change(&directory)?;
         let all: String = files(&directory).into_iter().map(|(_, text)| text).collect();
         let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).clone();
@@ -89,14 +90,49 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
     Ok(())
 }
 
-/// Has the server read its configuration again, where it runs.
-fn reload() {
+/// The directory of the files of exports, for this process alone: pools have a process each.
+fn directory(base: &Path) -> io::Result<(PathBuf, fs::File)> {
+    let directory = base.join("ganesha");
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
+    let lock = fs::File::open(&directory)?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok((directory, lock))
+}
+
+/// Sees to it that a file system that this server gives to others, or may later, is mounted with
+/// the number that it always has. `None` where the server has nothing to do with it.
+pub(super) fn reserve_number(sharing: &Sharing) -> Option<Reserved> {
+    let base = cage::state::base()?;
+    let shared = || matches!(sharing::nfs(&sharing.nfs), Ok(Some(_)));
+    // What its configuration has is exported as soon as somebody wants it, without another mount.
+    let whole = base.join("ganesha.conf");
+    let names_it = |text: String| whole.to_str().is_some_and(|whole| text.contains(whole));
+    let included = || fs::read_to_string(CONFIGURATION).is_ok_and(names_it);
+    if !is_there() || !(shared() || included()) {
+        return None;
+    }
+    let reserved =
+        directory(&base).and_then(|(_, lock)| device_number::reserve(sharing.guid, lock, running().is_some()));
+    reserved
+        .inspect_err(
+            |error| tracing::warn!(%error, "clients of NFS may have to mount again: no number can be reserved"),
+        )
+        .ok()
+}
+
+/// The server, where it runs.
+fn running() -> Option<OwnedFd> {
     let number = PID_FILES.iter().find_map(|file| fs::read_to_string(file).ok()?.trim().parse::<i32>().ok());
-    let Some(number) = number.and_then(Pid::from_raw) else { return };
-    let Ok(process) = pidfd_open(number, PidfdFlags::empty()) else { return };
+    let number = Pid::from_raw(number?)?;
+    let process = pidfd_open(number, PidfdFlags::empty()).ok()?;
     // Of the process that is held now, so it cannot be another one's afterwards.
     let name = fs::read_to_string(format!("/proc/{}/comm", number.as_raw_nonzero()));
-    if name.is_ok_and(|name| name.trim_end() == "ganesha.nfsd")
+    name.is_ok_and(|name| name.trim_end() == "ganesha.nfsd").then_some(process)
+}
+
+/// Has the server read its configuration again, where it runs.
+fn reload() {
+    if let Some(process) = running()
         && let Err(error) = pidfd_send_signal(process, Signal::HUP)
     {
         tracing::warn!(%error, "NFS-Ganesha could not be told of another export");

@@ -1,0 +1,216 @@
+//! File systems in a bucket of an object store: nacre's pools and JuiceFS, over a server of S3 that runs
+//! for a visit, some way off (`delay_line`).
+//!
+//! Called by `mounted`. The server is versitygw if it is installed, otherwise moto, which keeps
+//! everything in memory. What a file system keeps on this machine lies in one directory, by which its
+//! processes are found.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::clock::Deadline;
+use crate::delay_line;
+use crate::failure::{Doing, Failure};
+use crate::holders;
+use crate::mounts;
+use crate::programs;
+use crate::target::{Bucket, BucketOf};
+
+const BUCKET: &str = "bench";
+const KEY: &str = "bench";
+const SECRET: &str = "bench-secret";
+/// How long a server may take to answer, and a mount to go.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
+
+/// Which server of S3 is there.
+fn server() -> Option<(&'static str, PathBuf)> {
+    ["versitygw", "moto_server"].into_iter().find_map(|name| Some((name, programs::find(name)?)))
+}
+
+/// Why no bucket can be made on this machine, if so.
+pub fn obstacle() -> Option<String> {
+    server().is_none().then(|| "neither versitygw nor moto_server is installed".to_owned())
+}
+
+/// A server with an empty bucket.
+#[derive(Debug)]
+pub struct Store {
+    process: Child,
+    /// What it is called, at its distance.
+    endpoint: String,
+}
+
+impl Store {
+    /// Starts it; it may keep things in `directory`.
+    pub fn start(directory: &Path, delay: Duration) -> Result<Self, Failure> {
+        let (name, program) = server().ok_or_else(|| Failure::new(obstacle().unwrap_or_default()))?;
+        let failed = |error: std::io::Error| Failure::new(format!("starting {name}: {error}"));
+        let bucket = directory.join(BUCKET);
+        fs::create_dir_all(&bucket).doing("creating", &bucket)?;
+        // Free a moment ago.
+        let port =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
+        let mut command = Command::new("setpriv");
+        // Must not outlive the bench, however that ends.
+        command.args(["--pdeathsig", "KILL"]).arg(program);
+        if name == "versitygw" {
+            command.env("ROOT_ACCESS_KEY", KEY).env("ROOT_SECRET_KEY", SECRET);
+            command.args(["--quiet", "--port", &format!("127.0.0.1:{port}"), "posix"]).arg(directory);
+        } else {
+            command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+        }
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = command.spawn().map_err(failed)?;
+        let (at, deadline) = (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), Deadline::after(PATIENCE));
+        while TcpStream::connect(at).is_err() {
+            // It tells nobody when it answers, but ends where it cannot.
+            let ended = Deadline::after(ASKED_AGAIN).wait_for_child(&mut process).map_err(failed)?;
+            if ended.is_some() || deadline.is_over() {
+                return Err(Failure::new(format!("{name} does not answer")));
+            }
+        }
+        let store = Self { process, endpoint: format!("http://{}", delay_line::start(at, delay).map_err(failed)?) };
+        if name == "moto_server" {
+            make_bucket(at).map_err(|error| Failure::new(format!("making a bucket in {name}: {error}")))?;
+        }
+        Ok(store)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // It may have ended by itself, which its clients told.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// moto believes everybody.
+fn make_bucket(at: SocketAddr) -> std::io::Result<()> {
+    use std::io::{Error, Read, Write};
+    let mut server = TcpStream::connect(at)?;
+    let request = format!("PUT /{BUCKET} HTTP/1.1\r\nHost: {at}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    server.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    server.read_to_string(&mut answer)?;
+    if answer.starts_with("HTTP/1.1 200") {
+        Ok(())
+    } else {
+        Err(Error::other(answer.lines().next().unwrap_or("nothing").to_owned()))
+    }
+}
+
+/// A file system in the bucket, and where it is shown.
+pub struct BucketSite<'a> {
+    /// Whose.
+    pub bucket: Bucket,
+    /// The server.
+    pub store: &'a Store,
+    /// What it keeps on this machine.
+    pub local: PathBuf,
+    /// Where it is mounted.
+    pub point: &'a Path,
+    /// Output of the program run last.
+    pub log: PathBuf,
+    /// Makes a command of nacre's, with its directories.
+    pub nacre: &'a dyn Fn() -> Result<Command, Failure>,
+}
+
+impl BucketSite<'_> {
+    fn name() -> String {
+        format!("nacre-bench-bucket-{}", std::process::id())
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.local.join("cache")
+    }
+
+    /// Where JuiceFS keeps names.
+    fn names(&self) -> String {
+        format!("sqlite3://{}", self.local.join("names.db").display())
+    }
+
+    fn juicefs(&self) -> Command {
+        let mut command = Command::new("juicefs");
+        command.env("HOME", &self.local).current_dir("/");
+        command
+    }
+
+    fn run(&self, command: &mut Command) -> Result<(), Failure> {
+        programs::run(command, &self.log).map(drop)
+    }
+
+    /// Makes it, or finds it again with nothing of it on this machine but what finds it.
+    pub fn put_in_place(&self) -> Result<(), Failure> {
+        let there = self.local.exists();
+        for directory in [&self.local, &self.cache()] {
+            fs::create_dir_all(directory).doing("creating", directory)?;
+        }
+        let mounted = match self.bucket.by {
+            BucketOf::Nacre if there => self.run((self.nacre)()?.args(["pool", "import", &Self::name()])),
+            BucketOf::Nacre => self.make_pool(),
+            BucketOf::JuiceFs => self.mount_juicefs(there),
+        };
+        mounted?;
+        if mounts::is_mounted(self.point)? { Ok(()) } else { Err(Failure::new("nothing was mounted")) }
+    }
+
+    fn make_pool(&self) -> Result<(), Failure> {
+        let keys = self.local.join("keys");
+        let content = format!("[bench]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n");
+        fs::write(&keys, content).doing("writing", &keys)?;
+        let mut command = (self.nacre)()?;
+        command.args(["pool", "create", "-m"]).arg(self.point).args(["--endpoint", &self.store.endpoint]);
+        command.args(["--profile", "bench", "--credentials-file"]).arg(keys).arg("--cache-dir").arg(self.cache());
+        self.run(command.args([&Self::name(), &format!("s3://{BUCKET}/pool")]))
+    }
+
+    fn mount_juicefs(&self, there: bool) -> Result<(), Failure> {
+        let names = self.names();
+        if !there {
+            let bucket = format!("{}/{BUCKET}", self.store.endpoint);
+            let mut command = self.juicefs();
+            command.args([
+                "format",
+                "--storage",
+                "s3",
+                "--bucket",
+                &bucket,
+                "--access-key",
+                KEY,
+                "--secret-key",
+                SECRET,
+            ]);
+            self.run(command.args(["--trash-days", "0", &names, BUCKET]))?;
+        }
+        let mut command = self.juicefs();
+        command.args(["mount", "-d", "--no-usage-report", "--backup-meta", "0", "--cache-dir"]).arg(self.cache());
+        self.run(command.arg("--log").arg(self.local.join("log")).arg(&names).arg(self.point))
+    }
+
+    /// Everything that is written is in the store.
+    pub fn settle(&self) -> Result<(), Failure> {
+        match self.bucket.by {
+            BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "sync", &Self::name()])),
+            // It writes at each close.
+            BucketOf::JuiceFs => Ok(()),
+        }
+    }
+
+    /// Leaves it in the bucket, with nothing of its content on this machine.
+    pub fn leave(&self) -> Result<(), Failure> {
+        let left = match self.bucket.by {
+            BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "export", &Self::name()])),
+            BucketOf::JuiceFs => self.run(self.juicefs().arg("umount").arg(self.point)),
+        };
+        // Waits for it as well.
+        let gone = if left.is_ok() { holders::end(&self.local) } else { holders::kill(&self.local) };
+        mounts::below(self.point)?.iter().try_for_each(|point| mounts::detach(point))?;
+        let cache = self.cache();
+        left.and(gone).and(fs::remove_dir_all(&cache).doing("removing", &cache))
+    }
+}
