@@ -7,7 +7,12 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, eventually, is_gone, is_mounted, kill, status::Status};
+use mounting::{
+    Fixture, as_root,
+    cages::{Cage, cost, zeros},
+    eventually, is_gone, is_mounted, kill,
+    status::Status,
+};
 use rustix::process::Signal;
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-/// A mirror that outlives its process. The guardian is the fixture's daemon.
+/// A mount that outlives its process. The guardian is the fixture's daemon.
 struct Guarded {
     fixture: Fixture,
     guardian: u32,
@@ -28,8 +33,17 @@ struct Guarded {
 }
 
 impl Guarded {
+    /// A mirror.
     fn new(options: &[&str]) -> Guarded {
-        let fixture = Fixture::mirror(&[&["--survive", "--transport=device"], options].concat());
+        Guarded::of(Fixture::mirror(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    /// A cage.
+    fn cage(options: &[&str]) -> Guarded {
+        Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    fn of(fixture: Fixture) -> Guarded {
         let workers = vec![worker(&fixture.mountpoint)];
         Guarded { guardian: fixture.pid(), fixture, workers }
     }
@@ -67,8 +81,7 @@ fn restarts(mountpoint: &Path) -> u64 {
     Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
 }
 
-fn opened_files_go_on(options: &[&str]) {
-    let mut guarded = Guarded::new(options);
+fn opened_files_go_on(mut guarded: Guarded) {
     let at = |name: &str| guarded.fixture.at(name);
     fs::create_dir_all(at("a/b")).unwrap();
     let open =
@@ -131,15 +144,74 @@ fn libc_tmpfile() -> i32 {
 #[test]
 fn opened_files_go_on_in_passthrough() {
     if as_root() {
-        opened_files_go_on(&[]);
+        opened_files_go_on(Guarded::new(&[]));
     }
 }
 
 #[test]
 fn opened_files_go_on_through_the_process() {
     if as_root() {
-        opened_files_go_on(mounting::without_passthrough());
+        opened_files_go_on(Guarded::new(mounting::without_passthrough()));
     }
+}
+
+#[test]
+fn opened_files_go_on_in_a_cage() {
+    if as_root() {
+        opened_files_go_on(Guarded::cage(&["--size=8M"]));
+    }
+}
+
+/// What a cage says of itself.
+fn cage(guarded: &Guarded) -> Cage {
+    Cage::of(&guarded.fixture, &guarded.fixture.source)
+}
+
+/// Over its own directory, with files that have no name, limits within the limit and another size.
+#[test]
+fn a_cage_that_goes_on_has_its_books() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let place = fixture.source.clone();
+    fixture.mountpoint.clone_from(&place);
+    let options = ["--survive", "--transport=device", "--size=4M", "--limit=dir:part=1M", "--limit=user:1234=2M"];
+    fixture.start(&[&["cage"], &options[..]].concat(), place.as_ref(), &place);
+    let mut guarded = Guarded::of(fixture);
+    let at = |name: &str| place.join(name);
+    let used = |guarded: &Guarded| (cage(guarded).number("used"), cage(guarded).number("inodes"));
+    fs::create_dir(at("part")).unwrap();
+    let mut log = OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
+    log.write_all(&zeros(100 << 10)).unwrap();
+    let mut gone = File::create(at("gone")).unwrap();
+    gone.write_all(&zeros(1 << 20)).unwrap();
+    let read_only = File::open(at("gone")).unwrap();
+    fs::remove_file(at("gone")).unwrap();
+    drop(gone);
+    fs::write(at("part/file"), zeros(500 << 10)).unwrap();
+    std::os::unix::fs::chown(at("part/file"), Some(1234), None).unwrap();
+    let before = used(&guarded);
+    assert_eq!(before, ((100 << 10) + (1 << 20) + (500 << 10) + 4096, 4), "three files and a directory");
+    guarded.kill();
+    assert_eq!(used(&guarded), before);
+    assert_eq!(cage(&guarded).text("mode"), "through");
+    let (written, error) = mounting::cages::fill(&mut File::create(at("part/more")).unwrap(), 4096);
+    assert_eq!((written, error), ((1 << 20) - (500 << 10) - 4096, 122), "the directory's limit");
+    let resized = guarded.fixture.nacre(["cage", "resize", place.to_str().unwrap(), "3M"]);
+    assert!(resized.status.success(), "{}", mounting::text(&resized.stderr));
+    guarded.kill();
+    assert_eq!(cage(&guarded).number("limit"), 3 << 20);
+    let (written, error) = mounting::cages::fill(&mut log, 4096);
+    assert_eq!((written, error), ((1 << 20) - (100 << 10), 28), "the whole's limit");
+    drop(read_only);
+    eventually("what had no name is free", || cage(&guarded).number("used") == 2 << 20);
+    log.write_all(&zeros(4096)).unwrap();
+    let counted = || cage(&guarded).text("accounting") == "exact" && cage(&guarded).number("recounts") > 0;
+    eventually("all of it is counted", counted);
+    assert_eq!(used(&guarded), cost(&place));
+    drop(log);
+    guarded.fixture.unmount();
 }
 
 /// Makes, moves and removes things as long as it may; every call has to do what it says.
@@ -189,11 +261,14 @@ fn nobody_notices_that_the_process_dies() {
     if !as_root() {
         return;
     }
-    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2_u64);
+    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3_u64);
     println!("campaign: NACRE_SURVIVAL_ROUNDS={rounds}");
     for round in 0..rounds {
-        let options = if round % 2 == 0 { &[][..] } else { mounting::without_passthrough() };
-        let mut guarded = Guarded::new(options);
+        let mut guarded = match round % 3 {
+            0 => Guarded::new(&[]),
+            1 => Guarded::new(mounting::without_passthrough()),
+            _ => Guarded::cage(&["--size=1G"]),
+        };
         let mountpoint = guarded.fixture.mountpoint.clone();
         let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let database = "import sqlite3, sys\n\
@@ -233,6 +308,12 @@ fn nobody_notices_that_the_process_dies() {
             entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(|first: char| first.is_ascii_digit())
         });
         assert_eq!(left.count(), 0);
+        if round % 3 == 2 {
+            let (used, inodes) = cost(&guarded.fixture.source);
+            eventually("the books of the cage are right", || {
+                (cage(&guarded).number("used"), cage(&guarded).number("inodes")) == (used, inodes)
+            });
+        }
         guarded.fixture.unmount();
     }
 }
@@ -324,6 +405,8 @@ fn what_cannot_outlive_its_process_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{options:?}");
         assert!(mounting::text(&output.stderr).contains(why), "{}", mounting::text(&output.stderr));
     }
+    let output = fixture.nacre(["cage", "--survive", "--size=1M", "--writes=collected", source]);
+    assert!(mounting::text(&output.stderr).contains("--writes=through"), "{}", mounting::text(&output.stderr));
     let output = fixture.nacre(["mount", "--survive", "mem", mountpoint]);
     assert!(mounting::text(&output.stderr).contains("\"mem\""), "{}", mounting::text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));

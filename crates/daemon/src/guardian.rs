@@ -7,24 +7,30 @@
 //! that is killed leaves what there is without one: the worker serves on, and when it dies the mount
 //! does ([docs/decisions/outliving-the-process.md]).
 //!
-//! Invariants: the guardian has one thread and opens nothing, so that each worker begins sound; the next
-//! worker is made when the last one has been waited for, and is dead in all of its threads.
+//! Invariants: the guardian has one thread, and opens nothing after the directory at the bottom of the
+//! stack, so that each worker begins sound; the next worker is made when the last one has been waited
+//! for, and is dead in all of its threads.
 
 use crate::{
     background, clock,
     failure::{Exit, Failure},
     left::Guarded,
     log,
+    opening::unusable_source,
     plan::{MountPlan, StackSource, Transport},
     report::path_text,
     serve,
 };
 use nacre_fuse::Survival;
-use nacre_stack::spec::{LayerSpec, StackSpec};
+use nacre_stack::spec::{LayerSpec, StackSpec, Writes};
 use nacre_sys::worker::{Ended, Guard};
+use rustix::fs::{Mode, OFlags};
 use std::{
-    path::Path,
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
     process,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -38,8 +44,10 @@ const WITHIN: Duration = Duration::from_secs(60);
 /// # Errors
 /// Why nothing was mounted, or why the mount ended before its time.
 pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failure> {
-    let resolved = serve::resolve(plan)?;
+    let mut resolved = serve::resolve(plan)?;
     check(&resolved.spec, &resolved.mountpoint, plan)?;
+    write_through(&mut resolved.spec)?;
+    let leaf = Arc::new(leaf(&resolved.spec)?);
     let mut plan = MountPlan {
         stack: StackSource::Spec(resolved.spec),
         mountpoint: resolved.mountpoint,
@@ -53,8 +61,8 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     let guardian = process::id();
     let mut deaths: Vec<Instant> = Vec::new();
     loop {
-        let (of_worker, reason, guarded) =
-            (plan.clone(), reason.to_owned(), Guarded { memory: memory.clone(), guardian });
+        let (of_worker, reason) = (plan.clone(), reason.to_owned());
+        let guarded = Guarded { memory: memory.clone(), guardian, leaf: Arc::clone(&leaf) };
         let worker = guard.start(move || work(&of_worker, reason, background, guarded)).map_err(failed)?;
         if !memory.resumes() {
             background::leave_directory()?;
@@ -82,7 +90,7 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
 
 /// What a worker does; its exit code.
 fn work(plan: &MountPlan, reason: String, background: bool, guarded: Guarded) -> u8 {
-    let taken = if guarded.memory.resumes() { guarded.memory.take_over() } else { Ok(()) };
+    let taken = if guarded.memory.resumes() { guarded.memory.take_over(guarded.leaf.as_fd()) } else { Ok(()) };
     let taken = taken.map_err(|error| Failure::io("cannot go on with", path_text(&plan.mountpoint), &error));
     match taken.and_then(|()| serve::serve(plan, reason, background, Some(guarded))) {
         Ok(()) => 0,
@@ -122,27 +130,49 @@ fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<(), Fa
     }
     for layer in &spec.layers {
         match layer {
+            LayerSpec::Remap(remap) => {
+                // They would be asked for by the worker that is to answer.
+                let files = [&remap.map_passwd, &remap.map_passwd_rev, &remap.map_group, &remap.map_group_rev];
+                let inside = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| file.starts_with(mountpoint));
+                if files.into_iter().flatten().any(inside) {
+                    return refused("its rules are read from a file below the mount point");
+                }
+            }
             LayerSpec::Host(_)
-            | LayerSpec::Remap(_)
             | LayerSpec::Throttle(_)
             | LayerSpec::Trace(_)
             | LayerSpec::Shift(_)
             | LayerSpec::OverrideStat(_)
+            | LayerSpec::Cage(_)
             | LayerSpec::Readonly(_) => {}
-            LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Cage(_) => {
+            LayerSpec::Mem(_) | LayerSpec::Union(_) => {
                 return refused(&format!("a layer \"{}\" does not outlive its process", layer.name()));
             }
         }
     }
-    // It would be asked for by the worker that is to answer.
-    let inside = spec
-        .directories()
-        .iter()
-        .any(|source| std::fs::canonicalize(source).is_ok_and(|source| source.starts_with(mountpoint)));
-    if inside {
-        return Err(
-            Failure::new("--survive is not possible here: the source lies below the mount point").exit(Exit::Usage)
-        );
+    Ok(())
+}
+
+/// Has cages book each write when it happens. What a kernel collects was promised room, and nobody
+/// would know how much once the process is dead.
+fn write_through(spec: &mut StackSpec) -> Result<(), Failure> {
+    for layer in &mut spec.layers {
+        let LayerSpec::Cage(cage) = layer else { continue };
+        if cage.writes == Writes::Collected {
+            let what = "--survive is not possible here: the kernel would collect writes, for which room is promised";
+            return Err(Failure::usage(what).next("--writes=through"));
+        }
+        cage.writes = Writes::Through;
     }
     Ok(())
+}
+
+/// The directory at the bottom of a stack, opened before anything is mounted over it: by its path,
+/// the next worker might ask for the mount that it is to answer for.
+fn leaf(spec: &StackSpec) -> Result<OwnedFd, Failure> {
+    let Some(LayerSpec::Host(host)) = spec.layers.first() else {
+        return Err(Failure::new("a stack that begins with no directory cannot outlive its process").exit(Exit::Usage));
+    };
+    let opened = rustix::fs::open(&host.source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|error| unusable_source(&host.source, &error.into()))
 }

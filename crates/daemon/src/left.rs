@@ -9,7 +9,9 @@ use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,6 +22,15 @@ pub struct Guarded {
     pub memory: Survival,
     /// The guardian's process number.
     pub guardian: u32,
+    /// The directory at the bottom of the stack, from before anything was mounted over it.
+    pub leaf: Arc<OwnedFd>,
+}
+
+impl Guarded {
+    /// By which path the directory is reached whatever is mounted over it.
+    pub fn leaf_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.leaf.as_raw_fd()))
+    }
 }
 
 /// What a worker has to know of the mount beside what the door notes.

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     io,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release},
@@ -153,15 +153,16 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over.
+    /// is unanswered, and closes what it does not take over, but for one descriptor.
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self) -> io::Result<()> {
+    pub fn take_over(&self, but: BorrowedFd<'_>) -> io::Result<()> {
         let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
         fusewire::resend(descriptors::another(device)?.as_fd())?;
         let opens = opens::Opens::new(self);
-        let kept = opens.all().filter_map(|open| open.descriptor).chain([device, self.shared.descriptor().as_raw_fd()]);
+        let known = [device, self.shared.descriptor().as_raw_fd(), but.as_raw_fd()];
+        let kept = opens.all().filter_map(|open| open.descriptor).chain(known);
         let kept: Vec<u32> = kept.map(i32::cast_unsigned).collect();
         descriptors::close_all_from_but(3, &kept)
     }
