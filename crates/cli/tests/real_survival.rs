@@ -197,7 +197,7 @@ fn a_cage_that_goes_on_has_its_books() {
     assert_eq!(used(&guarded), before);
     assert_eq!(cage(&guarded).text("mode"), "through");
     let (written, error) = mounting::cages::fill(&mut File::create(at("part/more")).unwrap(), 4096);
-    assert_eq!((written, error), ((1 << 20) - (500 << 10) - 4096, 122), "the directory's limit");
+    assert_eq!((written, error), ((1 << 20) - (500 << 10) - 4096, 28), "the directory's limit");
     let resized = guarded.fixture.nacre(["cage", "resize", place.to_str().unwrap(), "3M"]);
     assert!(resized.status.success(), "{}", mounting::text(&resized.stderr));
     guarded.kill();
@@ -212,6 +212,84 @@ fn a_cage_that_goes_on_has_its_books() {
     assert_eq!(used(&guarded), cost(&place));
     drop(log);
     guarded.fixture.unmount();
+}
+
+/// Another copy of the program takes over from the one that serves, while all of it is used.
+#[test]
+fn another_program_goes_on() {
+    if !as_root() {
+        return;
+    }
+    let mut mirror = Guarded::new(&["--perms=a+r"]);
+    let mut cage = Guarded::cage(&["--size=64M"]);
+    let newer = mirror.fixture.scratch.path().join("newer");
+    fs::copy(mounting::nacre(), &newer).unwrap();
+    let runs_newer = |process: u32| fs::read_link(format!("/proc/{process}/exe")).is_ok_and(|program| program == newer);
+    let upgrade = |guarded: &Guarded| {
+        let mut command = Command::new(&newer);
+        let output = mounting::finish(command.arg("upgrade").arg(&guarded.fixture.mountpoint));
+        assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+    };
+    for guarded in [&mut mirror, &mut cage] {
+        let mountpoint = guarded.fixture.mountpoint.clone();
+        let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut nameless =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(mountpoint.join("x")).unwrap();
+        nameless.write_all(b"content").unwrap();
+        fs::remove_file(mountpoint.join("x")).unwrap();
+        std::thread::scope(|scope| {
+            let (over, done, place) = (&over, &done, &mountpoint);
+            let end = Raised(over);
+            let threads: Vec<_> = (0..3).map(|number| scope.spawn(move || change(place, number, over, done))).collect();
+            let goes_on = || {
+                let before = done.load(Ordering::Relaxed);
+                eventually("they go on", || done.load(Ordering::Relaxed) > before + 20);
+            };
+            goes_on();
+            upgrade(guarded);
+            let now = worker(place);
+            assert!(runs_newer(now) && runs_newer(guarded.guardian), "worker and guardian");
+            guarded.workers.push(now);
+            // Whom the program is already is left alone.
+            upgrade(guarded);
+            assert_eq!((worker(place), restarts(place)), (now, 1));
+            goes_on();
+            // It goes on after deaths as the one before did.
+            guarded.kill();
+            assert!(runs_newer(worker(place)));
+            goes_on();
+            drop(end);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let mut text = String::new();
+        nameless.seek(SeekFrom::Start(0)).unwrap();
+        nameless.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+        drop(nameless);
+        let gone = guarded.fixture.nacre(["upgrade", guarded.fixture.at("no/mount").to_str().unwrap()]);
+        assert_eq!(gone.status.code(), Some(3));
+        guarded.fixture.unmount();
+    }
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_not_touched() {
+    if !as_root() {
+        return;
+    }
+    let plain = Fixture::mirror(&[]);
+    let newer = plain.scratch.path().join("newer");
+    fs::copy(mounting::nacre(), &newer).unwrap();
+    let before = worker(&plain.mountpoint);
+    let output = mounting::finish(Command::new(&newer).arg("upgrade").arg(&plain.mountpoint));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(mounting::text(&output.stderr).contains("without --survive"), "{}", mounting::text(&output.stderr));
+    assert_eq!(worker(&plain.mountpoint), before);
+    // A guardian that is called for nothing does nothing.
+    let guarded = Guarded::new(&[]);
+    guarded.fixture.signal(Signal::USR2);
+    fs::write(guarded.at("file"), "content").unwrap();
+    assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (guarded.workers[0], 0));
 }
 
 /// Makes, moves and removes things as long as it may; every call has to do what it says.

@@ -17,16 +17,21 @@ use crate::{
     left::Guarded,
     log,
     opening::unusable_source,
-    plan::{MountPlan, StackSource, Transport},
+    plan::{MountPlan, Transport},
     report::path_text,
     serve,
+    shared::wire::MountRequest,
+    upgrade::{self, Handover},
 };
 use nacre_fuse::Survival;
 use nacre_stack::spec::{LayerSpec, StackSpec, Writes};
-use nacre_sys::worker::{Ended, Guard};
+use nacre_sys::{
+    descriptors,
+    worker::{self, Ended, Guard, Heard},
+};
 use rustix::fs::{Mode, OFlags};
 use std::{
-    fs,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     process,
@@ -39,6 +44,14 @@ const DEATHS: usize = 3;
 /// ... within this time, and the mount stays down.
 const WITHIN: Duration = Duration::from_secs(60);
 
+/// A mount, and what stays of it when its worker dies.
+struct Guardian {
+    mount: MountRequest,
+    memory: Survival,
+    leaf: Arc<OwnedFd>,
+    background: bool,
+}
+
 /// Serves a plan by one worker after the other until the mount ends.
 ///
 /// # Errors
@@ -48,43 +61,106 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     check(&resolved.spec, &resolved.mountpoint, plan)?;
     write_through(&mut resolved.spec)?;
     let leaf = Arc::new(leaf(&resolved.spec)?);
-    let mut plan = MountPlan {
-        stack: StackSource::Spec(resolved.spec),
-        mountpoint: resolved.mountpoint,
-        log_target: resolved.log_target,
-        ..plan.clone()
-    };
+    let mut plan = plan.clone();
     plan.door.transport = Transport::Device;
-    let failed = |error: std::io::Error| Failure::io("cannot make", "a mount that outlives its process", &error);
-    let mut memory = Survival::new().map_err(failed)?;
-    let guard = Guard::new().map_err(failed)?;
-    let guardian = process::id();
-    let mut deaths: Vec<Instant> = Vec::new();
-    loop {
-        let (of_worker, reason) = (plan.clone(), reason.to_owned());
-        let guarded = Guarded { memory: memory.clone(), guardian, leaf: Arc::clone(&leaf) };
-        let worker = guard.start(move || work(&of_worker, reason, background, guarded)).map_err(failed)?;
-        if !memory.resumes() {
-            background::leave_directory()?;
+    let unwritten = || Failure::new("a mount of these layers cannot outlive its process: they cannot be noted");
+    let mount = MountRequest::new(&plan, resolved, reason).ok_or_else(unwritten)?;
+    let memory = Survival::new().map_err(|error| failed(&error))?;
+    Guardian { mount, memory, leaf, background }.run()
+}
+
+/// Goes on with a mount for the program that became this one.
+///
+/// # Errors
+/// Why it cannot, or why the mount ended before its time.
+pub fn go_on(left: Handover) -> Result<(), Failure> {
+    let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
+    let leaf = descriptors::take_over(left.leaf).map_err(|error| failed(&error))?;
+    let mut memory = memory.map_err(|error| failed(&error))?;
+    memory.next_life();
+    Guardian { mount: left.mount, memory, leaf: Arc::new(leaf), background: left.background }.run()
+}
+
+fn failed(error: &io::Error) -> Failure {
+    Failure::io("cannot make", "a mount that outlives its process", error)
+}
+
+impl Guardian {
+    fn run(mut self) -> Result<(), Failure> {
+        let (plan, background) = (self.mount.plan()?, self.background);
+        let guard = Guard::new().map_err(|error| failed(&error))?;
+        let handover = Handover::new(&self.memory, &self.leaf, background, &self.mount)?;
+        let mut deaths: Vec<Instant> = Vec::new();
+        loop {
+            let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
+            let guarded = Guarded {
+                memory: self.memory.clone(),
+                guardian: process::id(),
+                leaf: Arc::clone(&self.leaf),
+                handover: Arc::clone(&handover),
+            };
+            let worker = guard.start(move || work(&of_worker, reason, background, guarded));
+            let worker = worker.map_err(|error| failed(&error))?;
+            if !self.memory.resumes() {
+                background::leave_directory()?;
+            }
+            let (ended, program) = self.wait(&guard, worker).map_err(|error| failed(&error))?;
+            let signal = match ended {
+                Ended::Code(0) => return Ok(()),
+                // It has said why.
+                Ended::Code(code) => process::exit(code),
+                Ended::Signal(signal) => signal,
+            };
+            if let Some(program) = program {
+                self.become_program(&program, &handover);
+                // It cannot be started: whoever asked sees that this one goes on.
+                self.memory.next_life();
+                continue;
+            }
+            let now = clock::now();
+            deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
+            deaths.push(now);
+            let died = format!("the process that served {} was killed by signal {signal}", path_text(&plan.mountpoint));
+            if !self.memory.can_resume() {
+                return Err(ended_badly(&plan, background, died));
+            }
+            if deaths.len() >= DEATHS {
+                let what = format!("{died}, the {DEATHS}rd time within a minute: the mount stays down");
+                return Err(ended_badly(&plan, background, what));
+            }
+            self.memory.next_life();
         }
-        let signal = match guard.wait(worker).map_err(failed)? {
-            Ended::Code(0) => return Ok(()),
-            // It has said why.
-            Ended::Code(code) => process::exit(code),
-            Ended::Signal(signal) => signal,
-        };
-        let now = clock::now();
-        deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
-        deaths.push(now);
-        let died = format!("the process that served {} was killed by signal {signal}", path_text(&plan.mountpoint));
-        if !memory.can_resume() {
-            return Err(ended(&plan, background, died));
+    }
+
+    /// Waits for the end of a worker; also answers which program is to go on, where it was killed for
+    /// that.
+    fn wait(&self, guard: &Guard, worker: i32) -> io::Result<(Ended, Option<PathBuf>)> {
+        let mut program = None;
+        loop {
+            match guard.wait(worker)? {
+                Heard::Ended(ended) => return Ok((ended, program)),
+                // One that cannot be gone on with stays.
+                Heard::Called if self.memory.can_resume() => {
+                    if let Some(next) = self.memory.take_program() {
+                        worker::kill(worker)?;
+                        program = Some(next);
+                    }
+                }
+                Heard::Called => {}
+            }
         }
-        if deaths.len() >= DEATHS {
-            let what = format!("{died}, the {DEATHS}rd time within a minute: the mount stays down");
-            return Err(ended(&plan, background, what));
+    }
+
+    /// Becomes another program, which goes on with the mount. Returns where it cannot be started.
+    fn become_program(&self, program: &Path, handover: &str) {
+        // The kernel would end what was read by descriptors that close with this program.
+        if self.memory.take_over(self.leaf.as_fd()).is_err() {
+            // The mount has ended, which the next worker finds as well.
+            return;
         }
-        memory.next_life();
+        let kept = self.memory.kept(self.leaf.as_fd());
+        let (arguments, settings) = (std::env::args_os().collect(), upgrade::settings(handover));
+        drop(worker::become_program(program, arguments, settings, &kept));
     }
 }
 
@@ -103,7 +179,7 @@ fn work(plan: &MountPlan, reason: String, background: bool, guarded: Guarded) ->
 }
 
 /// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
-fn ended(plan: &MountPlan, background: bool, what: String) -> Failure {
+fn ended_badly(plan: &MountPlan, background: bool, what: String) -> Failure {
     if log::start(plan, background).is_ok() {
         tracing::error!("{what}");
     }

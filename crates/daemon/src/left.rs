@@ -24,6 +24,8 @@ pub struct Guarded {
     pub guardian: u32,
     /// The directory at the bottom of the stack, from before anything was mounted over it.
     pub leaf: Arc<OwnedFd>,
+    /// What the guardian leaves to another program ([`crate::upgrade`]).
+    pub handover: Arc<str>,
 }
 
 impl Guarded {
@@ -60,9 +62,16 @@ impl Left {
         if !memory.resumes() {
             return Ok(None);
         }
-        let text = memory.text().unwrap_or_default();
-        let left = serde_json::from_slice(&text).map(Some);
-        left.map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
+        Left::read(&memory.text().unwrap_or_default()).map(Some)
+    }
+
+    /// What is noted as this text.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(text: &[u8]) -> Result<Left, Failure> {
+        serde_json::from_slice(text)
+            .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
     }
 
     /// Notes it, of a mount with these layers.

@@ -28,6 +28,7 @@ use crate::{
         requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
     unmount,
+    upgrade::{self, HandedOver},
 };
 use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
@@ -273,11 +274,21 @@ impl Serving {
                 self.reload(rules.map(|rules| *rules))?;
                 Answer::Done
             }
+            Request::HandOver => Answer::HandOver(Box::new(HandedOver::of(self.guarded()?))),
+            Request::Upgrade { program } => {
+                upgrade::note(self.guarded()?, &program)?;
+                Answer::Done
+            }
             Request::Unmount { lazy } => {
                 self.unmount(lazy)?;
                 Answer::Done
             }
         })
+    }
+
+    fn guarded(&self) -> Result<&Guarded, Failure> {
+        let alone = || Failure::new("this mount was made without --survive: it ends with its process");
+        self.about.guarded.as_ref().ok_or_else(alone)
     }
 
     fn report(&self) -> Report {
