@@ -214,6 +214,19 @@ fn a_cage_that_goes_on_has_its_books() {
     guarded.fixture.unmount();
 }
 
+/// The descriptors of a process that programs started by it would have, but for the standard ones.
+fn kept_for_children(process: u32) -> Vec<String> {
+    let is_kept = |number: &String| {
+        let told = fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:")).map(str::trim).unwrap_or("0");
+        !told.is_empty()
+            && i32::from_str_radix(flags, 8).unwrap() & rustix::fs::OFlags::CLOEXEC.bits().cast_signed() == 0
+    };
+    let all = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let numbers = all.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    numbers.filter(|number| !["0", "1", "2"].contains(&number.as_str())).filter(is_kept).collect()
+}
+
 /// Another copy of the program takes over from the one that serves, while all of it is used.
 #[test]
 fn another_program_goes_on() {
@@ -250,6 +263,7 @@ fn another_program_goes_on() {
             let now = worker(place);
             assert!(runs_newer(now) && runs_newer(guarded.guardian), "worker and guardian");
             guarded.workers.push(now);
+            assert!(kept_for_children(guarded.guardian).is_empty(), "programs that it starts have nothing of it");
             // Whom the program is already is left alone.
             upgrade(guarded);
             assert_eq!((worker(place), restarts(place)), (now, 1));
@@ -441,6 +455,8 @@ fn a_mount_goes_on_without_its_guardian_until_its_process_dies() {
     }
     let mut guarded = Guarded::new(&[]);
     fs::write(guarded.at("file"), "content").unwrap();
+    let why = Status::of(&guarded.fixture.mountpoint).text("transport_reason").to_owned();
+    assert!(why.contains("end with the process"), "no io_uring: {why}");
     guarded.fixture.signal(Signal::KILL);
     assert_eq!(guarded.fixture.ended(), None);
     assert_eq!(fs::read_to_string(guarded.at("file")).unwrap(), "content");

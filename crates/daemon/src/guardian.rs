@@ -74,6 +74,8 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
 /// # Errors
 /// Why it cannot, or why the mount ended before its time.
 pub fn go_on(left: Handover) -> Result<(), Failure> {
+    // What was kept open for this program is nothing for those that it starts.
+    descriptors::close_on_exec_from(3).map_err(|error| failed(&error))?;
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
     let leaf = descriptors::take_over(left.leaf).map_err(|error| failed(&error))?;
     let mut memory = memory.map_err(|error| failed(&error))?;
@@ -89,7 +91,7 @@ impl Guardian {
     fn run(mut self) -> Result<(), Failure> {
         let (plan, background) = (self.mount.plan()?, self.background);
         let guard = Guard::new().map_err(|error| failed(&error))?;
-        let handover = Handover::new(&self.memory, &self.leaf, background, &self.mount)?;
+        let handover = Handover::text(&self.memory, &self.leaf, background, &self.mount)?;
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
@@ -111,7 +113,7 @@ impl Guardian {
                 Ended::Code(code) => process::exit(code),
                 Ended::Signal(signal) => signal,
             };
-            if let Some(program) = program {
+            if let Some(program) = program.filter(|_| self.memory.can_resume()) {
                 self.become_program(&program, &handover);
                 // It cannot be started: whoever asked sees that this one goes on.
                 self.memory.next_life();

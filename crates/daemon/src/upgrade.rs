@@ -55,7 +55,12 @@ impl Handover {
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn new(memory: &Survival, leaf: &OwnedFd, background: bool, mount: &MountRequest) -> Result<Arc<str>, Failure> {
+    pub fn text(
+        memory: &Survival,
+        leaf: &OwnedFd,
+        background: bool,
+        mount: &MountRequest,
+    ) -> Result<Arc<str>, Failure> {
         #[derive(Serialize)]
         struct Lent<'a> {
             process: u32,
@@ -214,5 +219,54 @@ fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
         None => Err(Failure::new(format!("{place} is served by no other process after {} s", PATIENCE.as_secs()))
             .exit(Exit::Failure)
             .next(format!("nacre status {place}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::StackSource;
+    use nacre_stack::spec::StackSpec;
+
+    fn handed() -> HandedOver {
+        let spec = StackSpec::from_line(b"host:/source | cage:size=1G,writes=through").unwrap();
+        let plan = crate::plan::MountPlan {
+            program: "nacre".to_owned(),
+            stack: StackSource::Spec(spec.clone()),
+            mountpoint: PathBuf::from("/at"),
+            prefix: crate::cage::PREFIX,
+            door: crate::plan::Door::default(),
+            engine: crate::plan::Engine::Fuse,
+            foreground: false,
+            explain: false,
+            verbosity: None,
+            log_target: None,
+            daemon: None,
+            nonempty: false,
+            warnings: Vec::new(),
+        };
+        let resolved =
+            crate::serve::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
+        let mount = MountRequest::new(&plan, resolved, "why").unwrap();
+        let memory = Survival::new().unwrap();
+        let leaf = OwnedFd::from(fs::File::open("/").unwrap());
+        let handover = Handover::text(&memory, &leaf, true, &mount).unwrap();
+        Left::new(&spec, Path::new("/at"), "cage:/source").note(&spec, &memory);
+        let leaf = Arc::new(leaf);
+        HandedOver::of(&Guarded { memory, guardian: 1, leaf, handover })
+    }
+
+    #[test]
+    fn what_another_version_notes_is_not_gone_on_with() {
+        assert_eq!(handed().check(), Ok(()));
+        let wrong = [
+            HandedOver { version: SURVIVAL_VERSION + 1, ..handed() },
+            HandedOver { handover: handed().handover.replace("\"leaf\"", "\"leave\""), ..handed() },
+            HandedOver { handover: handed().handover.replace("cage:size", "cage:volume"), ..handed() },
+            HandedOver { left: b"{}".to_vec(), ..handed() },
+        ];
+        for handed in wrong {
+            assert!(handed.check().is_err(), "{handed:?}");
+        }
     }
 }
