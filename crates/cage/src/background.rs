@@ -331,10 +331,11 @@ impl CageShared {
             let _changing = self.locks.changing.write();
             saved.begin_checkpoint(&self.ledger.sums(), self.exact.load(Ordering::Relaxed))
         };
-        // What is booked for these may be more than they need: after a crash they are looked at.
+        // What is booked for these may be more than they need: after a crash they are looked at. And
+        // those without a name are gone then, or taken up again.
         for inode in self.inodes.all() {
             let mut state = inode.lock();
-            if state.loaded && (state.writers > 0 || state.pool > 0) {
+            if state.loaded && (state.writers > 0 || state.pool > 0 || state.gone) {
                 self.touch(&inode, &mut state);
             }
         }

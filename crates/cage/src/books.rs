@@ -126,6 +126,20 @@ impl CageShared {
         self.look(state, attr);
     }
 
+    /// Learns of an open file without a name that a process before this one had in its books: these
+    /// were saved without it.
+    pub(super) fn take_up_nameless(&self, inode: &Inode, state: &mut InodeState, node: &Node, attr: &Attr) {
+        {
+            let _changing = self.locks.changing.read();
+            (state.gone, state.owner) = (true, Owner { uid: attr.uid, group: self.group_of(node, attr.kind) });
+            self.touch(inode, state);
+            self.load(state, node, attr);
+            self.ledger.force(state.owner, state.booked(), 1);
+            self.settle_account(inode, state);
+        }
+        self.look_at_room();
+    }
+
     /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the
     /// attributes do not tell, the file system is asked.
     pub(super) fn keeps(&self, node: &Node, attr: &Attr) -> bool {

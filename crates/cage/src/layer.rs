@@ -11,11 +11,14 @@ use super::{
 use crate::settings::{WhenFull, Writes};
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
-    StatFs, WritebackHost, XattrFlags,
+    Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope,
+    SetAttr, StatFs, WritebackHost, XattrFlags,
 };
 use rustix::fs::OFlags;
-use std::sync::{Arc, mpsc::Sender};
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, mpsc::Sender},
+};
 
 /// How often a creation looks whether the name is there after all.
 const TRIES: usize = 8;
@@ -385,8 +388,7 @@ impl Layer for Cage {
             writeback: Some(self),
             open_files: Some(self),
             needs_opens: self.needs_opens(),
-            // Its books count what is open.
-            left_open: None,
+            left_open: self.shared.below.capabilities().left_open.map(|_| self as &dyn LeftOpen),
             ..self.shared.below.capabilities()
         }
     }
@@ -412,6 +414,25 @@ impl Layer for Cage {
             text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
         }
         text.over(self.shared.below.describe())
+    }
+}
+
+/// Where a door collects writes nothing is taken up: what it was promised nobody knows any more.
+impl LeftOpen for Cage {
+    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+        let shared = &self.shared;
+        let below = shared.below.capabilities().left_open.ok_or(Errno::ESTALE)?;
+        let (node, file) = below.take_up(node, descriptor, flags)?;
+        let attr = shared.below.getattr(&Caller::ROOT, &node, Some(&*file))?;
+        let inode = shared.inodes.get(attr.id);
+        let lease = Lease::new(shared, &inode, flags, false);
+        let mut state = inode.lock();
+        match attr.nlink {
+            0 if !state.loaded => shared.take_up_nameless(&inode, &mut state, &node, &attr),
+            _ => shared.learn(&inode, &mut state, &node, &attr),
+        }
+        drop(state);
+        Ok((node.clone(), Arc::new(CageFile::new(file, node, lease))))
     }
 }
 

@@ -34,6 +34,11 @@ pub enum Invocation {
         /// What.
         mountpoints: Vec<PathBuf>,
     },
+    /// Go on with mounts as this version of the program.
+    Upgrade {
+        /// Which; none for all.
+        mountpoints: Vec<PathBuf>,
+    },
     /// Show mounts.
     Status {
         /// How.
@@ -109,6 +114,7 @@ pub fn table() -> Command {
         .subcommand(status())
         .subcommand(top())
         .subcommand(reload())
+        .subcommand(upgrade())
         .subcommand(metrics())
         .subcommand(copy::command())
         .subcommand(nacre_bench_arguments::command())
@@ -235,6 +241,13 @@ fn reload() -> Command {
         .arg(words_argument())
 }
 
+fn upgrade() -> Command {
+    Command::new("upgrade")
+        .about("Have this version of the program go on with mounts made with --survive, while they are used")
+        .after_help("Examples:\n  nacre upgrade\n  nacre upgrade /mnt/data\n\nWhere this version cannot read what one of the mounts has noted, none is touched.")
+        .arg(mounts())
+}
+
 fn metrics() -> Command {
     Command::new("metrics")
         .about("Print the figures of mounts, cages, unions and pools as Prometheus text")
@@ -323,6 +336,7 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
         )?),
         "umount" => Invocation::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
         "status" => Invocation::Status { view: view(matches), mountpoints: many(matches) },
+        "upgrade" => Invocation::Upgrade { mountpoints: many(matches) },
         "top" => parse_top(matches)?,
         "reload" => parse_reload(matches)?,
         "metrics" => parse_metrics(matches)?,

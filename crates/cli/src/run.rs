@@ -15,10 +15,10 @@ use nacre_daemon::{
     background::{self, in_background},
     control::{self, Request},
     failure::Failure,
-    opening,
+    guardian, opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
-    shared,
+    shared, upgrade,
 };
 use nacre_layers::remap::Rules;
 use std::{
@@ -40,6 +40,9 @@ pub fn main() -> ExitCode {
             program,
             start.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
         );
+    }
+    if let Some(left) = upgrade::left() {
+        return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
     }
     if let Some(name) = shared::process::name() {
         return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));
@@ -103,6 +106,11 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         Invocation::Mount(plan) => return carry_out("nacre", plan),
         Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
         Invocation::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
+        Invocation::Upgrade { mountpoints } => {
+            // A notice that nobody can read is not worth failing for.
+            let tell = |line: &String| drop(writeln!(io::stderr(), "nacre: {line}"));
+            upgrade::run(&mountpoints)?.iter().for_each(tell);
+        }
         Invocation::Top(asked) => top::run(asked)?,
         Invocation::Reload { mountpoint, mut rules } => {
             if let Some(rules) = &mut rules {

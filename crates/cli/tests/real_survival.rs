@@ -7,7 +7,12 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, eventually, is_gone, is_mounted, kill, status::Status};
+use mounting::{
+    Fixture, as_root,
+    cages::{Cage, cost, zeros},
+    eventually, is_gone, is_mounted, kill,
+    status::Status,
+};
 use rustix::process::Signal;
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-/// A mirror that outlives its process. The guardian is the fixture's daemon.
+/// A mount that outlives its process. The guardian is the fixture's daemon.
 struct Guarded {
     fixture: Fixture,
     guardian: u32,
@@ -28,8 +33,17 @@ struct Guarded {
 }
 
 impl Guarded {
+    /// A mirror.
     fn new(options: &[&str]) -> Guarded {
-        let fixture = Fixture::mirror(&[&["--survive", "--transport=device"], options].concat());
+        Guarded::of(Fixture::mirror(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    /// A cage.
+    fn cage(options: &[&str]) -> Guarded {
+        Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    fn of(fixture: Fixture) -> Guarded {
         let workers = vec![worker(&fixture.mountpoint)];
         Guarded { guardian: fixture.pid(), fixture, workers }
     }
@@ -67,8 +81,7 @@ fn restarts(mountpoint: &Path) -> u64 {
     Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
 }
 
-fn opened_files_go_on(options: &[&str]) {
-    let mut guarded = Guarded::new(options);
+fn opened_files_go_on(mut guarded: Guarded) {
     let at = |name: &str| guarded.fixture.at(name);
     fs::create_dir_all(at("a/b")).unwrap();
     let open =
@@ -131,15 +144,166 @@ fn libc_tmpfile() -> i32 {
 #[test]
 fn opened_files_go_on_in_passthrough() {
     if as_root() {
-        opened_files_go_on(&[]);
+        opened_files_go_on(Guarded::new(&[]));
     }
 }
 
 #[test]
 fn opened_files_go_on_through_the_process() {
     if as_root() {
-        opened_files_go_on(mounting::without_passthrough());
+        opened_files_go_on(Guarded::new(mounting::without_passthrough()));
     }
+}
+
+#[test]
+fn opened_files_go_on_in_a_cage() {
+    if as_root() {
+        opened_files_go_on(Guarded::cage(&["--size=8M"]));
+    }
+}
+
+/// What a cage says of itself.
+fn cage(guarded: &Guarded) -> Cage {
+    Cage::of(&guarded.fixture, &guarded.fixture.source)
+}
+
+/// Over its own directory, with files that have no name, limits within the limit and another size.
+#[test]
+fn a_cage_that_goes_on_has_its_books() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let place = fixture.source.clone();
+    fixture.mountpoint.clone_from(&place);
+    let options = ["--survive", "--transport=device", "--size=4M", "--limit=dir:part=1M", "--limit=user:1234=2M"];
+    fixture.start(&[&["cage"], &options[..]].concat(), place.as_ref(), &place);
+    let mut guarded = Guarded::of(fixture);
+    let at = |name: &str| place.join(name);
+    let used = |guarded: &Guarded| (cage(guarded).number("used"), cage(guarded).number("inodes"));
+    fs::create_dir(at("part")).unwrap();
+    let mut log = OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
+    log.write_all(&zeros(100 << 10)).unwrap();
+    let mut gone = File::create(at("gone")).unwrap();
+    gone.write_all(&zeros(1 << 20)).unwrap();
+    let read_only = File::open(at("gone")).unwrap();
+    fs::remove_file(at("gone")).unwrap();
+    drop(gone);
+    fs::write(at("part/file"), zeros(500 << 10)).unwrap();
+    std::os::unix::fs::chown(at("part/file"), Some(1234), None).unwrap();
+    let before = used(&guarded);
+    assert_eq!(before, ((100 << 10) + (1 << 20) + (500 << 10) + 4096, 4), "three files and a directory");
+    guarded.kill();
+    assert_eq!(used(&guarded), before);
+    assert_eq!(cage(&guarded).text("mode"), "through");
+    let (written, error) = mounting::cages::fill(&mut File::create(at("part/more")).unwrap(), 4096);
+    assert_eq!((written, error), ((1 << 20) - (500 << 10) - 4096, 28), "the directory's limit");
+    let resized = guarded.fixture.nacre(["cage", "resize", place.to_str().unwrap(), "3M"]);
+    assert!(resized.status.success(), "{}", mounting::text(&resized.stderr));
+    guarded.kill();
+    assert_eq!(cage(&guarded).number("limit"), 3 << 20);
+    let (written, error) = mounting::cages::fill(&mut log, 4096);
+    assert_eq!((written, error), ((1 << 20) - (100 << 10), 28), "the whole's limit");
+    drop(read_only);
+    eventually("what had no name is free", || cage(&guarded).number("used") == 2 << 20);
+    log.write_all(&zeros(4096)).unwrap();
+    let counted = || cage(&guarded).text("accounting") == "exact" && cage(&guarded).number("recounts") > 0;
+    eventually("all of it is counted", counted);
+    assert_eq!(used(&guarded), cost(&place));
+    drop(log);
+    guarded.fixture.unmount();
+}
+
+/// The descriptors of a process that programs started by it would have, but for the standard ones.
+fn kept_for_children(process: u32) -> Vec<String> {
+    let is_kept = |number: &String| {
+        let told = fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:")).map(str::trim).unwrap_or("0");
+        !told.is_empty()
+            && i32::from_str_radix(flags, 8).unwrap() & rustix::fs::OFlags::CLOEXEC.bits().cast_signed() == 0
+    };
+    let all = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let numbers = all.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    numbers.filter(|number| !["0", "1", "2"].contains(&number.as_str())).filter(is_kept).collect()
+}
+
+/// Another copy of the program takes over from the one that serves, while all of it is used.
+#[test]
+fn another_program_goes_on() {
+    if !as_root() {
+        return;
+    }
+    let mut mirror = Guarded::new(&["--perms=a+r"]);
+    let mut cage = Guarded::cage(&["--size=64M"]);
+    let newer = mirror.fixture.scratch.path().join("newer");
+    fs::copy(mounting::nacre(), &newer).unwrap();
+    let runs_newer = |process: u32| fs::read_link(format!("/proc/{process}/exe")).is_ok_and(|program| program == newer);
+    let upgrade = |guarded: &Guarded| {
+        let mut command = Command::new(&newer);
+        let output = mounting::finish(command.arg("upgrade").arg(&guarded.fixture.mountpoint));
+        assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+    };
+    for guarded in [&mut mirror, &mut cage] {
+        let mountpoint = guarded.fixture.mountpoint.clone();
+        let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut nameless =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(mountpoint.join("x")).unwrap();
+        nameless.write_all(b"content").unwrap();
+        fs::remove_file(mountpoint.join("x")).unwrap();
+        std::thread::scope(|scope| {
+            let (over, done, place) = (&over, &done, &mountpoint);
+            let end = Raised(over);
+            let threads: Vec<_> = (0..3).map(|number| scope.spawn(move || change(place, number, over, done))).collect();
+            let goes_on = || {
+                let before = done.load(Ordering::Relaxed);
+                eventually("they go on", || done.load(Ordering::Relaxed) > before + 20);
+            };
+            goes_on();
+            upgrade(guarded);
+            let now = worker(place);
+            assert!(runs_newer(now) && runs_newer(guarded.guardian), "worker and guardian");
+            guarded.workers.push(now);
+            assert!(kept_for_children(guarded.guardian).is_empty(), "programs that it starts have nothing of it");
+            // Whom the program is already is left alone.
+            upgrade(guarded);
+            assert_eq!((worker(place), restarts(place)), (now, 1));
+            goes_on();
+            // It goes on after deaths as the one before did.
+            guarded.kill();
+            assert!(runs_newer(worker(place)));
+            goes_on();
+            drop(end);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let mut text = String::new();
+        nameless.seek(SeekFrom::Start(0)).unwrap();
+        nameless.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+        drop(nameless);
+        let gone = guarded.fixture.nacre(["upgrade", guarded.fixture.at("no/mount").to_str().unwrap()]);
+        assert_eq!(gone.status.code(), Some(3));
+        guarded.fixture.unmount();
+    }
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_not_touched() {
+    if !as_root() {
+        return;
+    }
+    let plain = Fixture::mirror(&[]);
+    let newer = plain.scratch.path().join("newer");
+    fs::copy(mounting::nacre(), &newer).unwrap();
+    let before = worker(&plain.mountpoint);
+    let output = mounting::finish(Command::new(&newer).arg("upgrade").arg(&plain.mountpoint));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(mounting::text(&output.stderr).contains("without --survive"), "{}", mounting::text(&output.stderr));
+    assert_eq!(worker(&plain.mountpoint), before);
+    // A guardian that is called for nothing does nothing.
+    let guarded = Guarded::new(&[]);
+    guarded.fixture.signal(Signal::USR2);
+    fs::write(guarded.at("file"), "content").unwrap();
+    assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (guarded.workers[0], 0));
 }
 
 /// Makes, moves and removes things as long as it may; every call has to do what it says.
@@ -189,11 +353,14 @@ fn nobody_notices_that_the_process_dies() {
     if !as_root() {
         return;
     }
-    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2_u64);
+    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3_u64);
     println!("campaign: NACRE_SURVIVAL_ROUNDS={rounds}");
     for round in 0..rounds {
-        let options = if round % 2 == 0 { &[][..] } else { mounting::without_passthrough() };
-        let mut guarded = Guarded::new(options);
+        let mut guarded = match round % 3 {
+            0 => Guarded::new(&[]),
+            1 => Guarded::new(mounting::without_passthrough()),
+            _ => Guarded::cage(&["--size=1G"]),
+        };
         let mountpoint = guarded.fixture.mountpoint.clone();
         let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let database = "import sqlite3, sys\n\
@@ -233,6 +400,12 @@ fn nobody_notices_that_the_process_dies() {
             entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(|first: char| first.is_ascii_digit())
         });
         assert_eq!(left.count(), 0);
+        if round % 3 == 2 {
+            let (used, inodes) = cost(&guarded.fixture.source);
+            eventually("the books of the cage are right", || {
+                (cage(&guarded).number("used"), cage(&guarded).number("inodes")) == (used, inodes)
+            });
+        }
         guarded.fixture.unmount();
     }
 }
@@ -282,6 +455,8 @@ fn a_mount_goes_on_without_its_guardian_until_its_process_dies() {
     }
     let mut guarded = Guarded::new(&[]);
     fs::write(guarded.at("file"), "content").unwrap();
+    let why = Status::of(&guarded.fixture.mountpoint).text("transport_reason").to_owned();
+    assert!(why.contains("end with the process"), "no io_uring: {why}");
     guarded.fixture.signal(Signal::KILL);
     assert_eq!(guarded.fixture.ended(), None);
     assert_eq!(fs::read_to_string(guarded.at("file")).unwrap(), "content");
@@ -324,6 +499,8 @@ fn what_cannot_outlive_its_process_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{options:?}");
         assert!(mounting::text(&output.stderr).contains(why), "{}", mounting::text(&output.stderr));
     }
+    let output = fixture.nacre(["cage", "--survive", "--size=1M", "--writes=collected", source]);
+    assert!(mounting::text(&output.stderr).contains("--writes=through"), "{}", mounting::text(&output.stderr));
     let output = fixture.nacre(["mount", "--survive", "mem", mountpoint]);
     assert!(mounting::text(&output.stderr).contains("\"mem\""), "{}", mounting::text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));

@@ -21,6 +21,7 @@ use crate::{
     },
     runtime::{self, Socket, Whose},
     union::requests::{UnionAnswer, UnionRequest},
+    upgrade::HandedOver,
 };
 use nacre_stack::spec::RemapSpec;
 use serde::{Deserialize, Serialize};
@@ -69,6 +70,13 @@ pub enum Request {
     },
     /// Something about its union.
     Union(UnionRequest),
+    /// What another program has to know that goes on with it.
+    HandOver,
+    /// Another program is to go on with it, when its guardian is called.
+    Upgrade {
+        /// Its path.
+        program: PathBuf,
+    },
     /// The end.
     Unmount {
         /// Even while it is in use.
@@ -86,6 +94,8 @@ pub enum Answer {
     Cage(Box<CageReport>),
     /// What its union says.
     Union(UnionAnswer),
+    /// See [`Request::HandOver`].
+    HandOver(Box<HandedOver>),
     /// It is done.
     Done,
 }

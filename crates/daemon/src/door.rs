@@ -24,9 +24,10 @@ const OVERLAY: u64 = 0x794c_7630;
 const FUSE: u64 = 0x6573_5546;
 
 /// Whether a source lies on one of these kinds of file system.
-fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
+fn lies_on(spec: &StackSpec, leaf: Option<&Path>, kinds: &[u64]) -> bool {
     // A source that cannot be asked fails with its own message when it is opened.
-    spec.directories()
+    let sources = leaf.map_or_else(|| spec.directories(), |leaf| vec![leaf]);
+    sources
         .into_iter()
         .filter_map(|source| rustix::fs::statfs(source).ok())
         .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
@@ -57,8 +58,15 @@ fn is_ordinary() -> bool {
     own_ids && powerless && !process::geteuid().is_root()
 }
 
-/// What the door is told.
-pub fn options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &str) -> FuseOptions {
+/// What the door is told. `leaf`: by which path the directory at the bottom is reached, where not by
+/// its own.
+pub fn options(
+    plan: &MountPlan,
+    spec: &StackSpec,
+    leaf: Option<&Path>,
+    mountpoint: &Path,
+    source: &str,
+) -> FuseOptions {
     let door = &plan.door;
     FuseOptions {
         fsname: source.to_owned(),
@@ -80,8 +88,8 @@ pub fn options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &s
             Transport::Device => TransportChoice::Device,
         },
         passthrough: if door.passthrough { PassthroughChoice::Auto } else { PassthroughChoice::Off },
-        stacked: lies_on(spec, STACKED),
-        reports_at_close: lies_on(spec, REPORTING_AT_CLOSE),
+        stacked: lies_on(spec, leaf, STACKED),
+        reports_at_close: lies_on(spec, leaf, REPORTING_AT_CLOSE),
         immutable: door.immutable,
         no_open: door.no_open,
         lock_forwarding: door.lock_forwarding,

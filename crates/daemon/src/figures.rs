@@ -22,7 +22,8 @@ pub struct About {
 /// Puts a report together.
 pub fn report(about: &About, stack: String, status: Status) -> Report {
     let errors = status.operations.iter().map(|operation| operation.errors).sum();
-    let transport_reason = status.transport_fallback.filter(|_| status.transport == Transport::Device);
+    let ends = || about.guarded.as_ref().map(|_| "requests under way would end with the process".to_owned());
+    let transport_reason = status.transport_fallback.or_else(ends).filter(|_| status.transport == Transport::Device);
     Report {
         mountpoint: path_text(&status.mountpoint),
         source: about.source.clone(),

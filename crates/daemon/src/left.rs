@@ -9,7 +9,9 @@ use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,6 +22,17 @@ pub struct Guarded {
     pub memory: Survival,
     /// The guardian's process number.
     pub guardian: u32,
+    /// The directory at the bottom of the stack, from before anything was mounted over it.
+    pub leaf: Arc<OwnedFd>,
+    /// What the guardian leaves to another program ([`crate::upgrade`]).
+    pub handover: Arc<str>,
+}
+
+impl Guarded {
+    /// By which path the directory is reached whatever is mounted over it.
+    pub fn leaf_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.leaf.as_raw_fd()))
+    }
 }
 
 /// What a worker has to know of the mount beside what the door notes.
@@ -49,9 +62,16 @@ impl Left {
         if !memory.resumes() {
             return Ok(None);
         }
-        let text = memory.text().unwrap_or_default();
-        let left = serde_json::from_slice(&text).map(Some);
-        left.map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
+        Left::read(&memory.text().unwrap_or_default()).map(Some)
+    }
+
+    /// What is noted as this text.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(text: &[u8]) -> Result<Left, Failure> {
+        serde_json::from_slice(text)
+            .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
     }
 
     /// Notes it, of a mount with these layers.

@@ -31,4 +31,5 @@ pub mod serving;
 pub mod shared;
 pub mod union;
 pub mod unmount;
+pub mod upgrade;
 pub mod whole_file;

@@ -193,7 +193,7 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
     })
 }
 
-fn unusable_source(source: &Path, error: &io::Error) -> Failure {
+pub(crate) fn unusable_source(source: &Path, error: &io::Error) -> Failure {
     Failure::io("cannot use the source", path_text(source), error).next(match error.kind() {
         io::ErrorKind::PermissionDenied => "you need the right to reach and read it; root can show it to others",
         _ => "name a directory that is there, and look whether all that it lies in is mounted",

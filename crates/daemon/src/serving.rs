@@ -28,6 +28,7 @@ use crate::{
         requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
     unmount,
+    upgrade::{self, HandedOver},
 };
 use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
@@ -105,6 +106,7 @@ impl Live {
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
         let Surroundings { listener, socket, shared, guarded } = surroundings;
         let mut context = opening::surroundings()?;
+        context.leaf = guarded.as_ref().map(Guarded::leaf_path);
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
         let Found { spec, mountpoint, source, absent, begun } = match &left {
@@ -114,7 +116,7 @@ impl Live {
         };
         let stack = opening::build(&spec, &context)?;
         stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let mut options = door::options(plan, &spec, &mountpoint, &source);
+        let mut options = door::options(plan, &spec, context.leaf.as_deref(), &mountpoint, &source);
         options.survival = guarded.as_ref().map(|guarded| guarded.memory.clone());
         let judged_below = !options.default_permissions;
         if let Some((log, seat)) = &shared {
@@ -272,11 +274,21 @@ impl Serving {
                 self.reload(rules.map(|rules| *rules))?;
                 Answer::Done
             }
+            Request::HandOver => Answer::HandOver(Box::new(HandedOver::of(self.guarded()?))),
+            Request::Upgrade { program } => {
+                upgrade::note(self.guarded()?, &program)?;
+                Answer::Done
+            }
             Request::Unmount { lazy } => {
                 self.unmount(lazy)?;
                 Answer::Done
             }
         })
+    }
+
+    fn guarded(&self) -> Result<&Guarded, Failure> {
+        let alone = || Failure::new("this mount was made without --survive: it ends with its process");
+        self.about.guarded.as_ref().ok_or_else(alone)
     }
 
     fn report(&self) -> Report {
@@ -306,6 +318,9 @@ impl Serving {
         let resized = cages.get(which).ok_or_else(gone)?.resize(limits);
         resized.map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))?;
         *spec = changed;
+        if let Some(guarded) = &self.about.guarded {
+            Left::change(&guarded.memory, &spec);
+        }
         let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
         if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
     }

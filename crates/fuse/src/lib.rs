@@ -43,5 +43,5 @@ mod writeback;
 pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
 pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
-pub use survival::Survival;
+pub use survival::{Survival, VERSION as SURVIVAL_VERSION};
 pub use sync_call::{Duty, SyncCalls};

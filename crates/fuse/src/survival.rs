@@ -33,13 +33,22 @@ use nacre_sys::{descriptors, shared_words::SharedWords};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
+    ffi::OsString,
     io,
-    os::fd::{AsFd, AsRawFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release},
     },
 };
+
+/// Which way things are noted, for programs of other versions: another number with each change of
+/// what is noted, or how.
+pub const VERSION: u64 = 1;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
@@ -48,7 +57,10 @@ const WHY_AT: usize = 256;
 const WHY: usize = 32;
 const MOVE: usize = 512;
 const TEXT: usize = 8192;
-const TEXTS_AT: usize = HEADER + MOVE;
+/// The longest path.
+const PROGRAM: usize = 512;
+const PROGRAM_AT: usize = HEADER + MOVE;
+const TEXTS_AT: usize = PROGRAM_AT + PROGRAM;
 const REQUESTS_AT: usize = TEXTS_AT + 2 * TEXT;
 const OPENS_AT: usize = REQUESTS_AT + requests::WORDS;
 const NODES_AT: usize = OPENS_AT + opens::WORDS;
@@ -58,10 +70,14 @@ const ALL: usize = ENDS_AT + nodes::END_WORDS;
 /// Words of the header.
 #[derive(Clone, Copy)]
 enum Head {
+    /// [`VERSION`]: the first word in all versions.
+    Version,
     /// How many workers have died.
     Life,
     /// 1 once the mount answers.
     Serving,
+    /// The length of the path of the program that is to go on.
+    Program,
     /// Other than 0 where something could not be noted and nobody can go on: the length of why.
     Incomplete,
     /// Which of the texts holds, from 1.
@@ -103,7 +119,47 @@ impl Survival {
     /// # Errors
     /// Where the process may not map as much (`RLIMIT_AS`); only what is used takes memory.
     pub fn new() -> io::Result<Survival> {
-        Ok(Survival { shared: Arc::new(SharedWords::new(c"nacre-mount", ALL)?), life: 0 })
+        let memory = Survival { shared: Arc::new(SharedWords::new(c"nacre-mount", ALL)?), life: 0 };
+        memory.set(Head::Version, VERSION);
+        Ok(memory)
+    }
+
+    /// That of a program which became this one.
+    ///
+    /// # Errors
+    /// EINVAL where it is noted in another way; as [`Self::new`].
+    pub fn taken_over(memory: OwnedFd) -> io::Result<Survival> {
+        let mut memory = Survival { shared: Arc::new(SharedWords::taken_over(memory, ALL)?), life: 0 };
+        if memory.head(Head::Version) != VERSION {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        memory.life = memory.head(Head::Life);
+        Ok(memory)
+    }
+
+    /// The number of its descriptor.
+    pub fn descriptor(&self) -> i32 {
+        self.shared.descriptor().as_raw_fd()
+    }
+
+    /// Notes which program is to go on after this process; false where the path is too long.
+    pub fn set_program(&self, program: &Path) -> bool {
+        let path = program.as_os_str().as_bytes();
+        self.set(Head::Program, 0);
+        let fits = path.len() <= PROGRAM * 8;
+        if fits {
+            put_bytes(self.part(PROGRAM_AT, PROGRAM), path);
+            self.set(Head::Program, path.len() as u64);
+        }
+        fits
+    }
+
+    /// The program that is to go on, once.
+    pub fn take_program(&self) -> Option<PathBuf> {
+        let length = usize::try_from(self.head(Head::Program)).ok().filter(|length| *length > 0)?;
+        let path = bytes(self.part(PROGRAM_AT, PROGRAM), length);
+        self.set(Head::Program, 0);
+        Some(PathBuf::from(OsString::from_vec(path)))
     }
 
     /// How many workers have died before this one.
@@ -153,17 +209,21 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over.
+    /// is unanswered, and closes what it does not take over, but for one descriptor.
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self) -> io::Result<()> {
+    pub fn take_over(&self, but: BorrowedFd<'_>) -> io::Result<()> {
         let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
         fusewire::resend(descriptors::another(device)?.as_fd())?;
-        let opens = opens::Opens::new(self);
-        let kept = opens.all().filter_map(|open| open.descriptor).chain([device, self.shared.descriptor().as_raw_fd()]);
-        let kept: Vec<u32> = kept.map(i32::cast_unsigned).collect();
+        let kept: Vec<u32> = self.kept(but).into_iter().map(i32::cast_unsigned).collect();
         descriptors::close_all_from_but(3, &kept)
+    }
+
+    /// The descriptors that the next worker takes over.
+    pub fn kept(&self, also: BorrowedFd<'_>) -> Vec<i32> {
+        let known = [self.descriptor(), also.as_raw_fd()].into_iter().chain(self.device());
+        known.chain(opens::Opens::new(self).all().filter_map(|open| open.descriptor)).collect()
     }
 
     /// The descriptor's number that the session had.

@@ -7,7 +7,7 @@ use crate::{
     host::WatchGroup,
 };
 use nacre_vfs::Result;
-use std::{fmt, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 /// Runs a call that may take long (a throttled read, a question to a directory service) such that
 /// other requests go on meanwhile: a door that has few threads makes sure of another one. Calls
@@ -85,6 +85,9 @@ pub struct Context {
     /// Where the same for several stacks of one process, their directories are watched together.
     /// What one of them changes no other may show.
     pub watch_group: Option<Arc<WatchGroup>>,
+    /// By which path the leaf of a stack reaches its directory, where something may be mounted over
+    /// the one that it is known by.
+    pub leaf: Option<PathBuf>,
     /// Whom to tell of events.
     pub tell: Tell,
 }

@@ -133,6 +133,7 @@ pub fn context(uid: u32) -> Context {
         clock: Arc::new(FakeClock::default()),
         waiting: simply_waiting(),
         watch_group: None,
+        leaf: None,
         tell: tell_nobody(),
     }
 }

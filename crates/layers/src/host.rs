@@ -62,6 +62,8 @@ pub use watch::{Tree, WatchGroup};
 pub struct HostOptions {
     /// The directory.
     pub source: PathBuf,
+    /// By which path it is reached, where not by its own.
+    pub reached: Option<PathBuf>,
     /// Who else may change it.
     pub coherence: HostCoherence,
     /// How symbolic links appear.
@@ -91,6 +93,7 @@ impl From<&HostSpec> for HostOptions {
     fn from(spec: &HostSpec) -> HostOptions {
         HostOptions {
             source: spec.source.clone(),
+            reached: None,
             coherence: spec.coherence,
             symlinks: spec.symlinks,
             symlink_deletion: spec.symlink_deletion,
@@ -147,9 +150,10 @@ impl Host {
     /// many for long.
     fn with_budget(options: HostOptions, budget: (usize, usize)) -> io::Result<Host> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = match rustix::fs::open(&options.source, flags | OFlags::RDONLY, Mode::empty()) {
+        let source = options.reached.as_ref().unwrap_or(&options.source);
+        let root = match rustix::fs::open(source, flags | OFlags::RDONLY, Mode::empty()) {
             // A directory that may be passed through, but not listed.
-            Err(rustix::io::Errno::ACCESS) => rustix::fs::open(&options.source, flags | OFlags::PATH, Mode::empty())?,
+            Err(rustix::io::Errno::ACCESS) => rustix::fs::open(source, flags | OFlags::PATH, Mode::empty())?,
             other => other?,
         };
         let statx = stat::of_file(root.as_fd()).map_err(|error| io::Error::from_raw_os_error(error.raw()))?;

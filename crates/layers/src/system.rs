@@ -84,6 +84,7 @@ impl Context {
             clock: Arc::new(SystemClock::default()),
             waiting: simply_waiting(),
             watch_group: None,
+            leaf: None,
             tell: tell_nobody(),
         })
     }

@@ -141,7 +141,7 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
     for (place, layer) in spec.layers.iter().enumerate() {
         let (built, handle) = match (layer, top) {
             (LayerSpec::Host(host), None) => {
-                let opened = within(place, layer, open_host(host, spec, tree))?;
+                let opened = within(place, layer, open_host(host, spec, context, tree))?;
                 work = opened.1;
                 (opened.0, Handle::Fixed)
             }
@@ -191,10 +191,12 @@ pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
 fn open_host(
     host: &HostSpec,
     spec: &StackSpec,
+    context: &Context,
     tree: Option<&Tree>,
 ) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
     let block_devices = spec.layers.iter().any(shows_devices);
-    let options = HostOptions { block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
+    let reached = context.leaf.clone();
+    let options = HostOptions { reached, block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
     let opened = Host::open(options).map_err(|error| BuildError {
         what: format!(
             "cannot open the source {}: {error}; name a directory that exists and that you may read",
@@ -297,7 +299,9 @@ fn put_cage(
         Some(LayerSpec::Host(host)) if host.symlinks == Symlinks::Resolve => {
             return Err("a cage cannot lie over symlinks=resolve: what is stored behind a link would be known by two identities".into());
         }
-        Some(LayerSpec::Host(host)) => (host.source.to_string_lossy().into_owned(), storage_of(&host.source)?),
+        Some(LayerSpec::Host(host)) => {
+            (host.source.to_string_lossy().into_owned(), storage_of(context.leaf.as_deref().unwrap_or(&host.source))?)
+        }
         Some(LayerSpec::Union(union)) => {
             if union.options().is_ok_and(|options| options.link_cow || options.symlinkify.is_some()) {
                 return Err(

@@ -6,7 +6,7 @@
 //! reached through atomics alone, so that whatever another process does to it is no data race.
 
 use rustix::{
-    fs::{MemfdFlags, ftruncate, memfd_create},
+    fs::{MemfdFlags, fstat, ftruncate, memfd_create},
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 use std::{
@@ -37,9 +37,23 @@ impl SharedWords {
     /// As `memfd_create(2)` and `mmap(2)`: ENOMEM where the process may not map as much.
     pub fn new(name: &CStr, count: usize) -> io::Result<SharedWords> {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
-        let bytes =
-            count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        ftruncate(&memory, bytes as u64)?;
+        ftruncate(&memory, bytes_of(count)? as u64)?;
+        SharedWords::map(memory, count)
+    }
+
+    /// Those that another program made, which became this one.
+    ///
+    /// # Errors
+    /// EINVAL where they are not as many; as [`Self::new`].
+    pub fn taken_over(memory: OwnedFd, count: usize) -> io::Result<SharedWords> {
+        if fstat(&memory)?.st_size.cast_unsigned() != bytes_of(count)? as u64 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        SharedWords::map(memory, count)
+    }
+
+    fn map(memory: OwnedFd, count: usize) -> io::Result<SharedWords> {
+        let bytes = bytes_of(count)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the place, so that no existing mapping is touched; the pages
         // are only reached through this value.
@@ -80,6 +94,10 @@ impl SharedWords {
         }
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
+}
+
+fn bytes_of(count: usize) -> io::Result<usize> {
+    count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
 }
 
 impl Drop for SharedWords {

@@ -10,7 +10,13 @@
 //! is sound in every respect, and waits for it.
 
 use crate::check;
-use std::{io, process, thread};
+use std::{
+    ffi::{CString, OsString},
+    io,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::Path,
+    process, thread,
+};
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +26,18 @@ pub enum Ended {
     /// By this signal.
     Signal(i32),
 }
+
+/// What a guardian has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Its worker has ended.
+    Ended(Ended),
+    /// Something was noted for it ([`call`]).
+    Called,
+}
+
+/// The signal that tells a guardian of it.
+const CALLS: libc::c_int = libc::SIGUSR2;
 
 /// The signals that a guardian waits for: those that it passes on to its worker, and the one that
 /// tells of the worker's end.
@@ -35,7 +53,7 @@ impl Guard {
     /// # Errors
     /// As `pthread_sigmask(3)`.
     pub fn new() -> io::Result<Guard> {
-        let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD]));
+        let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD, CALLS]));
         mask(libc::SIG_BLOCK, &set)?;
         Ok(Guard(set))
     }
@@ -56,11 +74,11 @@ impl Guard {
         }
     }
 
-    /// Waits for the end of a worker, and passes signals on to it meanwhile.
+    /// Waits for the end of a worker, or for a call, and passes signals on to it meanwhile.
     ///
     /// # Errors
     /// As `sigwaitinfo(2)` and `waitpid(2)`.
-    pub fn wait(&self, worker: i32) -> io::Result<Ended> {
+    pub fn wait(&self, worker: i32) -> io::Result<Heard> {
         loop {
             // SAFETY: the set is initialised, and nothing else is asked for.
             let signal = unsafe { libc::sigwaitinfo(&raw const self.0, std::ptr::null_mut()) };
@@ -69,9 +87,10 @@ impl Guard {
                 -1 => return Err(io::Error::last_os_error()),
                 libc::SIGCHLD => {
                     if let Some(ended) = has_ended(worker)? {
-                        return Ok(ended);
+                        return Ok(Heard::Ended(ended));
                     }
                 }
+                CALLS => return Ok(Heard::Called),
                 // SAFETY: no memory is passed. The worker has not been waited for, so its number is
                 // nobody else's.
                 signal => unsafe {
@@ -80,6 +99,53 @@ impl Guard {
             }
         }
     }
+}
+
+/// Tells a guardian that something was noted for it.
+///
+/// # Errors
+/// ESRCH where it is gone, EPERM where it is another user's.
+pub fn call(guardian: u32) -> io::Result<()> {
+    let number = i32::try_from(guardian).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    // SAFETY: no memory is passed.
+    check(libc::c_long::from(unsafe { libc::kill(number, CALLS) })).map(drop)
+}
+
+/// Kills a worker that has not been waited for.
+///
+/// # Errors
+/// As `kill(2)`.
+pub fn kill(worker: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed. The worker has not been waited for, so its number is nobody else's.
+    check(libc::c_long::from(unsafe { libc::kill(worker, libc::SIGKILL) })).map(drop)
+}
+
+/// Becomes another program, which has these descriptors, and this process's blocked signals. Answers
+/// why not; then all is as before.
+pub fn become_program(program: &Path, arguments: Vec<OsString>, settings: Vec<OsString>, kept: &[i32]) -> io::Error {
+    let texts =
+        |all: Vec<OsString>| all.into_iter().map(|text| CString::new(text.into_vec())).collect::<Result<Vec<_>, _>>();
+    let (Ok(program), Ok(arguments), Ok(settings)) =
+        (CString::new(program.as_os_str().as_bytes()), texts(arguments), texts(settings))
+    else {
+        return io::Error::from(io::ErrorKind::InvalidInput);
+    };
+    let pointers = |all: &[CString]| -> Vec<*const libc::c_char> {
+        all.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (arguments_at, settings_at) = (pointers(&arguments), pointers(&settings));
+    let set_all = |flags: libc::c_int| {
+        for number in kept {
+            // SAFETY: only the flag of a descriptor changes; one that is not open is none.
+            unsafe { libc::fcntl(*number, libc::F_SETFD, flags) };
+        }
+    };
+    set_all(0);
+    // SAFETY: the text and both lists live for the call, and each list ends with a null pointer.
+    unsafe { libc::execve(program.as_ptr(), arguments_at.as_ptr(), settings_at.as_ptr()) };
+    let error = io::Error::last_os_error();
+    set_all(libc::FD_CLOEXEC);
+    error
 }
 
 /// How often this process is looked at until it has one thread.

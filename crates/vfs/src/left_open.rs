@@ -9,7 +9,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 /// See the module's head.
 pub trait LeftOpen {
-    /// The open file of a descriptor that [`crate::OpenFile::backing`] had answered in that process,
+    /// The open file of a descriptor that [`crate::OpenFile::left_descriptor`] had answered in that process,
     /// opened with these flags; nothing is created or cut off again. `node` is the file's where its
     /// name leads to it still, and else there is none: then one is answered that no name leads to.
     ///

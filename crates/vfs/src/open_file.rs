@@ -249,6 +249,12 @@ pub trait OpenFile: Any + Send + Sync {
     /// `None`.
     fn backing(&self) -> Option<BorrowedFd<'_>>;
 
+    /// The descriptor by which a process after this one takes the file up ([`crate::LeftOpen`]):
+    /// that of [`Self::backing`], also where a layer has to see the bytes and lends it to nobody.
+    fn left_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.backing()
+    }
+
     /// The permission to collect writes through this open file before passing them on; `None` where
     /// each must be passed on when it happens. Only of files opened for writing alone; they can be
     /// read all the same, because whoever collects parts of pages has to.

@@ -46,6 +46,7 @@ pub const MOUNTS: &[Row] = &[
     row("mount", "", "mount \"host:$PWD/source\" at"),
     row("umount", "nacre mirror source at", "umount at"),
     refused(row("umount", "", "umount at")),
+    row("upgrade", "nacre mirror --survive source at", "upgrade at"),
     row("reload", "nacre mirror source at", "reload at --perms=a-w"),
     again(row("copy", "", "copy source new")),
     refused(row("copy", "mkdir small && mount -t tmpfs -o nr_inodes=1,size=64k tmpfs small", "copy source small/new")),

@@ -96,6 +96,9 @@ fn answer<E: Fn() + Send + Sync + 'static>(
             Failure::new("this mount has no cage").next("`nacre fs set quota=SIZE` limits a file system")
         }
         Request::Union(_) => Failure::new("this mount is no union"),
+        Request::HandOver | Request::Upgrade { .. } => {
+            Failure::new("mounts of a pool end with the process that owns it").next("export and import the pool")
+        }
     };
     Err(refused)
 }

@@ -287,7 +287,7 @@ impl Door {
         self.open.passthrough.finish(left, nodeid, &self.inodes);
         if let Some(survives) = &self.survives {
             let backing = if let IoMode::Passthrough(id) = mode { Some(id) } else { None };
-            let descriptor = descriptor.map(|descriptor| descriptor.as_raw_fd());
+            let descriptor = file.left_descriptor().map(|descriptor| descriptor.as_raw_fd());
             let unique = header.unique & !abi::UNIQUE_RESEND;
             survives.opens.made(&OpenRecord { fh, nodeid, flags, uid: caller.uid, descriptor, backing, unique });
         }

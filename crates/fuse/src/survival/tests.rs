@@ -39,6 +39,26 @@ fn killed_everywhere(mut prepare: impl FnMut() -> Survival, act: impl Fn(&Surviv
 }
 
 #[test]
+fn what_is_noted_in_another_way_is_not_taken_over() {
+    let mut memory = Survival::new().unwrap();
+    let another = || memory.shared.descriptor().try_clone_to_owned().unwrap();
+    assert!(memory.take_program().is_none());
+    assert!(memory.set_program(Path::new("/bin/program")) && !memory.set_program(Path::new(&"x".repeat(4097))));
+    assert!(memory.take_program().is_none(), "one that does not fit is none");
+    assert!(memory.set_program(Path::new("/bin/program")));
+    let taken = Survival::taken_over(another()).unwrap();
+    assert_eq!(taken.take_program().as_deref(), Some(Path::new("/bin/program")));
+    assert!(memory.take_program().is_none(), "once");
+    let (smaller, _) = std::io::pipe().unwrap();
+    assert!(Survival::taken_over(smaller.into()).is_err());
+    let later = another();
+    memory.next_life();
+    assert_eq!(Survival::taken_over(later.try_clone().unwrap()).unwrap().restarts(), 1);
+    memory.set(super::Head::Version, super::VERSION + 1);
+    assert!(Survival::taken_over(later).is_err());
+}
+
+#[test]
 fn a_node_is_noted_or_not() {
     for name in [&b"short"[..], &[b'n'; 72], &[b'x'; 255]] {
         let noted = NodeRecord {
