@@ -179,7 +179,7 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
 /// The paths of a cage, whose first column in fstab is `cage:DIR`.
 fn caged(positionals: &[OsString]) -> Option<Vec<OsString>> {
     let (first, rest) = positionals.split_first()?;
-    let directory = first.as_bytes().strip_prefix(nacre_daemon::cage::PREFIX.as_bytes())?;
+    let directory = first.as_bytes().strip_prefix(nacre_daemon::plan::CAGE_PREFIX.as_bytes())?;
     Some(std::iter::once(OsStr::from_bytes(directory).to_owned()).chain(rest.iter().cloned()).collect())
 }
 

@@ -15,7 +15,7 @@ use nacre_daemon::{
     background::{self, in_background},
     control::{self, Request},
     failure::Failure,
-    guardian, opening,
+    guardian, handover, opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
     shared, upgrade,
@@ -41,7 +41,7 @@ pub fn main() -> ExitCode {
             start.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
         );
     }
-    if let Some(left) = upgrade::left() {
+    if let Some(left) = handover::left() {
         return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
     }
     if let Some(name) = shared::process::name() {

@@ -18,6 +18,3 @@ pub mod state;
 pub mod writers;
 
 pub(crate) use loop_engine::programs;
-
-/// What stands before the directory in the first column of the mount table, and of fstab.
-pub const PREFIX: &str = "cage:";

@@ -11,6 +11,7 @@ use crate::{
     },
     clock,
     failure::{Exit, Failure},
+    handover::HandedOver,
     mountinfo,
     report::Report,
     rpc::{
@@ -21,7 +22,6 @@ use crate::{
     },
     runtime::{self, Socket, Whose},
     union::requests::{UnionAnswer, UnionRequest},
-    upgrade::HandedOver,
 };
 use nacre_stack::spec::RemapSpec;
 use serde::{Deserialize, Serialize};

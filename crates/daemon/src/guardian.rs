@@ -14,6 +14,7 @@
 use crate::{
     background, clock,
     failure::{Exit, Failure},
+    handover::{self, Handover},
     left::Guarded,
     log,
     opening::unusable_source,
@@ -21,7 +22,6 @@ use crate::{
     report::path_text,
     serve,
     shared::wire::MountRequest,
-    upgrade::{self, Handover},
 };
 use nacre_fuse::Survival;
 use nacre_stack::spec::{LayerSpec, StackSpec, Writes};
@@ -161,7 +161,7 @@ impl Guardian {
             return;
         }
         let kept = self.memory.kept(self.leaf.as_fd());
-        let (arguments, settings) = (std::env::args_os().collect(), upgrade::settings(handover));
+        let (arguments, settings) = (std::env::args_os().collect(), handover::settings(handover));
         drop(worker::become_program(program, arguments, settings, &kept));
     }
 }

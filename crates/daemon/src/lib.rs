@@ -14,6 +14,7 @@ pub mod failure;
 pub mod figures;
 pub mod fuse_conf;
 pub mod guardian;
+pub mod handover;
 pub mod hooks;
 pub mod kernel_engine;
 pub mod left;

@@ -21,6 +21,11 @@ pub enum StackSource {
     File(PathBuf),
 }
 
+/// What stands before the directory of a cage in the first column of the mount table, and of fstab.
+pub const CAGE_PREFIX: &str = "cage:";
+/// The same before the branches of a union.
+pub const UNION_PREFIX: &str = "union:";
+
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPlan {
@@ -204,6 +209,18 @@ impl Default for Door {
             survive: false,
         }
     }
+}
+
+/// A plan that does not depend on the surroundings of this process any more: for one that another
+/// process carries out.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The layers, with absolute sources.
+    pub spec: StackSpec,
+    /// Where, resolved.
+    pub mountpoint: PathBuf,
+    /// The log.
+    pub log_target: Option<LogTarget>,
 }
 
 /// How much is logged; the default on standard error is [`Verbosity::Warn`].

@@ -14,7 +14,7 @@ use crate::{
     left::Guarded,
     log::{self, target::LogTarget},
     mountinfo,
-    plan::{Engine, MountPlan},
+    plan::{Engine, MountPlan, Resolved},
     report::path_text,
     serving::{self, Live, Surroundings},
 };
@@ -22,7 +22,7 @@ use crate::{cage, union};
 use nacre_fuse::Survival;
 use nacre_layers::context::Context;
 use nacre_stack::{
-    spec::{LayerSpec, StackSpec},
+    spec::LayerSpec,
     {self},
 };
 use nacre_sys::signals::Signals;
@@ -151,18 +151,6 @@ pub(crate) fn serve(
     serving::obey(signals, guardian, move |_| serving.upgrade().into_iter().collect())?;
     live.wait();
     Ok(())
-}
-
-/// A plan that does not depend on the surroundings of this process any more: for one that another
-/// process carries out.
-#[derive(Debug)]
-pub struct Resolved {
-    /// The layers, with absolute sources.
-    pub spec: StackSpec,
-    /// Where, resolved.
-    pub mountpoint: PathBuf,
-    /// The log.
-    pub log_target: Option<LogTarget>,
 }
 
 /// Resolves all that a plan names.

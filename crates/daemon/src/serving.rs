@@ -16,6 +16,7 @@ use crate::{
     door,
     failure::{Exit, Failure},
     figures,
+    handover::{self, HandedOver},
     left::{Guarded, Left},
     log::Log,
     opening,
@@ -28,7 +29,6 @@ use crate::{
         requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
     unmount,
-    upgrade::{self, HandedOver},
 };
 use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
@@ -276,7 +276,7 @@ impl Serving {
             }
             Request::HandOver => Answer::HandOver(Box::new(HandedOver::of(self.guarded()?))),
             Request::Upgrade { program } => {
-                upgrade::note(self.guarded()?, &program)?;
+                handover::note(self.guarded()?, &program)?;
                 Answer::Done
             }
             Request::Unmount { lazy } => {

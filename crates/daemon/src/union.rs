@@ -8,6 +8,3 @@ pub mod report;
 pub mod requests;
 pub mod serving;
 mod tiering;
-
-/// What stands before the branches in the first column of the mount table, and of fstab.
-pub const PREFIX: &str = "union:";

@@ -64,7 +64,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     // The kernel's engines are not those of a mirror: this mount is made only where FUSE was
     // chosen.
     mount.engine = Engine::Fuse;
-    mount.prefix = nacre_daemon::cage::PREFIX;
+    mount.prefix = nacre_daemon::plan::CAGE_PREFIX;
     let fuse_only = fuse_only.map(Row::written);
     Ok(Plan::Cage(Box::new(CagePlan {
         mount,

@@ -81,7 +81,7 @@ pub fn union(
         None => words.branches.iter().map(|(path, mode)| BranchSpec::directory(path, mode.clone())).collect(),
     };
     let mut mount = mount(program, settings, &words, branches, mountpoint)?;
-    mount.prefix = nacre_daemon::union::PREFIX;
+    mount.prefix = nacre_daemon::plan::UNION_PREFIX;
     Ok(Plan::Mount(Box::new(mount)))
 }
 

@@ -14,9 +14,9 @@ use crate::{
     background,
     failure::Failure,
     log::{self, Log},
+    plan::Resolved,
     rpc::endpoint::{Caller, Endpoint, Listener},
-    runtime,
-    serve::{self, Resolved},
+    runtime, serve,
     serving::{self, Live, Surroundings},
 };
 use nacre_sys::signals::{Signal, Signals};

@@ -1,11 +1,9 @@
 //! What a command asks of the process that is to serve its mount, and what that answers.
 
-use crate::{cage, union};
 use crate::{
     failure::Failure,
     log::target::LogTarget,
-    plan::{Door, Engine, MountPlan, StackSource, Verbosity},
-    serve::Resolved,
+    plan::{CAGE_PREFIX, Door, Engine, MountPlan, Resolved, StackSource, UNION_PREFIX, Verbosity},
 };
 use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
@@ -73,7 +71,7 @@ impl MountRequest {
             program: self.program.clone(),
             stack: StackSource::Spec(spec),
             mountpoint: PathBuf::from(&self.mountpoint),
-            prefix: [union::PREFIX, cage::PREFIX].into_iter().find(|prefix| *prefix == self.prefix).unwrap_or_default(),
+            prefix: [UNION_PREFIX, CAGE_PREFIX].into_iter().find(|prefix| *prefix == self.prefix).unwrap_or_default(),
             door: self.door.clone(),
             engine: Engine::Fuse,
             foreground: false,

@@ -172,7 +172,7 @@ pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
 
 /// What the mount table shows as the source, resolved; a branch that is missing as it is called.
 pub fn name(branches: &[BranchSpec]) -> String {
-    let mut text = super::PREFIX.to_owned();
+    let mut text = crate::plan::UNION_PREFIX.to_owned();
     for (place, spec) in branches.iter().enumerate() {
         let name = match spec.directories().as_slice() {
             [only] => branch(only).unwrap_or_else(|_| only.to_path_buf()),
@@ -189,9 +189,9 @@ pub fn name(branches: &[BranchSpec]) -> String {
     text
 }
 
-/// Whether these are branches after [`super::PREFIX`], as in the first column of fstab.
+/// Whether these are branches after [`crate::plan::UNION_PREFIX`], as in the first column of fstab.
 pub fn prefixed(first: &std::ffi::OsStr) -> Option<&std::ffi::OsStr> {
-    first.as_bytes().strip_prefix(super::PREFIX.as_bytes()).map(std::ffi::OsStr::from_bytes)
+    first.as_bytes().strip_prefix(crate::plan::UNION_PREFIX.as_bytes()).map(std::ffi::OsStr::from_bytes)
 }
 
 #[cfg(test)]

@@ -1,0 +1,188 @@
+//! What a guardian leaves to another program that goes on with its mount, and how that program takes
+//! it.
+//!
+//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which looks
+//! at it first. Invariant: it says by a number how it is noted; a program that does not know that number
+//! takes nothing.
+
+use crate::{
+    failure::Failure,
+    left::{Guarded, Left},
+    report::path_text,
+    shared::wire::MountRequest,
+};
+use nacre_fuse::{SURVIVAL_VERSION, Survival};
+use serde::{Deserialize, Serialize};
+use std::{
+    ffi::OsString,
+    fs,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+/// In the environment of a program that goes on: what is left to it.
+const NAME: &str = "NACRE_GOES_ON";
+
+/// What a guardian leaves to the program that it becomes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Handover {
+    /// The process, which stays the same.
+    process: u32,
+    /// The number of the descriptor of [`Survival`].
+    pub memory: i32,
+    /// The same of [`Guarded::leaf`].
+    pub leaf: i32,
+    /// Whether it serves in the background.
+    pub background: bool,
+    /// The mount.
+    pub mount: MountRequest,
+}
+
+impl Handover {
+    /// Of this process, as text.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn text(
+        memory: &Survival,
+        leaf: &OwnedFd,
+        background: bool,
+        mount: &MountRequest,
+    ) -> Result<Arc<str>, Failure> {
+        #[derive(Serialize)]
+        struct Lent<'a> {
+            process: u32,
+            memory: i32,
+            leaf: i32,
+            background: bool,
+            mount: &'a MountRequest,
+        }
+        let (process, memory, leaf) = (std::process::id(), memory.descriptor(), leaf.as_raw_fd());
+        let text = serde_json::to_string(&Lent { process, memory, leaf, background, mount });
+        text.map(Arc::from).map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
+    }
+
+    fn read(text: &str) -> Result<Handover, Failure> {
+        serde_json::from_str(text).map_err(|error| Failure::new(format!("what was left is not understood: {error}")))
+    }
+}
+
+/// What another program has to understand to go on with a mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct HandedOver {
+    /// How it is noted: [`SURVIVAL_VERSION`].
+    version: u64,
+    handover: String,
+    left: Vec<u8>,
+}
+
+impl HandedOver {
+    /// Of a mount of this process.
+    pub fn of(guarded: &Guarded) -> HandedOver {
+        let left = guarded.memory.text().unwrap_or_default();
+        HandedOver { version: SURVIVAL_VERSION, handover: guarded.handover.to_string(), left }
+    }
+
+    /// Whether this program can go on with it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.version != SURVIVAL_VERSION {
+            let (its, ours) = (self.version, SURVIVAL_VERSION);
+            return Err(Failure::new(format!(
+                "what it notes has version {its}, and this program reads version {ours}"
+            )));
+        }
+        Handover::read(&self.handover)?.mount.plan()?;
+        Left::read(&self.left)?.spec().map(drop)
+    }
+}
+
+/// What a guardian left to this program, if one became it.
+///
+/// # Errors
+/// It is not understood.
+pub fn left() -> Option<Result<Handover, Failure>> {
+    let text = std::env::var(NAME).ok()?;
+    // Programs that are started from here have the text, too, and another number.
+    Some(Handover::read(&text)).filter(|left| left.as_ref().map_or(true, |left| left.process == std::process::id()))
+}
+
+/// The environment of a program that a guardian becomes.
+pub fn settings(handover: &str) -> Vec<OsString> {
+    let setting = |name: OsString, value: OsString| {
+        let mut text = name;
+        text.push("=");
+        text.push(value);
+        text
+    };
+    let kept = std::env::vars_os().filter(|(name, _)| name != NAME);
+    kept.chain([(NAME.into(), handover.into())]).map(|(name, value)| setting(name, value)).collect()
+}
+
+/// Notes which program is to go on with a mount of this process.
+///
+/// # Errors
+/// Nobody can, or it is no program.
+pub fn note(guarded: &Guarded, program: &Path) -> Result<(), Failure> {
+    if let Some(why) = guarded.memory.why_not() {
+        return Err(Failure::new(format!("no program can go on with this mount: {why}")));
+    }
+    let is_program = program.is_absolute() && fs::metadata(program).is_ok_and(|file| file.is_file());
+    if !is_program || !guarded.memory.set_program(program) {
+        return Err(Failure::new(format!("{} is no program that could go on", path_text(program))));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::StackSource;
+    use nacre_stack::spec::StackSpec;
+    use std::path::PathBuf;
+
+    fn handed() -> HandedOver {
+        let spec = StackSpec::from_line(b"host:/source | cage:size=1G,writes=through").unwrap();
+        let plan = crate::plan::MountPlan {
+            program: "nacre".to_owned(),
+            stack: StackSource::Spec(spec.clone()),
+            mountpoint: PathBuf::from("/at"),
+            prefix: crate::plan::CAGE_PREFIX,
+            door: crate::plan::Door::default(),
+            engine: crate::plan::Engine::Fuse,
+            foreground: false,
+            explain: false,
+            verbosity: None,
+            log_target: None,
+            daemon: None,
+            nonempty: false,
+            warnings: Vec::new(),
+        };
+        let resolved =
+            crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
+        let mount = MountRequest::new(&plan, resolved, "why").unwrap();
+        let memory = Survival::new().unwrap();
+        let leaf = OwnedFd::from(fs::File::open("/").unwrap());
+        let handover = Handover::text(&memory, &leaf, true, &mount).unwrap();
+        Left::new(&spec, Path::new("/at"), "cage:/source").note(&spec, &memory);
+        let leaf = Arc::new(leaf);
+        HandedOver::of(&Guarded { memory, guardian: 1, leaf, handover })
+    }
+
+    #[test]
+    fn what_another_version_notes_is_not_gone_on_with() {
+        assert_eq!(handed().check(), Ok(()));
+        let wrong = [
+            HandedOver { version: SURVIVAL_VERSION + 1, ..handed() },
+            HandedOver { handover: handed().handover.replace("\"leaf\"", "\"leave\""), ..handed() },
+            HandedOver { handover: handed().handover.replace("cage:size", "cage:volume"), ..handed() },
+            HandedOver { left: b"{}".to_vec(), ..handed() },
+        ];
+        for handed in wrong {
+            assert!(handed.check().is_err(), "{handed:?}");
+        }
+    }
+}
