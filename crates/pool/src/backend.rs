@@ -28,7 +28,7 @@ pub use objects::{
 };
 
 use crate::error::PoolError;
-use crate::frames::WriteStream;
+use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root};
 use crate::log::Blocks;
 
@@ -283,6 +283,11 @@ pub trait Backend: Send + Sync {
 
     /// Tells that a range will be read soon.
     fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64);
+
+    /// How far ahead of readers that is worth doing.
+    fn ahead(&self) -> Reach {
+        Reach::OF_DEVICES
+    }
 
     /// Makes every copy of a range of a segment what it should be, and the parity of all rows that
     /// lie in it whole. Answers which were not; `None` where the place is not the segment's any more.

@@ -71,7 +71,7 @@ use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
 use crate::files::{Clock, Gate, Storing, Throttle};
-use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Wanted};
+use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Reach, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::properties::{Level, effective::limits};
@@ -259,6 +259,10 @@ impl Frames for CachedFrames {
 
     fn expect_later(&self, pointers: &[Pointer]) {
         self.storage.expect_later(pointers);
+    }
+
+    fn ahead(&self) -> Reach {
+        self.storage.ahead()
     }
 
     fn await_room(&self) {

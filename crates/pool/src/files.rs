@@ -33,6 +33,7 @@ mod recent;
 mod sharing;
 mod spin_lock;
 mod stopping;
+mod streams;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -264,6 +265,7 @@ pub struct Files<T> {
     /// All rows come with a stream, that of the head as well.
     receiving: AtomicBool,
     readahead: readahead::ListingReadahead,
+    streams: streams::Streams,
     freed: Mutex<Vec<Dead>>,
     unstored: Mutex<unstored::Unstored>,
     /// Frames that rows of the open txg have come to share.
@@ -417,6 +419,7 @@ impl<T: Table> Files<T> {
             headless: AtomicBool::new(false),
             receiving: AtomicBool::new(false),
             readahead: readahead::ListingReadahead::default(),
+            streams: streams::Streams::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),
             unstored: Mutex::default(),

@@ -99,6 +99,20 @@ pub struct Wanted<'a> {
     pub target: &'a mut [u8],
 }
 
+/// How far ahead of whoever reads from front to back it is worth asking, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// So far at once.
+    pub least: u64,
+    /// So far where as much was read already: asking may cost something.
+    pub most: u64,
+}
+
+impl Reach {
+    /// Ahead of readers of devices: what is asked for in vain costs little.
+    pub const OF_DEVICES: Self = Self { least: 8 << 20, most: 8 << 20 };
+}
+
 /// Frames by their pointers.
 pub trait Frames: Send + Sync {
     /// The content of a frame, decompressed and checked. Frames that were written but not committed
@@ -143,6 +157,11 @@ pub trait Frames: Send + Sync {
     /// The same where it is not urgent: the caller does not wait for the requests to be made.
     fn expect_later(&self, pointers: &[Pointer]) {
         self.expect(pointers);
+    }
+
+    /// How far ahead of a reader that is worth doing.
+    fn ahead(&self) -> Reach {
+        Reach::OF_DEVICES
     }
 
     /// Waits while what was written before goes on its way more slowly than it comes. Not under any

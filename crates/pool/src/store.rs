@@ -57,7 +57,7 @@ use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Compressed, Frames, NewFrame, Wanted, WriteStream};
+use crate::frames::{Compressed, Frames, NewFrame, Reach, Wanted, WriteStream};
 use crate::label::{Identity, Place, Root};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
@@ -196,6 +196,10 @@ impl Frames for Store {
 
     fn expect_later(&self, pointers: &[Pointer]) {
         self.expect_soon(pointers);
+    }
+
+    fn ahead(&self) -> Reach {
+        self.backend.ahead()
     }
 
     fn await_room(&self) {

@@ -51,7 +51,7 @@ use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentA
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::frames::WriteStream;
+use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
@@ -629,6 +629,11 @@ impl Backend for Objects {
         if !self.state.lock().open.contains_key(&at.segment) {
             self.bucket.expect(&segment_key(at.segment, at.place), offset..offset + length);
         }
+    }
+
+    fn ahead(&self) -> Reach {
+        // What nobody reads is paid for as well.
+        Reach { least: 0, most: self.bucket.ahead() }
     }
 
     fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {

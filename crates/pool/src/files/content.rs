@@ -21,6 +21,7 @@ use self::precompressed::Precompressed;
 use super::buffered::{Buffered, overlap};
 use super::inodes::{Editing, Pending};
 use super::quota_check::{Admit, worst};
+use super::streams::StreamRead;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
@@ -38,8 +39,6 @@ const SIZE_MOST: u64 = i64::MAX as u64;
 /// Reads of so much at once belong to a stream, bytes: the kernel asks so for files that are read
 /// from front to back.
 const STREAM: usize = 256 << 10;
-/// So far ahead of a stream devices are asked, bytes.
-const AHEAD: u64 = 8 << 20;
 
 /// What a write did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,26 +195,19 @@ impl<T: Table> Files<T> {
                 .filter_map(|(_, stored)| if let StoredRecord::Frame(pointer) = stored { Some(*pointer) } else { None })
                 .collect()
         };
-        let asked = inode.asked.load(Ordering::Relaxed);
-        let window = (AHEAD >> self.shift_of(row)).max(1);
-        // Whoever begins anew, or is somewhere else, is asked for anew.
-        let within = first <= asked && asked <= last + 2 * window;
-        if length < STREAM {
+        let (shift, ahead) = (self.shift_of(row), self.frames.ahead());
+        let (least, most) = (ahead.least.div_ceil(1 << shift), ahead.most.div_ceil(1 << shift));
+        let read = StreamRead { inode: inode.number(), first, last, least, most };
+        let is_stream = length >= STREAM;
+        if is_stream || stored.len() > 1 {
             let now = frames(stored);
-            if now.len() > 1 && !(within && asked > last) {
+            if (is_stream || now.len() > 1) && !self.streams.has_asked(&read) {
                 self.frames.expect(&now);
             }
-            return Ok(());
         }
-        if !(within && asked > last) {
-            self.frames.expect(&frames(stored));
-        }
-        let from = if within { asked.max(last + 1) } else { last + 1 };
-        let until = last + 1 + window;
-        // In steps, so that few requests are made for much.
-        if until >= from + window / 4 && from << self.shift_of(row) < row.size {
-            inode.asked.store(until, Ordering::Relaxed);
-            self.frames.expect_later(&frames(&self.stored_records(inode.number(), from, until - 1)?));
+        let next = if is_stream { self.streams.go_on(&read) } else { 0..0 };
+        if !next.is_empty() && next.start << shift < row.size {
+            self.frames.expect_later(&frames(&self.stored_records(inode.number(), next.start, next.end - 1)?));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::AtomicU8;
 
 use parking_lot::{Mutex, RwLockWriteGuard};
 
@@ -26,8 +26,6 @@ pub struct Inode {
     number: u64,
     known: Arc<Known>,
     pub(super) active: SpinRwLock<Option<Box<Active>>>,
-    /// Up to this record devices were asked ahead of a reader: a hint.
-    pub(super) asked: AtomicU64,
     /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
     pub(super) shift: AtomicU8,
     /// Why something that was written cannot be stored; kept for whoever syncs the file.
@@ -36,9 +34,8 @@ pub struct Inode {
 
 impl Inode {
     pub(super) fn new(number: u64, known: &Arc<Known>) -> Inode {
-        let (active, asked, shift, apart) =
-            (SpinRwLock::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
-        Inode { number, known: Arc::clone(known), active, asked, shift, apart }
+        let (active, shift, apart) = (SpinRwLock::new(None), AtomicU8::new(0), Mutex::new(None));
+        Inode { number, known: Arc::clone(known), active, shift, apart }
     }
 
     /// Its number.

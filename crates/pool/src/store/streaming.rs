@@ -88,6 +88,14 @@ impl Store {
         ranges
     }
 
+    /// Where frames lie, neighbours together, segment by segment: threads that compress write the frames
+    /// of a file in another order than it has.
+    fn ranges_in_order(&self, pointers: &[Pointer]) -> Vec<Part> {
+        let mut pointers = pointers.to_vec();
+        pointers.sort_unstable_by_key(|pointer| (pointer.segment, pointer.index));
+        self.ranges(&pointers)
+    }
+
     /// Asks the devices for frames.
     pub(super) fn expect_now(&self, pointers: &[Pointer]) {
         ask(self.ranges(pointers));
@@ -96,7 +104,7 @@ impl Store {
     /// Has another thread ask the devices for frames.
     pub(super) fn expect_soon(&self, pointers: &[Pointer]) {
         if !pointers.is_empty() {
-            self.readahead.request(self.ranges(pointers));
+            self.readahead.request(self.ranges_in_order(pointers));
         }
     }
 

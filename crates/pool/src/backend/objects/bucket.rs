@@ -70,6 +70,11 @@ pub trait Bucket: Send + Sync {
         let _ = (key, range);
     }
 
+    /// How much is worth telling ahead of a reader, bytes; 0 where nothing is done about it.
+    fn ahead(&self) -> u64 {
+        0
+    }
+
     /// Makes an object, or replaces it.
     ///
     /// # Errors

@@ -26,8 +26,15 @@ const KEPT: &str = "seg/";
 const AHEAD: usize = 8;
 /// Those that wait; what comes beyond is fetched when it is read.
 const WAITING: usize = 256;
-/// How much is fetched by one request, parts.
+/// How much is fetched by one request where it is wanted now, parts.
 const AT_ONCE: u64 = 8;
+/// And ahead of readers, parts; such requests begin and end at multiples of it where they can. Each costs
+/// the server and its price the same, whatever its length.
+const AT_ONCE_AHEAD: u64 = 32;
+/// So far ahead of a reader it is fetched at most, bytes: as much as that is in memory on its way.
+const FURTHEST: u64 = AHEAD as u64 * AT_ONCE_AHEAD * PART;
+/// But not more than one of so many of what can be kept: it must still be here when it is read.
+const SHARE: u64 = 8;
 
 /// How a cache was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,6 +116,13 @@ impl Cached {
     }
 }
 
+impl Drop for Cached {
+    fn drop(&mut self) {
+        // Nobody will read what no thread has begun to fetch.
+        while self.ahead.take().is_some() {}
+    }
+}
+
 impl Far {
     /// A range of an object.
     fn get(&self, key: &str, range: Range<u64>) -> io::Result<Option<Vec<u8>>> {
@@ -123,7 +137,7 @@ impl Far {
                 part += 1;
                 continue;
             }
-            let Some(claimed) = self.claim(key, part..wanted.end, range.end) else {
+            let Some(claimed) = self.claim(key, part..wanted.end, range.end, AT_ONCE) else {
                 // It came meanwhile.
                 continue;
             };
@@ -142,9 +156,9 @@ impl Far {
         Ok(Some(found))
     }
 
-    /// Takes parts upon itself that are not here, beginning with the first one; where somebody else
-    /// fetches that, waits for it and takes none.
-    fn claim(&self, key: &str, parts: Range<u64>, end: u64) -> Option<Range<u64>> {
+    /// Takes parts upon itself that are not here, so many at most, beginning with the first one; where
+    /// somebody else fetches that, waits for it and takes none.
+    fn claim(&self, key: &str, parts: Range<u64>, end: u64, most: u64) -> Option<Range<u64>> {
         let mut coming = self.coming.lock();
         if coming.contains(&name(key, parts.start)) {
             self.came.wait(&mut coming);
@@ -152,7 +166,7 @@ impl Far {
         }
         let until = |part: u64| end.min((part + 1) * PART) - part * PART;
         let mut claimed = parts.start..parts.start;
-        for part in parts.clone().take(AT_ONCE as usize) {
+        for part in parts.clone().take(most as usize) {
             let name = name(key, part);
             if coming.contains(&name) || self.parts.has(name, until(part) - 1) {
                 break;
@@ -207,7 +221,7 @@ impl Far {
             if is_here {
                 continue;
             }
-            if let Some(claimed) = self.claim(key, part..parts.end, parts.end * PART) {
+            if let Some(claimed) = self.claim(key, part..parts.end, parts.end * PART, AT_ONCE_AHEAD) {
                 self.fetch(key, &claimed)?;
             }
         }
@@ -282,14 +296,19 @@ impl Bucket for Cached {
         if !key.starts_with(KEPT) || range.is_empty() {
             return;
         }
-        let Range { start, end } = parts_of(&range);
-        for from in (start..end).step_by(AT_ONCE as usize) {
-            let parts = from..end.min(from + AT_ONCE);
+        let Range { mut start, end } = parts_of(&range);
+        while start < end {
+            let parts = start..end.min((start / AT_ONCE_AHEAD + 1) * AT_ONCE_AHEAD);
+            start = parts.end;
             let job = Ahead { far: Arc::clone(&self.far), key: key.to_owned(), parts };
             if self.ahead.offer(job).is_err() {
                 break;
             }
         }
+    }
+
+    fn ahead(&self) -> u64 {
+        FURTHEST.min(self.far.parts.most() * PART / SHARE)
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {

@@ -1,11 +1,17 @@
-//! Parts of objects that are kept: fetched once, believed only where they are whole, within their limit.
+//! Parts of objects that are kept: fetched once and ahead of readers, believed only where
+//! they are whole, within their limit.
 
 use std::fs::OpenOptions;
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::bucket::{Bucket, MemoryBucket};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::bucket::{Bucket, MemoryBucket, Put};
 use super::parts::PART;
 use super::{Cached, Parts};
 
@@ -123,4 +129,147 @@ fn what_many_want_is_fetched_once() {
         }
     });
     assert_eq!(cached.figures().misses, 64);
+}
+
+/// A bucket that notes which parts it is asked for and how many requests are under way at once. A request
+/// of more than two parts (those are made ahead) waits until another one is under way, too.
+struct Noting {
+    bucket: MemoryBucket,
+    asked: Mutex<Asked>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Asked {
+    parts: Vec<u64>,
+    under_way: usize,
+    most: usize,
+    /// Requests of more than two parts fail.
+    fails: bool,
+    failed: u64,
+}
+
+impl Noting {
+    fn holding(whole: &[u8]) -> Arc<Self> {
+        let bucket = MemoryBucket::new(1, 0);
+        bucket.put("seg/01/1-1", whole).unwrap();
+        Arc::new(Self { bucket, asked: Mutex::default(), came: Condvar::new() })
+    }
+
+    /// Waits until this is so, but not for ever.
+    fn wait(&self, is_so: impl Fn(&Asked) -> bool) {
+        self.wait_with(&mut self.asked.lock(), is_so);
+    }
+
+    fn wait_with(&self, asked: &mut MutexGuard<'_, Asked>, is_so: impl Fn(&Asked) -> bool) {
+        self.came.wait_while_for(asked, |asked| !is_so(asked), Duration::from_secs(60));
+    }
+}
+
+impl Bucket for Noting {
+    fn name(&self) -> &str {
+        self.bucket.name()
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.bucket.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        self.bucket.put_new(key, body)
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        let parts = range.clone().map_or(0..0, |range| range.start / PART..range.end.div_ceil(PART));
+        let is_ahead = parts.end - parts.start > 2;
+        let fails = {
+            let mut asked = self.asked.lock();
+            asked.parts.extend(parts);
+            asked.under_way += 1;
+            asked.most = asked.most.max(asked.under_way);
+            asked.failed += u64::from(is_ahead && asked.fails);
+            self.came.notify_all();
+            if is_ahead && !asked.fails {
+                self.wait_with(&mut asked, |asked| asked.most > 1);
+            }
+            is_ahead && asked.fails
+        };
+        let found = if fails { Err(io::ErrorKind::TimedOut.into()) } else { self.bucket.get(key, range) };
+        self.asked.lock().under_way -= 1;
+        found
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.bucket.list(prefix, after)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.bucket.delete(key)
+    }
+}
+
+#[test]
+fn what_comes_next_is_fetched_side_by_side_and_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = content(200 * PART);
+    let bucket = Noting::holding(&whole);
+    let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 256 * PART).unwrap());
+    // As a reader tells it: in steps that end anywhere.
+    let mut told = 0;
+    for at in 0..200 {
+        if at * PART >= told {
+            let until = (told + 64 * PART + 777).min(200 * PART);
+            cached.expect("seg/01/1-1", told..until);
+            told = until / PART * PART;
+            bucket.wait(|asked| asked.most > 1);
+        }
+        let found = cached.get("seg/01/1-1", Some(at * PART..(at + 1) * PART)).unwrap().unwrap();
+        assert!(found == whole[(at * PART) as usize..][..PART as usize]);
+    }
+    drop(cached);
+    let mut asked = std::mem::take(&mut *bucket.asked.lock());
+    asked.parts.sort_unstable();
+    assert_eq!(asked.parts, (0..200).collect::<Vec<_>>());
+    assert!(asked.most > 1);
+}
+
+#[test]
+fn reads_at_random_fetch_what_they_read_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = content(200 * PART);
+    let bucket = Noting::holding(&whole);
+    let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 256 * PART).unwrap());
+    let places: Vec<u64> = (0..50).map(|at| at * 67 % 200).collect();
+    for _ in 0..2 {
+        for part in &places {
+            cached.get("seg/01/1-1", Some(part * PART + 9..part * PART + 4000)).unwrap().unwrap();
+        }
+    }
+    assert_eq!(bucket.asked.lock().parts, places);
+    // Nothing is told ahead of readers that pushes out what they have not read yet.
+    assert_eq!(cached.ahead(), 32 * PART);
+}
+
+#[test]
+fn a_fetch_ahead_that_fails_harms_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = content(64 * PART);
+    let bucket = Noting::holding(&whole);
+    bucket.asked.lock().fails = true;
+    let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 64 * PART).unwrap());
+    cached.expect("seg/01/1-1", 0..64 * PART);
+    bucket.wait(|asked| asked.failed == 2);
+    for part in 0..64 {
+        let found = cached.get("seg/01/1-1", Some(part * PART..(part + 1) * PART)).unwrap().unwrap();
+        assert!(found == whole[(part * PART) as usize..][..PART as usize]);
+    }
+    assert_eq!(bucket.asked.lock().failed, 2);
+    // What cannot be had is told to whoever reads it, and is had when it is there again.
+    bucket.bucket.fail_after(Some(0));
+    let other = tempfile::tempdir().unwrap();
+    let cold = Cached::new(Arc::clone(&bucket) as _, Parts::open(other.path(), 64 * PART).unwrap());
+    cold.expect("seg/01/1-1", 0..64 * PART);
+    assert_eq!(cold.get("seg/01/1-1", Some(0..9)).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    bucket.bucket.fail_after(None);
+    assert!(cold.get("seg/01/1-1", Some(0..9)).unwrap().unwrap() == whole[..9]);
 }
