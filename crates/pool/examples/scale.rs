@@ -53,8 +53,10 @@ const OBJECT: u64 = 8 * MIB;
 /// Most bytes of one request (`MAX_IO` of crates/fuse/src/negotiate.rs); each thread of a ring has a
 /// buffer of this length.
 const REQUEST: u64 = MIB;
-/// Seconds between two commits of a busy pool (`Pace::every`), and between two looks of a reader.
-const EVERY: u64 = 5;
+/// Seconds between two looks of a reader.
+const EVERY: u64 = 1;
+/// Seconds between two commits of a busy pool (`Pace::every`).
+const COMMIT: u64 = 5;
 /// Files of a directory.
 const FAN: u64 = 10_000;
 
@@ -496,11 +498,11 @@ fn computed(text: &mut String, slots: TableFigures, objects: TableFigures, names
         ("-".to_owned(), format!("{} /s", count(polls))),
         format!("{READERS} readers look for the next root each {EVERY} s: one GET"),
     );
-    let busy = READERS * 3 / EVERY;
+    let busy = READERS * 3 / COMMIT;
     row(
         "requests of readers, each commit",
         ("-".to_owned(), format!("{} /s and more", count(busy))),
-        "root, delta of the table and one node of the tree at least".to_owned(),
+        format!("root, delta of the table and one node of the tree at least, each {COMMIT} s"),
     );
     writeln!(
         text,
