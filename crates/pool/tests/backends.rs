@@ -573,18 +573,25 @@ fn what_is_sent_late_takes_nothing_away() {
     assert!(read(&*backend, 1, &place, 8192)[4096..] == pattern(2, 4096));
 }
 
-/// Whoever stands still before its root is there, so long that the name of it is free again, finds out.
-#[test]
-fn a_writer_that_stood_still_over_its_root_is_told_nothing() {
-    let ground = InBucket::new(1, 0);
-    let (backend, first) = ground.new_backend();
-    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
+/// Another writer takes a pool over after its root 1, and puts so many roots that names of old ones are free
+/// again.
+fn another_puts_roots_for_days(ground: &InBucket) -> Arc<dyn Backend> {
     let (other, _) = ground.import();
     other.newest_root().unwrap();
     for generation in 2..=520 {
         ground.clock.fetch_add(600, Ordering::Relaxed);
         assert_eq!(other.put_root(&root(generation)).unwrap(), PutRoot::Durable);
     }
+    other
+}
+
+/// Whoever stands still before its root is there, so long that the name of it is free again, finds out.
+#[test]
+fn a_writer_that_stood_still_over_its_root_is_told_nothing() {
+    let ground = InBucket::new(1, 0);
+    let (backend, first) = ground.new_backend();
+    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
+    another_puts_roots_for_days(&ground);
     // As if it had looked before all that: its clock says so, and then what time it is.
     let moments = Mutex::new(VecDeque::from([1_800_000_001, 1_800_000_002]));
     let clock = Arc::clone(&ground.clock);
@@ -602,12 +609,7 @@ fn a_writer_that_was_idle_for_long_looks_for_newer_roots() {
     let ground = InBucket::new(1, 0);
     let (backend, first) = ground.new_backend();
     assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
-    let (other, _) = ground.import();
-    other.newest_root().unwrap();
-    for generation in 2..=520 {
-        ground.clock.fetch_add(600, Ordering::Relaxed);
-        assert_eq!(other.put_root(&root(generation)).unwrap(), PutRoot::Durable);
-    }
+    let other = another_puts_roots_for_days(&ground);
     let left = other.roots().unwrap();
     assert!(!left.contains_key(&2) && left.contains_key(&400), "{} roots are left", left.len());
     let late = backend.put_root(&root(2)).unwrap();
