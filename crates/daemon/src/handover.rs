@@ -50,17 +50,11 @@ impl Handover {
         background: bool,
         mount: &MountRequest,
     ) -> Result<Arc<str>, Failure> {
-        #[derive(Serialize)]
-        struct Lent<'a> {
-            process: u32,
-            memory: i32,
-            leaf: i32,
-            background: bool,
-            mount: &'a MountRequest,
-        }
         let (process, memory, leaf) = (std::process::id(), memory.descriptor(), leaf.as_raw_fd());
-        let text = serde_json::to_string(&Lent { process, memory, leaf, background, mount });
-        text.map(Arc::from).map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
+        let handover = Handover { process, memory, leaf, background, mount: mount.clone() };
+        serde_json::to_string(&handover)
+            .map(Arc::from)
+            .map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
     }
 
     fn read(text: &str) -> Result<Handover, Failure> {

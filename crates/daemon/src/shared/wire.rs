@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, path::PathBuf};
 
 /// A mount to be made: a plan that depends on nothing but itself.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRequest {
     program: String,
     /// In one line, which holds any path.
