@@ -591,5 +591,5 @@ impl OpenFile for CageFile {
         if self.lease.writeback_allowed { Some(self) } else { None }
     }
 
-    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock left_descriptor }
+    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock left }
 }

@@ -11,14 +11,11 @@ use super::{
 use crate::settings::{WhenFull, Writes};
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope,
+    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope,
     SetAttr, StatFs, WritebackHost, XattrFlags,
 };
 use rustix::fs::OFlags;
-use std::{
-    os::fd::OwnedFd,
-    sync::{Arc, mpsc::Sender},
-};
+use std::sync::{Arc, mpsc::Sender};
 
 /// How often a creation looks whether the name is there after all.
 const TRIES: usize = 8;
@@ -419,10 +416,10 @@ impl Layer for Cage {
 
 /// Where a door collects writes nothing is taken up: what it was promised nobody knows any more.
 impl LeftOpen for Cage {
-    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+    fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
         let shared = &self.shared;
         let below = shared.below.capabilities().left_open.ok_or(Errno::ESTALE)?;
-        let (node, file) = below.take_up(node, descriptor, flags)?;
+        let (node, file) = below.take_up(node, left, flags)?;
         let attr = shared.below.getattr(&Caller::ROOT, &node, Some(&*file))?;
         let inode = shared.inodes.get(attr.id);
         let lease = Lease::new(shared, &inode, flags, false);

@@ -20,7 +20,7 @@ use crate::{
         gate::{Gate, Replacer},
         own_mount::{InodeKey, Names},
     },
-    survival::{Survives, nodes::Nodes},
+    survival::{Survives, nodes::Nodes, opens::OpenLeft},
     wire,
     writeback::Writeback,
 };
@@ -407,6 +407,14 @@ impl OpenFileHost for Door {
             Ok(done) => done,
             // He is interrupted, or there is nobody else to serve the close.
             Err(_) => closed(),
+        }
+    }
+
+    fn left_changed(&self, file: FileId) {
+        let Some((survives, nodeid)) = self.survives.as_ref().zip(self.inodes.find(&file)) else { return };
+        let open = self.inodes.with(nodeid, |record| Some(record.open_state_if_any()?.all())).flatten();
+        for (fh, file) in open.unwrap_or_default() {
+            survives.opens.changed(fh, OpenLeft::of(&*file));
         }
     }
 }

@@ -69,6 +69,11 @@ impl OpenState {
         self.files.push((handle, flags, file));
     }
 
+    /// All of them, by their handles.
+    pub fn all(&self) -> Vec<(u64, Opened)> {
+        self.files.iter().map(|(fh, _, file)| (*fh, Arc::clone(file))).collect()
+    }
+
     /// Takes an open file out; the caller drops it outside of the lock.
     pub fn take(&mut self, handle: u64) -> Option<Opened> {
         let at = self.files.iter().rposition(|(known, ..)| *known == handle)?;

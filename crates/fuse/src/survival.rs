@@ -36,7 +36,7 @@ use std::{
     ffi::OsString,
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
@@ -48,7 +48,7 @@ use std::{
 
 /// Which way things are noted, for programs of other versions: another number with each change of
 /// what is noted, or how.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
@@ -209,11 +209,11 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over, but for one descriptor.
+    /// is unanswered, and closes what it does not take over, but for some descriptors.
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self, but: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn take_over(&self, but: &[i32]) -> io::Result<()> {
         let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
         fusewire::resend(descriptors::another(device)?.as_fd())?;
         let kept: Vec<u32> = self.kept(but).into_iter().map(i32::cast_unsigned).collect();
@@ -221,9 +221,9 @@ impl Survival {
     }
 
     /// The descriptors that the next worker takes over.
-    pub fn kept(&self, also: BorrowedFd<'_>) -> Vec<i32> {
-        let known = [self.descriptor(), also.as_raw_fd()].into_iter().chain(self.device());
-        known.chain(opens::Opens::new(self).all().filter_map(|open| open.descriptor)).collect()
+    pub fn kept(&self, also: &[i32]) -> Vec<i32> {
+        let known = also.iter().copied().chain([self.descriptor()]).chain(self.device());
+        known.chain(opens::Opens::new(self).all().filter_map(|open| Some(open.left?.descriptor))).collect()
     }
 
     /// The descriptor's number that the session had.

@@ -39,7 +39,7 @@ use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
     StatFs, XattrFlags,
 };
 use node::HostNode;
@@ -262,9 +262,9 @@ impl HostShared {
 }
 
 impl LeftOpen for Host {
-    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+    fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
         let node = node.map(hosted).transpose()?;
-        let (node, file) = self.shared.take_up(node, descriptor, flags)?;
+        let (node, file) = self.shared.take_up(node, left.descriptor, flags)?;
         Ok((Node::new(node), file))
     }
 }

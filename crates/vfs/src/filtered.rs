@@ -4,10 +4,10 @@
 
 use crate::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Creation, Description, Dev, DirEntry, DirSink, Entry,
-    Errno, Filter, Ioctl, Kind, Layer, LeftOpen, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope,
+    Errno, Filter, FoundOpen, Ioctl, Kind, Layer, LeftOpen, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope,
     SetAttr, StatFs, XattrFlags,
 };
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::sync::Arc;
 
 /// A filter over a layer.
 pub struct Filtered<F> {
@@ -319,9 +319,9 @@ impl<F: Filter> Layer for Filtered<F> {
 }
 
 impl<F: Filter> LeftOpen for Filtered<F> {
-    fn take_up(&self, node: Option<&Node>, descriptor: OwnedFd, flags: OpenFlags) -> Result<(Node, Opened)> {
+    fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
         let below = self.below.capabilities().left_open.ok_or(Errno::ESTALE)?;
-        let (node, file) = below.take_up(node, descriptor, flags)?;
+        let (node, file) = below.take_up(node, left, flags)?;
         Ok((node, self.filter.file_up(file, flags)))
     }
 }

@@ -131,8 +131,8 @@ macro_rules! forward_file {
     (@ backing) => {
         $crate::forward_layer!(= backing() -> ::std::option::Option<::std::os::fd::BorrowedFd<'_>>);
     };
-    (@ left_descriptor) => {
-        $crate::forward_layer!(= left_descriptor() -> ::std::option::Option<::std::os::fd::BorrowedFd<'_>>);
+    (@ left) => {
+        $crate::forward_layer!(= left() -> ::std::option::Option<$crate::LeftFile<'_>>);
     };
     (@ writeback_lease) => {
         $crate::forward_layer!(= writeback_lease() -> ::std::option::Option<&dyn $crate::WritebackLease>);

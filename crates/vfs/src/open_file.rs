@@ -249,10 +249,11 @@ pub trait OpenFile: Any + Send + Sync {
     /// `None`.
     fn backing(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The descriptor by which a process after this one takes the file up ([`crate::LeftOpen`]):
-    /// that of [`Self::backing`], also where a layer has to see the bytes and lends it to nobody.
-    fn left_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.backing()
+    /// What a process after this one takes the file up by ([`crate::LeftOpen`]): the descriptor of
+    /// [`Self::backing`], also where a layer has to see the bytes and lends it to nobody. Where it
+    /// becomes another one, the door is told ([`crate::OpenFileHost::left_changed`]).
+    fn left(&self) -> Option<crate::LeftFile<'_>> {
+        self.backing().map(crate::LeftFile::from)
     }
 
     /// The permission to collect writes through this open file before passing them on; `None` where

@@ -18,6 +18,11 @@ pub trait OpenFileHost: Send + Sync {
     ///
     /// No lock may be held that an operation or a close needs: other requests go on meanwhile.
     fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool;
+
+    /// What open files of this one leave to a process after this one ([`crate::OpenFile::left`]) is
+    /// something else now. What they left before stays open as long as they are. Locks of the layer
+    /// may be held. Nothing to do for a door that leaves nothing.
+    fn left_changed(&self, _file: FileId) {}
 }
 
 /// A layer that may have to wait for files to be closed.
@@ -40,6 +45,13 @@ impl AttachedDoor {
     /// The door, for layers that come later.
     pub fn get(&self) -> Option<Weak<dyn OpenFileHost>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// As [`OpenFileHost::left_changed`].
+    pub fn left_changed(&self, file: FileId) {
+        if let Some(door) = self.get().and_then(|door| door.upgrade()) {
+            door.left_changed(file);
+        }
     }
 
     /// As [`OpenFileHost::wait_closed`]. Without a door whoever closes a file has closed it in the

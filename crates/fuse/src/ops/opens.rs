@@ -12,7 +12,7 @@ use crate::{
         own_mount::InodeKey,
         times::{self, Times},
     },
-    survival::opens::OpenRecord,
+    survival::opens::{OpenLeft, OpenRecord},
     wire,
 };
 use fusewire::{
@@ -23,7 +23,6 @@ use nacre_vfs::{
     Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
 };
 use std::{
-    os::fd::AsRawFd,
     sync::{Arc, atomic::AtomicU64},
 };
 
@@ -119,6 +118,7 @@ impl Door {
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
+        self.forget_open(fh);
         let Some(handle) = self.open.files.remove(fh) else { return Ok(()) };
         if let (Some(owner), true) = (lock_owner, self.options.lock_forwarding)
             && let Err(error) = handle.file.flock(LockOwner(owner), LockKind::Unlock, false)
@@ -146,9 +146,14 @@ impl Door {
         self.invalidations.written(nodeid);
     }
 
+    /// Takes out what is noted of an open file, before its place is another one's.
+    fn forget_open(&self, fh: u64) {
+        self.survives.iter().for_each(|survives| survives.opens.closed(fh));
+    }
+
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
-        self.survives.iter().for_each(|survives| survives.opens.closed(fh));
+        self.forget_open(fh);
         if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
@@ -178,6 +183,7 @@ impl Door {
 
     /// Takes a handle back that the kernel never got.
     pub(crate) fn ungrant(&self, fh: u64) {
+        self.forget_open(fh);
         if let Some(handle) = self.open.files.remove(fh) {
             self.closed(fh, handle);
         }
@@ -287,9 +293,11 @@ impl Door {
         self.open.passthrough.finish(left, nodeid, &self.inodes);
         if let Some(survives) = &self.survives {
             let backing = if let IoMode::Passthrough(id) = mode { Some(id) } else { None };
-            let descriptor = file.left_descriptor().map(|descriptor| descriptor.as_raw_fd());
             let unique = header.unique & !abi::UNIQUE_RESEND;
-            survives.opens.made(&OpenRecord { fh, nodeid, flags, uid: caller.uid, descriptor, backing, unique });
+            let left = OpenLeft::of(&*file);
+            survives.opens.made(&OpenRecord { fh, nodeid, flags, uid: caller.uid, left, backing, unique });
+            // What changed before it was noted was told to nobody.
+            survives.opens.changed(fh, OpenLeft::of(&*file));
         }
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
         match mode {

@@ -5,13 +5,31 @@
 //! another file.
 
 use super::{Head, OPENS_AT, Survival, get, publish, put, retract};
-use nacre_vfs::OpenFlags;
-use std::sync::atomic::AtomicU64;
+use nacre_vfs::{OpenFile, OpenFlags};
+use parking_lot::Mutex;
+use std::{
+    os::fd::AsRawFd,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 /// The most open files of one mount that can be noted: more than a process can have.
 const MOST: usize = 1 << 23;
 const RECORD: usize = 8;
 pub(super) const WORDS: usize = MOST * RECORD;
+
+/// What a layer leaves of an open file ([`OpenFile::left`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenLeft {
+    /// The number of its descriptor.
+    pub descriptor: i32,
+    pub place: u64,
+}
+
+impl OpenLeft {
+    pub fn of(file: &dyn OpenFile) -> Option<OpenLeft> {
+        file.left().map(|left| OpenLeft { descriptor: left.descriptor.as_raw_fd(), place: left.place })
+    }
+}
 
 /// What is noted of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +38,8 @@ pub(crate) struct OpenRecord {
     pub nodeid: u64,
     pub flags: OpenFlags,
     pub uid: u32,
-    /// The descriptor with its bytes, where the layer has one.
-    pub descriptor: Option<i32>,
+    /// What the layer leaves of it, where it does.
+    pub left: Option<OpenLeft>,
     /// Where the kernel does the I/O.
     pub backing: Option<i32>,
     /// The request that opened it.
@@ -32,28 +50,49 @@ pub(crate) struct OpenRecord {
 #[derive(Clone, Debug)]
 pub(crate) struct Opens {
     memory: Survival,
+    /// Held while a record is made or changed, so that a place that comes to be another one's is not
+    /// changed for the one before.
+    changing: Arc<Mutex<()>>,
 }
 
 impl Opens {
     pub fn new(memory: &Survival) -> Opens {
-        Opens { memory: memory.clone() }
+        Opens { memory: memory.clone(), changing: Arc::default() }
     }
 
     /// The kernel is about to be told of an open file.
     pub fn made(&self, open: &OpenRecord) {
         let at = place(open.fh);
         let Some(record) = self.record(at) else { return self.memory.give_up("it has too many open files") };
+        let _one_at_a_time = self.changing.lock();
         put(record, 1, open.nodeid);
         put(record, 2, u64::from(open.flags.0) << 32 | u64::from(open.uid));
-        put(record, 3, number(open.descriptor) << 32 | number(open.backing));
+        put(record, 3, number(open.left.map(|left| left.descriptor)) << 32 | number(open.backing));
         put(record, 4, open.unique);
+        put(record, 5, open.left.map_or(0, |left| left.place));
         publish(record, 0, open.fh);
         self.memory.raise(Head::OpensEnd, at as u64 + 1);
     }
 
+    /// The layer leaves something else of it. In between, the descriptor is the new one and the place
+    /// the old one.
+    pub fn changed(&self, fh: u64, left: Option<OpenLeft>) {
+        let Some(record) = self.record(place(fh)) else { return };
+        let _one_at_a_time = self.changing.lock();
+        if get(record, 0) != fh {
+            return;
+        }
+        let (before, now) = (get(record, 3), left.map_or(0, |left| left.place));
+        let numbers = number(left.map(|left| left.descriptor)) << 32 | before & u64::from(u32::MAX);
+        if (before, get(record, 5)) != (numbers, now) {
+            publish(record, 3, numbers);
+            publish(record, 5, now);
+        }
+    }
+
     /// It is about to be closed.
     pub fn closed(&self, fh: u64) {
-        if let Some(record) = self.record(place(fh)) {
+        if let Some(record) = self.record(place(fh)).filter(|record| get(record, 0) == fh) {
             retract(record, 0);
         }
     }
@@ -69,7 +108,7 @@ impl Opens {
                 nodeid: get(record, 1),
                 flags: OpenFlags((owner >> 32) as u32),
                 uid: owner as u32,
-                descriptor: known(numbers >> 32),
+                left: known(numbers >> 32).map(|descriptor| OpenLeft { descriptor, place: get(record, 5) }),
                 backing: known(numbers),
                 unique: get(record, 4),
             })

@@ -5,7 +5,10 @@
 //! which is still in the table of this process, where the layer has one; otherwise it is opened anew by
 //! its name.
 
-use super::{Head, Survival, Survives, opens::OpenRecord};
+use super::{
+    Head, Survival, Survives,
+    opens::{OpenLeft, OpenRecord},
+};
 use crate::{
     door::Door,
     mount::{Mount, MountError, mount_options, session_options},
@@ -15,7 +18,7 @@ use crate::{
 };
 use fusewire::{Device, Session};
 use nacre_sys::descriptors;
-use nacre_vfs::{Caller, Errno, Invalidation, Node, OpenFlags, Opened, Result};
+use nacre_vfs::{Caller, Errno, FoundOpen, Invalidation, Node, OpenFlags, Opened, Result};
 use std::{io, sync::Arc};
 
 /// What an open file is opened with again: what was cut off or made then is not again.
@@ -125,11 +128,13 @@ impl Door {
 
     fn reopen(&self, open: &OpenRecord, flags: OpenFlags) -> Result<(Node, Opened)> {
         // Owned from here on: it is closed where it cannot be used.
-        let descriptor = open.descriptor.map(descriptors::take_over).transpose();
-        let descriptor = descriptor.map_err(|_| Errno::EBADF)?;
+        let left = open.left.map(|OpenLeft { descriptor, place }| {
+            Ok::<_, io::Error>(FoundOpen { descriptor: descriptors::take_over(descriptor)?, place })
+        });
+        let left = left.transpose().map_err(|_| Errno::EBADF)?;
         let node = self.inodes.node(open.nodeid);
-        match (descriptor, self.layer.capabilities().left_open) {
-            (Some(descriptor), Some(layer)) => layer.take_up(node.as_ref(), descriptor, flags),
+        match (left, self.layer.capabilities().left_open) {
+            (Some(left), Some(layer)) => layer.take_up(node.as_ref(), left, flags),
             _ => {
                 let node = node.ok_or(Errno::ESTALE)?;
                 let file = self.layer.open(&Caller::ROOT, &node, flags)?;

@@ -4,7 +4,7 @@
 use super::{
     Survival, Survives, cut,
     nodes::{NodePlace, NodeRecord, Nodes},
-    opens::{OpenRecord, Opens},
+    opens::{OpenLeft, OpenRecord, Opens},
     requests::Requests,
 };
 use crate::{door::Door, options::FuseOptions};
@@ -130,11 +130,11 @@ fn an_open_file_is_noted_or_not() {
         nodeid: 77,
         flags: OpenFlags(0o2001),
         uid: 1000,
-        descriptor: Some(0),
+        left: Some(OpenLeft { descriptor: 0, place: 5 }),
         backing: None,
         unique: 42,
     };
-    let other = OpenRecord { fh: 2 << 32 | 8, descriptor: None, backing: Some(12), ..open };
+    let other = OpenRecord { fh: 2 << 32 | 8, left: None, backing: Some(12), ..open };
     let act = |memory: &Survival| {
         let opens = Opens::new(memory);
         opens.made(&open);
@@ -146,6 +146,14 @@ fn an_open_file_is_noted_or_not() {
         assert!(all == [other] || !whole && (all.is_empty() || all == [open]), "{all:?}");
     };
     killed_everywhere(|| Survival::new().unwrap(), act, check);
+    let copied = OpenRecord { left: Some(OpenLeft { descriptor: 9, place: 6 }), backing: Some(12), ..open };
+    let memory = Survival::new().unwrap();
+    let opens = Opens::new(&memory);
+    opens.made(&OpenRecord { backing: Some(12), ..open });
+    opens.changed(other.fh, None);
+    opens.changed(open.fh, copied.left);
+    opens.closed(other.fh);
+    assert_eq!(opens.all().collect::<Vec<_>>(), [copied], "the place of another one is left alone");
 }
 
 #[test]
