@@ -6,8 +6,13 @@ use crate::{
     clock::Clock,
     host::WatchGroup,
 };
-use nacre_vfs::Result;
-use std::{fmt, path::PathBuf, sync::Arc};
+use nacre_vfs::{LeftNumbers, Result};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Runs a call that may take long (a throttled read, a question to a directory service) such that
 /// other requests go on meanwhile: a door that has few threads makes sure of another one. Calls
@@ -85,11 +90,20 @@ pub struct Context {
     /// Where the same for several stacks of one process, their directories are watched together.
     /// What one of them changes no other may show.
     pub watch_group: Option<Arc<WatchGroup>>,
-    /// By which path the leaf of a stack reaches its directory, where something may be mounted over
-    /// the one that it is known by.
-    pub leaf: Option<PathBuf>,
+    /// By which path directories are reached, where something may be mounted over the one that they
+    /// are known by.
+    pub reached: HashMap<PathBuf, PathBuf>,
+    /// Where a union notes its numbers for a process after this one, if there may be one.
+    pub left_numbers: Option<Arc<dyn LeftNumbers>>,
     /// Whom to tell of events.
     pub tell: Tell,
+}
+
+impl Context {
+    /// By which path a directory is reached.
+    pub fn reached<'a>(&'a self, directory: &'a Path) -> &'a Path {
+        self.reached.get(directory).map_or(directory, PathBuf::as_path)
+    }
 }
 
 impl fmt::Debug for Context {

@@ -133,7 +133,8 @@ pub fn context(uid: u32) -> Context {
         clock: Arc::new(FakeClock::default()),
         waiting: simply_waiting(),
         watch_group: None,
-        leaf: None,
+        reached: Default::default(),
+            left_numbers: None,
         tell: tell_nobody(),
     }
 }

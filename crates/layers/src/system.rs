@@ -84,7 +84,8 @@ impl Context {
             clock: Arc::new(SystemClock::default()),
             waiting: simply_waiting(),
             watch_group: None,
-            leaf: None,
+            reached: Default::default(),
+            left_numbers: None,
             tell: tell_nobody(),
         })
     }

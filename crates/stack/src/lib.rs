@@ -195,7 +195,7 @@ fn open_host(
     tree: Option<&Tree>,
 ) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
     let block_devices = spec.layers.iter().any(shows_devices);
-    let reached = context.leaf.clone();
+    let reached = context.reached.get(&host.source).cloned();
     let options = HostOptions { reached, block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
     let opened = Host::open(options).map_err(|error| BuildError {
         what: format!(
@@ -205,7 +205,7 @@ fn open_host(
         reason: error.raw_os_error().map(Errno::from_raw),
     })?;
     let work = host.work.as_ref().map(|directory| {
-        opened.beside(directory).map_err(|error| match error.raw_os_error() {
+        opened.beside(context.reached(directory)).map_err(|error| match error.raw_os_error() {
             Some(number) if number == Errno::EXDEV.raw() => {
                 format!(
                     "the work directory {} has to be on the same mount as {}",
@@ -300,7 +300,7 @@ fn put_cage(
             return Err("a cage cannot lie over symlinks=resolve: what is stored behind a link would be known by two identities".into());
         }
         Some(LayerSpec::Host(host)) => {
-            (host.source.to_string_lossy().into_owned(), storage_of(context.leaf.as_deref().unwrap_or(&host.source))?)
+            (host.source.to_string_lossy().into_owned(), storage_of(context.reached(&host.source))?)
         }
         Some(LayerSpec::Union(union)) => {
             if union.options().is_ok_and(|options| options.link_cow || options.symlinkify.is_some()) {

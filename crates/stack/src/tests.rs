@@ -120,12 +120,12 @@ fn branches_of_a_union_change_while_it_serves() {
     let taken = |line: String| build(&spec(&line), &context(0)).map(drop).map_err(|error| error.to_string());
     assert!(taken(format!("union:{c}=rw")).unwrap_err().contains("is written by another union"));
     assert_eq!(taken(format!("union:{c}=ro+wh")), Ok(()));
-    assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap()), Ok(vec![]));
+    assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap(), &context(0)), Ok(vec![]));
     assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
     let other = built(&format!("union:{c}=rw"));
-    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().reason, Some(nacre_vfs::Errno::EBUSY));
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap(), &context(0)).unwrap_err().reason, Some(nacre_vfs::Errno::EBUSY));
     drop(other);
-    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()), Ok(vec![]));
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap(), &context(0)), Ok(vec![]));
     // No other branch has the file.
     assert!(stack.remove_branch(1, false).is_err());
     assert_eq!(stack.remove_branch(1, true), Ok(()));

@@ -82,7 +82,8 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
         .map(|member| (member.name.clone(), Arc::clone(&member.layer)))
         .collect();
     let union = Arc::new(
-        Union::named(members, options).map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?,
+        Union::going_on(members, options, context.left_numbers.clone())
+            .map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?,
     );
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
@@ -110,7 +111,7 @@ fn member(
     let name = branch.name();
     let within =
         |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
-    let claim = match claimed(branch, &branch.mode) {
+    let claim = match claimed(branch, &branch.mode, context) {
         Some(claimed) => claim(claimed, warnings)?,
         None => None,
     };
@@ -129,16 +130,17 @@ struct Claimed<'a> {
 }
 
 /// The directory that has to be ours alone for this mode.
-fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode) -> Option<Claimed<'a>> {
+fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode, context: &Context) -> Option<Claimed<'a>> {
+    let within = |path: &Path, name: &str| context.reached(path).join(name);
     let at_the_top =
-        |path: &'a Path| Claimed { branch: path, place: path.join(".wh..wh.work"), attempts: SHORT_PATIENCE };
+        |path: &'a Path| Claimed { branch: path, place: within(path, ".wh..wh.work"), attempts: SHORT_PATIENCE };
     let leaf = match &branch.source {
         BranchSource::Directory(path) => Some(at_the_top(path)),
         BranchSource::Stack(StackSpec { layers }) => match layers.first() {
             Some(LayerSpec::Host(host)) => Some(match &host.work {
                 // Container engines mount again at once what they have just unmounted, and the
                 // process before is still ending.
-                Some(work) => Claimed { branch: &host.source, place: work.join("work"), attempts: PATIENCE },
+                Some(work) => Claimed { branch: &host.source, place: within(work, "work"), attempts: PATIENCE },
                 None => at_the_top(&host.source),
             }),
             _ => None,
@@ -246,14 +248,19 @@ impl Stack {
     ///
     /// # Errors
     /// There is no such branch, or what is open on it does not go with them.
-    pub fn modify_branch(&self, place: usize, mode: BranchMode) -> Result<Vec<String>, BranchError> {
+    pub fn modify_branch(
+        &self,
+        place: usize,
+        mode: BranchMode,
+        context: &Context,
+    ) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
         self.change(|union, served, control| {
             let slot = slot(&control, place)?;
             let branch = union.branch.0.get_mut(place).ok_or_else(missing)?;
             let mut claims = served.claims.lock();
             let held = claims.iter().any(|(of, _)| *of == slot);
-            let fresh = match claimed(branch, &mode).filter(|_| !held) {
+            let fresh = match claimed(branch, &mode, context).filter(|_| !held) {
                 Some(claimed) => claim(claimed, &mut warnings)?,
                 None => None,
             };

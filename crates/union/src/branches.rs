@@ -8,6 +8,7 @@
 use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
     marks::{Marks, Namespace, Style},
+    splitmix::mix,
     work::{Work, WorkHome},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
@@ -207,6 +208,12 @@ impl Branch {
     /// Whether it is part of the union.
     pub(crate) fn is_member(&self) -> bool {
         self.index() != NOWHERE
+    }
+
+    /// What a process after this one knows it by: its top directory.
+    pub(crate) fn left_place(&self) -> u64 {
+        let FileId { fs, ino, generation } = self.root_id;
+        [ino, generation].into_iter().fold(mix(fs), |digest, number| mix(digest ^ number))
     }
 
     /// Whether this is its top directory.

@@ -13,9 +13,12 @@
 
 use crate::{OWN, branches::Branch, marks::Namespace, splitmix::mix};
 use hashbrown::HashMap;
-use nacre_vfs::{Errno, FileId, Node, Result, XattrFlags};
+use nacre_vfs::{Errno, FileId, LeftNumbers, Node, Result, XattrFlags};
 use parking_lot::{Mutex, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    sync::{Arc, OnceLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 const BITS: u32 = 56;
 /// The index for numbers of this mount.
@@ -36,6 +39,10 @@ pub(crate) struct Identities {
     large: Mutex<HashMap<(u64, u64), u64>>,
     /// Nobody else uses it.
     nonce: u64,
+    /// That of the top directory, once it is known.
+    root: OnceLock<FileId>,
+    /// Where they are noted for a process after this one.
+    left: Option<Arc<dyn LeftNumbers>>,
 }
 
 /// What branches are on.
@@ -48,13 +55,58 @@ struct FileSystem {
 /// A number as it is written down: mark of the branch, inode number there, generation.
 pub(crate) type Written = (u64, u64, u64);
 
+impl Identities {
+    /// Goes on with what was noted, where there is such.
+    pub(crate) fn new(left: Option<Arc<dyn LeftNumbers>>) -> Identities {
+        let noted = left.as_ref().map(|left| left.read()).unwrap_or_default();
+        match parsed(&noted) {
+            Some((nonce, root, file_systems)) => Identities {
+                file_systems: RwLock::new(file_systems),
+                large: Mutex::default(),
+                nonce,
+                root: OnceLock::from(root),
+                left,
+            },
+            None => Identities { left, ..Identities::default() },
+        }
+    }
+
+    /// The number of the top directory: what it was at first.
+    pub(crate) fn root(&self, id: FileId) -> FileId {
+        let root = *self.root.get_or_init(|| id);
+        self.note(&self.file_systems.read());
+        root
+    }
+
+    /// Notes what is known of file systems, whose lock is held.
+    fn note(&self, all: &[FileSystem]) {
+        let Some((left, root)) = self.left.as_ref().zip(self.root.get()) else { return };
+        let of_one = |one: &FileSystem| [&[one.fs, one.marks.len() as u64], &one.marks[..]].concat();
+        let numbers: Vec<u64> = [self.nonce, root.ino, root.generation].into_iter().chain(all.iter().flat_map(of_one)).collect();
+        left.note(&numbers);
+    }
+}
+
+/// Nonce, top directory and file systems as [`Identities::note`] writes them.
+fn parsed(numbers: &[u64]) -> Option<(u64, FileId, Vec<FileSystem>)> {
+    let [nonce, ino, generation, rest @ ..] = numbers else { return None };
+    let (mut file_systems, mut rest) = (Vec::new(), rest);
+    while let [fs, count, behind @ ..] = rest {
+        let (marks, behind) = behind.split_at_checked(usize::try_from(*count).ok()?)?;
+        file_systems.push(FileSystem { fs: *fs, marks: marks.to_vec() });
+        rest = behind;
+    }
+    let root = FileId { fs: FS, ino: *ino, generation: *generation };
+    rest.is_empty().then_some((*nonce, root, file_systems))
+}
+
 impl Default for Identities {
     #[expect(clippy::disallowed_methods, reason = "marks that no other mount has; nothing has to be guessed")]
     fn default() -> Identities {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let nonce =
             mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);
-        Identities { file_systems: RwLock::default(), large: Mutex::default(), nonce }
+        Identities { file_systems: RwLock::default(), large: Mutex::default(), nonce, root: OnceLock::new(), left: None }
     }
 }
 
@@ -94,6 +146,7 @@ impl Identities {
             return u64::try_from(known).unwrap_or(OVERFLOW);
         }
         let mut all = self.file_systems.write();
+        let before = (all.len(), all.iter().map(|one| one.marks.len()).sum::<usize>());
         let index = place(&all).unwrap_or_else(|| {
             all.push(FileSystem { fs, marks: Vec::new() });
             all.len() - 1
@@ -107,12 +160,18 @@ impl Identities {
                 one.marks.push(mark);
             }
         }
+        if before != (all.len(), all.iter().map(|one| one.marks.len()).sum::<usize>()) {
+            self.note(&all);
+        }
         u64::try_from(index).unwrap_or(OVERFLOW)
     }
 
     fn large(&self, id: FileId) -> u64 {
         let mut large = self.large.lock();
         let next = large.len() as u64;
+        if next == 0 {
+            self.left.iter().for_each(|left| left.give_up("its files have inode numbers of more than 56 bits"));
+        }
         OVERFLOW << BITS | *large.entry((id.fs, id.ino)).or_insert(next)
     }
 

@@ -12,7 +12,7 @@
 
 use crate::{branches::Branch, identity, listing::Source, open_file::UnionFile};
 use hashbrown::HashMap;
-use nacre_vfs::{Errno, FileId, Kind, Name, Node, Result};
+use nacre_vfs::{Errno, FileId, Kind, LeftNumbers, Name, Node, Result};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::{
     ptr,
@@ -188,6 +188,11 @@ impl UnionNode {
 
     pub(crate) fn place(&self) -> Option<NodePlace> {
         self.state.lock().place.clone()
+    }
+
+    /// No name is known to lead to it.
+    pub(crate) fn has_no_name(&self) {
+        self.state.lock().gone = true;
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -412,9 +417,9 @@ pub(crate) struct Known {
 }
 
 /// All nodes that somebody holds: one for each file.
-#[derive(Default)]
 pub(crate) struct Nodes {
     tables: RwLock<Tables>,
+    left: Option<Arc<dyn LeftNumbers>>,
     /// Counts the lists of branches there have been.
     epoch: AtomicU64,
 }
@@ -430,6 +435,11 @@ struct Tables {
 }
 
 impl Nodes {
+    /// Whoever takes the numbers for a process after this one hears of one that cannot be noted.
+    pub(crate) fn new(left: Option<Arc<dyn LeftNumbers>>) -> Nodes {
+        Nodes { tables: RwLock::default(), left, epoch: AtomicU64::default() }
+    }
+
     /// The node of a file that the branch in a slot knows by `id`.
     pub(crate) fn by_part(&self, slot: u8, id: FileId) -> Option<Arc<UnionNode>> {
         self.tables.read().by_part.get(&(slot, id)).and_then(Weak::upgrade)
@@ -524,6 +534,7 @@ impl Nodes {
         tables.made += 1;
         if known.as_ref().is_some_and(|node| node.kind == Kind::Directory && found.kind == Kind::Directory) {
             found.id = identity::of_its_own(tables.made);
+            self.left.iter().for_each(|left| left.give_up("its branches contradict each other"));
         }
         let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.slot, part.id)).collect();
         let node = Arc::new(UnionNode {

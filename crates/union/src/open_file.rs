@@ -6,13 +6,13 @@
 //! stays open until this one is closed.
 
 use crate::{
-    OWN, UnionShared,
+    OWN, Union, UnionShared,
     branches::Branch,
-    node::{Part, UnionNode},
+    node::{Known, Part, UnionNode},
 };
 use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{
-    AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result,
+    AllocateMode, Caller, Errno, FileLock, FoundOpen, Ioctl, LeftFile, LeftOpen, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result,
     Whence, WriteOrigin,
 };
 use std::{
@@ -104,6 +104,16 @@ impl UnionShared {
         file: Opened,
         flags: OpenFlags,
     ) -> Opened {
+        self.wrapped(node, branch, file, flags)
+    }
+
+    fn wrapped(
+        self: &Arc<UnionShared>,
+        node: &Arc<UnionNode>,
+        branch: &Arc<Branch>,
+        file: Opened,
+        flags: OpenFlags,
+    ) -> Arc<UnionFile> {
         let first = Stage { file, branch: Arc::clone(branch), writable: branch.is_writable(), next: OnceLock::new() };
         let file = UnionFile {
             shared: Arc::clone(self),
@@ -126,6 +136,52 @@ impl UnionShared {
 /// The flags for one branch.
 fn on(branch: &Branch, flags: OpenFlags) -> OpenFlags {
     if branch.is_writable() { flags } else { OpenFlags(flags.0 & !ACCESS & !ONCE & !OpenFlags::APPEND) }
+}
+
+/// Open files of a process before this one. A copy of which that one had not told the door is followed
+/// where the file has a name.
+impl LeftOpen for Union {
+    fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
+        let shared = self.shared();
+        let _branches = shared.gate.read();
+        let branches = shared.branches();
+        let branch = branches.iter().find(|branch| branch.left_place() == left.place).ok_or(Errno::ESTALE)?;
+        let below = branch.layer.capabilities().left_open.ok_or(Errno::ESTALE)?;
+        let left = FoundOpen { place: 0, ..left };
+        let Some(node) = node else {
+            let (lower, file) = below.take_up(None, left, on(branch, flags))?;
+            let node = shared.nameless(branch, lower)?;
+            let file = shared.wrap(&node, branch, file, flags);
+            return Ok((Node::new(node), file));
+        };
+        let node = shared.node(node)?;
+        let _still = node.copying.lock();
+        let top = node.top()?;
+        if top.branch.slot == branch.slot {
+            let (_, file) = below.take_up(Some(&top.node), left, on(branch, flags))?;
+            return Ok((Node::new(Arc::clone(&node)), shared.wrap(&node, branch, file, flags)));
+        }
+        let (_, file) = below.take_up(None, left, on(branch, flags))?;
+        let file = shared.wrapped(&node, branch, file, flags);
+        file.follow(&top);
+        Ok((Node::new(Arc::clone(&node)), file))
+    }
+}
+
+impl UnionShared {
+    /// The file that no name leads to, of which a branch has taken up an open file.
+    fn nameless(&self, branch: &Arc<Branch>, lower: Node) -> Result<Arc<UnionNode>> {
+        let attr = branch.layer.getattr(&OWN, &lower, None)?;
+        // It may be a copy.
+        let part = Part { in_impure: true, ..Part::new(branch, lower, attr.id) };
+        let known = self.nodes.by_part(branch.slot, attr.id);
+        let id = known.map_or_else(|| self.id_of(&part), |node| Ok(node.id))?;
+        let node = self.nodes.get(Known { id, kind: attr.kind, parts: vec![part], floor: branch.index() });
+        if node.place().is_none() {
+            node.has_no_name();
+        }
+        Ok(node)
+    }
 }
 
 impl UnionFile {
@@ -187,6 +243,7 @@ impl UnionFile {
                 // One copy-up at a time: nobody else appends to the chain.
                 let _ = self.stage().next.set(Box::new(stage));
                 self.behind.store(false, Ordering::Release);
+                self.shared.door.left_changed(self.node.id);
             }
             Err(error) => {
                 tracing::warn!(?error, "an open file cannot follow its copy yet");
@@ -347,6 +404,12 @@ impl OpenFile for UnionFile {
             self.lent.store(true, Ordering::Release);
         }
         descriptor
+    }
+
+    fn left(&self) -> Option<LeftFile<'_>> {
+        let stage = self.stage();
+        // What a branch's own layer would say of the place is not passed on: see `take_up`.
+        stage.file.left().map(|left| LeftFile { place: stage.branch.left_place(), ..left })
     }
 
     fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {

@@ -21,7 +21,7 @@ use crate::{
 use arc_swap::ArcSwap;
 use nacre_vfs::{
     AnyOpen, AttachedDoor, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno,
-    FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags,
+    FileId, Invalidation, Ioctl, Kind, Layer, LeftNumbers, LeftOpen, Name, Node, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags,
     Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::RwLock;
@@ -81,11 +81,24 @@ impl Union {
     ///
     /// # Errors
     /// As [`Union::new`].
+    pub fn named(members: Vec<Member>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
+        Union::going_on(members, options, None)
+    }
+
+    /// The same with the numbers of files that a process before this one gave out, which are noted for
+    /// the next one.
+    ///
+    /// # Errors
+    /// As [`Union::new`].
     #[expect(
         clippy::disallowed_methods,
         reason = "from here on it is counted how long figures of free space are believed"
     )]
-    pub fn named(members: Vec<Member>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
+    pub fn going_on(
+        members: Vec<Member>,
+        options: UnionOptions,
+        left: Option<Arc<dyn LeftNumbers>>,
+    ) -> std::result::Result<Union, UnionError> {
         if members.is_empty() {
             return Err(UnionError::new("a union needs a branch; name at least one directory".to_owned()));
         }
@@ -124,7 +137,7 @@ impl Union {
             opened.push(branch);
         }
         believe(&opened);
-        let identities = Arc::new(Identities::default());
+        let identities = Arc::new(Identities::new(left.clone()));
         let hardlinks = HardlinkIndex::new(Arc::clone(&identities));
         // From the bottom, so that a branch put on top later changes no numbers.
         for branch in opened.iter().rev() {
@@ -135,11 +148,11 @@ impl Union {
                 UnionError::new(format!("the hard-link index of branch {} cannot be read: {error}", branch.index() + 1))
             })?;
         }
-        let nodes = Arc::new(Nodes::default());
+        let nodes = Arc::new(Nodes::new(left));
         let failed = |error| UnionError::new(format!("the branches cannot be put together: {error}"));
         let last = opened.last().map(|last| last.root_id).ok_or_else(|| failed(Errno::EIO))?;
         let (parts, floor) = root_parts(&opened).map_err(failed)?;
-        let id = identities.of(last);
+        let id = identities.root(identities.of(last));
         nodes.set_root(id);
         let root = nodes.get(crate::node::Known { id, kind: Kind::Directory, parts, floor });
         let tier = options.tier.clone();
@@ -405,6 +418,7 @@ impl Layer for Union {
     fn capabilities(&self) -> Capabilities<'_> {
         let branches = self.shared.branches();
         let any = |has: fn(&Capabilities<'_>) -> bool| branches.iter().any(|branch| has(&branch.layer.capabilities()));
+        let any_left_open = any(|branch| branch.left_open.is_some());
         Capabilities {
             acls: any(|branch| branch.acls),
             judges_callers: any(|branch| branch.judges_callers),
@@ -413,7 +427,7 @@ impl Layer for Union {
             writeback: None,
             needs_opens: None,
             open_files: Some(self),
-            left_open: None,
+            left_open: (any_left_open && self.shared.names.is_none()).then_some(self as &dyn LeftOpen),
         }
     }
 

@@ -109,7 +109,9 @@ impl ServedUnion<'_> {
                 let place = self.find(&requests::named(branch))?;
                 let next = "close what is open on it, or wait for it to be closed";
                 changed(
-                    self.stack.modify_branch(place, requests::mode(&mode)?).map_err(|error| unchanged(&error, next))?,
+                    self.stack
+                        .modify_branch(place, requests::mode(&mode)?, self.context)
+                        .map_err(|error| unchanged(&error, next))?,
                 )
             }
             UnionRequest::Move { path, up } => UnionAnswer::Moved(self.move_file(&path, up)?),
