@@ -11,8 +11,8 @@ use super::{
 use crate::settings::{WhenFull, Writes};
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope,
-    SetAttr, StatFs, WritebackHost, XattrFlags,
+    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags,
+    Result, Scope, SetAttr, StatFs, WritebackHost, XattrFlags,
 };
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};

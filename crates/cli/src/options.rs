@@ -247,7 +247,7 @@ options! {
         NoAllowOther Bindfs [Stack Cage Union] "no-allow-other" Some('n'), None, |s| (s.door.allow_other, s.door.others_asked) = (false, false), "Only the mounter may use the mount";
         ReadOnly Letter [Stack Cage Union] "read-only" Some('r'), None, |s| s.flag("ro").read_only = true, "Mount read-only, for root too (also: -o ro)";
         Words Letter [Stack Cage KernelCage Union] "" Some('o'), Some("WORD[,WORD]..."), |_s| {}, "Any long option without its dashes, and mount words: ro, nodev, nosuid, noexec, noatime, fsname=NAME, ... (may be repeated)";
-        Survive Ours [Stack Cage] "survive" None, None, |s| s.door.survive = true, "Go on when the process that serves the mount is killed or crashes: open files, locks and requests under way as well";
+        Survive Ours [Stack Cage Union] "survive" None, None, |s| s.door.survive = true, "Go on when the process that serves the mount is killed or crashes: open files, locks and requests under way as well";
         Foreground Letter [Stack Cage Union] "foreground" Some('f'), None, |s| s.foreground = true, "Stay in the foreground: one process, which ends with the mount";
         Debug Letter [Stack Cage Union] "debug" Some('d'), None, |s| (s.debug, s.foreground) = (true, true), "Log every request; implies -f";
         SingleThread Letter [Stack Cage KernelCage Union] "" Some('s'), None, |_s| {}, "Accepted for libfuse's sake: several threads serve every mount";

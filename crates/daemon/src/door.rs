@@ -2,6 +2,7 @@
 
 use crate::plan::{Atime, Door, MountPlan, Transport};
 use nacre_fuse::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, XattrChoice};
+use nacre_layers::context::Context;
 use nacre_stack::spec::{LayerSpec, RemapSpec, StackSpec, Symlinks};
 use std::{path::Path, sync::Arc};
 
@@ -24,12 +25,11 @@ const OVERLAY: u64 = 0x794c_7630;
 const FUSE: u64 = 0x6573_5546;
 
 /// Whether a source lies on one of these kinds of file system.
-fn lies_on(spec: &StackSpec, leaf: Option<&Path>, kinds: &[u64]) -> bool {
+fn lies_on(spec: &StackSpec, context: &Context, kinds: &[u64]) -> bool {
     // A source that cannot be asked fails with its own message when it is opened.
-    let sources = leaf.map_or_else(|| spec.directories(), |leaf| vec![leaf]);
-    sources
+    spec.directories()
         .into_iter()
-        .filter_map(|source| rustix::fs::statfs(source).ok())
+        .filter_map(|source| rustix::fs::statfs(context.reached(source)).ok())
         .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
 
@@ -58,15 +58,8 @@ fn is_ordinary() -> bool {
     own_ids && powerless && !process::geteuid().is_root()
 }
 
-/// What the door is told. `leaf`: by which path the directory at the bottom is reached, where not by
-/// its own.
-pub fn options(
-    plan: &MountPlan,
-    spec: &StackSpec,
-    leaf: Option<&Path>,
-    mountpoint: &Path,
-    source: &str,
-) -> FuseOptions {
+/// What the door is told.
+pub fn options(plan: &MountPlan, spec: &StackSpec, context: &Context, mountpoint: &Path, source: &str) -> FuseOptions {
     let door = &plan.door;
     FuseOptions {
         fsname: source.to_owned(),
@@ -88,8 +81,8 @@ pub fn options(
             Transport::Device => TransportChoice::Device,
         },
         passthrough: if door.passthrough { PassthroughChoice::Auto } else { PassthroughChoice::Off },
-        stacked: lies_on(spec, leaf, STACKED),
-        reports_at_close: lies_on(spec, leaf, REPORTING_AT_CLOSE),
+        stacked: lies_on(spec, context, STACKED),
+        reports_at_close: lies_on(spec, context, REPORTING_AT_CLOSE),
         immutable: door.immutable,
         no_open: door.no_open,
         lock_forwarding: door.lock_forwarding,

@@ -7,32 +7,28 @@
 //! that is killed leaves what there is without one: the worker serves on, and when it dies the mount
 //! does ([docs/decisions/outliving-the-process.md]).
 //!
-//! Invariants: the guardian has one thread, and opens nothing after the directory at the bottom of the
-//! stack, so that each worker begins sound; the next worker is made when the last one has been waited
+//! Invariants: the guardian has one thread, and opens nothing, so that each worker begins sound; the next worker is made when the last one has been waited
 //! for, and is dead in all of its threads.
 
 use crate::{
     background, clock,
-    failure::{Exit, Failure},
+    failure::Failure,
     handover::{self, Handover},
-    left::Guarded,
+    left::{Guarded, Left, Notes},
     log,
-    opening::unusable_source,
     plan::{MountPlan, Transport},
     report::path_text,
     serve,
     shared::wire::MountRequest,
 };
 use nacre_fuse::Survival;
-use nacre_stack::spec::{LayerSpec, StackSpec, Writes};
+use nacre_stack::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, Writes};
 use nacre_sys::{
     descriptors,
     worker::{self, Ended, Guard, Heard},
 };
-use rustix::fs::{Mode, OFlags};
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -48,7 +44,6 @@ const WITHIN: Duration = Duration::from_secs(60);
 struct Guardian {
     mount: MountRequest,
     memory: Survival,
-    leaf: Arc<OwnedFd>,
     background: bool,
 }
 
@@ -60,13 +55,12 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     let mut resolved = serve::resolve(plan)?;
     check(&resolved.spec, &resolved.mountpoint, plan)?;
     write_through(&mut resolved.spec)?;
-    let leaf = Arc::new(leaf(&resolved.spec)?);
     let mut plan = plan.clone();
     plan.door.transport = Transport::Device;
     let unwritten = || Failure::new("a mount of these layers cannot outlive its process: they cannot be noted");
     let mount = MountRequest::new(&plan, resolved, reason).ok_or_else(unwritten)?;
     let memory = Survival::new().map_err(|error| failed(&error))?;
-    Guardian { mount, memory, leaf, background }.run()
+    Guardian { mount, memory, background }.run()
 }
 
 /// Goes on with a mount for the program that became this one.
@@ -77,10 +71,9 @@ pub fn go_on(left: Handover) -> Result<(), Failure> {
     // What was kept open for this program is nothing for those that it starts.
     descriptors::close_on_exec_from(3).map_err(|error| failed(&error))?;
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
-    let leaf = descriptors::take_over(left.leaf).map_err(|error| failed(&error))?;
     let mut memory = memory.map_err(|error| failed(&error))?;
     memory.next_life();
-    Guardian { mount: left.mount, memory, leaf: Arc::new(leaf), background: left.background }.run()
+    Guardian { mount: left.mount, memory, background: left.background }.run()
 }
 
 fn failed(error: &io::Error) -> Failure {
@@ -91,15 +84,14 @@ impl Guardian {
     fn run(mut self) -> Result<(), Failure> {
         let (plan, background) = (self.mount.plan()?, self.background);
         let guard = Guard::new().map_err(|error| failed(&error))?;
-        let handover = Handover::text(&self.memory, &self.leaf, background, &self.mount)?;
+        let handover = Handover::text(&self.memory, background, &self.mount)?;
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
-            let guarded = Guarded {
-                memory: self.memory.clone(),
-                guardian: process::id(),
-                leaf: Arc::clone(&self.leaf),
-                handover: Arc::clone(&handover),
+            let (memory, guardian, handover_text) = (self.memory.clone(), process::id(), Arc::clone(&handover));
+            let guarded = move || {
+                let notes = Arc::new(take_over(&memory)?);
+                Ok(Guarded { memory, guardian, notes, handover: handover_text })
             };
             let worker = guard.start(move || work(&of_worker, reason, background, guarded));
             let worker = worker.map_err(|error| failed(&error))?;
@@ -156,21 +148,30 @@ impl Guardian {
     /// Becomes another program, which goes on with the mount. Returns where it cannot be started.
     fn become_program(&self, program: &Path, handover: &str) {
         // The kernel would end what was read by descriptors that close with this program.
-        if self.memory.take_over(self.leaf.as_fd()).is_err() {
-            // The mount has ended, which the next worker finds as well.
+        // What is wrong the next worker finds as well.
+        let Ok(Some(left)) = Left::of(&self.memory) else { return };
+        if self.memory.take_over(&left.descriptors()).is_err() {
             return;
         }
-        let kept = self.memory.kept(self.leaf.as_fd());
+        let kept = self.memory.kept(&left.descriptors());
         let (arguments, settings) = (std::env::args_os().collect(), handover::settings(handover));
         drop(worker::become_program(program, arguments, settings, &kept));
     }
 }
 
+/// Takes over what a worker before this one left, and closes what nobody needs; what it noted.
+fn take_over(memory: &Survival) -> Result<Notes, Failure> {
+    if let Some(left) = Left::of(memory)? {
+        memory
+            .take_over(&left.descriptors())
+            .map_err(|error| Failure::io("cannot go on with", path_text(&left.mountpoint()), &error))?;
+    }
+    Notes::of(memory)
+}
+
 /// What a worker does; its exit code.
-fn work(plan: &MountPlan, reason: String, background: bool, guarded: Guarded) -> u8 {
-    let taken = if guarded.memory.resumes() { guarded.memory.take_over(guarded.leaf.as_fd()) } else { Ok(()) };
-    let taken = taken.map_err(|error| Failure::io("cannot go on with", path_text(&plan.mountpoint), &error));
-    match taken.and_then(|()| serve::serve(plan, reason, background, Some(guarded))) {
+fn work(plan: &MountPlan, reason: String, background: bool, guarded: impl FnOnce() -> Result<Guarded, Failure>) -> u8 {
+    match guarded().and_then(|guarded| serve::serve(plan, reason, background, Some(guarded))) {
         Ok(()) => 0,
         Err(failure) => {
             tracing::error!("the mount ends: {failure}");
@@ -206,29 +207,60 @@ fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<(), Fa
     if let Some((_, why)) = reasons.iter().find(|(applies, _)| *applies) {
         return refused(why);
     }
-    for layer in &spec.layers {
-        match layer {
-            LayerSpec::Remap(remap) => {
-                // They would be asked for by the worker that is to answer.
-                let files = [&remap.map_passwd, &remap.map_passwd_rev, &remap.map_group, &remap.map_group_rev];
-                let inside = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| file.starts_with(mountpoint));
-                if files.into_iter().flatten().any(inside) {
-                    return refused("its rules are read from a file below the mount point");
-                }
-            }
-            LayerSpec::Host(_)
-            | LayerSpec::Throttle(_)
-            | LayerSpec::Trace(_)
-            | LayerSpec::Shift(_)
-            | LayerSpec::OverrideStat(_)
-            | LayerSpec::Cage(_)
-            | LayerSpec::Readonly(_) => {}
-            LayerSpec::Mem(_) | LayerSpec::Union(_) => {
-                return refused(&format!("a layer \"{}\" does not outlive its process", layer.name()));
-            }
-        }
+    if let Some(why) = unable(spec, mountpoint, true) {
+        return refused(&why);
     }
     Ok(())
+}
+
+/// Why layers do not outlive their process. `whole`: of a mount, not of a branch.
+fn unable(spec: &StackSpec, mountpoint: &Path, whole: bool) -> Option<String> {
+    let is_cage = |layer: &LayerSpec| matches!(layer, LayerSpec::Cage(_));
+    spec.layers.iter().find_map(|layer| match layer {
+        LayerSpec::Remap(remap) => {
+            // They would be asked for by the worker that is to answer.
+            let files = [&remap.map_passwd, &remap.map_passwd_rev, &remap.map_group, &remap.map_group_rev];
+            let inside = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| file.starts_with(mountpoint));
+            files
+                .into_iter()
+                .flatten()
+                .any(inside)
+                .then(|| "its rules are read from a file below the mount point".to_owned())
+        }
+        LayerSpec::Union(_) if !whole => Some("a branch is a union itself".to_owned()),
+        LayerSpec::Union(_) if spec.layers.iter().any(is_cage) => Some("a cage lies over a union".to_owned()),
+        LayerSpec::Union(union) => {
+            let by_name = union.options().is_ok_and(|options| options.link_cow || options.symlinkify.is_some());
+            let of_branch = |branch: &BranchSpec| match &branch.source {
+                BranchSource::Directory(_) => None,
+                BranchSource::Stack(stack) => unable(stack, mountpoint, false),
+            };
+            by_name
+                .then(|| "with link-cow and symlinkify files are known by numbers of this process".to_owned())
+                .or_else(|| union.branch.0.iter().find_map(of_branch))
+        }
+        LayerSpec::Cage(_) if !whole => Some("a branch has a cage".to_owned()),
+        LayerSpec::Mem(_) => Some(format!("a layer \"{}\" does not outlive its process", layer.name())),
+        LayerSpec::Host(_)
+        | LayerSpec::Throttle(_)
+        | LayerSpec::Trace(_)
+        | LayerSpec::Shift(_)
+        | LayerSpec::OverrideStat(_)
+        | LayerSpec::Cage(_)
+        | LayerSpec::Readonly(_) => None,
+    })
+}
+
+/// Whether a branch can be added to a mount that outlives its process.
+///
+/// # Errors
+/// Why not.
+pub fn check_branch(branch: &BranchSpec, mountpoint: &Path) -> Result<(), Failure> {
+    let BranchSource::Stack(stack) = &branch.source else { return Ok(()) };
+    match unable(stack, mountpoint, false) {
+        Some(why) => Err(Failure::usage(format!("the mount was made with --survive, which is not possible so: {why}"))),
+        None => Ok(()),
+    }
 }
 
 /// Has cages book each write when it happens. What a kernel collects was promised room, and nobody
@@ -243,14 +275,4 @@ fn write_through(spec: &mut StackSpec) -> Result<(), Failure> {
         cage.writes = Writes::Through;
     }
     Ok(())
-}
-
-/// The directory at the bottom of a stack, opened before anything is mounted over it: by its path,
-/// the next worker might ask for the mount that it is to answer for.
-fn leaf(spec: &StackSpec) -> Result<OwnedFd, Failure> {
-    let Some(LayerSpec::Host(host)) = spec.layers.first() else {
-        return Err(Failure::new("a stack that begins with no directory cannot outlive its process").exit(Exit::Usage));
-    };
-    let opened = rustix::fs::open(&host.source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    opened.map_err(|error| unusable_source(&host.source, &error.into()))
 }

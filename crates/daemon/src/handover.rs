@@ -13,13 +13,7 @@ use crate::{
 };
 use nacre_fuse::{SURVIVAL_VERSION, Survival};
 use serde::{Deserialize, Serialize};
-use std::{
-    ffi::OsString,
-    fs,
-    os::fd::{AsRawFd, OwnedFd},
-    path::Path,
-    sync::Arc,
-};
+use std::{ffi::OsString, fs, path::Path, sync::Arc};
 
 /// In the environment of a program that goes on: what is left to it.
 const NAME: &str = "NACRE_GOES_ON";
@@ -31,8 +25,6 @@ pub struct Handover {
     process: u32,
     /// The number of the descriptor of [`Survival`].
     pub memory: i32,
-    /// The same of [`Guarded::leaf`].
-    pub leaf: i32,
     /// Whether it serves in the background.
     pub background: bool,
     /// The mount.
@@ -44,14 +36,9 @@ impl Handover {
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn text(
-        memory: &Survival,
-        leaf: &OwnedFd,
-        background: bool,
-        mount: &MountRequest,
-    ) -> Result<Arc<str>, Failure> {
-        let (process, memory, leaf) = (std::process::id(), memory.descriptor(), leaf.as_raw_fd());
-        let handover = Handover { process, memory, leaf, background, mount: mount.clone() };
+    pub fn text(memory: &Survival, background: bool, mount: &MountRequest) -> Result<Arc<str>, Failure> {
+        let (process, memory) = (std::process::id(), memory.descriptor());
+        let handover = Handover { process, memory, background, mount: mount.clone() };
         serde_json::to_string(&handover)
             .map(Arc::from)
             .map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
@@ -134,7 +121,10 @@ pub fn note(guarded: &Guarded, program: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::StackSource;
+    use crate::{
+        left::{Directories, Notes},
+        plan::StackSource,
+    };
     use nacre_stack::spec::StackSpec;
     use std::path::PathBuf;
 
@@ -159,11 +149,10 @@ mod tests {
             crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
-        let leaf = OwnedFd::from(fs::File::open("/").unwrap());
-        let handover = Handover::text(&memory, &leaf, true, &mount).unwrap();
-        Left::new(&spec, Path::new("/at"), "cage:/source").note(&spec, &memory);
-        let leaf = Arc::new(leaf);
-        HandedOver::of(&Guarded { memory, guardian: 1, leaf, handover })
+        let handover = Handover::text(&memory, true, &mount).unwrap();
+        let notes = Arc::new(Notes::of(&memory).unwrap());
+        notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
+        HandedOver::of(&Guarded { memory, guardian: 1, notes, handover })
     }
 
     #[test]
@@ -171,7 +160,7 @@ mod tests {
         assert_eq!(handed().check(), Ok(()));
         let wrong = [
             HandedOver { version: SURVIVAL_VERSION + 1, ..handed() },
-            HandedOver { handover: handed().handover.replace("\"leaf\"", "\"leave\""), ..handed() },
+            HandedOver { handover: handed().handover.replace("\"memory\"", "\"memories\""), ..handed() },
             HandedOver { handover: handed().handover.replace("cage:size", "cage:volume"), ..handed() },
             HandedOver { left: b"{}".to_vec(), ..handed() },
         ];

@@ -2,12 +2,18 @@
 //! notes ([`nacre_fuse::Survival`]).
 //!
 //! Noted by [`crate::serving`], read by the next worker of the same guardian ([`crate::guardian`]).
+//! Invariant: a descriptor that is noted is open as long as it is; the next worker closes all others.
 
-use crate::{clock, failure::Failure};
+use crate::{clock, failure::Failure, opening::unusable_source, union::absent::Absent};
 use nacre_fuse::Survival;
 use nacre_stack::spec::StackSpec;
+use nacre_sys::descriptors;
+use nacre_vfs::LeftNumbers;
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::HashMap,
     ffi::OsString,
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
@@ -22,21 +28,73 @@ pub struct Guarded {
     pub memory: Survival,
     /// The guardian's process number.
     pub guardian: u32,
-    /// The directory at the bottom of the stack, from before anything was mounted over it.
-    pub leaf: Arc<OwnedFd>,
+    /// What is left to it beside that.
+    pub notes: Arc<Notes>,
     /// What the guardian leaves to another program ([`crate::upgrade`]).
     pub handover: Arc<str>,
 }
 
-impl Guarded {
-    /// By which path the directory is reached whatever is mounted over it.
-    pub fn leaf_path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.leaf.as_raw_fd()))
+/// The directories that layers are of, each held by a descriptor from before anything was mounted
+/// over it: by its path, the next worker might ask for the mount that it is to answer for.
+#[derive(Debug, Default)]
+pub struct Directories(Vec<(PathBuf, OwnedFd)>);
+
+impl Directories {
+    /// Those of a stack.
+    ///
+    /// # Errors
+    /// One that cannot be used.
+    pub fn open(spec: &StackSpec) -> Result<Directories, Failure> {
+        let mut directories = Directories::default();
+        spec.directories().into_iter().try_for_each(|directory| directories.hold(directory))?;
+        Ok(directories)
+    }
+
+    /// Those that a process before this one held.
+    ///
+    /// # Errors
+    /// One is not open any more.
+    pub fn left(left: &Left) -> Result<Directories, Failure> {
+        let taken = left.directories.iter().map(|(path, number)| {
+            let path = PathBuf::from(path);
+            let taken = descriptors::take_over(*number).map_err(|error| unusable_source(&path, &error))?;
+            Ok((path, taken))
+        });
+        taken.collect::<Result<_, Failure>>().map(Directories)
+    }
+
+    /// One more, as it is now.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn hold(&mut self, directory: &Path) -> Result<(), Failure> {
+        let opened = rustix::fs::open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let opened = opened.map_err(|error| unusable_source(directory, &error.into()))?;
+        match self.0.iter_mut().find(|(path, _)| path == directory) {
+            Some((_, held)) => *held = opened,
+            None => self.0.push((directory.to_owned(), opened)),
+        }
+        Ok(())
+    }
+
+    /// Takes out those that a stack does not have any more.
+    pub fn take_all_but(&mut self, spec: &StackSpec) -> Directories {
+        let present = spec.directories();
+        let (kept, gone) =
+            std::mem::take(&mut self.0).into_iter().partition(|(path, _)| present.contains(&path.as_path()));
+        self.0 = kept;
+        Directories(gone)
+    }
+
+    /// By which path each is reached whatever is mounted over it.
+    pub fn reached(&self) -> HashMap<PathBuf, PathBuf> {
+        let path = |descriptor: &OwnedFd| PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+        self.0.iter().map(|(directory, descriptor)| (directory.clone(), path(descriptor))).collect()
     }
 }
 
 /// What a worker has to know of the mount beside what the door notes.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// The layers as they are now, in one line.
     stack: String,
@@ -45,15 +103,17 @@ pub struct Left {
     pub source: String,
     /// When it was mounted, seconds since 1970.
     pub mounted: u64,
+    /// The numbers of the descriptors that hold directories.
+    directories: Vec<(OsString, i32)>,
+    /// Branches that are not there yet.
+    pub absent: Vec<Absent>,
+    /// How files move between tiers, where a union is.
+    pub tier_rules: Option<String>,
+    /// What a union notes ([`LeftNumbers`]).
+    numbers: Vec<u64>,
 }
 
 impl Left {
-    /// Of a mount that has just been made.
-    pub fn new(spec: &StackSpec, mountpoint: &Path, source: &str) -> Left {
-        let (mountpoint, source) = (mountpoint.as_os_str().to_owned(), source.to_owned());
-        Left { stack: spec.to_line(), mountpoint, source, mounted: clock::date() }
-    }
-
     /// What is noted; none where this worker is the first.
     ///
     /// # Errors
@@ -74,23 +134,6 @@ impl Left {
             .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
     }
 
-    /// Notes it, of a mount with these layers.
-    pub fn note(&self, spec: &StackSpec, memory: &Survival) {
-        let same = self.spec().is_ok_and(|read| read == *spec);
-        match serde_json::to_vec(self) {
-            Ok(text) if same && memory.set_text(&text) => {}
-            _ => memory.give_up("its layers cannot be noted"),
-        }
-    }
-
-    /// Notes that the layers have changed.
-    pub fn change(memory: &Survival, spec: &StackSpec) {
-        match memory.text().and_then(|text| serde_json::from_slice::<Left>(&text).ok()) {
-            Some(left) => Left { stack: spec.to_line(), ..left }.note(spec, memory),
-            None => memory.give_up("what was noted of it cannot be read"),
-        }
-    }
-
     /// The layers.
     ///
     /// # Errors
@@ -109,5 +152,72 @@ impl Left {
     pub fn started(&self) -> Instant {
         let age = Duration::from_secs(clock::date().saturating_sub(self.mounted));
         clock::now().checked_sub(age).unwrap_or_else(clock::now)
+    }
+
+    /// The descriptors that the next worker keeps.
+    pub fn descriptors(&self) -> Vec<i32> {
+        self.directories.iter().map(|(_, number)| *number).collect()
+    }
+
+    /// The layers are these, in these directories.
+    pub fn set_layers(&mut self, spec: &StackSpec, directories: &Directories) {
+        self.stack = spec.to_line();
+        let number = |(path, held): &(PathBuf, OwnedFd)| (path.as_os_str().to_owned(), held.as_raw_fd());
+        self.directories = directories.0.iter().map(number).collect();
+    }
+}
+
+/// What is noted, by whom it is kept in step. Until the mount is made nothing is written: nobody
+/// could go on.
+#[derive(Debug)]
+pub struct Notes {
+    memory: Survival,
+    now: Mutex<Left>,
+}
+
+impl Notes {
+    /// Those of a process before this one; empty where it is the first.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn of(memory: &Survival) -> Result<Notes, Failure> {
+        Ok(Notes { memory: memory.clone(), now: Mutex::new(Left::of(memory)?.unwrap_or_default()) })
+    }
+
+    /// A mount has been made.
+    pub fn begin(&self, mountpoint: &Path, source: &str, (spec, directories): (&StackSpec, &Directories)) {
+        self.change(|left| {
+            (left.mountpoint, left.source) = (mountpoint.as_os_str().to_owned(), source.to_owned());
+            left.mounted = clock::date();
+            left.set_layers(spec, directories);
+        });
+    }
+
+    /// Something has changed.
+    pub fn change(&self, change: impl FnOnce(&mut Left)) {
+        let mut left = self.now.lock();
+        change(&mut left);
+        if left.mounted == 0 {
+            return;
+        }
+        let same = left.spec().is_ok_and(|read| read.to_line() == left.stack);
+        match serde_json::to_vec(&*left) {
+            Ok(text) if same && self.memory.set_text(&text) => {}
+            _ => self.memory.give_up("its layers cannot be noted"),
+        }
+    }
+}
+
+impl LeftNumbers for Notes {
+    fn read(&self) -> Vec<u64> {
+        self.now.lock().numbers.clone()
+    }
+
+    fn note(&self, numbers: &[u64]) {
+        self.change(|left| left.numbers = numbers.to_vec());
+    }
+
+    fn give_up(&self, why: &str) {
+        self.memory.give_up(why);
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     failure::{Exit, Failure},
     figures,
     handover::{self, HandedOver},
-    left::{Guarded, Left},
+    left::{Directories, Guarded, Left},
     log::Log,
     opening,
     plan::{Door, MountPlan},
@@ -38,6 +38,7 @@ use nacre_stack::{
     spec::{BranchSpec, LayerSpec, RemapSpec, StackSpec},
 };
 use nacre_sys::signals::{Signal, Signals};
+use nacre_vfs::LeftNumbers;
 use parking_lot::Mutex;
 use std::{
     io,
@@ -106,7 +107,6 @@ impl Live {
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
         let Surroundings { listener, socket, shared, guarded } = surroundings;
         let mut context = opening::surroundings()?;
-        context.leaf = guarded.as_ref().map(Guarded::leaf_path);
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
         let Found { spec, mountpoint, source, absent, begun } = match &left {
@@ -114,9 +114,20 @@ impl Live {
             Some(left) => Found::left(left)?,
             None => Found::look(plan, &context)?,
         };
+        let directories = match (&guarded, &left) {
+            (Some(_), Some(left)) => Directories::left(left)?,
+            (Some(_), None) => Directories::open(&spec)?,
+            (None, _) => Directories::default(),
+        };
+        context.reached = directories.reached();
+        context.left_numbers = guarded.as_ref().map(|guarded| Arc::clone(&guarded.notes) as Arc<dyn LeftNumbers>);
         let stack = opening::build(&spec, &context)?;
+        let rules = left.as_ref().and_then(|left| left.tier_rules.as_deref()).zip(stack.union());
+        if let Some((rules, union)) = rules {
+            union::tiering::set(&union.control(), rules)?;
+        }
         stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let mut options = door::options(plan, &spec, context.leaf.as_deref(), &mountpoint, &source);
+        let mut options = door::options(plan, &spec, &context, &mountpoint, &source);
         options.survival = guarded.as_ref().map(|guarded| guarded.memory.clone());
         let judged_below = !options.default_permissions;
         if let Some((log, seat)) = &shared {
@@ -137,6 +148,7 @@ impl Live {
             context,
             drains: union::serving::Drains::default(),
             absent: Mutex::new(absent),
+            directories: Mutex::new(directories),
             shared,
         });
         serving.await_branches()?;
@@ -146,8 +158,10 @@ impl Live {
         if left.is_none() {
             narrow(&plan.door, &mountpoint)?;
             if let Some(guarded) = &serving.about.guarded {
-                let spec = serving.spec.lock();
-                Left::new(&spec, &mountpoint, &serving.about.source).note(&spec, &guarded.memory);
+                let (spec, directories) = (serving.spec.lock(), serving.directories.lock());
+                guarded.notes.begin(&mountpoint, &serving.about.source, (&spec, &directories));
+                drop((spec, directories));
+                serving.note_layers();
             }
         }
         let device = serving.mount.device_number().filter(|_| plan.door.allow_other);
@@ -219,7 +233,7 @@ impl Found {
     /// As a process before this one left it.
     fn left(left: &Left) -> Result<Found, Failure> {
         let (spec, mountpoint, source) = (left.spec()?, left.mountpoint(), left.source.clone());
-        Ok(Found { spec, mountpoint, source, absent: Vec::new(), begun: Vec::new() })
+        Ok(Found { spec, mountpoint, source, absent: left.absent.clone(), begun: Vec::new() })
     }
 }
 
@@ -252,6 +266,8 @@ pub struct Serving {
     drains: union::serving::Drains,
     /// Branches that are not there yet.
     absent: union::absent::Waiting,
+    /// That are held for a process after this one.
+    directories: Mutex<Directories>,
     /// Its log and its place among the other mounts of the process, where it is one of several.
     shared: Option<(Arc<Log>, Seat)>,
 }
@@ -318,9 +334,9 @@ impl Serving {
         let resized = cages.get(which).ok_or_else(gone)?.resize(limits);
         resized.map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))?;
         *spec = changed;
-        if let Some(guarded) = &self.about.guarded {
-            Left::change(&guarded.memory, &spec);
-        }
+        drop(spec);
+        self.note_layers();
+        let spec = self.spec.lock();
         let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
         if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
     }
@@ -334,6 +350,7 @@ impl Serving {
             mountpoint: &mountpoint,
             drains: &self.drains,
             absent: &self.absent,
+            directories: self.about.guarded.as_ref().map(|_| &self.directories),
         };
         let seat = self.shared.as_ref().map(|(_, seat)| seat);
         let changes = seat.map_or(Ok(false), |seat| seat.reserve(&request))?;
@@ -343,9 +360,25 @@ impl Serving {
         }
         if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
             *self.spec.lock() = self.stack.spec();
+            self.note_layers();
             self.tell_kernel();
         }
         answer
+    }
+
+    /// Notes the layers as they are, for a process after this one.
+    fn note_layers(&self) {
+        let Some(guarded) = &self.about.guarded else { return };
+        let spec = self.spec.lock();
+        let mut directories = self.directories.lock();
+        // Closed when they are noted no more.
+        let _gone = directories.take_all_but(&spec);
+        let absent = self.absent.lock().clone();
+        let tier_rules = self.stack.union().map(|union| union.control().tier_status().rules.to_string());
+        guarded.notes.change(|left| {
+            left.set_layers(&spec, &directories);
+            (left.absent, left.tier_rules) = (absent, tier_rules);
+        });
     }
 
     /// Has branches that are missing come in when they are there.
@@ -382,6 +415,7 @@ impl Serving {
         match added {
             Ok(()) => {
                 self.absent.lock().retain(|other| other != absent);
+                self.note_layers();
                 tracing::info!(branch = %name, "a branch that was missing is there");
             }
             Err(failure) => tracing::debug!(branch = %name, "a branch that was missing cannot be added: {failure}"),
@@ -470,9 +504,8 @@ impl Serving {
         let warnings = reloaded.map_err(|error| Failure::new(format!("the rules stay as they were: {error}")))?;
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         *spec = changed;
-        if let Some(guarded) = &self.about.guarded {
-            Left::change(&guarded.memory, &spec);
-        }
+        drop(spec);
+        self.note_layers();
         self.mount.invalidate_everything();
         self.tell_kernel();
         tracing::info!("rules are reloaded");

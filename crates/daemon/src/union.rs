@@ -7,4 +7,4 @@ pub mod place;
 pub mod report;
 pub mod requests;
 pub mod serving;
-mod tiering;
+pub mod tiering;

@@ -134,7 +134,7 @@ pub fn context(uid: u32) -> Context {
         waiting: simply_waiting(),
         watch_group: None,
         reached: Default::default(),
-            left_numbers: None,
+        left_numbers: None,
         tell: tell_nobody(),
     }
 }

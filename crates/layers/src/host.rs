@@ -39,8 +39,8 @@ use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
-    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
-    StatFs, XattrFlags,
+    FoundOpen, Invalidation, Ioctl, Kind, Layer, LeftOpen, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope,
+    SetAttr, StatFs, XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;

@@ -123,7 +123,10 @@ fn branches_of_a_union_change_while_it_serves() {
     assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap(), &context(0)), Ok(vec![]));
     assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
     let other = built(&format!("union:{c}=rw"));
-    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap(), &context(0)).unwrap_err().reason, Some(nacre_vfs::Errno::EBUSY));
+    assert_eq!(
+        stack.modify_branch(1, "rw".parse().unwrap(), &context(0)).unwrap_err().reason,
+        Some(nacre_vfs::Errno::EBUSY)
+    );
     drop(other);
     assert_eq!(stack.modify_branch(1, "rw".parse().unwrap(), &context(0)), Ok(vec![]));
     // No other branch has the file.

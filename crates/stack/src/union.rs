@@ -248,12 +248,7 @@ impl Stack {
     ///
     /// # Errors
     /// There is no such branch, or what is open on it does not go with them.
-    pub fn modify_branch(
-        &self,
-        place: usize,
-        mode: BranchMode,
-        context: &Context,
-    ) -> Result<Vec<String>, BranchError> {
+    pub fn modify_branch(&self, place: usize, mode: BranchMode, context: &Context) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
         self.change(|union, served, control| {
             let slot = slot(&control, place)?;

@@ -82,7 +82,8 @@ impl Identities {
     fn note(&self, all: &[FileSystem]) {
         let Some((left, root)) = self.left.as_ref().zip(self.root.get()) else { return };
         let of_one = |one: &FileSystem| [&[one.fs, one.marks.len() as u64], &one.marks[..]].concat();
-        let numbers: Vec<u64> = [self.nonce, root.ino, root.generation].into_iter().chain(all.iter().flat_map(of_one)).collect();
+        let numbers: Vec<u64> =
+            [self.nonce, root.ino, root.generation].into_iter().chain(all.iter().flat_map(of_one)).collect();
         left.note(&numbers);
     }
 }
@@ -106,7 +107,13 @@ impl Default for Identities {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let nonce =
             mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);
-        Identities { file_systems: RwLock::default(), large: Mutex::default(), nonce, root: OnceLock::new(), left: None }
+        Identities {
+            file_systems: RwLock::default(),
+            large: Mutex::default(),
+            nonce,
+            root: OnceLock::new(),
+            left: None,
+        }
     }
 }
 

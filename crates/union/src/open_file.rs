@@ -12,8 +12,8 @@ use crate::{
 };
 use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{
-    AllocateMode, Caller, Errno, FileLock, FoundOpen, Ioctl, LeftFile, LeftOpen, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result,
-    Whence, WriteOrigin,
+    AllocateMode, Caller, Errno, FileLock, FoundOpen, Ioctl, LeftFile, LeftOpen, LockKind, LockOwner, Node, OpenFile,
+    OpenFlags, Opened, Result, Whence, WriteOrigin,
 };
 use std::{
     any::Any,

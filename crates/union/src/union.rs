@@ -21,8 +21,8 @@ use crate::{
 use arc_swap::ArcSwap;
 use nacre_vfs::{
     AnyOpen, AttachedDoor, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno,
-    FileId, Invalidation, Ioctl, Kind, Layer, LeftNumbers, LeftOpen, Name, Node, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags,
-    Result, Scope, SetAttr, StatFs, XattrFlags,
+    FileId, Invalidation, Ioctl, Kind, Layer, LeftNumbers, LeftOpen, Name, Node, OpenFileClient, OpenFileHost,
+    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::RwLock;
 use std::{

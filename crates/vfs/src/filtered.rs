@@ -4,8 +4,8 @@
 
 use crate::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Creation, Description, Dev, DirEntry, DirSink, Entry,
-    Errno, Filter, FoundOpen, Ioctl, Kind, Layer, LeftOpen, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope,
-    SetAttr, StatFs, XattrFlags,
+    Errno, Filter, FoundOpen, Ioctl, Kind, Layer, LeftOpen, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result,
+    Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::Arc;
 

@@ -12,16 +12,20 @@ use crate::{
     report::path_text,
 };
 use nacre_stack::spec::{BranchSpec, LayerSpec, StackSpec};
-use nacre_union::UnionOptions;
+use nacre_union::{BranchMode, UnionOptions};
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags},
 };
+use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
     fs,
-    os::unix::{ffi::OsStringExt, fs::MetadataExt},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -31,7 +35,8 @@ use std::{
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A branch that is not there yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "(OsString, Vec<OsString>)", into = "(OsString, Vec<OsString>)")]
 pub struct Absent {
     /// The branch.
     pub branch: BranchSpec,
@@ -95,6 +100,21 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
         }
     }
     Ok(absent)
+}
+
+impl From<Absent> for (OsString, Vec<OsString>) {
+    fn from(absent: Absent) -> (OsString, Vec<OsString>) {
+        (absent.branch.text(), absent.above.iter().map(BranchSpec::text).collect())
+    }
+}
+
+impl TryFrom<(OsString, Vec<OsString>)> for Absent {
+    type Error = String;
+
+    fn try_from((branch, above): (OsString, Vec<OsString>)) -> Result<Absent, String> {
+        let parse = |text: OsString| BranchSpec::parse(text.as_bytes(), BranchMode::rw());
+        Ok(Absent { branch: parse(branch)?, above: above.into_iter().map(parse).collect::<Result<_, _>>()? })
+    }
 }
 
 impl Absent {

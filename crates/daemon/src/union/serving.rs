@@ -14,6 +14,8 @@ use super::{balancing, requests};
 use crate::union::requests::{BranchPosition, UnionAnswer, UnionRequest};
 use crate::{
     failure::{Exit, Failure},
+    guardian,
+    left::Directories,
     report::{path_text, printable},
 };
 use nacre_layers::context::Context;
@@ -72,6 +74,8 @@ pub struct ServedUnion<'a> {
     pub drains: &'a Drains,
     /// What is to come.
     pub absent: &'a Waiting,
+    /// The directories that are held, of a mount that outlives its process.
+    pub directories: Option<&'a Mutex<Directories>>,
 }
 
 impl ServedUnion<'_> {
@@ -156,9 +160,11 @@ impl ServedUnion<'_> {
     fn find(&self, named: &Path) -> Result<usize, Failure> {
         let branches = self.union()?.control().list();
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let wanted = real(named);
-        let place = branches.iter().position(|branch| branch.name == named);
-        place.or_else(|| branches.iter().position(|branch| real(&branch.name) == wanted)).ok_or_else(|| {
+        let place = branches.iter().position(|branch| branch.name == named).or_else(|| {
+            let wanted = real(named);
+            branches.iter().position(|branch| real(&branch.name) == wanted)
+        });
+        place.ok_or_else(|| {
             let names: Vec<String> = branches.iter().map(|branch| path_text(&branch.name)).collect();
             Failure::new(format!("{} is no branch of this union", path_text(named)))
                 .exit(Exit::NotFound)
@@ -184,7 +190,17 @@ impl ServedUnion<'_> {
             BranchPosition::At(place) => place.saturating_sub(1),
             BranchPosition::Bottom => usize::MAX,
         };
-        self.stack.add_branch(branch, place, self.context).map_err(|error| unchanged(&error, ""))
+        let Some(directories) = self.directories else {
+            return self.stack.add_branch(branch, place, self.context).map_err(|error| unchanged(&error, ""));
+        };
+        guardian::check_branch(&branch, self.mountpoint)?;
+        let mut context = self.context.clone();
+        {
+            let mut directories = directories.lock();
+            branch.directories().into_iter().try_for_each(|directory| directories.hold(directory))?;
+            context.reached = directories.reached();
+        }
+        self.stack.add_branch(branch, place, &context).map_err(|error| unchanged(&error, ""))
     }
 
     fn move_file(&self, path: &[u8], up: bool) -> Result<u64, Failure> {

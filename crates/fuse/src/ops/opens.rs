@@ -22,9 +22,7 @@ use fusewire::{
 use nacre_vfs::{
     Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
 };
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 /// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC,
 /// O_NOATIME and O_SYNC. All others are the kernel's business with its own open file (O_NOFOLLOW,
