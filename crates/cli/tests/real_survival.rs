@@ -43,6 +43,19 @@ impl Guarded {
         Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
     }
 
+    /// A union of the source over a directory that is filled first.
+    fn union(options: &[&str], fill: impl FnOnce(&Path)) -> Guarded {
+        let mut fixture = Fixture::bare();
+        let lower = fixture.scratch.path().join("lower");
+        fs::create_dir(&lower).unwrap();
+        fill(&lower);
+        let branches = format!("{}=rw:{}=ro", fixture.source.display(), lower.display());
+        let mountpoint = fixture.mountpoint.clone();
+        let words = [&["union", "--survive", "--transport=device"], options].concat();
+        fixture.start(&words, branches.as_ref(), &mountpoint);
+        Guarded::of(fixture)
+    }
+
     fn of(fixture: Fixture) -> Guarded {
         let workers = vec![worker(&fixture.mountpoint)];
         Guarded { guardian: fixture.pid(), fixture, workers }
@@ -162,6 +175,192 @@ fn opened_files_go_on_in_a_cage() {
     }
 }
 
+#[test]
+fn opened_files_go_on_in_a_union() {
+    if as_root() {
+        opened_files_go_on(Guarded::union(&[], |_| ()));
+    }
+}
+
+/// Files of the branch below: read, copied up, removed and moved around the death of the process, and
+/// branches that come and change while mounted.
+#[test]
+fn a_union_that_goes_on_has_its_branches() {
+    if !as_root() {
+        return;
+    }
+    let names = ["read", "gone", "risen", "later", "moved", "linked"];
+    let mut guarded = Guarded::union(&[], |lower| {
+        fs::create_dir_all(lower.join("tree/sub")).unwrap();
+        names.iter().for_each(|name| fs::write(lower.join("tree").join(name), "below").unwrap());
+        fs::hard_link(lower.join("tree/linked"), lower.join("tree/sub/linked")).unwrap();
+    });
+    let place = guarded.fixture.mountpoint.clone();
+    let at = |name: &str| place.join("tree").join(name);
+    let writable = |name: &str| OpenOptions::new().read(true).write(true).open(at(name)).unwrap();
+    let content = |file: &File| {
+        let mut text = vec![0; 32];
+        let read = file.read_at(&mut text, 0).unwrap();
+        String::from_utf8(text[..read].to_vec()).unwrap()
+    };
+    let union = |words: &[&str]| {
+        let output = guarded.fixture.nacre([&["union"], words].concat());
+        assert!(output.status.success(), "{words:?}: {}", mounting::text(&output.stderr));
+        mounting::text(&output.stdout)
+    };
+    let mount = place.to_str().unwrap().to_owned();
+    let third = guarded.fixture.scratch.path().join("third");
+    fs::create_dir_all(third.join("own")).unwrap();
+    fs::write(third.join("own/file"), "third").unwrap();
+    union(&["add", &mount, &format!("{}=rw", third.display())]);
+    union(&["mod", &mount, &format!("{}=ro", third.display())]);
+    // By descriptor alone: what is there now is another directory.
+    fs::rename(&third, guarded.fixture.scratch.path().join("renamed")).unwrap();
+    fs::create_dir(&third).unwrap();
+    let branches = || -> Vec<String> {
+        let list = union(&["list", &mount]);
+        let words = |line: &str| line.split_whitespace().skip(1).take(3).collect::<Vec<_>>().join(" ");
+        list.lines().map(words).collect()
+    };
+    let before = branches();
+    let (read, gone, risen, later) =
+        (File::open(at("read")).unwrap(), writable("gone"), writable("risen"), writable("later"));
+    let risen_reader = File::open(at("risen")).unwrap();
+    risen.write_all_at(b"above", 0).unwrap();
+    fs::remove_file(at("risen")).unwrap();
+    fs::remove_file(at("gone")).unwrap();
+    let moved = writable("moved");
+    fs::rename(at("moved"), at("sub/moved")).unwrap();
+    let linked = writable("linked");
+    linked.write_all_at(b"L", 0).unwrap();
+    let third_file = File::open(place.join("own/file")).unwrap();
+    let inodes = |files: &[&File]| files.iter().map(|file| file.metadata().unwrap().ino()).collect::<Vec<_>>();
+    let all = [&read, &gone, &risen, &risen_reader, &later, &moved, &linked, &third_file];
+    let numbers = inodes(&all);
+    let mut shell =
+        Command::new("sh").current_dir(at("sub")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh");
+    let killed = *guarded.workers.last().unwrap();
+    kill(killed, Signal::KILL);
+    eventually("another process serves the mount", || worker(&place) != killed);
+    assert_eq!(inodes(&all), numbers);
+    assert_eq!(branches(), before);
+    guarded.workers.push(worker(&place));
+    assert_eq!(
+        (content(&gone), content(&risen), content(&risen_reader)),
+        ("below".into(), "above".into(), "above".into())
+    );
+    assert_eq!((gone.metadata().unwrap().nlink(), risen.metadata().unwrap().nlink()), (0, 0));
+    assert!(!at("gone").exists() && !at("risen").exists() && !at("moved").exists());
+    assert_eq!(
+        (content(&third_file), fs::read_to_string(place.join("own/file")).unwrap()),
+        ("third".into(), "third".into())
+    );
+    gone.write_all_at(b"G", 0).unwrap();
+    risen.write_all_at(b"R", 0).unwrap();
+    later.write_all_at(b"l", 0).unwrap();
+    moved.write_all_at(b"m", 0).unwrap();
+    // Somebody else copies it up: who reads it sees that.
+    writable("read").write_all_at(b"r", 0).unwrap();
+    guarded.kill();
+    assert_eq!(inodes(&all), numbers);
+    let texts: Vec<String> = all.iter().map(|file| content(file)).collect();
+    assert_eq!(texts, ["relow", "Gelow", "Rbove", "Rbove", "lelow", "melow", "Lelow", "third"]);
+    assert_eq!(fs::read_to_string(at("sub/linked")).unwrap(), "Lelow");
+    shell.stdin.take().unwrap().write_all(b"cat moved && echo new >made && ls | wc -l\n").unwrap();
+    assert_eq!(mounting::text(&shell.wait_with_output().unwrap().stdout).trim(), "melow3");
+    assert_eq!(fs::read_to_string(guarded.fixture.below("tree/sub/made")).unwrap(), "new\n");
+    let lower = guarded.fixture.scratch.path().join("lower/tree");
+    assert!(names.iter().all(|name| fs::read_to_string(lower.join(name)).unwrap() == "below"), "it is only read");
+    drop((read, gone, risen, risen_reader, later, moved, linked, third_file));
+    guarded.fixture.unmount();
+}
+
+/// Copies up, removes, and moves files of the branch below as long as it may and there are any.
+fn change_below(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
+    for round in 0_u64.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+        if round >= BELOW {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        let name = |what: &str| place.join(format!("low{number}/{round}-{what}"));
+        let mut file = OpenOptions::new().append(true).read(true).open(name("file")).expect("open");
+        file.write_all(b"+more").expect("append");
+        assert_eq!(fs::read_to_string(name("file")).expect("read"), "below+more");
+        fs::rename(name("file"), name("moved")).expect("rename");
+        file.write_all(b"+last").expect("append");
+        assert!(!name("file").exists(), "what was moved is there no more");
+        fs::remove_file(name("old")).expect("unlink");
+        assert!(!name("old").exists(), "what was removed is there no more");
+        fs::remove_dir_all(name("directory")).expect("rmdir");
+        fs::create_dir(name("directory")).expect("mkdir");
+        assert_eq!(fs::read_dir(name("directory")).expect("readdir").count(), 0);
+        fs::rename(name("one"), name("other")).expect("rename over");
+        assert_eq!(fs::read_to_string(name("other")).expect("read"), "one");
+    }
+}
+
+/// How many files of each kind a thread has.
+const BELOW: u64 = 300;
+
+#[test]
+fn nobody_notices_that_the_process_of_a_union_dies() {
+    if !as_root() {
+        return;
+    }
+    let rounds = std::env::var("NACRE_SURVIVAL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1_u64);
+    println!("campaign: NACRE_SURVIVAL_ROUNDS={rounds}");
+    for round in 0..rounds {
+        let options = if round % 2 == 0 { &[][..] } else { mounting::without_passthrough() };
+        let mut guarded = Guarded::union(options, |lower| {
+            for number in 0..2 {
+                for round in 0..BELOW {
+                    let name = |what: &str| lower.join(format!("low{number}/{round}-{what}"));
+                    fs::create_dir_all(name("directory/sub")).unwrap();
+                    [("file", "below"), ("old", "old"), ("one", "one"), ("other", "other"), ("directory/x", "x")]
+                        .iter()
+                        .for_each(|(what, content)| fs::write(name(what), content).unwrap());
+                }
+            }
+        });
+        let place = guarded.fixture.mountpoint.clone();
+        let (over, done, below) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let (over, done, below, place) = (&over, &done, &below, &place);
+            let end = Raised(over);
+            let mut threads = vec![scope.spawn(move || change(place, 9, over, done))];
+            threads.extend((0..2).map(|number| scope.spawn(move || change_below(place, number, over, below))));
+            for _ in 0..2 {
+                let before = (done.load(Ordering::Relaxed), below.load(Ordering::Relaxed));
+                eventually("they go on", || {
+                    done.load(Ordering::Relaxed) > before.0 + 5 && below.load(Ordering::Relaxed) > before.1 + 20
+                });
+                std::thread::sleep(Duration::from_micros(round * 911 % 5000));
+                guarded.kill();
+            }
+            eventually("they come to the end", || below.load(Ordering::Relaxed) > 2 * BELOW + 2);
+            drop(end);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        for number in 0..2 {
+            let mut finished = 0;
+            for round in 0..BELOW {
+                let name = |what: &str| place.join(format!("low{number}/{round}-{what}"));
+                if name("moved").exists() && !name("one").exists() {
+                    assert_eq!(fs::read_to_string(name("moved")).unwrap(), "below+more+last");
+                    assert!(!name("file").exists() && !name("old").exists());
+                    finished += 1;
+                }
+            }
+            assert!(finished > 40, "{finished}");
+        }
+        guarded.fixture.unmount();
+    }
+}
+
 /// What a cage says of itself.
 fn cage(guarded: &Guarded) -> Cage {
     Cage::of(&guarded.fixture, &guarded.fixture.source)
@@ -243,7 +442,8 @@ fn another_program_goes_on() {
         let output = mounting::finish(command.arg("upgrade").arg(&guarded.fixture.mountpoint));
         assert!(output.status.success(), "{}", mounting::text(&output.stderr));
     };
-    for guarded in [&mut mirror, &mut cage] {
+    let mut union = Guarded::union(&[], |_| ());
+    for guarded in [&mut mirror, &mut cage, &mut union] {
         let mountpoint = guarded.fixture.mountpoint.clone();
         let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let mut nameless =
@@ -501,6 +701,19 @@ fn what_cannot_outlive_its_process_is_refused() {
     }
     let output = fixture.nacre(["cage", "--survive", "--size=1M", "--writes=collected", source]);
     assert!(mounting::text(&output.stderr).contains("--writes=through"), "{}", mounting::text(&output.stderr));
+    let below = fixture.scratch.path().join("below");
+    fs::create_dir(&below).unwrap();
+    let (branches, below) = (format!("{source}=rw:{}=ro", below.display()), below.display());
+    for (words, why) in [
+        (["union", "-o", "link-cow", &branches], "link-cow"),
+        (["mount", "-o", "rw", &format!("union:{branches} | cage:size=1M")], "a cage lies over a union"),
+        (["mount", "-o", "rw", &format!("union:{source}=rw:{{union:{below}=ro}}=ro")], "a union itself"),
+        (["mount", "-o", "rw", &format!("union:{source}=rw:{{mem}}=ro")], "\"mem\""),
+    ] {
+        let output = fixture.nacre([&words[..], &["--survive", "--transport=device", mountpoint]].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", mounting::text(&output.stderr));
+        assert!(mounting::text(&output.stderr).contains(why), "{}", mounting::text(&output.stderr));
+    }
     let output = fixture.nacre(["mount", "--survive", "mem", mountpoint]);
     assert!(mounting::text(&output.stderr).contains("\"mem\""), "{}", mounting::text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));

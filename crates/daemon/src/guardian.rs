@@ -149,7 +149,7 @@ impl Guardian {
     fn become_program(&self, program: &Path, handover: &str) {
         // The kernel would end what was read by descriptors that close with this program.
         // What is wrong the next worker finds as well.
-        let Ok(Some(left)) = Left::of(&self.memory) else { return };
+        let Ok(left) = Left::read(&self.memory.text().unwrap_or_default()) else { return };
         if self.memory.take_over(&left.descriptors()).is_err() {
             return;
         }
