@@ -278,4 +278,13 @@ mod tests {
         assert_eq!(absent.place_in(&[of("/a"), of("/new"), of("/d")]), 1);
         assert_eq!(absent.place_in(&[of("/d")]), 0);
     }
+
+    #[test]
+    fn a_process_after_this_one_awaits_the_same() {
+        let of = |text: &str| BranchSpec::parse(text.as_bytes(), BranchMode::ro()).unwrap();
+        let absent = Absent { branch: of("/a b=rw"), above: vec![of("/c=ro+wh"), of("{host:/d | readonly}=ro")] };
+        let noted = serde_json::to_vec(&absent).unwrap();
+        assert_eq!(serde_json::from_slice::<Absent>(&noted).unwrap(), absent);
+        assert!(serde_json::from_slice::<Absent>(br#"[{"Unix":[61]},[]]"#).is_err());
+    }
 }
