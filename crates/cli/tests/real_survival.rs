@@ -705,7 +705,7 @@ fn what_cannot_outlive_its_process_is_refused() {
     fs::create_dir(&below).unwrap();
     let (branches, below) = (format!("{source}=rw:{}=ro", below.display()), below.display());
     for (words, why) in [
-        (["union", "-o", "link-cow", &branches], "link-cow"),
+        (["union", "-o", "link-cow=true", &branches], "numbers of this process"),
         (["mount", "-o", "rw", &format!("union:{branches} | cage:size=1M")], "a cage lies over a union"),
         (["mount", "-o", "rw", &format!("union:{source}=rw:{{union:{below}=ro}}=ro")], "a union itself"),
         (["mount", "-o", "rw", &format!("union:{source}=rw:{{mem}}=ro")], "\"mem\""),
