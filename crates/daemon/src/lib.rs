@@ -22,6 +22,7 @@ pub mod log;
 pub mod mount_flags;
 pub mod mountinfo;
 pub mod opening;
+mod outliving;
 pub mod plan;
 pub mod pool;
 pub mod report;

@@ -14,8 +14,8 @@ use super::{balancing, requests};
 use crate::union::requests::{BranchPosition, UnionAnswer, UnionRequest};
 use crate::{
     failure::{Exit, Failure},
-    guardian,
     left::Directories,
+    outliving,
     report::{path_text, printable},
 };
 use nacre_layers::context::Context;
@@ -193,7 +193,7 @@ impl ServedUnion<'_> {
         let Some(directories) = self.directories else {
             return self.stack.add_branch(branch, place, self.context).map_err(|error| unchanged(&error, ""));
         };
-        guardian::check_branch(&branch, self.mountpoint)?;
+        outliving::check_branch(&branch, self.mountpoint)?;
         let mut context = self.context.clone();
         {
             let mut directories = directories.lock();
