@@ -266,7 +266,9 @@ fn commits(most: u64) -> Vec<CommitFigures> {
     let (mut at, mut figures) = (1000, Vec::new());
     while at <= most {
         while (live.len() as u64) < at {
-            (0..2000).for_each(|_| drop(write(&mut live, txg)));
+            for _ in 0..2000 {
+                write(&mut live, txg);
+            }
             commit(txg);
             txg += 1;
         }
