@@ -3,7 +3,7 @@
 //!
 //! Makes a pool on a sparse file in the directory and fills it with NAMES empty files (in the
 //! environment; 10,000,000 otherwise), and tables of up to SEGMENTS segments in memory (1,000,000)
-//! without a pool. Prints tables in Markdown; with a document, they also replace what stands there
+//! without a pool; commits of a pool in memory. Prints tables in Markdown; with a document, they also replace what stands there
 //! between its two marks.
 
 #![allow(
@@ -22,18 +22,18 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nacre_pool::Store;
-use nacre_pool::backend::slots;
+use nacre_pool::backend::{MemoryBucket, Objects, WriterId, slots};
 use nacre_pool::device::{Device, FileDevice, Random};
 use nacre_pool::engine::{Committer, Dataset, Durable, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
-use nacre_pool::frames::WriteStream;
+use nacre_pool::frames::{CompressionSetting, Frames, NewFrame, Owner, WriteStream};
 use nacre_pool::label::{LogStart, Root, SlotAddress, TableSegment};
 use nacre_pool::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_pool::segment::cleaner::{self, Pressure};
-use nacre_pool::segment::table::{LONGEST, Op, SegmentTable};
-use nacre_pool::segment::table_log;
-use nacre_pool::store::{Access, DELTAS, Import, NewPool, Space, TABLE_SEGMENTS};
+use nacre_pool::segment::pages::{self, TableReader};
+use nacre_pool::segment::table::{LONGEST, Op, PAGE, SegmentTable};
+use nacre_pool::store::{Access, Commit, DELTAS, Import, NewPool, Space};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -147,9 +147,18 @@ fn table(segments: u64, length: u64) -> TableFigures {
         }
     }
     let memory = resident().saturating_sub(before);
-    let (write, full) = timed(|| table_log::write_full(9, &table, &[]));
-    let (read, again) = timed(|| table_log::read_full(&full).unwrap().0);
+    let (write, stored) = timed(|| -> Vec<(u32, Vec<u8>)> {
+        table.pages().into_iter().map(|page| (page, pages::write_page(&table, page))).collect()
+    });
+    let delta = pages::write_delta(9, table.next(), &[], &[]);
+    let (read, again) = timed(|| {
+        let mut reader = TableReader::default();
+        stored.iter().for_each(|(page, bytes)| reader.page(bytes, *page).unwrap());
+        reader.delta(&delta).unwrap();
+        reader.finish().unwrap().table
+    });
     assert_eq!(again.segments().len() as u64, segments);
+    let full: usize = stored.iter().map(|(_, bytes)| bytes.len() + 80).sum();
     let (choose, chosen) = timed(|| {
         let capacity = |_: &_| length;
         cleaner::choose(&table, &capacity, 1 << 40, Pressure::Some, &|_, _| false)
@@ -160,15 +169,15 @@ fn table(segments: u64, length: u64) -> TableFigures {
         segments,
         length,
         memory: each(memory as f64),
-        stored: each(full.len() as f64),
+        stored: each(full as f64),
         write: each(write),
         read: each(read),
         choose: each(choose),
     }
 }
 
-/// So many segments of the table fit into a root record beside the deltas that there can be then.
-fn most_table_segments() -> u64 {
+/// So many frames of the list of the table's segments fit into a root record beside everything else.
+fn most_list_frames() -> u64 {
     let pointer = Pointer {
         segment: u32::MAX,
         index: 1,
@@ -181,9 +190,7 @@ fn most_table_segments() -> u64 {
         birth: Txg(1 << 40),
         checksum: [1; 16],
     };
-    let place = || vec![SlotAddress { device: 999, slot: 1 << 20 }, SlotAddress { device: 998, slot: 1 << 20 }].into();
-    let segment = |id| TableSegment { id, place: place(), frames: 8, bytes: LONGEST, dead_since: Some(1 << 40) };
-    let fits = |segments: u32| {
+    let fits = |frames: u32| {
         let root = Root {
             pool: u64::MAX,
             generation: 1 << 40,
@@ -193,17 +200,93 @@ fn most_table_segments() -> u64 {
             clean: false,
             next_segment: u32::MAX,
             catalog: Some(pointer),
-            upper: vec![0; 64],
+            upper: Vec::new(),
             log_start: LogStart::default(),
             log: vec![(SlotAddress { device: 0, slot: 0 }, 1)],
-            table_segments: (0..segments).map(|at| segment(u32::MAX - at)).collect(),
-            table: Some(pointer),
-            deltas: Vec::new(),
+            // What holds the list is named by the record itself.
+            table_segments: (0..frames).map(|at| listed(u32::MAX - at)).collect(),
+            table: None,
+            deltas: vec![pointer; DELTAS],
+            table_top: vec![pointer],
+            table_list: vec![pointer; frames as usize],
+            listed: [].into(),
             guarded: true,
         };
         root.encode().is_ok()
     };
-    u64::from((1..500).take_while(|segments| fits(*segments)).last().unwrap())
+    u64::from((1..100).take_while(|frames| fits(*frames)).last().unwrap())
+}
+
+/// A segment of the table.
+fn listed(id: u32) -> TableSegment {
+    let place = vec![SlotAddress { device: 999, slot: 1 << 20 }, SlotAddress { device: 998, slot: 1 << 20 }];
+    TableSegment { id, place: place.into(), frames: 8, bytes: LONGEST, dead_since: Some(1 << 40) }
+}
+
+/// What commits take in a pool of so many segments, which is in memory.
+struct CommitFigures {
+    segments: u64,
+    mean: f64,
+    longest: f64,
+    /// Of the table, for each.
+    written: f64,
+    /// All of the table.
+    stored: u64,
+}
+
+/// Commits of one frame and of one that is freed.
+fn commits(most: u64) -> Vec<CommitFigures> {
+    const SEGMENT: u64 = 16 << 10;
+    const COMMITS: u32 = 200;
+    let writer = WriterId { nonce: 1, host: "here".to_owned(), clock: Box::new(|| 1) };
+    let objects = Objects::new(Arc::new(MemoryBucket::new(1, 0)), SEGMENT, 1 << 50, writer);
+    let new =
+        NewPool { name: "scale".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, redundant_metadata: false };
+    let (store, _) = Store::create_in(Arc::new(objects), &new, 1 << 50).unwrap();
+    let (mut random, mut live, mut txg) = (Random(3), Vec::new(), 1);
+    let mut content = vec![0; 9 << 10];
+    let mut write = |live: &mut Vec<Pointer>, txg: u64| {
+        content[..8].copy_from_slice(&random.next().to_le_bytes());
+        let frame = NewFrame {
+            stream: WriteStream::Data,
+            kind: FrameKind::Data,
+            owner: Owner { dataset: 1, object: 1, offset: 0 },
+            birth: Txg(txg),
+            content: &content,
+            compression: CompressionSetting::Off,
+            checksum: ChecksumKind::Xxh3,
+        };
+        live.push(store.write(&frame).unwrap());
+        random.next() as usize
+    };
+    let commit = |txg: u64| {
+        let log_start = LogStart::default();
+        store.commit(&Commit { txg: Txg(txg), catalog: None, upper: &[], log_start, time: 1 }).unwrap();
+    };
+    let (mut at, mut figures) = (1000, Vec::new());
+    while at <= most {
+        while (live.len() as u64) < at {
+            for _ in 0..2000 {
+                write(&mut live, txg);
+            }
+            commit(txg);
+            txg += 1;
+        }
+        let before = store.traffic().table;
+        let (mut all, mut longest) = (0.0, 0.0f64);
+        for _ in 0..COMMITS {
+            let random = write(&mut live, txg);
+            let freed = live.swap_remove(random % live.len());
+            store.free(&freed, Txg(txg));
+            let (seconds, ()) = timed(|| commit(txg));
+            (all, longest, txg) = (all + seconds, longest.max(seconds), txg + 1);
+        }
+        let written = (store.traffic().table - before) as f64 / f64::from(COMMITS);
+        let (segments, stored) = (live.len() as u64, store.space().table);
+        figures.push(CommitFigures { segments, mean: all / f64::from(COMMITS), longest, written, stored });
+        at *= 10;
+    }
+    figures
 }
 
 /// A pool of names.
@@ -353,7 +436,7 @@ fn measured_tables(text: &mut String, all: &[TableFigures]) {
     writeln!(text, "\n### Measured: the table of segments alone\n").unwrap();
     writeln!(text, "Segments full of records of {}, a tenth of them dead here and there.\n", bytes(RECORD as f64))
         .unwrap();
-    writeln!(text, "| segments | each of | what they can hold | in memory, each | full copy, each | written in | read in | the cleaner's choice |").unwrap();
+    writeln!(text, "| segments | each of | what they can hold | in memory, each | stored, each | made in | read in | the cleaner's choice |").unwrap();
     writeln!(text, "|---:|---:|---:|---:|---:|---:|---:|---:|").unwrap();
     for one in all {
         let whole = one.segments as f64;
@@ -368,6 +451,31 @@ fn measured_tables(text: &mut String, all: &[TableFigures]) {
             time(one.write * whole),
             time(one.read * whole),
             time(one.choose * whole),
+        )
+        .unwrap();
+    }
+}
+
+fn measured_commits(text: &mut String, all: &[CommitFigures]) {
+    writeln!(text, "\n### Measured: commits, by how many segments there are\n").unwrap();
+    writeln!(
+        text,
+        "Of one frame written and one freed, in a bucket in memory with segments of 16 KiB: what is measured is the\n\
+         table, not the store.\n"
+    )
+    .unwrap();
+    writeln!(text, "| segments | commit | the longest of 200 | written of the table, each | all of the table |")
+        .unwrap();
+    writeln!(text, "|---:|---:|---:|---:|---:|").unwrap();
+    for one in all {
+        writeln!(
+            text,
+            "| {} | {} | {} | {} | {} |",
+            count(one.segments),
+            time(one.mean),
+            time(one.longest),
+            bytes(one.written),
+            bytes(one.stored as f64),
         )
         .unwrap();
     }
@@ -422,12 +530,6 @@ fn computed(text: &mut String, slots: TableFigures, objects: TableFigures, names
         let all = |of: TableFigures| say(segments(of) as f64 * each(of));
         (all(slots), all(objects))
     };
-    let root = most_table_segments();
-    // Two full copies: the one that is kept, and the one that is written.
-    let holds = |segments: u64| {
-        let of = |of: TableFigures| bytes((segments * of.length) as f64 / 2.0 / of.stored * of.length as f64);
-        (of(slots), of(objects))
-    };
     let mut rows = Vec::new();
     let mut row = |what, (devices, bucket): (String, String), from: String| {
         rows.push(Row { what, devices, bucket, from });
@@ -443,26 +545,47 @@ fn computed(text: &mut String, slots: TableFigures, objects: TableFigures, names
     );
     row("table in memory", both(|of| of.memory, &bytes), "`SegmentTable`, measured each".to_owned());
     row(
-        "a full copy of the table",
+        "the table as it is stored",
         both(|of| of.stored, &bytes),
-        format!("`table_log::write_full`, once in {DELTAS} commits at least (`DELTAS`)"),
+        "`pages::write_page`, before it is packed".to_owned(),
+    );
+    let node = f64::from(pages::FAN) * 52.0;
+    let page = |of: TableFigures| of.stored * f64::from(PAGE) + node;
+    row(
+        "written for a segment that changes, at most",
+        (bytes(page(slots)), bytes(page(objects))),
+        format!("a page of {PAGE} segments and the node above it, once in {DELTAS} commits (8 in a bucket)"),
     );
     row(
-        "commit that writes it: readers and writers wait",
-        both(|of| of.write, &time),
-        "it is made under the lock of the table".to_owned(),
+        "10,000 such segments in each commit, all over the pool",
+        (bytes(page(slots) * 10_000.0), bytes(page(objects) * 10_000.0)),
+        "what content was freed to change them was a gigabyte at the least".to_owned(),
     );
-    row("import: reading the table", both(|of| of.read, &time), "`table_log::read_full`".to_owned());
+    row("import: reading the table", both(|of| of.read, &time), "`TableReader`, by one thread".to_owned());
     row("one choice of the cleaner", both(|of| of.choose, &time), "`cleaner::choose` looks at all segments".to_owned());
+    let own = |of: TableFigures| (segments(of) as f64 * of.stored * 2.0 / of.length as f64).ceil();
     row(
-        "beyond this, each commit writes the whole table",
-        holds(TABLE_SEGMENTS as u64),
-        format!("`TABLE_SEGMENTS` = {TABLE_SEGMENTS} segments for two copies (a pool in a bucket goes on with deltas)"),
+        "segments that the table lies in, at most",
+        (count(own(slots) as u64), count(own(objects) as u64)),
+        "twice what it needs, and a few".to_owned(),
     );
+    let entry = pages::write_list(1, &[listed(u32::MAX), listed(u32::MAX)]).len() as f64 / 2.0;
+    row(
+        "the list of these",
+        (bytes(own(slots) * entry), bytes(own(objects) * entry)),
+        "`pages::write_list`; it is written when a root record has no room for what has changed in it".to_owned(),
+    );
+    let frames = most_list_frames() as f64;
+    let reach = |of: TableFigures| {
+        let listed = frames * (of.length as f64 / 4.0).min(8.0 * MIB as f64) / entry;
+        let stored = listed * of.length as f64 / 2.0;
+        stored / of.stored
+    };
+    let most = |of: TableFigures| format!("{} x all numbers of segments", short(reach(of) / f64::from(u32::MAX)));
     row(
         "beyond this, no commit is possible",
-        holds(root),
-        format!("a root record of 4 KiB names {root} segments of the table (`Root::encode`)"),
+        (most(slots), most(objects)),
+        format!("a root record names {frames} frames of the list (`Root::encode`)"),
     );
     let numbers = f64::from(u32::MAX);
     row(
@@ -502,7 +625,7 @@ fn computed(text: &mut String, slots: TableFigures, objects: TableFigures, names
     row(
         "requests of readers, each commit",
         ("-".to_owned(), format!("{} /s and more", count(busy))),
-        format!("root, delta of the table and one node of the tree at least, each {COMMIT} s"),
+        format!("root, table and one node of the tree at least, each {COMMIT} s"),
     );
     writeln!(
         text,
@@ -532,6 +655,8 @@ fn main() {
         eprintln!("{} segments", count(at));
         at *= 10;
     }
+    let commits = commits(segments.min(100_000));
+    eprintln!("commits");
     let path = directory.join("scale.img");
     let mut pool = Names::new(&path);
     let (mut from, mut at, mut all) = (0, 100_000.min(most), Vec::new());
@@ -548,6 +673,7 @@ fn main() {
     let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     let mut text = format!("{BEGIN}\n\nMeasured on {cpus} CPUs of {}.\n", processor());
     measured_tables(&mut text, &tables);
+    measured_commits(&mut text, &commits);
     measured_names(&mut text, &all);
     let longest = tables.split_off(tables.len() - 2);
     computed(&mut text, longest[0], longest[1], *all.last().unwrap());

@@ -391,6 +391,23 @@ pub trait Backend: Send + Sync {
     /// The pool is imported without that log.
     fn give_up_log(&self) {}
 
+    /// Whoever writes to the log that begins there can append nothing to it any more.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where another program has imported the pool since.
+    fn end_log(&self, start: LogStart) -> Result<()> {
+        let _ = start;
+        Ok(())
+    }
+
+    /// Who the pool is, as was written last, where others may do that; `None` where they cannot.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], [`PoolError::Format`].
+    fn newest_identity(&self) -> Result<Option<Identity>> {
+        Ok(None)
+    }
+
     /// Writes who the pool is, durably.
     ///
     /// # Errors

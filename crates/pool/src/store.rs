@@ -30,6 +30,8 @@ mod shape;
 mod space;
 mod streaming;
 mod sweeping;
+mod table_commit;
+mod table_read;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -45,11 +47,12 @@ use parking_lot::{Mutex, RwLock};
 
 pub use crate::backend::{MINIMUM_DEVICE, TrimStep};
 pub use cleaning::Cleaned;
-pub use commit::{Commit, DELTAS, TABLE_SEGMENTS};
+pub use commit::Commit;
 pub use open::{Access, Import, NewPool};
 pub use reshape::{Left, MoveStep, Outlook};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
+pub use table_commit::DELTAS;
 pub use watch::Damaged;
 
 use crate::backend::{Backend, Disks, SegmentAt};
@@ -58,9 +61,10 @@ use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
 use crate::frames::{Compressed, Frames, NewFrame, Reach, Wanted, WriteStream};
-use crate::label::{Identity, Place, Root};
+use crate::label::{Identity, LogStart, Place, Root};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
+use crate::segment::pages::PageTree;
 use crate::segment::stream::{Appender, AppenderState, Growth, Piece, Shape};
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::UncommittedRun;
@@ -127,7 +131,12 @@ struct Map {
     copies: u64,
     /// What lies where metadata has groups of its own, bytes; as of the last commit.
     special: u64,
-    /// Of a reader that follows a writer: the table of the root before, for whoever still reads that.
+    /// What living frames add to these three.
+    living: commit::Extra,
+    /// At which revision of the labels all of these were summed up.
+    summed_at: Option<u64>,
+    /// Of a reader that follows a writer: the table of the root that was in use before, for whoever still
+    /// reads that.
     before: Option<SegmentTable>,
 }
 
@@ -135,12 +144,16 @@ struct Map {
 struct Committed {
     root: Root,
     identity: Identity,
-    /// Frames of the newest full copy of the table.
-    pieces: Vec<Pointer>,
-    full_bytes: u64,
-    delta_bytes: u64,
+    /// Where the pages of the table lie.
+    tree: PageTree,
+    /// Pages with nothing in them: the number of the first operation that is not in them.
+    hollow: BTreeMap<u32, u64>,
+    /// The numbers of the first operations of the root's deltas.
+    firsts: Vec<u64>,
+    /// Where the log of a root begins that is given up.
+    given_up: LogStart,
     open_table: Option<u32>,
-    /// The next commit writes a full copy of the table.
+    /// The next commit writes all of the table elsewhere.
     renew: bool,
 }
 

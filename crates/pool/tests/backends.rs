@@ -105,6 +105,9 @@ fn root(generation: u64) -> Root {
         log_start: LogStart::default(),
         log: Vec::new(),
         table_segments: Vec::new(),
+        table_top: Vec::new(),
+        table_list: Vec::new(),
+        listed: [].into(),
         table: None,
         deltas: Vec::new(),
         guarded: false,
@@ -870,10 +873,90 @@ fn what_was_synced_in_a_bucket_is_there_for_the_next_program() {
     assert_eq!(blocks.count(), 6);
 }
 
+/// What no root needs is removed of logs and of who the pool was, a day later; who was stopped all the time
+/// does not take a free name for its own.
+#[test]
+fn logs_and_identities_that_no_root_needs_are_removed() {
+    let ground = InBucket::new(4, 0);
+    let first = PoolInBucket::create(&ground);
+    first.pool.commit().unwrap();
+    for life in 0..3 {
+        PoolInBucket::import(&ground).write(&format!("of life {life}")).unwrap();
+    }
+    let stalled = PoolInBucket::import(&ground);
+    stalled.write("before it stood still").unwrap();
+    let last = PoolInBucket::import(&ground);
+    let of = |kind: &str| ground.bucket.keys().into_iter().filter(|key| key.starts_with(kind)).count();
+    assert!(of("log/") > 4 && of("pool/") == 6, "{} of logs, {} of identities", of("log/"), of("pool/"));
+    let commit = |number: u32| {
+        last.write(&format!("number {number}")).unwrap();
+        last.pool.commit().unwrap();
+    };
+    (0..3).for_each(commit);
+    ground.clock.fetch_add(30 * 3600, Ordering::Relaxed);
+    (3..530).for_each(commit);
+    assert_eq!((of("log/"), of("pool/")), (0, 2));
+    assert!(stalled.write("too late").is_err(), "it was told to be durable, and is not");
+    assert!((0..530).all(|number| last.has(&format!("number {number}"))) && last.has("before it stood still"));
+    drop((first, stalled, last));
+    let again = PoolInBucket::import(&ground);
+    assert!(again.has("number 529") && !again.has("too late"));
+}
+
+/// A reader that looks for newer roots and cannot go on to them reads what it serves all the same.
+#[test]
+fn a_reader_that_does_not_go_on_keeps_what_it_serves() {
+    let ground = InBucket::new(1, 0);
+    let store = ground.create_store();
+    let commit = |txg: u64, content: &[u8]| {
+        let frame = NewFrame {
+            stream: WriteStream::Data,
+            kind: FrameKind::Data,
+            owner: Owner { dataset: 1, object: txg, offset: 0 },
+            birth: Txg(txg),
+            content,
+            compression: CompressionSetting::Off,
+            checksum: ChecksumKind::Xxh3,
+        };
+        let pointer = store.write(&frame).unwrap();
+        let log_start = LogStart::default();
+        store.commit(&Commit { txg: Txg(txg), catalog: None, upper: &[], log_start, time: txg }).unwrap();
+        pointer
+    };
+    let mut served = commit(1, &content(1));
+    let (reader, root) = ground.open_store(Access::ReadOnly).unwrap();
+    let (mut used, mut of) = (root.generation, 1);
+    for txg in 2..30 {
+        if txg == of + 1 {
+            store.free(&served, Txg(txg));
+        }
+        let newer = commit(txg, &content(txg));
+        for _ in 0..6 {
+            store.clean_step(MIB).unwrap();
+        }
+        let root = reader.follow(used).unwrap().expect("a newer root");
+        assert!(*reader.read(&served).unwrap() == *content(of), "what txg {of} wrote, at txg {txg}");
+        if txg % 7 == 0 {
+            (used, of, served) = (root.generation, txg, newer);
+        }
+    }
+}
+
 /// Programs on one object store that stand still at any moment and take the pool from each other.
 #[test]
 fn histories_of_several_writers_lose_nothing() {
     histories::campaign();
+}
+
+#[test]
+fn of_imports_at_the_same_moment_one_has_the_pool() {
+    (1..80).for_each(histories::take_over_at_once);
+}
+
+#[test]
+fn who_goes_back_ends_the_log_of_whoever_wrote() {
+    let synced: u64 = (1..60).map(histories::go_back_beside_a_writer).sum();
+    assert!(synced > 50, "{synced} synced beside one that went back");
 }
 
 /// Who stands still between its root and the log may find that blocks are gone which another one has

@@ -10,7 +10,7 @@
 mod crash_model;
 mod pools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
@@ -27,10 +27,9 @@ use nacre_pool::frame::Header;
 use nacre_pool::label::{Root, SlotAddress};
 use nacre_pool::log::{LogChange, LogRecord, Start};
 use nacre_pool::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::pages::{PageTree, TableReader, read_node, write_delta, write_node, write_page};
 use nacre_pool::segment::table::{Op, SegmentTable};
-use nacre_pool::segment::table_log::{
-    UncommittedRun, read_full, read_index, replay_delta, write_delta, write_full, write_index,
-};
+use nacre_pool::segment::table_log::{NOT_SAID, UncommittedRun, read_full, read_index, replay_delta};
 use nacre_pool::store::Store;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
@@ -304,6 +303,7 @@ fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
                 Op::Move {
                     segment: random.below(12) as u32,
                     index: random.below(40) as u32,
+                    from: NOT_SAID,
                     to: id,
                     offset: random.below(1000) as u32,
                     units: 7,
@@ -316,7 +316,7 @@ fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
                 Op::Widen { id, place: columns.into() }
             }
             _ => {
-                table.finish(step);
+                table.finish(step, &BTreeSet::new()).unwrap();
                 Op::Release { id }
             }
         };
@@ -351,7 +351,8 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
     let planted = planted();
     let mut random = Random(seed() ^ 0x7ab1e);
     let tables: Vec<_> = (0..16).map(|_| table(&mut random)).collect();
-    let pointers: Vec<Pointer> = planted.trees.iter().map(|(_, tree)| *tree).collect();
+    let mut nodes = PageTree::default();
+    planted.trees.iter().zip(0..).for_each(|((_, tree), page)| nodes.set((0, page), vec![*tree]));
     let root = planted.root.encode().unwrap();
     let mut start = Writer::default();
     Start { position: 8192, sequence: 77, chain: random.next() }.encode(&mut start);
@@ -376,9 +377,9 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         let (_, other) = random.pick(&planted.rows).unwrap();
         let kind = random.below(7);
         let mut bytes = match kind {
-            0 => write_full(7, table, uncommitted),
-            1 => write_delta(7, ops, uncommitted),
-            2 => write_index(7, &pointers),
+            0 => write_page(table, 0),
+            1 => write_delta(7, 0, ops, uncommitted),
+            2 => write_node(7, (1, 0), nodes.children((1, 0))),
             3 => record(&planted.rows, &mut random),
             4 => root.clone(),
             5 => random.pick(&headers).unwrap().clone(),
@@ -386,13 +387,29 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         };
         mutate(&mut bytes, other, &mut random);
         let read = match kind {
-            0 => read_full(&bytes).is_ok_and(|(table, uncommitted)| {
-                assert_eq!(read_full(&write_full(7, &table, &uncommitted)).unwrap().0.segments(), table.segments());
-                true
-            }),
-            1 => replay_delta(&bytes, &mut if random.below(2) == 0 { SegmentTable::default() } else { table.clone() })
-                .is_ok(),
-            2 => read_index(&bytes).is_ok(),
+            0 | 1 => {
+                let page = if kind == 0 { bytes.clone() } else { write_page(table, 0) };
+                let delta = if kind == 1 { bytes.clone() } else { write_delta(7, table.next(), &[], uncommitted) };
+                // What earlier versions wrote.
+                let _ = (read_full(&bytes), replay_delta(&bytes, &mut table.clone()), read_index(&bytes));
+                let read = |page: Option<&[u8]>, delta: &[u8]| {
+                    let mut reader = TableReader::default();
+                    page.map_or(Ok(()), |page| reader.page(page, 0))?;
+                    reader.delta(delta)?;
+                    reader.finish()
+                };
+                let read = read(Some(&page).filter(|_| kind == 0 || random.below(2) == 0).map(Vec::as_slice), &delta);
+                read.is_ok_and(|read| {
+                    let mut again = TableReader::default();
+                    for page in read.table.pages() {
+                        again.page(&write_page(&read.table, page), page).unwrap();
+                    }
+                    again.delta(&write_delta(7, read.table.next(), &[], &[])).unwrap();
+                    assert_eq!(again.finish().unwrap().table.segments(), read.table.segments());
+                    true
+                })
+            }
+            2 => read_node(&bytes, (1, 0)).is_ok(),
             3 => LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| {
                 let mut again = Writer::default();
                 read.encode(&mut again);

@@ -23,9 +23,10 @@ pub fn follow(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut 
 }
 
 fn go_on(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut dyn Progress) -> Result<bool, Refusal> {
-    pool.store.follow()?;
+    let used = pool.following.lock().generation;
+    pool.store.follow(used)?;
     let root = pool.store.root();
-    if pool.following.lock().generation == root.generation {
+    if used == root.generation {
         return Ok(false);
     }
     let ahead = pool.pool.look_ahead(&durable(&root)?)?;

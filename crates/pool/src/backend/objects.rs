@@ -24,7 +24,8 @@
 //! - A segment that is sent is made; only what is added to it later replaces the object, once. So a
 //!   request that arrives late takes nothing from it.
 //! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
-//!   has taken its name. A writer that was idle for an hour looks for newer roots first.
+//!   has taken its name. A writer that was idle for an hour looks for newer roots first. What only roots
+//!   need that are gone, of the log and of who the pool was, goes after them.
 
 mod bucket;
 mod cached;
@@ -33,6 +34,7 @@ mod cached_tests;
 mod local_log;
 mod log;
 mod parts;
+mod sweeping;
 mod uploads;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -70,7 +72,7 @@ pub const READABLE: u64 = 600;
 const TOGETHER: u64 = 60;
 /// A reader that finds no next root looks for any later one each so many times.
 const LOOKED: usize = 64;
-/// Old roots are looked for with each so many roots.
+/// Old roots, and what only these need, are looked for with each so many roots.
 const SWEEP: u64 = 256;
 /// Who puts roots: tells one writer's from another's.
 pub struct WriterId {
@@ -85,7 +87,7 @@ pub struct WriterId {
 /// A pool in a bucket.
 pub struct Objects {
     bucket: Arc<dyn Bucket>,
-    writer: WriterId,
+    writer: Arc<WriterId>,
     segment_length: u64,
     /// How many segments there may be.
     total: u64,
@@ -235,7 +237,7 @@ impl Objects {
         let uploads = Uploads::new(&bucket, &state);
         Self {
             bucket,
-            writer,
+            writer: Arc::new(writer),
             segment_length,
             total,
             local: None,
@@ -349,6 +351,11 @@ impl Objects {
         Ok(())
     }
 
+    fn object_log(&self, epoch: u64) -> ObjectLog {
+        let (bucket, writer) = (Arc::clone(&self.bucket), Arc::clone(&self.writer));
+        ObjectLog::new(bucket, epoch, writer, Arc::clone(&self.state), Arc::clone(&self.newest))
+    }
+
     /// Whether a root newer than this one is there.
     fn has_newer(&self, generation: u64) -> Result<bool> {
         let after = root_key(generation);
@@ -399,24 +406,9 @@ impl Objects {
             self.remove_doomed(now)?;
         }
         if root.generation.is_multiple_of(SWEEP) {
-            self.sweep_roots(root.kept, now)?;
+            self.sweep(root.kept, now)?;
         }
         Ok(true)
-    }
-
-    /// Removes roots that nobody can go back to, and that no writer can still want to put.
-    fn sweep_roots(&self, kept: u64, now: u64) -> Result<()> {
-        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))? {
-            let old = match self.read_root(&key)? {
-                Some(Ok(body)) => body.root.generation < kept && body.time.saturating_add(KEPT) < now,
-                Some(Err(_)) | None => false,
-            };
-            if !old {
-                break;
-            }
-            attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))?;
-        }
-        Ok(())
     }
 }
 
@@ -696,7 +688,7 @@ impl Backend for Objects {
             let state = self.state.lock();
             (u64::from(state.epoch), state.inherited)
         };
-        let objects = ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce, Arc::clone(&self.newest));
+        let objects = self.object_log(epoch);
         Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named })))
     }
 
@@ -704,6 +696,15 @@ impl Backend for Objects {
         let mut state = self.state.lock();
         state.inherited = 0;
         Ok(LogStart { position: u64::from(state.epoch), sequence: 0, chain: 0 })
+    }
+
+    fn end_log(&self, start: LogStart) -> Result<()> {
+        let epoch = u64::from(self.state.lock().epoch);
+        self.object_log(epoch).end(start.into())
+    }
+
+    fn newest_identity(&self) -> Result<Option<Identity>> {
+        Self::find(&*self.bucket)
     }
 
     fn missing_log(&self) -> Result<Option<String>> {

@@ -99,8 +99,16 @@ impl Identity {
     /// A sixth one: groups may change their shape.
     pub const SHAPES: u64 = 32;
 
-    const KNOWN: u64 =
-        Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS | Self::CLASSES | Self::SHAPES;
+    /// A seventh one: the segment table is kept in pages.
+    pub const PAGED_TABLE: u64 = 64;
+
+    const KNOWN: u64 = Self::REDUNDANT_METADATA
+        | Self::ORDERED_NAMES
+        | Self::FOLDED
+        | Self::GROUPS
+        | Self::CLASSES
+        | Self::SHAPES
+        | Self::PAGED_TABLE;
 
     /// Whether it fits the labels.
     ///

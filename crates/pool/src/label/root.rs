@@ -3,6 +3,7 @@
 //! Numbers of roots ("generations") go up by one with every record; a txg may have several, because
 //! the store also commits moves of the cleaner by itself, with the upper level's part unchanged.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::checksum;
@@ -119,6 +120,22 @@ pub struct TableSegment {
     pub dead_since: Option<u64>,
 }
 
+impl TableSegment {
+    pub(crate) fn encode(&self, to: &mut Writer) {
+        to.varint(u64::from(self.id));
+        write_places(to, &self.place);
+        to.varint(u64::from(self.frames));
+        to.varint(u64::from(self.bytes));
+        to.varint(self.dead_since.map_or(0, |generation| generation + 1));
+    }
+
+    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let (id, place) = (small(from)?, read_places(from)?);
+        let (frames, bytes) = (small(from)?, small(from)?);
+        Ok(Self { id, place, frames, bytes, dead_since: from.varint()?.checked_sub(1) })
+    }
+}
+
 /// One committed state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
@@ -144,12 +161,19 @@ pub struct Root {
     pub log_start: LogStart,
     /// The log area: runs of slots.
     pub log: Vec<(SlotAddress, u32)>,
-    /// The segments of the table.
+    /// The segments of the table. After [`Self::decode`] those that are not as [`Self::table_list`] says,
+    /// with no place where they are none of them any more.
     pub table_segments: Vec<TableSegment>,
-    /// The frame that lists the frames of the full copy of the table.
+    /// Of earlier versions: the frame that lists the frames of the full copy of the table.
     pub table: Option<Pointer>,
-    /// What has changed in the table since, oldest first.
+    /// What has changed in the table that its pages do not say, oldest first.
     pub deltas: Vec<Pointer>,
+    /// The node above all pages of the table, in as many frames as it takes; empty without any.
+    pub table_top: Vec<Pointer>,
+    /// A list of segments of the table, where they are too many for the record.
+    pub table_list: Vec<Pointer>,
+    /// What that list says; no part of the record.
+    pub listed: Arc<[TableSegment]>,
     /// The record of the next generation is written in two rounds, to places that all hold records:
     /// where no copy of it can be read, it is damaged.
     pub guarded: bool,
@@ -177,13 +201,10 @@ impl Root {
             write_place(&mut body, *place);
             body.varint(u64::from(*count));
         }
-        body.varint(self.table_segments.len() as u64);
-        for segment in &self.table_segments {
-            body.varint(u64::from(segment.id));
-            write_places(&mut body, &segment.place);
-            body.varint(u64::from(segment.frames));
-            body.varint(u64::from(segment.bytes));
-            body.varint(segment.dead_since.map_or(0, |generation| generation + 1));
+        let unlisted = self.unlisted();
+        body.varint(unlisted.len() as u64);
+        for segment in &unlisted {
+            segment.encode(&mut body);
         }
         optional(&mut body, self.table.as_ref());
         body.varint(self.deltas.len() as u64);
@@ -191,6 +212,10 @@ impl Root {
             delta.encode(&mut body);
         }
         body.u8(u8::from(self.guarded));
+        for pointers in [&self.table_top, &self.table_list] {
+            body.varint(pointers.len() as u64);
+            pointers.iter().for_each(|pointer| pointer.encode(&mut body));
+        }
         let mut body = body.finish();
         if body.len() > LENGTH - 24 || self.upper.len() > UPPER_LIMIT {
             return Err(PoolError::Refused("a root record would be longer than its place".to_owned()));
@@ -244,9 +269,7 @@ impl Root {
         }
         let mut table_segments = Vec::new();
         for _ in 0..from.varint()? {
-            let (id, place) = (small(from)?, read_places(from)?);
-            let (frames, bytes) = (small(from)?, small(from)?);
-            table_segments.push(TableSegment { id, place, frames, bytes, dead_since: from.varint()?.checked_sub(1) });
+            table_segments.push(TableSegment::decode(from)?);
         }
         let table = read_optional(from)?;
         let mut deltas = Vec::new();
@@ -255,6 +278,11 @@ impl Root {
         }
         // Those who wrote none knew nothing of it.
         let guarded = from.u8().is_ok_and(|guarded| guarded == 1);
+        let mut pointers = || -> Result<Vec<Pointer>, PoolError> {
+            let count = from.varint().unwrap_or(0);
+            (0..count).map(|_| Pointer::decode(from)).collect()
+        };
+        let (table_top, table_list) = (pointers()?, pointers()?);
         Ok(Self {
             pool,
             generation,
@@ -270,8 +298,47 @@ impl Root {
             table_segments,
             table,
             deltas,
+            table_top,
+            table_list,
+            listed: Arc::default(),
             guarded,
         })
+    }
+
+    /// The segments of the table that the record has to name itself: those that are not as the list
+    /// says, and those that the list lies in.
+    fn unlisted(&self) -> Vec<TableSegment> {
+        let listed = |id: u32| {
+            let at = self.listed.binary_search_by_key(&id, |segment| segment.id).ok()?;
+            self.listed.get(at)
+        };
+        let holds_list = |id: u32| self.table_list.iter().any(|pointer| pointer.segment == id);
+        let differs = |segment: &&TableSegment| holds_list(segment.id) || listed(segment.id) != Some(*segment);
+        let mut unlisted: Vec<TableSegment> = self.table_segments.iter().filter(differs).cloned().collect();
+        if !self.listed.is_empty() {
+            let there: BTreeSet<u32> = self.table_segments.iter().map(|segment| segment.id).collect();
+            let gone = self.listed.iter().filter(|segment| !there.contains(&segment.id));
+            unlisted.extend(gone.map(|segment| TableSegment { place: Place::default(), ..segment.clone() }));
+        }
+        unlisted
+    }
+
+    /// After [`Self::decode`], what the list of segments says.
+    pub fn complete(&mut self, listed: Vec<TableSegment>) {
+        let mut all: BTreeMap<u32, TableSegment> =
+            listed.iter().chain(&self.table_segments).map(|segment| (segment.id, segment.clone())).collect();
+        all.retain(|_, segment| !segment.place.is_empty());
+        self.table_segments = all.into_values().collect();
+        self.listed = listed.into();
+    }
+
+    /// Where a segment of the table lies.
+    #[must_use]
+    pub fn table_segment(&self, id: u32) -> Option<&TableSegment> {
+        // Their numbers grow; those that were made by earlier versions may be in another order.
+        let found = self.table_segments.binary_search_by_key(&id, |segment| segment.id).ok();
+        let found = found.and_then(|at| self.table_segments.get(at));
+        found.or_else(|| self.table_segments.iter().find(|segment| segment.id == id))
     }
 }
 

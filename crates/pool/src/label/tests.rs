@@ -107,6 +107,9 @@ fn root(generation: u64) -> Root {
             .collect(),
         table: Some(pointer(2)),
         deltas: (0..12).map(pointer).collect(),
+        table_top: vec![pointer(3)],
+        table_list: vec![pointer(4), pointer(5)],
+        listed: [].into(),
         guarded: true,
     }
 }
@@ -163,10 +166,10 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 64;
+    newer.incompatible = 128;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x40"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x80"), "{error}");
 }
 
 #[test]

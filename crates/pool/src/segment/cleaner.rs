@@ -57,9 +57,7 @@ pub fn pressure(free: u64, total: u64) -> Pressure {
 /// Of these segments' slots, those that are free after the next commits: nothing in them lives any more.
 #[must_use]
 pub fn coming(table: &SegmentTable, counts: &dyn Fn(&Segment) -> bool) -> u64 {
-    let dead =
-        |segment: &&Segment| segment.sealed && segment.live_frames == 0 && !segment.place.is_empty() && counts(segment);
-    table.segments().values().filter(dead).count() as u64
+    table.without_life().filter(|segment| counts(segment)).count() as u64
 }
 
 /// Whether more than a third of what segments take holds nothing, and enough to be worth the work.

@@ -1,11 +1,11 @@
-//! How the segment table is kept on the pool: a full copy now and then, and with each commit what
-//! has changed since.
+//! The bytes of segments and of operations in what is stored of the table ([`super::pages`]), and how
+//! earlier versions stored it: a full copy now and then, and with each commit what has changed since.
+//! That is only read.
 //!
-//! Callers: the store's commit and import. The bytes made here become the content of frames of the
-//! table's own stream; the byte tables are in `docs/pool-format.md`. Invariant: any bytes give a
-//! table that could be, or an error.
+//! Callers: [`super::pages`], and the store's import. The byte tables are in `docs/pool-format.md`.
+//! Invariant: any bytes give a table that could be, or an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -19,6 +19,8 @@ use super::table::{Bits, Op, Segment, SegmentTable, fits};
 const FULL: u8 = 1;
 const DELTA: u8 = 2;
 const INDEX: u8 = 3;
+/// In place of the segment in which a frame was: the table knows it.
+pub const NOT_SAID: u32 = u32::MAX;
 
 /// Frames in a row that belong to a txg later than the commit's: an import of this root takes them
 /// for dead ("young" in `docs/pool-format.md`).
@@ -36,25 +38,25 @@ pub struct UncommittedRun {
     pub birth: Txg,
 }
 
-fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
+pub(super) fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
-fn begin(kind: u8, generation: u64) -> Writer {
+pub(super) fn begin(kind: u8, generation: u64) -> Writer {
     let mut to = Writer::default();
     to.u8(kind);
     to.u64(generation);
     to
 }
 
-fn expect_kind(from: &mut Reader<'_>, kind: u8) -> Result<u64, PoolError> {
+pub(super) fn expect_kind(from: &mut Reader<'_>, kind: u8) -> Result<u64, PoolError> {
     if from.u8()? != kind {
         return wrong("another piece of the segment table");
     }
     from.u64()
 }
 
-fn write_uncommitted(to: &mut Writer, uncommitted: &[UncommittedRun]) {
+pub(super) fn write_uncommitted(to: &mut Writer, uncommitted: &[UncommittedRun]) {
     to.varint(uncommitted.len() as u64);
     for run in uncommitted {
         for number in [run.segment, run.index, run.count, run.units] {
@@ -63,7 +65,7 @@ fn write_uncommitted(to: &mut Writer, uncommitted: &[UncommittedRun]) {
     }
 }
 
-fn read_uncommitted(from: &mut Reader<'_>) -> Result<Vec<UncommittedRun>, PoolError> {
+pub(super) fn read_uncommitted(from: &mut Reader<'_>) -> Result<Vec<UncommittedRun>, PoolError> {
     let mut uncommitted = Vec::new();
     for _ in 0..from.varint()? {
         uncommitted.push(UncommittedRun {
@@ -77,18 +79,6 @@ fn read_uncommitted(from: &mut Reader<'_>) -> Result<Vec<UncommittedRun>, PoolEr
     Ok(uncommitted)
 }
 
-/// A delta: what a commit has changed.
-#[must_use]
-pub fn write_delta(generation: u64, ops: &[Op], uncommitted: &[UncommittedRun]) -> Vec<u8> {
-    let mut to = begin(DELTA, generation);
-    to.varint(ops.len() as u64);
-    for op in ops {
-        write_op(&mut to, op);
-    }
-    write_uncommitted(&mut to, uncommitted);
-    to.finish()
-}
-
 /// Puts a delta's changes into the table, and ends its commit there.
 ///
 /// # Errors
@@ -97,14 +87,15 @@ pub fn replay_delta(bytes: &[u8], table: &mut SegmentTable) -> Result<Vec<Uncomm
     let mut from = Reader::new(bytes);
     let generation = expect_kind(&mut from, DELTA)?;
     for _ in 0..from.varint()? {
-        let op = read_op(&mut from)?;
+        let op = table.resolve(read_op(&mut from)?)?;
         table.replay(&op)?;
     }
-    table.finish(generation);
+    table.finish(generation, &BTreeSet::new())?;
+    table.take_ops();
     read_uncommitted(&mut from)
 }
 
-fn write_op(to: &mut Writer, op: &Op) {
+pub(super) fn write_op(to: &mut Writer, op: &Op) {
     let (tag, numbers): (u8, &[u32]) = match op {
         Op::Open { id, stream, place } => {
             to.u8(1);
@@ -124,8 +115,15 @@ fn write_op(to: &mut Writer, op: &Op) {
         Op::Seal { id } => (3, &[*id]),
         Op::Free { segment, index, count: 1, units } => (4, &[*segment, *index, *units]),
         Op::Free { segment, index, count, units } => (5, &[*segment, *index, *count, *units]),
-        Op::Move { segment, index, to, offset, units } => (6, &[*segment, *index, *to, *offset, *units]),
         Op::Release { id } => (7, &[*id]),
+        Op::FreeMoved { segment, index, holder, units } => (9, &[*segment, *index, *holder, *units]),
+        Op::Move { segment, index, from, to, offset, units } => (10, &[*segment, *index, *from, *to, *offset, *units]),
+        Op::Die { id, since } => {
+            to.u8(11);
+            to.varint(u64::from(*id));
+            to.varint(*since);
+            return;
+        }
         Op::Widen { id, place } => {
             to.u8(8);
             to.varint(u64::from(*id));
@@ -139,7 +137,7 @@ fn write_op(to: &mut Writer, op: &Op) {
     }
 }
 
-fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
+pub(super) fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
     Ok(match from.u8()? {
         1 => Op::Open { id: small(from)?, stream: read_stream(from)?, place: read_places(from)? },
         2 => Op::Grow {
@@ -152,13 +150,15 @@ fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
         3 => Op::Seal { id: small(from)? },
         4 => Op::Free { segment: small(from)?, index: small(from)?, count: 1, units: small(from)? },
         5 => Op::Free { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)? },
-        6 => Op::Move {
-            segment: small(from)?,
-            index: small(from)?,
-            to: small(from)?,
-            offset: small(from)?,
-            units: small(from)?,
-        },
+        // Earlier versions did not say where it was.
+        tag @ (6 | 10) => {
+            let (segment, index) = (small(from)?, small(from)?);
+            let before = if tag == 10 { small(from)? } else { NOT_SAID };
+            let (to, offset, units) = (small(from)?, small(from)?, small(from)?);
+            Op::Move { segment, index, from: before, to, offset, units }
+        }
+        9 => Op::FreeMoved { segment: small(from)?, index: small(from)?, holder: small(from)?, units: small(from)? },
+        11 => Op::Die { id: small(from)?, since: from.varint()? },
         7 => Op::Release { id: small(from)? },
         8 => Op::Widen { id: small(from)?, place: read_places(from)? },
         _ => return wrong("unknown change of the segment table"),
@@ -173,19 +173,6 @@ fn read_stream(from: &mut Reader<'_>) -> Result<WriteStream, PoolError> {
         5 => Ok(WriteStream::RelocatedMetadata),
         _ => wrong("unknown stream"),
     }
-}
-
-/// A full copy of the table; stored cut into pieces of any length.
-#[must_use]
-pub fn write_full(generation: u64, table: &SegmentTable, uncommitted: &[UncommittedRun]) -> Vec<u8> {
-    let mut to = begin(FULL, generation);
-    to.varint(table.segments().len() as u64);
-    for (id, segment) in table.segments() {
-        to.varint(u64::from(*id));
-        write_segment(&mut to, segment);
-    }
-    write_uncommitted(&mut to, uncommitted);
-    to.finish()
 }
 
 /// Reads a full copy.
@@ -209,7 +196,7 @@ pub fn read_full(bytes: &[u8]) -> Result<(SegmentTable, Vec<UncommittedRun>), Po
 
 /// What one segment's record cannot say of others: moved frames must be where relocated ones are,
 /// and add up.
-fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
+pub(super) fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
     for (_, (to, _)) in segments.values().flat_map(|segment| segment.moved.iter()) {
         if !segments.get(&to).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
@@ -223,7 +210,7 @@ fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     if segments.iter().all(fits) { Ok(()) } else { wrong("moved frames do not add up") }
 }
 
-fn write_segment(to: &mut Writer, segment: &Segment) {
+pub(super) fn write_segment(to: &mut Writer, segment: &Segment) {
     to.u8(segment.stream as u8 | u8::from(segment.sealed) << 7);
     write_places(to, &segment.place);
     to.varint(segment.dead_since.map_or(0, |generation| generation + 1));
@@ -259,7 +246,7 @@ fn write_segment(to: &mut Writer, segment: &Segment) {
     }
 }
 
-fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
+pub(super) fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
     let flags = from.u8()?;
     let stream = read_stream(&mut Reader::new(&[flags & 0x7f]))?;
     let place = read_places(from)?;
@@ -285,17 +272,7 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
             (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));
         moved.insert(last.0, (last.1, last.2));
     }
-    let home = !stream.is_of_moved();
-    let sums = live_frames <= frames && (live_frames == 0) == (live_units == 0) && live_units <= bytes.div_ceil(16);
-    if !sums
-        || !place.is_possible()
-        || (place.parity() > 0 && stream.is_metadata())
-        || (home && u64::from(frames - live_frames) != dead.count())
-        || (place.is_empty() && live_frames > 0)
-    {
-        return wrong("the sums of a segment do not fit each other");
-    }
-    Ok(Segment {
+    let segment = Segment {
         stream,
         sealed: flags & 0x80 != 0,
         place,
@@ -307,18 +284,25 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
         newest,
         dead,
         moved,
-    })
+    };
+    check_segment(&segment)?;
+    Ok(segment)
 }
 
-/// The list of the frames that a full copy is cut into.
-#[must_use]
-pub fn write_index(generation: u64, pieces: &[Pointer]) -> Vec<u8> {
-    let mut to = begin(INDEX, generation);
-    to.varint(pieces.len() as u64);
-    for piece in pieces {
-        piece.encode(&mut to);
+/// What a segment says of itself must fit.
+pub(super) fn check_segment(segment: &Segment) -> Result<(), PoolError> {
+    let Segment { stream, place, frames, bytes, live_frames, live_units, dead, .. } = segment;
+    let home = !stream.is_of_moved();
+    let sums = live_frames <= frames && (*live_frames == 0) == (*live_units == 0) && *live_units <= bytes.div_ceil(16);
+    if !sums
+        || !place.is_possible()
+        || (place.parity() > 0 && stream.is_metadata())
+        || (home && u64::from(frames - live_frames) != dead.count())
+        || (place.is_empty() && *live_frames > 0)
+    {
+        return wrong("the sums of a segment do not fit each other");
     }
-    to.finish()
+    Ok(())
 }
 
 /// Reads the list of pieces.
@@ -334,7 +318,3 @@ pub fn read_index(bytes: &[u8]) -> Result<Vec<Pointer>, PoolError> {
     }
     Ok(pieces)
 }
-
-#[cfg(test)]
-#[path = "table_tests.rs"]
-mod tests;

@@ -190,6 +190,7 @@ impl Store {
                 let op = Op::Move {
                     segment: frame.segment,
                     index: frame.index,
+                    from: frame.from.0,
                     to: frame.to.0,
                     offset: frame.to.1,
                     units: frame.units,

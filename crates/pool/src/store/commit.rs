@@ -6,32 +6,19 @@
 //! txgs that are not committed are named as uncommitted in the table's record: an import of this
 //! root takes them for dead.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::backend::{Backend, Copies, PutRoot, SegmentAt};
-use crate::checksum;
-use crate::compress;
-use crate::error::{Damage, PoolError};
-use crate::frame::Header;
-use crate::frames::{CompressionSetting, Owner, WriteStream};
-use crate::label::{LogStart, Place, PoolState, Root, TableSegment, UPPER_LIMIT};
-use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
-use crate::segment::table::Op;
-use crate::segment::{cleaner, table_log};
+use crate::backend::{Backend, PutRoot, SegmentAt};
+use crate::error::PoolError;
+use crate::label::{LogStart, Place, PoolState, Root, UPPER_LIMIT};
+use crate::pointer::{Pointer, Txg};
+use crate::segment::pages::PageTree;
+use crate::segment::table::{Counted, Op};
 
 use super::{Committed, Freed, Map, Result, Store};
 
-/// Roots that stay importable behind the newest.
-const KEPT: u64 = 3;
-/// Deltas between two full copies of the table.
-pub const DELTAS: usize = 24;
-/// With more segments of the table, older roots are given up.
-pub const TABLE_SEGMENTS: usize = 12;
 /// Frees done under one hold of the table's lock.
 const FREES_AT_ONCE: usize = 4096;
-/// Deltas may outgrow a small full copy up to this, bytes.
-const SMALL_TABLE: u64 = 64 << 10;
 
 /// What the upper level commits.
 #[derive(Clone, Copy, Debug)]
@@ -139,9 +126,8 @@ impl Store {
         self.sums.allocated.fetch_sub(freed, Ordering::Relaxed);
         self.sums.freeing.fetch_sub(freed, Ordering::Relaxed);
         let removed = release(&mut map, &mut root)?;
-        (map.slack, map.copies) = (slack(&map, &*self.backend), copies(&map, &*self.backend));
+        map.sum_up(committed.identity.revision, &committed.tree, &root, &*self.backend);
         self.sums.copies.store(0, Ordering::Relaxed);
-        map.special = special(&map, &root, &committed.pieces, &*self.backend);
         self.sums.special.store(0, Ordering::Relaxed);
         drop(map);
         self.backend.remove(&removed);
@@ -189,122 +175,6 @@ impl Store {
         }
         Ok(bytes)
     }
-
-    /// Writes what has changed in the table, or all of it, and puts that into the root.
-    fn write_table(&self, committed: &mut Committed, root: &mut Root, urgent: bool) -> Result<()> {
-        let longest = (self.slot / 4).min(8 << 20);
-        let (body, is_delta) = {
-            let mut map = self.map.write();
-            let room = self.backend.room();
-            let Map { table, arriving, .. } = &mut *map;
-            // What was copied there the table learns later; until then the place is no other's.
-            table.finish_but(root.generation, arriving);
-            map.uncommitted.retain(|run| run.birth > root.txg);
-            let short = urgent
-                || cleaner::pressure(room.empty(), room.total) == cleaner::Pressure::Urgent
-                || root.table_segments.len() > TABLE_SEGMENTS;
-            root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
-            let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.uncommitted);
-            let grown = committed.delta_bytes + delta.len() as u64;
-            let small = !std::mem::take(&mut committed.renew)
-                && root.table.is_some()
-                && root.deltas.len() < DELTAS
-                && (self.backend.extends() || root.table_segments.len() <= TABLE_SEGMENTS)
-                && grown <= committed.full_bytes.max(SMALL_TABLE);
-            if small && delta.len() as u64 <= longest {
-                (delta, true)
-            } else {
-                (table_log::write_full(root.generation, &map.table, &map.uncommitted), false)
-            }
-        };
-        if let Some(open) =
-            committed.open_table.and_then(|id| root.table_segments.iter_mut().find(|segment| segment.id == id))
-        {
-            open.bytes = open.bytes.next_multiple_of(4096);
-        }
-        if is_delta {
-            let pointer = self.write_table_frame(committed, root, &body)?;
-            root.deltas.push(pointer);
-            committed.delta_bytes += body.len() as u64;
-        } else {
-            committed.pieces.clear();
-            for piece in body.chunks(longest as usize) {
-                let pointer = self.write_table_frame(committed, root, piece)?;
-                committed.pieces.push(pointer);
-            }
-            let index = table_log::write_index(root.generation, &committed.pieces);
-            root.table = Some(self.write_table_frame(committed, root, &index)?);
-            root.deltas.clear();
-            (committed.full_bytes, committed.delta_bytes) = (body.len() as u64, 0);
-        }
-        let used: Vec<&Pointer> = committed.pieces.iter().chain(&root.table).chain(&root.deltas).collect();
-        self.sums.table.store(used.iter().map(|pointer| pointer.charged()).sum(), Ordering::Relaxed);
-        let used: BTreeSet<u32> = used.iter().map(|pointer| pointer.segment).chain(committed.open_table).collect();
-        for segment in root.table_segments.iter_mut().filter(|segment| !used.contains(&segment.id)) {
-            segment.dead_since.get_or_insert(root.generation);
-        }
-        root.next_segment = self.map.read().next_segment;
-        Ok(())
-    }
-
-    fn write_table_frame(&self, committed: &mut Committed, root: &mut Root, content: &[u8]) -> Result<Pointer> {
-        let compressed = compress::compress(CompressionSetting::Zstd(1), content);
-        let (compression, stored) =
-            compressed.as_ref().map_or((Compression::Off, content), |(how, compressed)| (*how, compressed.as_slice()));
-        let pointer = Pointer {
-            segment: 0,
-            index: 0,
-            offset: 0,
-            stored: stored.len() as u32,
-            logical: content.len() as u32,
-            kind: FrameKind::Table,
-            compression,
-            checksum_kind: ChecksumKind::Xxh3,
-            birth: root.txg,
-            checksum: checksum::structure(content),
-        };
-        let fits = |segment: &TableSegment| {
-            u64::from(segment.bytes) + pointer.charged() <= self.backend.capacity(&segment.place)
-        };
-        let open = committed
-            .open_table
-            .and_then(|id| root.table_segments.iter().position(|segment| segment.id == id && fits(segment)));
-        let open = match open {
-            Some(open) => open,
-            None => {
-                let segment = self.open_table_segment()?;
-                committed.open_table = Some(segment.id);
-                root.table_segments.push(segment);
-                root.table_segments.len() - 1
-            }
-        };
-        let missing = PoolError::Format(Damage::Structure("no open segment for the table"));
-        let segment = root.table_segments.get_mut(open).ok_or(missing)?;
-        let named = Pointer { segment: segment.id, index: segment.frames, ..pointer };
-        let mut bytes = Header { pointer: named, owner: Owner::default() }.encode();
-        bytes.extend_from_slice(stored);
-        bytes.resize(pointer.charged() as usize, 0);
-        let offset = segment.bytes;
-        segment.frames += 1;
-        segment.bytes += bytes.len() as u32;
-        let at = SegmentAt { segment: segment.id, place: &segment.place };
-        if self.backend.write(at, WriteStream::Table, u64::from(offset), &bytes)? == Copies::Fewer {
-            // This frame has fewer copies: the next commit writes all of the table elsewhere.
-            (committed.open_table, committed.renew) = (None, true);
-        }
-        self.sums.written_table.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(Pointer { offset: offset / Pointer::UNIT, ..named })
-    }
-
-    fn open_table_segment(&self) -> Result<TableSegment> {
-        let begin = || self.begin_segment(&mut self.map.write(), WriteStream::Table, 0);
-        let begun = match begin()? {
-            None if self.backend.reclaim() => begin()?,
-            begun => begun,
-        };
-        let (id, place) = begun.ok_or(PoolError::NoSpace)?;
-        Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
-    }
 }
 
 /// Takes all that is dead in every kept root out of the table; answers what it was, to be removed.
@@ -323,45 +193,80 @@ pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<Vec<(u32, Place)
     Ok(removed)
 }
 
-/// What is lost at the ends of segments that were filled: a frame did not fit any more. Segments
-/// sealed early are won back by the cleaner.
-pub(super) fn slack(map: &Map, backend: &dyn Backend) -> u64 {
-    let filled = map.table.segments().values().filter(|segment| {
-        let is_filled = || u64::from(segment.bytes) * 4 >= backend.capacity(&segment.place) * 3;
-        segment.sealed && segment.live_frames > 0 && is_filled()
-    });
-    // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with
-    // it.
-    let lost = filled.map(|segment| {
-        let live = u128::from(segment.live_units) * 16;
-        let rest = backend.capacity(&segment.place).saturating_sub(u64::from(segment.bytes));
-        backend.cost(&segment.place, (u128::from(rest) * live / u128::from(segment.bytes.max(1))) as u64)
-    });
-    lost.sum()
+/// What segments take beside what lives in them, and what lives where metadata has groups of its own;
+/// bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extra {
+    /// Lost at the ends of segments that were filled: a frame did not fit any more. Segments sealed
+    /// early are won back by the cleaner.
+    slack: u64,
+    /// What living frames take besides themselves: as copies, as parity where rows are narrow.
+    copies: u64,
+    special: u64,
 }
 
-/// What living frames take besides themselves: as copies, as parity where rows are narrow.
-pub(super) fn copies(map: &Map, backend: &dyn Backend) -> u64 {
-    let copied = map.table.segments().values().filter(|segment| segment.place.len() > 1);
-    let more = copied.map(|segment| {
-        let bytes = u64::from(segment.live_units) * u64::from(Pointer::UNIT);
-        backend.cost(&segment.place, bytes).saturating_sub(bytes)
-    });
-    more.sum()
+impl Extra {
+    fn of(segment: &Counted, backend: &dyn Backend) -> Self {
+        let live = u64::from(segment.live_units) * u64::from(Pointer::UNIT);
+        if segment.live_frames == 0 {
+            return Self::default();
+        }
+        let capacity = backend.capacity(&segment.place);
+        let is_filled = segment.sealed && u64::from(segment.bytes) * 4 >= capacity * 3;
+        let slack = if is_filled {
+            // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with
+            // it.
+            let rest = capacity.saturating_sub(u64::from(segment.bytes));
+            let lost = u128::from(rest) * u128::from(live) / u128::from(segment.bytes.max(1));
+            backend.cost(&segment.place, lost as u64)
+        } else {
+            0
+        };
+        let is_copied = segment.place.len() > 1;
+        let copies = if is_copied { backend.cost(&segment.place, live).saturating_sub(live) } else { 0 };
+        Self { slack, copies, special: if backend.is_special(&segment.place) { live } else { 0 } }
+    }
+
+    fn all(self) -> [u64; 3] {
+        [self.slack, self.copies, self.special]
+    }
 }
 
-/// What lies where metadata has groups of its own: living frames, and those of the segment table.
-pub(super) fn special(map: &Map, root: &Root, pieces: &[Pointer], backend: &dyn Backend) -> u64 {
+impl Map {
+    /// Sums up what segments take beside what lives in them: only those that have changed, unless the
+    /// shape of the pool may have, which the revision of its labels tells.
+    pub(super) fn sum_up(&mut self, revision: u64, tree: &PageTree, root: &Root, backend: &dyn Backend) {
+        let changed = self.table.take_counted();
+        let mut sums = self.living.all();
+        let mut add = |extra: Extra, sign: fn(u64, u64) -> u64| {
+            sums.iter_mut().zip(extra.all()).for_each(|(sum, one)| *sum = sign(*sum, one));
+        };
+        if self.summed_at == Some(revision) {
+            for (id, was) in changed {
+                was.iter().for_each(|was| add(Extra::of(was, backend), u64::saturating_sub));
+                let now = self.table.segments().get(&id).map(Counted::of);
+                now.iter().for_each(|now| add(Extra::of(now, backend), u64::saturating_add));
+            }
+        } else {
+            sums = [0; 3];
+            let mut add = |extra: Extra| sums.iter_mut().zip(extra.all()).for_each(|(sum, one)| *sum += one);
+            self.table.segments().values().for_each(|segment| add(Extra::of(&Counted::of(segment), backend)));
+            self.summed_at = Some(revision);
+        }
+        let [slack, copies, special] = sums;
+        self.living = Extra { slack, copies, special };
+        (self.slack, self.copies) = (slack, copies);
+        self.special = special + special_of_table(tree, root, backend);
+    }
+}
+
+/// What of the table lies where metadata has groups of its own.
+fn special_of_table(tree: &PageTree, root: &Root, backend: &dyn Backend) -> u64 {
     if backend.special_room().1 == 0 {
         return 0;
     }
-    let of_table = pieces
-        .iter()
-        .chain(&root.table)
-        .chain(&root.deltas)
-        .filter(|pointer| super::open::table_place(root, pointer).is_some_and(|at| backend.is_special(at.place)));
-    let segments = map.table.segments().values();
-    let living = segments.filter(|segment| segment.live_frames > 0 && backend.is_special(&segment.place));
-    living.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum::<u64>()
-        + of_table.map(Pointer::charged).sum::<u64>()
+    let others = root.deltas.iter().chain(&root.table_list).map(|pointer| (pointer.segment, pointer.charged()));
+    let all = tree.charged().iter().map(|(id, charged)| (*id, *charged)).chain(others);
+    let is_special = |id: u32| root.table_segment(id).is_some_and(|segment| backend.is_special(&segment.place));
+    all.filter(|(id, _)| is_special(*id)).map(|(_, charged)| charged).sum()
 }

@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::open::{read_table_copy, table_place};
 use super::pieces::put_together;
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
+use super::table_read::{read_table_copy, table_place};
 use super::watch::Damaged;
 use super::{Location, Result, Store};
 use crate::backend::{Healed, SegmentAt};

@@ -10,22 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::backend::{Backend, Disks, NewGroup, NewMembers, NewestRoot, SegmentAt, TrimStep};
-use crate::checksum;
-use crate::compress;
+use crate::backend::{Backend, Disks, NewGroup, NewMembers, NewestRoot, TrimStep};
 use crate::device::Device;
-use crate::error::{Damage, PoolError};
-use crate::frames::WriteStream;
+use crate::error::PoolError;
 use crate::label::{self, Identity, LogStart, Member, MemberState, Place, PoolState, Root, SlotAddress};
-use crate::pointer::{Pointer, Txg};
+use crate::pointer::Txg;
 use crate::segment::stream::Shape;
-use crate::segment::table::{Op, Segment, SegmentTable};
-use crate::segment::table_log::{self, UncommittedRun};
+use crate::segment::table::Segment;
 
 use super::appenders;
-use super::commit::{copies, release, slack, special};
-use super::pieces::put_together;
+use super::commit::release;
+use super::table_read::{Loaded, load, settle};
 use super::{Committed, Map, Result, Store, Sums};
+
+/// So many imports at the same moment let one of them through.
+const AT_ONCE_MOST: usize = 8;
 
 /// What a new pool is to be.
 #[derive(Clone, Debug)]
@@ -46,7 +45,7 @@ impl NewPool {
     fn identity(&self, slot: u64, members: Vec<Member>, features: u64) -> Identity {
         Identity {
             revision: 1,
-            incompatible: Identity::ORDERED_NAMES | features,
+            incompatible: Identity::ORDERED_NAMES | Identity::PAGED_TABLE | features,
             read_only_compatible: 0,
             compatible: 0,
             pool: self.guid,
@@ -107,10 +106,6 @@ pub struct Import {
 
 fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(PoolError::Refused(why.into()))
-}
-
-fn structure<T>(what: &'static str) -> Result<T> {
-    Err(PoolError::Format(Damage::Structure(what)))
 }
 
 impl Store {
@@ -178,6 +173,9 @@ impl Store {
             table_segments: Vec::new(),
             table: None,
             deltas: Vec::new(),
+            table_top: Vec::new(),
+            table_list: Vec::new(),
+            listed: [].into(),
             guarded: false,
         };
         let store = Self::assemble(backend, disks, identity.clone(), root, Loaded::default(), true)?;
@@ -219,7 +217,7 @@ impl Store {
         import: &Import,
     ) -> Result<(Self, Root)> {
         let rewinds = matches!(import.access, Access::Rewind(_));
-        let root = choose_root(&*backend, import.access)?;
+        let (root, newest_log) = choose_root(&*backend, import.access)?;
         let lost = disks.as_ref().map(|disks| disks.lost_log()).unwrap_or_default();
         if !lost.is_empty() && import.access == Access::ReadWrite {
             let what = if root.clean {
@@ -234,14 +232,13 @@ impl Store {
             Access::WithoutLog if backend.missing_log()?.is_some() => backend.give_up_log(),
             _ => {}
         }
-        let mut loaded = load(&*backend, &root)?;
+        let mut root = root;
+        let mut loaded = load(&*backend, &mut root)?;
         let writable = import.access.writes();
         let resume = root.clean && writable && backend.extends();
         settle(&mut loaded, resume, appenders::of_content(&*backend))?;
         if writable {
-            identity.name = import.name.clone().unwrap_or(identity.name);
-            (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
-            identity.revision += 1;
+            identity = taken(identity, import);
             if let Some(disks) = &disks {
                 disks.note_paths(&mut identity);
             }
@@ -249,10 +246,10 @@ impl Store {
         }
         let store = Self::assemble(backend, disks, identity.clone(), root, loaded, writable)?;
         if rewinds {
-            store.begin_again()?;
+            store.begin_again(newest_log)?;
         } else if writable {
             store.take_over()?;
-            store.backend.put_identity(&identity)?;
+            store.tell_identity(import)?;
             store.guard(&mut store.committed.lock())?;
         }
         let root = store.root();
@@ -271,20 +268,43 @@ impl Store {
         committed.root = root;
         let map = self.map.read();
         let mut unknown = self.backend.list()?;
-        let of_table = |id: u32, place: &Place| {
-            committed.root.table_segments.iter().any(|segment| segment.id == id && segment.place == *place)
-        };
+        let of_table =
+            |id: u32, place: &Place| committed.root.table_segment(id).is_some_and(|segment| segment.place == *place);
         let known = |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
         unknown.retain(|(id, place)| !of_table(*id, place) && !known(*id, place));
         self.backend.remove(&unknown);
         Ok(())
     }
 
+    /// Says whose the pool is now. Somebody who tried to import it at the same moment, and has lost it to this
+    /// root, may have said it was his.
+    fn tell_identity(&self, import: &Import) -> Result<()> {
+        let mut committed = self.committed.lock();
+        for _ in 0..AT_ONCE_MOST {
+            match self.backend.put_identity(&committed.identity) {
+                Err(PoolError::Refused(_)) if self.backend.is_shared() => {}
+                told => return told,
+            }
+            if self.backend.newer_root(committed.root.generation)?.is_some() {
+                return refused("another program has imported the pool at the same moment");
+            }
+            let own = &committed.identity;
+            match self.backend.newest_identity()? {
+                Some(other) if other.pool == own.pool && other.revision >= own.revision => {
+                    committed.identity = taken(other, import);
+                }
+                _ => break,
+            }
+        }
+        self.backend.put_identity(&committed.identity)
+    }
+
     /// Goes on from an older root, in memory: the log begins behind everything that it ever held,
     /// so that nothing of what is given up is replayed. Nothing is written before
     /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
-    fn begin_again(&self) -> Result<()> {
+    fn begin_again(&self, given_up: LogStart) -> Result<()> {
         let mut committed = self.committed.lock();
+        committed.given_up = given_up;
         committed.root.log_start = self.backend.fresh_log()?;
         self.unconfirmed.store(true, Ordering::Release);
         Ok(())
@@ -292,7 +312,8 @@ impl Store {
 
     /// The state that was opened can be read. Where it is an older one ([`Access::Rewind`]), all
     /// that came after it is given up now, by one root record that is newer than all others:
-    /// nothing was written over before it.
+    /// nothing was written over before it. Whoever still writes to the log of these states cannot do that
+    /// any more when this returns.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if it cannot be written.
@@ -302,8 +323,8 @@ impl Store {
         }
         let mut committed = self.committed.lock();
         if self.unconfirmed.load(Ordering::Acquire) {
-            let written =
-                self.write_root(&committed.root).and_then(|()| self.backend.put_identity(&committed.identity));
+            let written = self.write_root(&committed.root).and_then(|()| self.backend.end_log(committed.given_up));
+            let written = written.and_then(|()| self.backend.put_identity(&committed.identity));
             written.and_then(|()| self.guard(&mut committed)).map_err(|error| self.suspend(&error))?;
             self.unconfirmed.store(false, Ordering::Release);
         }
@@ -447,13 +468,11 @@ impl Store {
         backend.adopt(&root, &mut of_table.chain(others).filter(|(_, place)| !place.is_empty()))?;
         let longest = backend.segment_length();
         let sums = Sums { allocated: AtomicU64::new(loaded.table.live_bytes()), ..Sums::default() };
-        let table_frames = loaded.pieces.iter().chain(&root.table).chain(&root.deltas);
-        sums.table.store(table_frames.map(Pointer::charged).sum(), Ordering::Relaxed);
+        sums.table.store(loaded.charged(&root), Ordering::Relaxed);
         let mut map = Map { table: loaded.table, next_segment: root.next_segment, ..Map::default() };
         let mut root = root;
         backend.remove(&release(&mut map, &mut root)?);
-        (map.slack, map.copies) = (slack(&map, &*backend), copies(&map, &*backend));
-        map.special = special(&map, &root, &loaded.pieces, &*backend);
+        map.sum_up(identity.revision, &loaded.tree, &root, &*backend);
         let open_table = root
             .table_segments
             .iter()
@@ -479,12 +498,11 @@ impl Store {
                 }
             }
         }
-        // The first commit writes the whole table: what was recorded here of an import that wrote
-        // nothing is in no delta.
         let committed = Committed {
-            pieces: loaded.pieces,
-            full_bytes: 0,
-            delta_bytes: u64::from(u32::MAX),
+            tree: loaded.tree,
+            hollow: loaded.hollow,
+            firsts: loaded.firsts,
+            given_up: LogStart::default(),
             open_table,
             renew: false,
             identity: identity.clone(),
@@ -518,15 +536,26 @@ impl Store {
     }
 }
 
-/// The root to begin with. Where later ones are given up, it is newer than they are and the only
-/// one that is kept.
-fn choose_root(backend: &dyn Backend, access: Access) -> Result<Root> {
+/// Who the pool is, imported so.
+fn taken(mut identity: Identity, import: &Import) -> Identity {
+    identity.name = import.name.clone().unwrap_or(identity.name);
+    (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
+    identity.revision += 1;
+    // Before the first root of which the table is in pages.
+    identity.incompatible |= Identity::PAGED_TABLE;
+    identity
+}
+
+/// The root to begin with, and where the log of the newest one begins. Where later ones are given up, it is
+/// newer than they are and the only one that is kept.
+fn choose_root(backend: &dyn Backend, access: Access) -> Result<(Root, LogStart)> {
     let Some(NewestRoot { root: newest, lost }) = backend.newest_root()? else {
         return refused("no root record of the pool can be read");
     };
+    let log = newest.log_start;
     let Access::Rewind(txg) = access else {
         return if lost == 0 || access == Access::Salvage {
-            Ok(newest)
+            Ok((newest, log))
         } else {
             Err(PoolError::Lost { states: lost, txg: newest.txg })
         };
@@ -536,7 +565,7 @@ fn choose_root(backend: &dyn Backend, access: Access) -> Result<Root> {
     match kept.iter().rev().find(|root| root.txg == txg) {
         Some(root) => {
             let generation = newest.generation + 1 + lost;
-            Ok(Root { generation, kept: generation, clean: false, guarded: false, ..(*root).clone() })
+            Ok((Root { generation, kept: generation, clean: false, guarded: false, ..(*root).clone() }, log))
         }
         None => {
             let mut txgs: Vec<u64> = kept.iter().map(|root| root.txg.0).collect();
@@ -545,108 +574,4 @@ fn choose_root(backend: &dyn Backend, access: Access) -> Result<Root> {
             refused(format!("the state after txg {txg} is not kept; these are: {}", listed.join(", ")))
         }
     }
-}
-
-/// What was read of the table.
-#[derive(Debug, Default)]
-pub(super) struct Loaded {
-    pub(super) table: SegmentTable,
-    uncommitted: Vec<UncommittedRun>,
-    pub(super) pieces: Vec<Pointer>,
-}
-
-pub(super) fn load(backend: &dyn Backend, root: &Root) -> Result<Loaded> {
-    let Some(table) = &root.table else { return structure("a root record without a segment table") };
-    let pieces = table_log::read_index(&read_table_frame(backend, root, table)?)?;
-    let mut body = Vec::new();
-    for piece in &pieces {
-        body.extend(read_table_frame(backend, root, piece)?);
-    }
-    let (mut table, mut uncommitted) = table_log::read_full(&body)?;
-    for delta in &root.deltas {
-        // Only what the last commit names is uncommitted still.
-        uncommitted = table_log::replay_delta(&read_table_frame(backend, root, delta)?, &mut table)?;
-    }
-    let last = table
-        .segments()
-        .last_key_value()
-        .map_or(0, |(id, _)| *id)
-        .max(root.table_segments.iter().map(|segment| segment.id).max().unwrap_or(0));
-    if root.next_segment <= last {
-        return structure("the number of the next segment is in use");
-    }
-    Ok(Loaded { table, uncommitted, pieces })
-}
-
-/// Where a frame of the table lies, which only the root's own list can tell.
-pub(super) fn table_place<'a>(root: &'a Root, pointer: &Pointer) -> Option<SegmentAt<'a>> {
-    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment)?;
-    Some(SegmentAt { segment: segment.id, place: &segment.place }).filter(|at| !at.place.is_empty())
-}
-
-/// Reads a frame of the table, in the first of the ways in which it is whole.
-fn read_table_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
-    let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
-    let mut read = Err(missing);
-    let at = table_place(root, pointer);
-    for (at, way) in at.iter().flat_map(|at| (0..backend.ways(*at)).map(move |way| (*at, way))) {
-        read = read_table_copy(backend, at, way, pointer);
-        if read.is_ok() {
-            return read;
-        }
-    }
-    if let (Some(at), Err(PoolError::Frame { damage: Damage::Checksum | Damage::Compression, .. })) = (at, &read) {
-        let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT) + u64::from(Pointer::HEADER);
-        if let Some((_, content, _)) = put_together(backend, at, offset, pointer)? {
-            return Ok(content);
-        }
-    }
-    read
-}
-
-/// Reads a frame of the table in one of the ways.
-pub(super) fn read_table_copy(
-    backend: &dyn Backend,
-    at: SegmentAt<'_>,
-    way: usize,
-    pointer: &Pointer,
-) -> Result<Vec<u8>> {
-    let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
-    let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
-    let end = backend.capacity(at.place);
-    if offset + pointer.charged() > end || u64::from(pointer.logical) > end {
-        return Err(damaged(Damage::Structure("behind the end of its segment")));
-    }
-    let mut stored = vec![0; pointer.stored as usize];
-    backend.read(at, way, offset + u64::from(Pointer::HEADER), &mut stored)?;
-    let mut content = vec![0; pointer.logical as usize];
-    if !compress::decompress(pointer.compression, &stored, &mut content) {
-        return Err(damaged(Damage::Compression));
-    }
-    if checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
-        return Err(damaged(Damage::Checksum));
-    }
-    Ok(content)
-}
-
-/// Takes uncommitted frames for dead, and seals what was open unless it may be gone on with.
-pub(super) fn settle(loaded: &mut Loaded, resume: bool, of_content: usize) -> Result<()> {
-    for run in std::mem::take(&mut loaded.uncommitted) {
-        loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
-    }
-    let open: Vec<(u32, WriteStream)> = loaded
-        .table
-        .segments()
-        .iter()
-        .filter(|(_, segment)| !segment.sealed)
-        .map(|(id, segment)| (*id, segment.stream))
-        .collect();
-    for (id, stream) in &open {
-        let many = if *stream == WriteStream::Data { of_content } else { 1 };
-        let last = open.iter().rev().filter(|(_, of)| of == stream).take(many).any(|(last, _)| last == id);
-        if !(resume && last) {
-            loaded.table.apply(Op::Seal { id: *id })?;
-        }
-    }
-    Ok(())
 }

@@ -11,16 +11,18 @@ use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, WriteStream};
-use crate::label::Place;
+use crate::label::{Place, Root};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::stream::Appender;
 use crate::segment::table::Segment;
 
-use super::open::table_place;
+use super::table_read::table_place;
 use super::{Result, Store};
 
 /// How much of a segment is read at once, bytes.
 const WINDOW: usize = 4 << 20;
+/// So many pages of the segment table are looked at before commits are asked where the next ones are.
+const TABLE_AT_ONCE: usize = 256;
 
 /// How far a segment was written at some moment. With as much as the table knows of, that ends with a
 /// whole row.
@@ -272,17 +274,35 @@ impl Store {
     }
 
     pub(super) fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
-        let (root, pieces) = {
-            let committed = self.committed.lock();
-            (committed.root.clone(), committed.pieces.clone())
-        };
-        pieces.iter().chain(&root.table).chain(&root.deltas).all(|pointer| {
-            let looked = self.look_at_table_frame(&root, pointer);
+        let mut next = Some((0, 0));
+        while let Some(from) = next {
+            let (root, frames) = {
+                let committed = self.committed.lock();
+                let root = committed.root.clone();
+                let mut frames: Vec<Pointer> = Vec::new();
+                if from == (0, 0) {
+                    frames.extend(root.deltas.iter().chain(&root.table).chain(&root.table_list));
+                }
+                let some: Vec<_> = committed.tree.from(from).take(TABLE_AT_ONCE).collect();
+                next = some.last().map(|((height, number), _)| (*height, number.saturating_add(1)));
+                frames.extend(some.into_iter().flat_map(|(_, frames)| frames.iter()));
+                (root, frames)
+            };
+            if !self.scrub_table_frames(&root, &frames, visit) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn scrub_table_frames(&self, root: &Root, frames: &[Pointer], visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
+        frames.iter().all(|pointer| {
+            let looked = self.look_at_table_frame(root, pointer);
             // A commit may have replaced it while it was read.
             let current = || self.committed.lock().root.generation == root.generation;
             let (device, damage, mended) = match looked {
                 Some((device, damage, mended)) if mended || current() => (device, Some(damage), mended),
-                _ => (table_place(&root, pointer).map_or(0, |at| self.backend.member(at, 0)), None, false),
+                _ => (table_place(root, pointer).map_or(0, |at| self.backend.member(at, 0)), None, false),
             };
             let name = (pointer.segment, pointer.index);
             visit(&Checked {

@@ -5,6 +5,7 @@ mod crash;
 mod ditto;
 mod fixture;
 mod full;
+mod large_table;
 mod lost;
 mod model;
 mod reading;

@@ -56,6 +56,8 @@ pub struct Counts {
     pub synced: u64,
     pub refused: u64,
     pub removed: u64,
+    pub seals: u64,
+    pub identities: u64,
 }
 
 impl Counts {
@@ -67,6 +69,8 @@ impl Counts {
         self.synced += other.synced;
         self.refused += other.refused;
         self.removed += other.removed;
+        self.seals += other.seals;
+        self.identities += other.identities;
     }
 }
 
@@ -120,6 +124,18 @@ impl Facts {
             while self.needed.len() > 1 && self.needed[1].1 + READABLE < *clock {
                 self.needed.remove(0);
             }
+        } else if let Some(rest) = key.strip_prefix("log/").filter(|_| *removed) {
+            let epoch: u64 = rest.split_once('/').unwrap().0.parse().unwrap();
+            // Its own blocks a writer removes; seals and those of others only after a day.
+            let is_seal = before.as_ref().is_some_and(|before| before.first() == Some(&2));
+            if is_seal {
+                assert!(epoch < read_all(objects).root().log_start.position, "a seal was removed that is needed");
+                self.counts.seals += 1;
+            }
+        } else if key.starts_with("pool/") && *removed {
+            let newest = objects.keys().rfind(|key| key.starts_with("pool/"));
+            assert!(newest.is_some_and(|newest| newest.as_str() > *key), "what the pool is was removed");
+            self.counts.identities += u64::from(before.is_some());
         } else if key.starts_with("seg/") {
             if *removed {
                 self.counts.removed += u64::from(before.is_some());

@@ -7,4 +7,4 @@ mod facts;
 mod programs;
 mod store;
 
-pub use programs::campaign;
+pub use programs::{campaign, go_back_beside_a_writer, take_over_at_once};

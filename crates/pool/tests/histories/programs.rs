@@ -393,6 +393,81 @@ fn history(seed: u64) -> Counts {
     Counts { requests: simulation.requests(), ..facts.counts }
 }
 
+/// Programs that take over a pool at the same moment, all of them: one of them has it then.
+pub fn take_over_at_once(seed: u64) {
+    let mut random = Random(seed);
+    let (base, facts) = random.pick(bases()).unwrap();
+    let facts = Arc::new(Mutex::new(facts.again()));
+    let programs = 2 + random.below(2) as usize;
+    let simulation = simulation(random.next(), programs, base, Weather { stalls: 4, ..CALM }, &facts);
+    let have_it: Vec<bool> = std::thread::scope(|scope| {
+        let run = |number| {
+            let (simulation, facts) = (Arc::clone(&simulation), Arc::clone(&facts));
+            move || {
+                let _leaving = Leaving(Arc::clone(&simulation), number);
+                simulation.enter(number);
+                let program = Program { simulation, facts, number, random: Random(1), off: 0 };
+                let Ok(mut life) = program.import() else { return false };
+                life.told(None, |life| life.pool.commit().map(drop).map_err(FileError::Pool)).is_ok()
+            }
+        };
+        let all: Vec<_> = (0..programs).map(|number| scope.spawn(run(number))).collect();
+        all.into_iter().map(|program| program.join().expect("a program")).collect()
+    });
+    assert!(have_it.contains(&true), "seed {seed}: nobody has the pool");
+}
+
+/// A program goes back to an older state, while another one goes on to write and to sync: once the first
+/// has the pool, nothing of the other is told to be durable.
+pub fn go_back_beside_a_writer(seed: u64) -> u64 {
+    let mut random = Random(seed);
+    let (base, facts) = &bases()[0];
+    let facts = Arc::new(Mutex::new(facts.again()));
+    let simulation = simulation(random.next(), 2, base, Weather { stalls: 6, ..CALM }, &facts);
+    let (has_gone_back, synced) = (AtomicU64::new(0), AtomicU64::new(0));
+    let program = |number| Program {
+        simulation: Arc::clone(&simulation),
+        facts: Arc::clone(&facts),
+        number,
+        random: Random(1),
+        off: 0,
+    };
+    std::thread::scope(|scope| {
+        let (has_gone_back, synced, simulation, program) = (&has_gone_back, &synced, &simulation, &program);
+        scope.spawn(move || {
+            let _leaving = Leaving(Arc::clone(simulation), 0);
+            simulation.enter(0);
+            let program = program(0);
+            let Ok(mut life) = program.import() else { return };
+            for step in 0..40 {
+                // Whoever has taken the pool over from the other one may go on.
+                let was_gone = has_gone_back.load(Ordering::SeqCst) > life.order.0;
+                let Ok(inode) = life.write(step % FILES) else { return };
+                match life.pool.sync_file(&life.tank, &inode) {
+                    Ok(()) => assert!(!was_gone, "seed {seed}: what was given up is told to be durable"),
+                    Err(_) => return,
+                }
+                synced.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        scope.spawn(move || {
+            let _leaving = Leaving(Arc::clone(simulation), 1);
+            simulation.enter(1);
+            let program = program(1);
+            (0..random.below(20)).for_each(|_| simulation.stand(1));
+            let Ok(txg) = open_store(program.bucket(), Access::ReadOnly, 8, program.clock()).map(|it| it.root().txg)
+            else {
+                return;
+            };
+            let Ok(store) = open_store(program.bucket(), Access::Rewind(txg), 9, program.clock()) else { return };
+            if store.confirm().is_ok() {
+                has_gone_back.store(store.root().generation, Ordering::SeqCst);
+            }
+        });
+    });
+    if has_gone_back.load(Ordering::SeqCst) > 0 { synced.load(Ordering::SeqCst) } else { 0 }
+}
+
 /// Many histories, from a seed on.
 pub fn campaign() {
     let number = |name: &str, otherwise: u64| {

@@ -11,16 +11,21 @@
 //!   lost the pool.
 //! - Whoever has read the log of others makes sure then that there is no newer root: blocks that were not
 //!   there may have been removed by somebody who has read them before, and has put one.
-//! - Seals stay; blocks go when a root holds what they say, and only those that this writer has read
-//!   or written.
+//! - Blocks go when a root holds what they say, and only those that this writer has read or written.
+//! - Seals, and blocks that were left by somebody who is gone, go with the last root whose log begins in
+//!   their epoch, a day after it (`sweeping.rs`). A writer that was stopped for so long may find a name free
+//!   then; so whoever has put no root for an hour makes sure that there is no newer one, before and after
+//!   it puts a block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
-use super::{attempt, make, root_key};
+use super::{IDLE, State, WriterId, attempt, make, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -37,7 +42,9 @@ pub(super) struct ObjectLog {
     bucket: Arc<dyn Bucket>,
     /// The epoch of this writer.
     epoch: u64,
-    nonce: u64,
+    writer: Arc<WriterId>,
+    /// Which says when this writer was last known to have the pool.
+    state: Arc<Mutex<State>>,
     /// The newest root of this writer.
     root: Arc<AtomicU64>,
     next: Start,
@@ -75,9 +82,59 @@ fn sum(body: &[u8], chain: u64) -> u64 {
 }
 
 impl ObjectLog {
-    pub(super) fn new(bucket: Arc<dyn Bucket>, epoch: u64, nonce: u64, root: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(
+        bucket: Arc<dyn Bucket>,
+        epoch: u64,
+        writer: Arc<WriterId>,
+        state: Arc<Mutex<State>>,
+        root: Arc<AtomicU64>,
+    ) -> Self {
         let next = Start { position: epoch, sequence: 0, chain: 0 };
-        Self { bucket, epoch, nonce, root, next, blocks: VecDeque::new(), doomed: Vec::new() }
+        Self { bucket, epoch, writer, state, root, next, blocks: VecDeque::new(), doomed: Vec::new() }
+    }
+
+    /// Puts a seal behind whatever is in a log, without reading what that says.
+    pub(super) fn end(&mut self, start: Start) -> Result<(), PoolError> {
+        self.next = start;
+        while self.next.position != self.epoch {
+            let name = key(self.next);
+            let found = attempt(&*self.bucket, "reading the log in", || self.bucket.get(&name, None))?;
+            match found.as_deref().map(<[u8]>::split_first) {
+                Some(Some((&SEAL, body))) => {
+                    let epoch = Reader::new(body).u64()?;
+                    if epoch <= self.next.position {
+                        return Err(damaged());
+                    }
+                    if epoch > self.epoch {
+                        return Err(fenced());
+                    }
+                    self.next = Start { position: epoch, sequence: 0, chain: 0 };
+                }
+                Some(_) => self.next.sequence = self.next.sequence.wrapping_add(1),
+                None => {
+                    if self.seal()? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever has put no root for long makes sure that nobody else has.
+    fn assert_own(&self) -> Result<(), PoolError> {
+        let now = (self.writer.clock)();
+        let is_known = self.state.lock().last.is_none_or(|(_, when)| when.saturating_add(IDLE) >= now);
+        if is_known {
+            return Ok(());
+        }
+        if self.is_taken()? {
+            return Err(fenced());
+        }
+        if let Some((_, when)) = &mut self.state.lock().last {
+            *when = (*when).max(now);
+        }
+        Ok(())
     }
 
     fn find(&self, start: Start) -> Result<Option<Found>, PoolError> {
@@ -116,7 +173,7 @@ impl ObjectLog {
         to.u8(SEAL);
         to.u64(self.epoch);
         // Tells this writer's own seal, whose reply was lost, from another's.
-        to.u64(self.nonce);
+        to.u64(self.writer.nonce);
         Ok(self.put(to.finish())?.is_some())
     }
 
@@ -181,7 +238,9 @@ impl Blocks for ObjectLog {
         to.u8(BLOCK);
         to.u64(txg.0);
         to.bytes(records);
+        self.assert_own()?;
         let chain = self.put(to.finish())?.ok_or_else(fenced)?;
+        self.assert_own()?;
         self.push(txg, length, chain);
         Ok(true)
     }

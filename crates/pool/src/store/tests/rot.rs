@@ -135,7 +135,7 @@ fn rot_in_labels_and_table_is_survived_or_told() {
     assert_eq!(*store.read(&pointer).unwrap(), *content(1, 5000));
     drop(store);
     // The table itself: an import must say so, and an older state is there for a rewind.
-    let table = root.deltas.last().copied().or(root.table).unwrap();
+    let table = *root.deltas.last().unwrap();
     let place = root.table_segments.iter().find(|segment| segment.id == table.segment).unwrap().place[0];
     sims[0].rot(slots::start(place, MIB) + u64::from(table.offset) * 16 + 82, 1);
     assert!(matches!(open(&sims, Access::ReadWrite), Err(PoolError::Frame { .. })));
