@@ -53,6 +53,8 @@ pub enum BucketOf {
     Nacre,
     /// JuiceFS, with its names in SQLite.
     JuiceFs,
+    /// Nobody: curl puts and gets objects, as any client can.
+    Curl,
 }
 
 /// A pool: whose, and how its file systems are compressed.
@@ -166,6 +168,7 @@ impl Step {
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => &["losetup", "mkfs.btrfs", "btrfs"],
             Self::Bucket(Bucket { by: BucketOf::Nacre, .. }) => &["nacre", "setpriv"],
             Self::Bucket(Bucket { by: BucketOf::JuiceFs, .. }) => &["juicefs", "setpriv"],
+            Self::Bucket(Bucket { by: BucketOf::Curl, .. }) => &["curl", "setpriv"],
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
@@ -272,6 +275,11 @@ impl Target {
             Some(Step::Pool(pool)) => Some(*pool),
             _ => None,
         }
+    }
+
+    /// Whether it ends in a bucket without a file system.
+    pub fn is_of_objects(&self) -> bool {
+        matches!(self.steps.last(), Some(Step::Bucket(Bucket { by: BucketOf::Curl, .. })))
     }
 
     /// Whether the file system itself makes snapshots.

@@ -41,7 +41,8 @@ mod tree;
 pub mod union;
 mod warm;
 
-use material::{Material, Numbers};
+pub use material::Material;
+use material::Numbers;
 
 pub use big_file::{Buffer, open};
 
@@ -94,6 +95,8 @@ pub enum Ask {
     Version(Version),
     /// Tells the most memory that the daemon has used.
     Memory,
+    /// Puts or gets objects.
+    Objects(Objects),
     /// Something with the devices of a pool.
     Over(OverAsk),
     /// Tells what is used of them.
@@ -102,6 +105,15 @@ pub enum Ask {
     OverMoved,
     /// Tells what the first device holds.
     OverShare,
+}
+
+/// Objects without a file system, bytes.
+#[derive(Debug, Clone, Copy)]
+pub enum Objects {
+    /// New ones.
+    Put(u64),
+    /// Those.
+    Get(u64),
 }
 
 /// What comes back.
@@ -162,6 +174,8 @@ pub struct Visit<'a> {
     pub has_snapshots: bool,
     /// The pool under test, if it is one.
     pub pool: Option<Pool>,
+    /// Whether it is a bucket without a file system.
+    pub only_objects: bool,
     /// Memory for I/O, the same for every target.
     pub buffer: &'a mut Buffer,
     /// Where samples go.
