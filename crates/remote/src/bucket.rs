@@ -1,9 +1,10 @@
-//! A bucket of a store that speaks S3, by the crate `object_store`.
+//! A bucket of an object store, by the crate `object_store`: what is the same of all stores. What each
+//! of them needs to be reached is in `s3`, `azure` and `google`.
 //!
 //! Invariants:
-//! - Of the conditions that stores offer, `If-None-Match: *` of a PUT is the only one that is used.
-//!   A reply that another one is there, or is being made, is told as it is: whoever asked looks what
-//!   is there.
+//! - Of the conditions that stores offer, that of a PUT that an object must not be there is the only one
+//!   that is used (`If-None-Match: *`; Google's `x-goog-if-generation-match: 0`). A reply that another
+//!   one is there, or is being made, is told as it is: whoever asked looks what is there.
 //! - Requests that may be made again are made again here alone: `object_store` itself does not.
 
 use std::cell::Cell;
@@ -12,23 +13,23 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use futures_util::future::{Either, select};
-use nacre_pool::backend::{Bucket, Put, Requests};
-use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use nacre_pool::backend::{Bucket, Put, Requests, Silence};
 use object_store::path::Path;
 use object_store::{
     BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::address::S3Address;
-use crate::credentials;
+use crate::address::{BucketAddress, Store};
 use crate::retry::{Attempts, DEADLINE, OF_LISTS};
 use crate::transport::{Connector, Counters, NOTED, Noted};
+use crate::{Environment, azure, clock, google, s3};
 
 /// How long it may take to reach the server.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -42,8 +43,6 @@ const HURRY: Duration = Duration::from_secs(4);
 const HURRIED: u64 = 2 << 20;
 /// Requests that are made at the same time.
 const PARALLEL: usize = 8;
-/// The region where none is named, as everybody has it.
-const REGION: &str = "us-east-1";
 
 /// The threads that speak to servers: they begin with the first bucket, and stay.
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
@@ -60,14 +59,59 @@ fn runtime() -> io::Result<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| made))
 }
 
-pub(crate) struct S3Bucket {
-    store: AmazonS3,
-    place: S3Address,
+pub(crate) struct StoreBucket {
+    store: Box<dyn ObjectStore>,
+    place: BucketAddress,
     name: String,
     counters: Arc<Counters>,
     runtime: &'static Runtime,
     /// Whether somebody waits for the end.
     hurry: watch::Sender<bool>,
+    unanswered: Mutex<Unanswered>,
+}
+
+/// Requests that are made again at this moment.
+#[derive(Default)]
+struct Unanswered {
+    count: usize,
+    /// When the first one of them began.
+    since: Option<Instant>,
+    /// How the last attempt ended.
+    why: String,
+}
+
+/// One request among them, once an attempt of it has failed.
+struct MadeAgain<'a> {
+    all: &'a Mutex<Unanswered>,
+    began: Instant,
+    is_counted: bool,
+}
+
+impl MadeAgain<'_> {
+    fn failed(&mut self, error: &io::Error) {
+        let mut all = self.all.lock();
+        all.count += usize::from(!self.is_counted);
+        self.is_counted = true;
+        all.since.get_or_insert(self.began);
+        all.why = error.to_string();
+    }
+}
+
+impl Drop for MadeAgain<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        all.count -= usize::from(self.is_counted);
+        if all.count == 0 {
+            all.since = None;
+        }
+    }
+}
+
+/// What is the same of all clients: how they connect, and that they make no request again.
+pub(crate) struct Client {
+    pub options: ClientOptions,
+    pub connector: Connector,
+    pub retry: RetryConfig,
 }
 
 /// How an attempt ended.
@@ -78,16 +122,16 @@ enum Failed {
     Stays(io::Error),
 }
 
-impl S3Bucket {
-    pub(crate) fn open(place: &S3Address, name: String) -> io::Result<Self> {
+impl StoreBucket {
+    pub(crate) fn open(place: &BucketAddress, name: String) -> io::Result<Self> {
         Self::with(runtime()?, place, name, &|name| std::env::var(name).ok())
     }
 
     fn with(
         runtime: &'static Runtime,
-        place: &S3Address,
+        place: &BucketAddress,
         name: String,
-        environment: &dyn Fn(&str) -> Option<String>,
+        environment: Environment<'_>,
     ) -> io::Result<Self> {
         let counters = Arc::<Counters>::default();
         let options = ClientOptions::new()
@@ -96,23 +140,25 @@ impl S3Bucket {
             // Each request has a limit of its own, by its length.
             .with_timeout_disabled()
             .with_http1_only();
-        let once = RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() };
-        let builder = AmazonS3Builder::new()
-            .with_bucket_name(&place.bucket)
-            .with_region(place.settings.region.as_deref().unwrap_or(REGION))
-            .with_client_options(options)
-            .with_http_connector(Connector(Arc::clone(&counters)))
-            .with_conditional_put(S3ConditionalPut::ETagMatch)
-            // One request each, so that what was asked can be counted.
-            .with_disable_bulk_delete(true)
-            .with_retry(once);
-        let builder = match &place.settings.endpoint {
-            Some(endpoint) => builder.with_endpoint(endpoint),
-            None => builder.with_virtual_hosted_style_request(true),
+        let client = Client {
+            options,
+            connector: Connector { counters: Arc::clone(&counters), bucket: place.bucket.clone() },
+            retry: RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() },
         };
-        let builder = credentials::give(builder, place, environment)?;
-        let store = builder.build().map_err(|error| io::Error::other(format!("{name}: {error}")))?;
-        Ok(Self { store, place: place.clone(), name, counters, runtime, hurry: watch::Sender::new(false) })
+        let store = match place.store {
+            Store::S3 => s3::open(place, client, environment)?,
+            Store::Azure => azure::open(place, client, environment)?,
+            Store::Google => google::open(place, client, environment)?,
+        };
+        Ok(Self {
+            store,
+            place: place.clone(),
+            name,
+            counters,
+            runtime,
+            hurry: watch::Sender::new(false),
+            unanswered: Mutex::default(),
+        })
     }
 
     /// The whole name of an object.
@@ -130,6 +176,7 @@ impl S3Bucket {
         let limit = REPLY + Duration::from_secs(length / SLOWEST);
         let attempt = async {
             let mut attempts = Attempts::new(deadline);
+            let mut again = MadeAgain { all: &self.unanswered, began: clock::now(), is_counted: false };
             loop {
                 if attempts.again() {
                     self.counters.once_more();
@@ -147,6 +194,7 @@ impl S3Bucket {
                     },
                     Err(_) => io::Error::new(ErrorKind::TimedOut, "the server does not answer in time"),
                 };
+                again.failed(&error);
                 let Some(wait) = attempts.wait(noted.come_back) else { return Err(error) };
                 tracing::debug!(bucket = self.name, %error, "a request is made again");
                 tokio::time::sleep(wait).await;
@@ -171,6 +219,11 @@ impl S3Bucket {
 
     fn judge(&self, error: &object_store::Error, Noted { status, .. }: Noted) -> Failed {
         let text = error.to_string();
+        // One of a batch of requests, which itself went well.
+        let status = match error {
+            object_store::Error::NotFound { .. } if (200..300).contains(&status) => 404,
+            _ => status,
+        };
         let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
         let told = |kind, what: String| io::Error::new(kind, what);
         let words = |what: &str| match code {
@@ -186,8 +239,17 @@ impl S3Bucket {
                 }
                 Failed::Passes(told(ErrorKind::NotConnected, cause.to_string()))
             }
-            (_, Some("NoSuchBucket")) => {
+            (_, Some("NoSuchBucket" | "ContainerNotFound")) => {
                 Failed::Stays(told(ErrorKind::NotFound, format!("there is no bucket '{}'", self.place.bucket)))
+            }
+            (_, Some("RequestTimeTooSkewed")) => Failed::Stays(told(
+                ErrorKind::PermissionDenied,
+                words("the clocks of this machine and of the server are too far apart"),
+            )),
+            (507, _) => Failed::Stays(told(ErrorKind::StorageFull, words("the store has no room left"))),
+            // Too much in too short a time passes.
+            (400..=409, Some(code)) if code.contains("Quota") || code.contains("StorageFull") => {
+                Failed::Stays(told(ErrorKind::StorageFull, words("the bucket may not take any more")))
             }
             // Somebody renews what has expired, perhaps now.
             (400 | 401 | 403, Some("ExpiredToken" | "TokenRefreshRequired")) => {
@@ -217,7 +279,7 @@ impl S3Bucket {
     }
 }
 
-impl Bucket for S3Bucket {
+impl Bucket for StoreBucket {
     fn name(&self) -> &str {
         &self.name
     }
@@ -236,6 +298,12 @@ impl Bucket for S3Bucket {
 
     fn requests(&self) -> Requests {
         self.counters.so_far()
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        let all = self.unanswered.lock();
+        let lasts = clock::now().saturating_duration_since(all.since?);
+        Some(Silence { lasts, why: all.why.clone() })
     }
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
@@ -287,6 +355,8 @@ impl Bucket for S3Bucket {
         })?;
         let key = |path: &Path| path.as_ref().get(own..).map(ToOwned::to_owned);
         let mut keys: Vec<String> = found.iter().filter_map(|object| key(&object.location)).collect();
+        // Some servers do not know where a list begins, and answer with all of it.
+        keys.retain(|key| key.as_str() > after);
         keys.sort();
         Ok(keys)
     }
@@ -312,7 +382,7 @@ mod tests {
 
     /// A server that gives these replies, one for each request, and no other; answers the requests' first
     /// lines. An empty reply is none.
-    fn server(replies: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>>) {
+    fn server(replies: &'static [&'static str]) -> (StoreBucket, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
         let serve = std::thread::spawn(move || {
@@ -346,9 +416,10 @@ mod tests {
         });
         let runtime = runtime().unwrap();
         let settings = Settings { endpoint, ..Settings::default() };
-        let place = S3Address { bucket: "b".to_owned(), prefix: "p/q".to_owned(), settings };
+        let place =
+            BucketAddress { bucket: "b".to_owned(), prefix: "p/q".to_owned(), settings, ..BucketAddress::default() };
         let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
-        (S3Bucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
+        (StoreBucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
     }
 
     #[test]
@@ -384,13 +455,28 @@ mod tests {
         assert!(clock_now() - began >= Duration::from_secs(1), "it asked for that");
         assert!(serve.join().unwrap().iter().all(|head| head.to_ascii_lowercase().contains("range: bytes=1-3")));
         assert_eq!((bucket.requests().gets, bucket.requests().again, bucket.requests().received), (4, 3, 3));
+        assert_eq!(bucket.silence(), None);
         let (bucket, serve) = server(&[
+            "507 Full|",
+            "403 No|<Code>QuotaExceeded</Code>",
+            "403 No|<Code>RequestTimeTooSkewed</Code>",
             "403 No|<Code>AccessDenied</Code>",
             "404 No|<Code>NoSuchKey</Code>",
             "404 No|<Code>NoSuchBucket</Code>",
             "301 Moved|",
             "204 Gone|",
         ]);
+        for (kind, why) in [
+            (ErrorKind::StorageFull, "the store has no room left (507)"),
+            (ErrorKind::StorageFull, "the bucket may not take any more (403 QuotaExceeded)"),
+            (
+                ErrorKind::PermissionDenied,
+                "the clocks of this machine and of the server are too far apart (403 RequestTimeTooSkewed)",
+            ),
+        ] {
+            let refused = bucket.put("k", b"").unwrap_err();
+            assert_eq!((refused.kind(), refused.to_string().as_str()), (kind, why));
+        }
         let refused = bucket.put("k", b"").unwrap_err();
         assert_eq!(
             (refused.kind(), refused.to_string()),
@@ -410,15 +496,16 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
         let settings = Settings { endpoint, ..Settings::default() };
-        let place = S3Address { bucket: "b".to_owned(), prefix: String::new(), settings };
+        let place = BucketAddress { bucket: "b".to_owned(), settings, ..BucketAddress::default() };
         let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
-        let bucket = S3Bucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
+        let bucket = StoreBucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
         std::thread::scope(|scope| {
             let before = scope.spawn(|| bucket.get("k", None).unwrap_err().kind());
             // The request is there, and gets no answer.
             let silent = listener.accept().unwrap();
             bucket.hurry();
             assert_eq!(before.join().unwrap(), ErrorKind::NotConnected);
+            assert_eq!(bucket.silence(), None, "nobody waits for an answer");
             assert_eq!(bucket.put("k", b"").unwrap_err().kind(), ErrorKind::NotConnected);
             drop(silent);
         });
@@ -433,12 +520,13 @@ mod tests {
     fn names_come_in_pages() {
         const FIRST: &str = "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><Contents><Key>p/q/roots/1</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
         const LAST: &str = "200 OK|<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/q/roots/2</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
-        let (bucket, serve) = server(&[FIRST, LAST, LAST]);
+        let (bucket, serve) = server(&[FIRST, LAST, LAST, LAST]);
         assert_eq!(bucket.list("roots/", "").unwrap(), ["roots/1", "roots/2"]);
         assert_eq!(bucket.list("roots/", "roots/1").unwrap(), ["roots/2"]);
+        assert_eq!(bucket.list("roots/", "roots/2").unwrap(), Vec::<String>::new());
         let heads = serve.join().unwrap();
         assert!(heads[0].contains("prefix=p%2Fq%2Froots%2F") && heads[1].contains("continuation-token=t"), "{heads:?}");
         assert!(heads[2].contains("start-after=p%2Fq%2Froots%2F1"), "{heads:?}");
-        assert_eq!(bucket.requests().lists, 3);
+        assert_eq!(bucket.requests().lists, 4);
     }
 }

@@ -1,30 +1,32 @@
-//! Where the credentials for a bucket come from, in this order:
+//! Buckets of stores that speak S3: how they are reached, and where their credentials come from, in this
+//! order:
 //!
 //! 1. the profile or the file that the address names;
 //! 2. `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`;
 //! 3. a role by `AWS_WEB_IDENTITY_TOKEN_FILE`, or a container's `AWS_CONTAINER_CREDENTIALS_*`;
-//! 4. the profile `default` of `~/.aws/credentials`;
+//! 4. the profile `default` of `~/.aws/credentials`, or of `~/.aws/config`;
 //! 5. the machine itself, where the store is Amazon's.
 //!
-//! Files are read again when they have changed, so that somebody can renew what expires; what 3 and
-//! 5 give is renewed by `object_store` before it does. Invariant: nothing here is shown or kept.
+//! A profile has keys, or a program that prints some (`credential_process`). Files are read again when they
+//! have changed, so that somebody can renew what expires; what 3 and 5 give is renewed by `object_store`
+//! before it does. Invariant: nothing here is shown or kept.
 
-use std::fmt;
-use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use object_store::CredentialProvider;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
-use parking_lot::Mutex;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3ConditionalPut};
+use object_store::{CredentialProvider, ObjectStore};
 
-use crate::address::S3Address;
+use crate::address::BucketAddress;
+use crate::bucket::Client;
+use crate::credential_file::{CredentialFile, told};
+use crate::credential_process::Printing;
+use crate::{Environment, of_environment as there};
 
-/// Asks the environment.
-type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
-
+/// The region where none is named, as everybody has it.
+const REGION: &str = "us-east-1";
 const KEY: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
 const TOKEN: &str = "AWS_SESSION_TOKEN";
@@ -41,26 +43,49 @@ const ROLES: [(&str, AmazonS3ConfigKey); 7] = [
     ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", AmazonS3ConfigKey::ContainerAuthorizationTokenFile),
 ];
 
-fn there(environment: Environment<'_>, name: &str) -> Option<String> {
-    environment(name).filter(|value| !value.is_empty())
-}
-
 fn has_role(environment: Environment<'_>) -> bool {
     ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]
         .iter()
         .any(|name| there(environment, name).is_some())
 }
 
-/// Whether they come from the environment of this process alone.
-pub(crate) fn are_of_environment(place: &S3Address, environment: Environment<'_>) -> bool {
-    place.settings.profile.is_none()
-        && place.settings.credentials_file.is_none()
-        && (there(environment, KEY).is_some() || has_role(environment))
+/// Whether credentials come from the environment of this process alone, where neither a profile nor a file
+/// is named.
+pub(crate) fn is_of_environment(environment: Environment<'_>) -> bool {
+    there(environment, KEY).is_some() || has_role(environment)
 }
 
-/// The usual file.
-fn usual_file(environment: Environment<'_>) -> Option<PathBuf> {
-    there(environment, "HOME").map(|home| PathBuf::from(home).join(".aws/credentials"))
+/// The bucket.
+///
+/// # Errors
+/// There are no credentials; a file that cannot be read, or has none.
+pub(crate) fn open(
+    place: &BucketAddress,
+    client: Client,
+    environment: Environment<'_>,
+) -> io::Result<Box<dyn ObjectStore>> {
+    let builder = AmazonS3Builder::new()
+        .with_bucket_name(&place.bucket)
+        .with_region(place.settings.region.as_deref().unwrap_or(REGION))
+        .with_client_options(client.options)
+        .with_http_connector(client.connector)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // One request each, so that what was asked can be counted.
+        .with_disable_bulk_delete(true)
+        .with_retry(client.retry);
+    let builder = match &place.settings.endpoint {
+        Some(endpoint) => builder.with_endpoint(endpoint),
+        None => builder.with_virtual_hosted_style_request(true),
+    };
+    let store = give(builder, place, environment)?.build().map_err(io::Error::other)?;
+    Ok(Box::new(store))
+}
+
+/// The usual files that profiles are in.
+fn usual_files(environment: Environment<'_>) -> Vec<PathBuf> {
+    let below = |name: &str| Some(PathBuf::from(there(environment, "HOME")?).join(".aws").join(name));
+    let config = there(environment, "AWS_CONFIG_FILE").map(PathBuf::from).or_else(|| below("config"));
+    below("credentials").into_iter().chain(config).filter(|file| file.exists()).collect()
 }
 
 /// Tells the builder where credentials come from.
@@ -69,20 +94,24 @@ fn usual_file(environment: Environment<'_>) -> Option<PathBuf> {
 /// There are none; a file that cannot be read, or has none.
 pub(crate) fn give(
     builder: AmazonS3Builder,
-    place: &S3Address,
+    place: &BucketAddress,
     environment: Environment<'_>,
 ) -> io::Result<AmazonS3Builder> {
-    let of_file = |path: PathBuf, profile: &str| {
-        let found = FileCredentials { path, profile: profile.to_owned(), read: Mutex::default() };
-        // What is wrong with it is told now.
-        found.newest()?;
-        io::Result::Ok(Arc::new(found))
+    let of_file = |path: &PathBuf, profile: &str| Profile::open(path, profile).map(Arc::new);
+    // What is wrong with the last one is told.
+    let of_files = |files: &[PathBuf], profile: &str| {
+        let mut found = files.iter().map(|file| of_file(file, profile));
+        let first = found.next().unwrap_or_else(|| {
+            Err(io::Error::new(ErrorKind::NotFound, "there is neither '~/.aws/credentials' nor '~/.aws/config'"))
+        });
+        found.fold(first, Result::or)
     };
     if place.settings.profile.is_some() || place.settings.credentials_file.is_some() {
         let profile = place.settings.profile.as_deref().unwrap_or(DEFAULT);
-        let file = place.settings.credentials_file.clone().or_else(|| usual_file(environment));
-        let file = file.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "there is no home directory for '.aws'"))?;
-        return Ok(builder.with_credentials(of_file(file, profile)?));
+        return Ok(match &place.settings.credentials_file {
+            Some(file) => builder.with_credentials(of_file(file, profile)?),
+            None => builder.with_credentials(of_files(&usual_files(environment), profile)?),
+        });
     }
     match (there(environment, KEY), there(environment, SECRET)) {
         (Some(key), Some(secret)) => {
@@ -102,8 +131,9 @@ pub(crate) fn give(
         let given = ROLES.iter().filter_map(|(name, key)| Some((key, there(environment, name)?)));
         return Ok(given.fold(builder, |builder, (key, value)| builder.with_config(*key, value)));
     }
-    if let Some(file) = usual_file(environment).filter(|file| file.exists()) {
-        return Ok(builder.with_credentials(of_file(file, DEFAULT)?));
+    let files = usual_files(environment);
+    if !files.is_empty() {
+        return Ok(builder.with_credentials(of_files(&files, DEFAULT)?));
     }
     if place.settings.endpoint.is_none() {
         // Asks the machine with the first request.
@@ -113,51 +143,73 @@ pub(crate) fn give(
     Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
-/// Credentials in a file, in the form that Amazon's tools have.
-struct FileCredentials {
-    path: PathBuf,
-    profile: String,
-    /// What was read last, and when that was written.
-    read: Mutex<Option<(SystemTime, Arc<AwsCredential>)>>,
+/// What a profile has.
+#[derive(Debug)]
+enum Found {
+    Keys(Arc<AwsCredential>),
+    /// A command that prints them.
+    Command(String),
 }
 
-impl fmt::Debug for FileCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileCredentials").field("path", &self.path).field("profile", &self.profile).finish()
-    }
+/// A profile in a file, in the form that Amazon's tools have.
+#[derive(Debug)]
+struct Profile {
+    file: CredentialFile<Found>,
+    printed: Arc<Printing>,
 }
 
-impl FileCredentials {
-    fn newest(&self) -> io::Result<Arc<AwsCredential>> {
-        let failed = |error: io::Error| {
-            io::Error::new(error.kind(), format!("credentials in '{}': {error}", self.path.display()))
-        };
-        let written = fs::metadata(&self.path).and_then(|file| file.modified()).map_err(failed)?;
-        let mut read = self.read.lock();
-        if let Some((_, known)) = read.as_ref().filter(|(at, _)| *at == written) {
-            return Ok(Arc::clone(known));
+impl Profile {
+    /// What is wrong with it is told now.
+    fn open(path: &Path, name: &str) -> io::Result<Self> {
+        let (name, of) = (name.to_owned(), path.to_owned());
+        let file = CredentialFile::open(path.to_owned(), move |text| {
+            let found = profile(text, &name)?;
+            if matches!(found, Found::Command(_)) {
+                only_ours(&of)?;
+            }
+            Ok(found)
+        })?;
+        let found = Self { file, printed: Arc::default() };
+        if let Found::Command(command) = &*found.file.newest()? {
+            found.printed.of(command)?;
         }
-        let text = fs::read_to_string(&self.path).map_err(failed)?;
-        let found = Arc::new(profile(&text, &self.profile, &self.path)?);
-        *read = Some((written, Arc::clone(&found)));
         Ok(found)
     }
 }
 
+/// Whoever can write to a file whose commands are run has them run in our name.
+fn only_ours(path: &Path) -> io::Result<()> {
+    let file = std::fs::metadata(path)?;
+    let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&file.uid()) && file.mode() & 0o022 == 0;
+    if is_trusted {
+        return Ok(());
+    }
+    let why = "others can write to it, and it names a program to be run (credential_process)";
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+}
+
 #[async_trait::async_trait]
-impl CredentialProvider for FileCredentials {
+impl CredentialProvider for Profile {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        // A small file: no thread waits for long.
-        self.newest().map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(error) })
+        let found = self.file.newest().map_err(told)?;
+        let printed = Arc::clone(&self.printed);
+        match &*found {
+            Found::Keys(keys) => Ok(Arc::clone(keys)),
+            Found::Command(command) => {
+                let command = command.clone();
+                let run = tokio::task::spawn_blocking(move || printed.of(&command)).await;
+                run.map_err(io::Error::other).and_then(|printed| printed).map_err(told)
+            }
+        }
     }
 }
 
-/// The credentials of a profile. No error contains anything of the text.
-fn profile(text: &str, name: &str, path: &Path) -> io::Result<AwsCredential> {
-    let (mut inside, mut found) = (false, false);
-    let [mut key, mut secret, mut token] = [None, None, None];
+/// What a profile has. No error contains anything of the text.
+fn profile(text: &str, name: &str) -> io::Result<Found> {
+    let (mut inside, mut found, mut refers) = (false, false, false);
+    let [mut key, mut secret, mut token, mut command] = [None, None, None, None];
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
         if let Some(section) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
             let section = section.trim();
@@ -171,51 +223,64 @@ fn profile(text: &str, name: &str, path: &Path) -> io::Result<AwsCredential> {
             "aws_access_key_id" => key = value,
             "aws_secret_access_key" => secret = value,
             "aws_session_token" => token = value,
+            "credential_process" => command = value,
+            "sso_session" | "sso_start_url" | "source_profile" | "credential_source" | "login_session" => refers = true,
             _ => {}
         }
     }
-    let refused = |why: &str| {
-        let why = format!("credentials in '{}': profile '{name}' {why}", path.display());
-        io::Error::new(ErrorKind::PermissionDenied, why)
-    };
+    let refused = |why: &str| io::Error::new(ErrorKind::PermissionDenied, format!("profile '{name}' {why}"));
     if !found {
         return Err(refused("is not there"));
     }
-    let both = key.zip(secret).ok_or_else(|| refused("has no aws_access_key_id with aws_secret_access_key"))?;
-    Ok(AwsCredential { key_id: both.0, secret_key: both.1, token })
+    match (key.zip(secret), command) {
+        (Some((key_id, secret_key)), _) => Ok(Found::Keys(Arc::new(AwsCredential { key_id, secret_key, token }))),
+        (None, Some(command)) => Ok(Found::Command(command)),
+        (None, None) if refers => Err(refused(
+            "is one of single sign-on or of another profile: a profile with 'credential_process = aws configure export-credentials --format process --profile NAME' takes its credentials",
+        )),
+        (None, None) => {
+            Err(refused("has neither aws_access_key_id with aws_secret_access_key, nor credential_process"))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::address::Settings;
+    use std::fs;
 
-    const FILE: &str = "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key=B\n\n[profile  b]\nAWS_ACCESS_KEY_ID=C\naws_secret_access_key = D=E\naws_session_token = T\n[half]\naws_access_key_id = hidden\n";
+    const FILE: &str = "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key=B\n\n[profile  b]\nAWS_ACCESS_KEY_ID=C\naws_secret_access_key = D=E\naws_session_token = T\n[half]\naws_access_key_id = hidden\n[by]\ncredential_process = /opt/keys --for a=b\n[sso]\nsso_session = x\n";
 
     fn read(name: &str) -> io::Result<(String, String, Option<String>)> {
-        profile(FILE, name, Path::new("/keys")).map(|found| (found.key_id, found.secret_key, found.token))
+        profile(FILE, name).map(|found| match found {
+            Found::Keys(keys) => (keys.key_id.clone(), keys.secret_key.clone(), keys.token.clone()),
+            Found::Command(command) => (command, String::new(), None),
+        })
     }
 
     #[test]
     fn profiles_are_read() {
         assert_eq!(read("default").unwrap(), ("A".into(), "B".into(), None));
         assert_eq!(read("b").unwrap(), ("C".into(), "D=E".into(), Some("T".into())));
-        assert_eq!(read("c").unwrap_err().to_string(), "credentials in '/keys': profile 'c' is not there");
+        assert_eq!(read("by").unwrap().0, "/opt/keys --for a=b");
+        assert_eq!(read("c").unwrap_err().to_string(), "profile 'c' is not there");
+        assert!(read("sso").unwrap_err().to_string().contains("export-credentials"));
         assert!(!read("half").unwrap_err().to_string().contains("hidden"));
     }
 
     #[test]
-    fn a_file_is_read_again_when_it_has_changed() {
+    fn a_program_is_run_for_a_file_that_is_ours_alone() {
+        use std::os::unix::fs::PermissionsExt;
         let scratch = tempfile::tempdir().unwrap();
-        let path = scratch.path().join("keys");
-        fs::write(&path, FILE).unwrap();
-        let found = FileCredentials { path: path.clone(), profile: DEFAULT.to_owned(), read: Mutex::default() };
-        assert_eq!(found.newest().unwrap().secret_key, "B");
-        fs::write(&path, FILE.replace("=B", "=renewed")).unwrap();
-        let file = fs::File::open(&path).unwrap();
-        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        assert_eq!(found.newest().unwrap().secret_key, "renewed");
-        assert!(!format!("{found:?}").contains("renewed"));
+        let path = scratch.path().join("config");
+        fs::write(&path, "[default]\ncredential_process = echo hidden\n").unwrap();
+        let said = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Profile::open(&path, DEFAULT).unwrap_err().to_string()
+        };
+        assert_eq!(said(0o600), "credential_process prints no credentials");
+        assert!(said(0o620).contains("others can write to it"), "{}", said(0o620));
     }
 
     #[test]
@@ -226,15 +291,25 @@ mod tests {
         let with_keys = |name: &str| [KEY, SECRET].contains(&name).then(|| "x".to_owned());
         let half = |name: &str| (name == KEY).then(|| "x".to_owned());
         let settings = Settings { endpoint: Some("http://x".into()), ..Settings::default() };
-        let here = S3Address { settings: settings.clone(), ..S3Address::default() };
+        let here = BucketAddress { settings: settings.clone(), ..BucketAddress::default() };
         let settings = Settings { credentials_file: Some(path), profile: Some("c".into()), ..settings };
-        let named = S3Address { settings, ..S3Address::default() };
+        let named = BucketAddress { settings, ..BucketAddress::default() };
         let builder = AmazonS3Builder::new;
         assert!(give(builder(), &named, &with_keys).unwrap_err().to_string().contains("profile 'c' is not there"));
         assert!(give(builder(), &here, &with_keys).is_ok());
         assert!(give(builder(), &here, &half).unwrap_err().to_string().contains("one alone"));
         assert!(give(builder(), &here, &|_| None).unwrap_err().to_string().contains("there are no credentials"));
-        assert!(are_of_environment(&here, &with_keys) && !are_of_environment(&named, &with_keys));
-        assert!(!are_of_environment(&here, &|_| None));
+        assert!(is_of_environment(&with_keys) && !is_of_environment(&|_| None));
+        // The usual files, one after the other.
+        let home = scratch.path().display().to_string();
+        let at_home = |name: &str| (name == "HOME").then(|| home.clone());
+        fs::create_dir(scratch.path().join(".aws")).unwrap();
+        let settings = Settings { profile: Some("b".into()), ..Settings::default() };
+        let b = BucketAddress { settings, ..BucketAddress::default() };
+        assert!(give(builder(), &b, &at_home).unwrap_err().to_string().contains("there is neither"));
+        fs::write(scratch.path().join(".aws/credentials"), "[default]\n").unwrap();
+        assert!(give(builder(), &b, &at_home).unwrap_err().to_string().contains("profile 'b' is not there"));
+        fs::write(scratch.path().join(".aws/config"), FILE).unwrap();
+        assert!(give(builder(), &b, &at_home).is_ok());
     }
 }
