@@ -17,8 +17,8 @@ use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::mounts;
 use crate::programs;
-use crate::target::{Bucket, BucketOf};
-use crate::workload::{Material, Objects};
+use crate::target::{Bucket, BucketOf, Objects};
+use crate::workload::Material;
 
 const BUCKET: &str = "bench";
 const KEY: &str = "bench";

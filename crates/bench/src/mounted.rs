@@ -20,9 +20,8 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Bucket, Cage, Ground, Over, Pool, Step, Target, Union};
+use crate::target::{Bucket, Cage, Ground, Objects, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
-use crate::workload::Objects;
 
 /// Name of the image in which a file system of the target's own lies, below the visit's directory.
 const IMAGE: &str = "image";

@@ -57,6 +57,15 @@ pub enum BucketOf {
     Curl,
 }
 
+/// Objects without a file system, bytes.
+#[derive(Debug, Clone, Copy)]
+pub enum Objects {
+    /// New ones.
+    Put(u64),
+    /// Those.
+    Get(u64),
+}
+
 /// A pool: whose, and how its file systems are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool {

@@ -17,7 +17,7 @@ use crate::options::User;
 use crate::report::{Point, Sample};
 use crate::scale::Scale;
 use crate::table::Group;
-use crate::target::Pool;
+use crate::target::{Objects, Pool};
 
 mod appends;
 mod big_file;
@@ -105,15 +105,6 @@ pub enum Ask {
     OverMoved,
     /// Tells what the first device holds.
     OverShare,
-}
-
-/// Objects without a file system, bytes.
-#[derive(Debug, Clone, Copy)]
-pub enum Objects {
-    /// New ones.
-    Put(u64),
-    /// Those.
-    Get(u64),
 }
 
 /// What comes back.

@@ -17,8 +17,8 @@ use object_store::ObjectStore;
 use object_store::azure::{AzureAccessKey, AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 
 use crate::address::BucketAddress;
-use crate::bucket::Client;
 use crate::credential_file::CredentialFile;
+use crate::transport::Client;
 use crate::{Environment, of_environment};
 
 /// The variable that holds a whole connection string.

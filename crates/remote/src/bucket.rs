@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use crate::address::{BucketAddress, Store};
 use crate::retry::{Attempts, DEADLINE, OF_LISTS};
-use crate::transport::{Connector, Counters, NOTED, Noted};
+use crate::transport::{Client, Connector, Counters, NOTED, Noted};
 use crate::{Environment, azure, clock, google, s3};
 
 /// How long it may take to reach the server.
@@ -105,13 +105,6 @@ impl Drop for MadeAgain<'_> {
             all.since = None;
         }
     }
-}
-
-/// What is the same of all clients: how they connect, and that they make no request again.
-pub(crate) struct Client {
-    pub options: ClientOptions,
-    pub connector: Connector,
-    pub retry: RetryConfig,
 }
 
 /// How an attempt ended.

@@ -17,7 +17,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use serde::Deserialize;
 
 use crate::address::BucketAddress;
-use crate::bucket::Client;
+use crate::transport::Client;
 use crate::{Environment, of_environment};
 
 /// What says which kind of file it is.

@@ -20,9 +20,9 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3Con
 use object_store::{CredentialProvider, ObjectStore};
 
 use crate::address::BucketAddress;
-use crate::bucket::Client;
 use crate::credential_file::{CredentialFile, told};
 use crate::credential_process::Printing;
+use crate::transport::Client;
 use crate::{Environment, of_environment as there};
 
 /// The region where none is named, as everybody has it.

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_pool::backend::Requests;
-use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
+use object_store::{ClientOptions, RetryConfig};
 
 /// What a reply says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,6 +61,13 @@ impl Counters {
             received: of(&self.received),
         }
     }
+}
+
+/// What is the same of all clients: how they connect, and that they make no request again.
+pub(crate) struct Client {
+    pub options: ClientOptions,
+    pub connector: Connector,
+    pub retry: RetryConfig,
 }
 
 /// Makes clients that count what is asked of a bucket.

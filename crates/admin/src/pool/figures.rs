@@ -251,6 +251,8 @@ impl Figures {
         let list = self.properties.iter().find(|(name, _)| name == PRICES).map_or("", |(_, list)| list.as_str());
         // What is stored was checked when it was set.
         let prices = Prices::parse(list).unwrap_or_default();
+        let RequestFigures { puts, gets, lists, deletes, again, sent, received, .. } = asked;
+        let asked = Requests { puts, gets, lists, deletes, again, sent, received };
         Some(prices.month(self.allocated, &asked, self.now.saturating_sub(self.since)))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Callers: whoever sets the property, and `status`. Pure.
 
-use super::figures::RequestFigures;
+use nacre_pool::backend::Requests;
 
 /// The property.
 pub(crate) const PRICES: &str = "prices";
@@ -71,7 +71,7 @@ impl Prices {
 
     /// What a month costs, with so many bytes there, and these requests since so many seconds.
     #[must_use]
-    pub fn month(&self, stored: u64, asked: &RequestFigures, since: u64) -> MonthCost {
+    pub fn month(&self, stored: u64, asked: &Requests, since: u64) -> MonthCost {
         let of = |count: u64, price: f64| count as f64 * price;
         let requests = of(asked.puts, self.put)
             + of(asked.gets, self.get)
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_month_costs_what_it_would_cost_so() {
         let prices = Prices::parse("put=2,get=1,list=0,delete=0,stored=3,sent=0,received=5").unwrap();
-        let asked = RequestFigures { puts: 1000, gets: 2000, received: 1 << 30, ..RequestFigures::default() };
+        let asked = Requests { puts: 1000, gets: 2000, received: 1 << 30, ..Requests::default() };
         // A tenth of a month.
         let month = prices.month(2 << 30, &asked, 3 * 86400);
         assert_eq!((month.stored, month.requests), (6.0, 90.0));

@@ -10,10 +10,11 @@ use rustix::fs::OFlags;
 
 use super::big_file::{flush, forward, open, random, read_at, write_at};
 use super::listing::program;
-use super::{Ask, Material, Objects, Visit, finished, needs_making, time, timed, tree};
+use super::{Ask, Material, Visit, finished, needs_making, time, timed, tree};
 use crate::buckets::{bytes_of, objects_of};
 use crate::failure::{Doing, Failure};
 use crate::scale::Scale;
+use crate::target::Objects;
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;

@@ -167,7 +167,9 @@ fn a_reader_asks_for_nothing_that_it_may_not() {
     user.nacre(&[&import[..], &way, &[&pool.address, &theirs]].concat());
     let below = |root: &PathBuf| root.join(pool.at.strip_prefix("/").unwrap());
     let (there, at_home) = (below(&root), below(&home));
-    let of_user = |script: &str| sh_as(&at_home, NOBODY, NOBODY, "", script);
+    // Nobody else gets in, not even root.
+    let inside = format!("cd {}", at_home.display());
+    let of_user = |script: &str| sh_as(&home, NOBODY, NOBODY, "", &format!("{inside} && {script}"));
     assert_eq!(sh(&there, "cat a"), "first\n");
     assert_eq!(of_user("cat a"), (0, "first\n".to_owned()));
     assert!(of_user("echo x > b").1.contains("Read-only file system"));
