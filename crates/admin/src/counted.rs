@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-use nacre_pool::backend::{Bucket, Put, Requests};
+use nacre_pool::backend::{Bucket, Put, Requests, Silence};
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
@@ -439,6 +439,10 @@ impl Bucket for CountedBucket {
 
     fn requests(&self) -> Requests {
         self.bucket.requests()
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.bucket.silence()
     }
 
     fn expect(&self, key: &str, range: Range<u64>) {

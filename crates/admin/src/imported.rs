@@ -715,8 +715,7 @@ impl Imported {
 
     /// The server of the bucket that it lies in, where its address names one.
     pub(crate) fn endpoint(&self) -> Option<String> {
-        let address = Address::parse(self.address.as_ref()?).ok()?;
-        address.endpoint().map(ToOwned::to_owned)
+        Address::parse(self.address.as_ref()?).ok()?.endpoint()
     }
 
     /// Adds devices; frames go to them from now on.

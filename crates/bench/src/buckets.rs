@@ -1,5 +1,5 @@
 //! File systems in a bucket of an object store: nacre's pools and JuiceFS, over a server of S3 that runs
-//! for a visit, some way off (`delay_line`).
+//! for a visit, some way off (`delay_line`); and the objects alone, as curl puts and gets them.
 //!
 //! Called by `mounted`. The server is versitygw if it is installed, otherwise moto, which keeps
 //! everything in memory. What a file system keeps on this machine lies in one directory, by which its
@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::clock::Deadline;
+use crate::clock::{self, Deadline};
 use crate::delay_line;
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::mounts;
 use crate::programs;
-use crate::target::{Bucket, BucketOf};
+use crate::target::{Bucket, BucketOf, Objects};
+use crate::workload::Material;
 
 const BUCKET: &str = "bench";
 const KEY: &str = "bench";
@@ -25,6 +26,10 @@ const SECRET: &str = "bench-secret";
 /// How long a server may take to answer, and a mount to go.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
+/// An object of curl's, bytes: as long as those of a pool are at most.
+const OBJECT: usize = 8 << 20;
+/// How many it puts or gets at the same time: as many as a pool.
+const PARALLEL: &str = "8";
 
 /// Which server of S3 is there.
 fn server() -> Option<(&'static str, PathBuf)> {
@@ -87,6 +92,16 @@ impl Drop for Store {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// How many objects these bytes are, whole ones.
+pub fn objects_of(bytes: u64) -> u64 {
+    (bytes / OBJECT as u64).max(1)
+}
+
+/// The bytes of so many objects.
+pub fn bytes_of(objects: u64) -> u64 {
+    objects * OBJECT as u64
 }
 
 /// moto believes everybody.
@@ -154,6 +169,10 @@ impl BucketSite<'_> {
             BucketOf::Nacre if there => self.run((self.nacre)()?.args(["pool", "import", &Self::name()])),
             BucketOf::Nacre => self.make_pool(),
             BucketOf::JuiceFs => self.mount_juicefs(there),
+            BucketOf::Curl => {
+                let object = self.local.join("object");
+                return fs::write(&object, Material::Random.supply().block(0, OBJECT)).doing("writing", &object);
+            }
         };
         mounted?;
         if mounts::is_mounted(self.point)? { Ok(()) } else { Err(Failure::new("nothing was mounted")) }
@@ -196,9 +215,29 @@ impl BucketSite<'_> {
     pub fn settle(&self) -> Result<(), Failure> {
         match self.bucket.by {
             BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "sync", &Self::name()])),
-            // It writes at each close.
-            BucketOf::JuiceFs => Ok(()),
+            // They write at each close, and at once.
+            BucketOf::JuiceFs | BucketOf::Curl => Ok(()),
         }
+    }
+
+    /// Puts objects of so many bytes, or gets them; how long that took.
+    pub fn objects(&self, what: Objects) -> Result<Duration, Failure> {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--fail", "--parallel", "--parallel-immediate", "--parallel-max", PARALLEL]);
+        command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("{KEY}:{SECRET}")]);
+        // Nothing is summed up, and no permission to send is waited for.
+        command.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--header", "Expect:"]);
+        let (Objects::Put(bytes) | Objects::Get(bytes)) = what;
+        for number in 0..objects_of(bytes) {
+            match what {
+                Objects::Put(_) => command.arg("--upload-file").arg(self.local.join("object")),
+                Objects::Get(_) => command.args(["--output", "/dev/null"]),
+            };
+            command.arg(format!("{}/{BUCKET}/object-{number}", self.store.endpoint));
+        }
+        let start = clock::now();
+        self.run(&mut command)?;
+        Ok(start.elapsed())
     }
 
     /// Leaves it in the bucket, with nothing of its content on this machine.
@@ -206,6 +245,7 @@ impl BucketSite<'_> {
         let left = match self.bucket.by {
             BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "export", &Self::name()])),
             BucketOf::JuiceFs => self.run(self.juicefs().arg("umount").arg(self.point)),
+            BucketOf::Curl => Ok(()),
         };
         // Waits for it as well.
         let gone = if left.is_ok() { holders::end(&self.local) } else { holders::kill(&self.local) };

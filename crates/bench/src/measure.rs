@@ -282,6 +282,7 @@ impl Run<'_> {
             copies_up: target.copies_up(),
             has_snapshots: target.has_snapshots(),
             pool: target.pool(),
+            only_objects: target.is_of_objects(),
             buffer: &mut self.buffer,
             link: Link { events: event_sender, answers },
         };
@@ -317,6 +318,7 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::Crash => mounted.crash().map(Answer::Took),
         Ask::Version(version) => mounted.version(version).map(Answer::Took),
         Ask::Memory => mounted.memory().map(Answer::Memory),
+        Ask::Objects(what) => mounted.objects(*what).map(Answer::Took),
         Ask::Over(ask) => mounted.over(*ask).map(Answer::Took),
         Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
         Ask::OverMoved => mounted.over_asked(|place| place.moved()).map(Answer::Bytes),

@@ -20,7 +20,7 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Bucket, Cage, Ground, Over, Pool, Step, Target, Union};
+use crate::target::{Bucket, Cage, Ground, Objects, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
 /// Name of the image in which a file system of the target's own lies, below the visit's directory.
@@ -510,12 +510,12 @@ impl<'a> Mounted<'a> {
     }
 
     /// Does something with a file system in a bucket.
-    fn in_bucket(
+    fn in_bucket<T>(
         &self,
         bucket: Bucket,
         point: &Path,
-        work: impl FnOnce(&BucketSite<'_>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        work: impl FnOnce(&BucketSite<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let nacre = || {
             let mut command = Command::new(&self.plan.nacre);
             self.as_owner(&mut command)?;
@@ -523,6 +523,14 @@ impl<'a> Mounted<'a> {
         };
         let store = self.store.as_ref().ok_or_else(|| Failure::new("no object store was started"))?;
         work(&BucketSite { bucket, store, local: self.local(), point, log: self.scratch.log(), nacre: &nacre })
+    }
+
+    /// Puts or gets objects of the bucket.
+    pub fn objects(&self, what: Objects) -> Result<Duration, Failure> {
+        match self.made.last().map(|made| (made.step, &made.point)) {
+            Some((Step::Bucket(bucket), point)) => self.in_bucket(bucket, point, |place| place.objects(what)),
+            _ => Err(Failure::new("it lies in no bucket")),
+        }
     }
 
     /// The image that the last step keeps everything in: below the path to which that step was

@@ -53,6 +53,17 @@ pub enum BucketOf {
     Nacre,
     /// JuiceFS, with its names in SQLite.
     JuiceFs,
+    /// Nobody: curl puts and gets objects, as any client can.
+    Curl,
+}
+
+/// Objects without a file system, bytes.
+#[derive(Debug, Clone, Copy)]
+pub enum Objects {
+    /// New ones.
+    Put(u64),
+    /// Those.
+    Get(u64),
 }
 
 /// A pool: whose, and how its file systems are compressed.
@@ -166,6 +177,7 @@ impl Step {
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => &["losetup", "mkfs.btrfs", "btrfs"],
             Self::Bucket(Bucket { by: BucketOf::Nacre, .. }) => &["nacre", "setpriv"],
             Self::Bucket(Bucket { by: BucketOf::JuiceFs, .. }) => &["juicefs", "setpriv"],
+            Self::Bucket(Bucket { by: BucketOf::Curl, .. }) => &["curl", "setpriv"],
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
@@ -272,6 +284,11 @@ impl Target {
             Some(Step::Pool(pool)) => Some(*pool),
             _ => None,
         }
+    }
+
+    /// Whether it ends in a bucket without a file system.
+    pub fn is_of_objects(&self) -> bool {
+        matches!(self.steps.last(), Some(Step::Bucket(Bucket { by: BucketOf::Curl, .. })))
     }
 
     /// Whether the file system itself makes snapshots.

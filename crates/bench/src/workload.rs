@@ -17,7 +17,7 @@ use crate::options::User;
 use crate::report::{Point, Sample};
 use crate::scale::Scale;
 use crate::table::Group;
-use crate::target::Pool;
+use crate::target::{Objects, Pool};
 
 mod appends;
 mod big_file;
@@ -41,7 +41,8 @@ mod tree;
 pub mod union;
 mod warm;
 
-use material::{Material, Numbers};
+pub use material::Material;
+use material::Numbers;
 
 pub use big_file::{Buffer, open};
 
@@ -94,6 +95,8 @@ pub enum Ask {
     Version(Version),
     /// Tells the most memory that the daemon has used.
     Memory,
+    /// Puts or gets objects.
+    Objects(Objects),
     /// Something with the devices of a pool.
     Over(OverAsk),
     /// Tells what is used of them.
@@ -162,6 +165,8 @@ pub struct Visit<'a> {
     pub has_snapshots: bool,
     /// The pool under test, if it is one.
     pub pool: Option<Pool>,
+    /// Whether it is a bucket without a file system.
+    pub only_objects: bool,
     /// Memory for I/O, the same for every target.
     pub buffer: &'a mut Buffer,
     /// Where samples go.

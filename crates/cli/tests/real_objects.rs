@@ -181,6 +181,10 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.moto.weather(Weather::Closed);
     let at = pool.at.clone();
     let waiting = thread::spawn(move || sh(&at, "echo late > late; sync late"));
+    // That is told before anything is given up.
+    eventually("silence", || pool.status().contains("no answer for "));
+    let status = pool.status();
+    assert!(status.contains("state: ONLINE") || status.contains("everybody waits"), "{status}");
     eventually("somebody who waits", || pool.status().contains("everybody waits until it can be made"));
     assert!(!waiting.is_finished());
     pool.moto.weather(Weather::Fair);
@@ -189,6 +193,16 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.killed();
     pool.import();
     assert_eq!(pool.sh("cat at/late"), "late\n");
+    assert!(!pool.status().contains("no answer for "), "{}", pool.status());
+    // The bucket is out of room: that is told at once, and waited for.
+    pool.moto.weather(Weather::Full);
+    let at = pool.at.clone();
+    let waiting = thread::spawn(move || sh(&at, "echo more > more; sync more"));
+    eventually("no room", || pool.status().contains("the store has no room left (507 XMinioStorageFull)"));
+    assert!(!waiting.is_finished());
+    pool.moto.weather(Weather::Fair);
+    waiting.join().unwrap();
+    assert_eq!(pool.sh("cat at/more"), "more\n");
     // Given up while nobody is there: as it was at its last commit.
     pool.yard.nacre(&["pool", "sync", "%"]);
     pool.moto.weather(Weather::Closed);
@@ -392,23 +406,68 @@ fn what_cannot_be_changes_nothing() {
     assert!(refused(&without, "s3://pools/new").contains("credentials in"));
     let without = [&endpoint[..], &["--credentials-file", "keys", "--profile", "other"]].concat();
     assert!(refused(&without, "s3://pools/new").contains("profile 'other' is not there"));
+    // A program prints the keys, also where the pool is found again.
+    let printed = format!(r#"{{"Version": 1, "AccessKeyId": "printed", "SecretAccessKey": "{SECRET}"}}"#);
+    fs::write(pool.yard.path("printed"), printed).unwrap();
+    let file = format!("[by]\ncredential_process = cat {}\n", pool.yard.path("printed").display());
+    fs::write(pool.yard.path("by"), file).unwrap();
+    let by = [&endpoint[..], &["--credentials-file", "by", "--profile", "by"]].concat();
+    pool.yard.nacre(&[&["pool", "create", "-m", "none"][..], &by, &[&other, "s3://pools/by"]].concat());
+    pool.yard.end(&other, Signal::KILL);
+    pool.yard.nacre(&["pool", "import", &other]);
+    pool.yard.nacre(&["pool", "destroy", &other]);
+    assert!(pool.moto.heads().iter().any(|head| head.contains("Credential=printed/")));
+    fs::write(pool.yard.path("printed"), SECRET).unwrap();
+    assert!(refused(&by, "s3://pools/new").contains("credential_process prints no credentials"));
     assert!(refused(&pool.way(), "s3://pools/a//b").contains("a prefix has"));
-    assert!(refused(&pool.way(), "gs://pools/b").contains("pools lie on devices, in s3://BUCKET/PREFIX"));
+    assert!(refused(&pool.way(), "gcs://pools/b").contains("pools lie on devices, in s3://BUCKET/PREFIX"));
     pool.moto.weather(Weather::Forbidden);
     assert!(
         refused(&pool.way(), "s3://pools/new")
             .contains("the server refuses these credentials (403 SignatureDoesNotMatch)")
     );
+    for (weather, why) in [
+        (Weather::Skewed, "the clocks of this machine and of the server are too far apart (403 RequestTimeTooSkewed)"),
+        (Weather::Full, "the store has no room left (507 XMinioStorageFull)"),
+        (Weather::ReadOnly, "the server refuses these credentials (403 AccessDenied)"),
+    ] {
+        pool.moto.weather(weather);
+        let said = refused(&pool.way(), "s3://pools/new");
+        assert!(said.contains(why), "{said}");
+    }
     pool.moto.weather(Weather::Careless);
     assert!(refused(&pool.way(), "s3://pools/new").contains("this store makes an object that is there once more"));
     pool.moto.weather(Weather::Fair);
     pool.yard.nacre(&["pool", "export", "%"]);
     assert!(refused(&pool.way(), &pool.address).contains(&format!("holds exported pool '{}'", pool.name)));
+    for (weather, why) in
+        [(Weather::Skewed, "too far apart"), (Weather::Full, "no room left"), (Weather::ReadOnly, "403")]
+    {
+        pool.moto.weather(weather);
+        let (_, said) = pool.yard.refused(&["pool", "import", "%"]);
+        assert!(said.contains(why), "{said}");
+    }
     pool.moto.weather(Weather::Careless);
     let (_, said) = pool.yard.refused(&["pool", "import", "%"]);
     assert!(said.contains("this store makes an object that is there once more"), "{said}");
     pool.moto.weather(Weather::Fair);
     pool.import();
+    // Two at once in one place: one of them has it, if any.
+    let both: Vec<String> = ["a", "b"].map(|short| pool.yard.name(short)).into();
+    let create = |name: &String| {
+        let words = [&["pool", "create", "-m", "none"][..], &pool.way(), &[name, "s3://pools/both"]].concat();
+        pool.yard.run(&words).status.success()
+    };
+    let made: Vec<bool> = thread::scope(|scope| {
+        let both: Vec<_> = both.iter().map(|name| scope.spawn(move || create(name))).collect();
+        both.into_iter().map(|made| made.join().unwrap()).collect()
+    });
+    assert!(made != [true, true], "both have it");
+    for (name, _) in both.iter().zip(&made).filter(|(_, made)| **made) {
+        assert!(pool.yard.nacre(&["pool", "check", name]).starts_with("no problems: "));
+        pool.yard.nacre(&["pool", "destroy", name]);
+        assert_eq!(pool.moto.keys("both/"), Vec::<String>::new());
+    }
     for words in
         [&["add", "%", "/x"][..], &["trim", "%"], &["offline", "%", "s3://pools/one/tank"], &["set", "log=here", "%"]]
     {
@@ -458,6 +517,15 @@ fn a_pool_in_a_directory_needs_no_server() {
     yard.nacre(&["pool", "export", "%"]);
     yard.nacre(&["pool", "import", "%"]);
     sh(&at, "cksum much | cmp - ../sum");
-    yard.nacre(&["pool", "destroy", "%"]);
+    // Another pool below a prefix that looks like the objects of this one: neither takes the other's.
+    let below = yard.name("below");
+    let roots = bucket.join("roots");
+    yard.nacre(&["pool", "create", "-m", "none", &below, &format!("file://{}", roots.display())]);
+    yard.nacre(&["pool", "sync", &below]);
+    for words in [&["export", "%"][..], &["import", "%"], &["sync", "%"], &["check", "%"], &["destroy", "%"]] {
+        yard.nacre(&[&["pool"], words].concat());
+    }
+    assert!(yard.nacre(&["pool", "check", &below]).starts_with("no problems: "));
+    yard.nacre(&["pool", "destroy", &below]);
     assert_eq!(sh(&bucket, "find . -type f"), "");
 }

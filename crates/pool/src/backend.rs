@@ -24,7 +24,7 @@ pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
 pub use objects::{
-    Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, Objects, Parts, Put, Requests, WriterId,
+    Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, Objects, Parts, Put, Requests, Silence, WriterId,
 };
 
 use crate::error::PoolError;

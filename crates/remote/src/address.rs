@@ -1,4 +1,5 @@
-//! Where a pool lies that lies on no devices: `s3://BUCKET/PREFIX`, or `file:///DIRECTORY`.
+//! Where a pool lies that lies on no devices: `s3://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` (Azure),
+//! `gs://BUCKET/PREFIX` (Google), or `file:///DIRECTORY`.
 //!
 //! An address is all that is kept of such a place: commands hand it to the process that owns the
 //! pool, and what is remembered for the next import is the same text. Whatever leads to the place
@@ -8,31 +9,80 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What an address begins with.
-const S3: &str = "s3://";
+use crate::azure;
+
+/// What an address of a directory begins with.
 const DIRECTORY: &str = "file://";
 /// What begins an address of other stores, which are not served.
-const OTHERS: [&str; 7] = ["gs://", "gcs://", "az://", "azure://", "abfs://", "http://", "https://"];
+const OTHERS: [&str; 6] = ["gcs://", "azure://", "abfs://", "abfss://", "http://", "https://"];
 
-/// Where credentials, endpoint and region are in the environment.
-const ENDPOINTS: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
-const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
-const PROFILE: &str = "AWS_PROFILE";
-const CREDENTIALS_FILE: &str = "AWS_SHARED_CREDENTIALS_FILE";
+/// A kind of store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Store {
+    /// One that speaks S3.
+    #[default]
+    S3,
+    /// Azure's.
+    Azure,
+    /// Google's.
+    Google,
+}
+
+impl Store {
+    const ALL: [Self; 3] = [Self::S3, Self::Azure, Self::Google];
+
+    /// What an address begins with.
+    const fn scheme(self) -> &'static str {
+        match self {
+            Self::S3 => "s3://",
+            Self::Azure => "az://",
+            Self::Google => "gs://",
+        }
+    }
+
+    /// What of the way there the environment says, by the names that the store's own tools know.
+    fn settings(self, environment: impl Fn(&str) -> Option<String>) -> Settings {
+        let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
+        match self {
+            Self::S3 => Settings {
+                endpoint: of(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]),
+                region: of(&["AWS_REGION", "AWS_DEFAULT_REGION"]),
+                profile: of(&["AWS_PROFILE"]),
+                credentials_file: of(&["AWS_SHARED_CREDENTIALS_FILE"]).map(PathBuf::from),
+                ..Settings::default()
+            },
+            Self::Azure => {
+                let connection = of(&[azure::CONNECTION]).map(|text| azure::Connection::read(&text));
+                let (account, endpoint) = connection.map_or((None, None), |found| (found.account, found.endpoint));
+                Settings {
+                    endpoint,
+                    account: of(&["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"]).or(account),
+                    ..Settings::default()
+                }
+            }
+            Self::Google => Settings {
+                credentials_file: of(&["GOOGLE_APPLICATION_CREDENTIALS"]).map(PathBuf::from),
+                ..Settings::default()
+            },
+        }
+    }
+}
 
 /// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A bucket of a store that speaks S3.
-    S3(S3Address),
+    /// A bucket of an object store.
+    Bucket(Box<BucketAddress>),
     /// A directory: for tests, and for what is mounted from elsewhere.
     Directory(PathBuf),
 }
 
 /// A place in a bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct S3Address {
-    /// The bucket.
+pub struct BucketAddress {
+    /// Whose.
+    pub store: Store,
+    /// The bucket; Azure's are called containers.
     pub bucket: String,
     /// What all names of objects begin with, without a slash at its end; may be empty.
     pub prefix: String,
@@ -43,13 +93,15 @@ pub struct S3Address {
 /// What leads to a place in a bucket: behind the `?` of its address, or options of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The server; without, Amazon's of the region.
+    /// The server; without, Amazon's of the region, Azure's of the account, or Google's.
     pub endpoint: Option<String>,
+    /// Azure's account that the container is in.
+    pub account: Option<String>,
     /// The region.
     pub region: Option<String>,
     /// The profile that credentials are in.
     pub profile: Option<String>,
-    /// The file that profiles are in.
+    /// The file that credentials are in: profiles, a connection string of Azure's, or a key of Google's.
     pub credentials_file: Option<PathBuf>,
     /// The directory on this machine in which parts of it are kept.
     pub cache_dir: Option<PathBuf>,
@@ -79,7 +131,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T, AddressError> {
 #[must_use]
 pub fn is_address(word: &Path) -> bool {
     let is = |start: &str| word.to_str().is_some_and(|text| text.starts_with(start));
-    [S3, DIRECTORY].into_iter().chain(OTHERS).any(is)
+    Store::ALL.map(Store::scheme).into_iter().chain([DIRECTORY]).chain(OTHERS).any(is)
 }
 
 fn is_plain(text: &str, also: &str) -> bool {
@@ -99,8 +151,11 @@ impl Address {
                 false => refused(format!("'{text}': a directory is named by its whole path: file:///DIRECTORY")),
             };
         }
-        let Some(rest) = text.strip_prefix(S3) else {
-            return refused(format!("'{text}': pools lie on devices, in s3://BUCKET/PREFIX, or in file:///DIRECTORY"));
+        let with_rest = |store: Store| Some((store, text.strip_prefix(store.scheme())?));
+        let Some((store, rest)) = Store::ALL.into_iter().find_map(with_rest) else {
+            return refused(format!(
+                "'{text}': pools lie on devices, in s3://BUCKET/PREFIX, az://CONTAINER/PREFIX, gs://BUCKET/PREFIX, or in file:///DIRECTORY"
+            ));
         };
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
@@ -120,6 +175,7 @@ impl Address {
             let value = value.to_owned();
             match name {
                 "endpoint" => settings.endpoint = Some(value),
+                "account" => settings.account = Some(value),
                 "region" => settings.region = Some(value),
                 "profile" => settings.profile = Some(value),
                 "credentials-file" => settings.credentials_file = Some(value.into()),
@@ -132,8 +188,9 @@ impl Address {
                 _ => return refused(format!("'{text}': there is no setting '{name}'")),
             }
         }
-        settings.check()?;
-        Ok(Self::S3(S3Address { bucket: bucket.to_owned(), prefix: prefix.to_owned(), settings }))
+        settings.check(store)?;
+        let (bucket, prefix) = (bucket.to_owned(), prefix.to_owned());
+        Ok(Self::Bucket(Box::new(BucketAddress { store, bucket, prefix, settings })))
     }
 
     /// The same address with what a command line says besides, and with what the environment says
@@ -142,26 +199,15 @@ impl Address {
     /// # Errors
     /// What is wrong with a setting.
     pub fn with(self, settings: Settings, environment: impl Fn(&str) -> Option<String>) -> Result<Self, AddressError> {
-        let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         match self {
-            Self::S3(place) => {
-                let Settings { endpoint, region, profile, credentials_file, cache_dir, cache_size, log_dir } =
-                    place.settings;
-                let file = settings.credentials_file.or(credentials_file);
-                let settings = Settings {
-                    endpoint: settings.endpoint.or(endpoint).or_else(|| of(&ENDPOINTS)),
-                    region: settings.region.or(region).or_else(|| of(&REGIONS)),
-                    profile: settings.profile.or(profile).or_else(|| of(&[PROFILE])),
-                    credentials_file: file.or_else(|| of(&[CREDENTIALS_FILE]).map(PathBuf::from)),
-                    cache_dir: settings.cache_dir.or(cache_dir),
-                    cache_size: settings.cache_size.or(cache_size),
-                    log_dir: settings.log_dir.or(log_dir),
-                };
-                settings.check()?;
-                Ok(Self::S3(S3Address { settings, ..place }))
+            Self::Bucket(place) => {
+                let there = place.store.settings(environment);
+                let settings = settings.or(place.settings).or(there);
+                settings.check(place.store)?;
+                Ok(Self::Bucket(Box::new(BucketAddress { settings, ..*place })))
             }
             Self::Directory(_) if settings != Settings::default() => refused(
-                "a directory has no endpoint, region, profile or credentials, and no part of it is kept elsewhere",
+                "a directory has no endpoint, account, region, profile or credentials, and no part of it is kept elsewhere",
             ),
             directory => Ok(directory),
         }
@@ -169,26 +215,54 @@ impl Address {
 
     /// The server that it names: the same bucket of another one is another place.
     #[must_use]
-    pub fn endpoint(&self) -> Option<&str> {
-        match self {
-            Self::S3(place) => place.settings.endpoint.as_deref().map(|endpoint| endpoint.trim_end_matches('/')),
-            Self::Directory(_) => None,
-        }
+    pub fn endpoint(&self) -> Option<String> {
+        let Self::Bucket(place) = self else { return None };
+        let Settings { endpoint, account, .. } = &place.settings;
+        let named = endpoint.as_ref().map(|endpoint| endpoint.trim_end_matches('/').to_owned());
+        named.or_else(|| account.as_ref().map(|account| azure::endpoint(account)))
     }
 
     /// What people call it: without what leads there.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
-            Self::S3(S3Address { bucket, prefix, .. }) if prefix.is_empty() => format!("{S3}{bucket}"),
-            Self::S3(S3Address { bucket, prefix, .. }) => format!("{S3}{bucket}/{prefix}"),
+            Self::Bucket(place) => {
+                let BucketAddress { store, bucket, prefix, .. } = &**place;
+                let slash = if prefix.is_empty() { "" } else { "/" };
+                format!("{}{bucket}{slash}{prefix}", store.scheme())
+            }
             Self::Directory(path) => format!("{DIRECTORY}{}", path.display()),
         }
     }
 }
 
 impl Settings {
-    fn check(&self) -> Result<(), AddressError> {
+    /// These, and what others say where these say nothing.
+    fn or(self, others: Self) -> Self {
+        Self {
+            endpoint: self.endpoint.or(others.endpoint),
+            account: self.account.or(others.account),
+            region: self.region.or(others.region),
+            profile: self.profile.or(others.profile),
+            credentials_file: self.credentials_file.or(others.credentials_file),
+            cache_dir: self.cache_dir.or(others.cache_dir),
+            cache_size: self.cache_size.or(others.cache_size),
+            log_dir: self.log_dir.or(others.log_dir),
+        }
+    }
+
+    fn check(&self, store: Store) -> Result<(), AddressError> {
+        let strange = [
+            ("region", self.region.is_some() && store != Store::S3),
+            ("profile", self.profile.is_some() && store != Store::S3),
+            ("account", self.account.is_some() && store != Store::Azure),
+        ];
+        if let Some((name, _)) = strange.into_iter().find(|(_, is_given)| *is_given) {
+            return refused(format!("an address that begins with {} has no {name}", store.scheme()));
+        }
+        if let Some(account) = self.account.as_ref().filter(|account| !is_plain(account, "-")) {
+            return refused(format!("'{account}' is no account"));
+        }
         let bad = |value: &str| value.is_empty() || value.chars().any(|one| one == '&' || one.is_control());
         for (name, value) in self.named() {
             if bad(&value) {
@@ -201,7 +275,9 @@ impl Settings {
                 return refused(format!("'{endpoint}' is no endpoint: it is like https://HOST:PORT"));
             };
             if rest.contains('@') {
-                return refused("an endpoint contains no user and no password: credentials are named by --profile");
+                return refused(
+                    "an endpoint contains no user and no password: credentials are named by --profile or --credentials-file",
+                );
             }
         }
         if let Some(file) = self.credentials_file.as_ref().filter(|file| !file.is_absolute()) {
@@ -220,6 +296,7 @@ impl Settings {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let all = [
             ("endpoint", self.endpoint.clone()),
+            ("account", self.account.clone()),
             ("region", self.region.clone()),
             ("profile", self.profile.clone()),
             ("credentials-file", path(&self.credentials_file)),
@@ -234,7 +311,7 @@ impl Settings {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())?;
-        let Self::S3(found) = self else { return Ok(()) };
+        let Self::Bucket(found) = self else { return Ok(()) };
         for (at, (name, value)) in found.settings.named().into_iter().enumerate() {
             write!(f, "{}{name}={value}", if at == 0 { '?' } else { '&' })?;
         }
@@ -257,14 +334,17 @@ mod tests {
             "s3://bucket/a/b-c_d.e",
             "s3://b.c/p?endpoint=http://127.0.0.1:5000&region=eu-1&profile=backup&credentials-file=/etc/keys",
             "s3://bucket?cache-dir=/var/cache/x&cache-size=1048576&log-dir=/var/log/x",
+            "az://box/p?account=someone&credentials-file=/etc/connection",
+            "gs://bucket/p?credentials-file=/etc/key.json",
             "file:///srv/pool",
         ] {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Address::parse("s3://bucket/a/").unwrap().name(), "s3://bucket/a");
-        let endpoint = |text: &str| Address::parse(text).unwrap().endpoint().map(ToOwned::to_owned);
+        let endpoint = |text: &str| Address::parse(text).unwrap().endpoint();
         assert_eq!(endpoint("s3://bucket?endpoint=http://a/"), endpoint("s3://bucket?endpoint=http://a"));
-        assert_eq!((endpoint("s3://bucket"), endpoint("file:///d")), (None, None));
+        assert_eq!((endpoint("s3://bucket"), endpoint("gs://bucket"), endpoint("file:///d")), (None, None, None));
+        assert_eq!(endpoint("az://b?account=a").unwrap(), "https://a.blob.core.windows.net");
         for wrong in [
             "s3://",
             "s3:///a",
@@ -279,7 +359,11 @@ mod tests {
             "s3://b?cache-dir=here",
             "s3://b?cache-size=1G",
             "s3://b?log-dir=here",
-            "gs://b",
+            "s3://b?account=a",
+            "az://b?region=here",
+            "az://b?account=a/b",
+            "gs://b?profile=x",
+            "gcs://b",
             "file://a",
             "file:///",
         ] {
@@ -303,5 +387,15 @@ mod tests {
         let settings = Settings { credentials_file: Some("keys".into()), ..Settings::default() };
         assert!(Address::parse("s3://b").unwrap().with(settings.clone(), none).is_err());
         assert!(Address::parse("file:///d").unwrap().with(settings, none).is_err());
+        let there = |name: &str| match name {
+            "AZURE_STORAGE_CONNECTION_STRING" => {
+                Some("AccountName=me;AccountKey=c2VjcmV0;BlobEndpoint=http://there/me".to_owned())
+            }
+            "GOOGLE_APPLICATION_CREDENTIALS" => Some("/key.json".to_owned()),
+            _ => None,
+        };
+        let whole = |text: &str| Address::parse(text).unwrap().with(Settings::default(), there).unwrap().to_string();
+        assert_eq!(whole("az://b/p"), "az://b/p?endpoint=http://there/me&account=me");
+        assert_eq!(whole("gs://b/p"), "gs://b/p?credentials-file=/key.json");
     }
 }

@@ -1,5 +1,5 @@
-//! Buckets of object stores, as the engine of pools needs them ([`Bucket`]): stores that speak S3,
-//! and directories.
+//! Buckets of object stores, as the engine of pools needs them ([`Bucket`]): of stores that speak S3, of
+//! Azure's and of Google's, and directories.
 //!
 //! Callers: the crate that opens pools. This is the one crate that speaks to a network, and the one
 //! with an asynchronous runtime in it: a few threads of its own, begun with the first bucket, behind
@@ -17,9 +17,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod address;
+mod azure;
+mod bucket;
 mod clock;
-mod credentials;
+mod credential_file;
+mod credential_process;
 mod directory;
+mod google;
 mod retry;
 mod s3;
 mod transport;
@@ -29,7 +33,15 @@ use std::sync::Arc;
 
 use nacre_pool::backend::Bucket;
 
-pub use address::{Address, AddressError, S3Address, Settings, is_address};
+pub use address::{Address, AddressError, BucketAddress, Settings, Store, is_address};
+
+/// Asks the environment.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// What the environment says of a name, if anything.
+fn of_environment(environment: Environment<'_>, name: &str) -> Option<String> {
+    environment(name).filter(|value| !value.is_empty())
+}
 
 /// The bucket at an address; nothing is asked of it yet.
 ///
@@ -37,7 +49,7 @@ pub use address::{Address, AddressError, S3Address, Settings, is_address};
 /// There are no credentials for it, or what it needs of the system is not there.
 pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
     Ok(match address {
-        Address::S3(place) => Arc::new(s3::S3Bucket::open(place, address.name())?),
+        Address::Bucket(place) => Arc::new(bucket::StoreBucket::open(place, address.name())?),
         Address::Directory(path) => Arc::new(directory::Directory::new(path.clone(), address.name())),
     })
 }
@@ -46,8 +58,15 @@ pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
 /// whoever opens it later has to bring them again.
 #[must_use]
 pub fn needs_environment(address: &Address) -> bool {
-    match address {
-        Address::S3(place) => credentials::are_of_environment(place, &|name| std::env::var(name).ok()),
-        Address::Directory(_) => false,
+    let Address::Bucket(place) = address else { return false };
+    if place.settings.credentials_file.is_some() || place.settings.profile.is_some() {
+        return false;
+    }
+    let environment = |name: &str| std::env::var(name).ok();
+    match place.store {
+        Store::S3 => s3::is_of_environment(&environment),
+        Store::Azure => azure::is_of_environment(&environment),
+        // Its variables name files, which are remembered.
+        Store::Google => false,
     }
 }

@@ -1,303 +1,245 @@
-//! A bucket of a store that speaks S3, by the crate `object_store`.
+//! Buckets of stores that speak S3: how they are reached, and where their credentials come from, in this
+//! order:
 //!
-//! Invariants:
-//! - Of the conditions that stores offer, `If-None-Match: *` of a PUT is the only one that is used.
-//!   A reply that another one is there, or is being made, is told as it is: whoever asked looks what
-//!   is there.
-//! - Requests that may be made again are made again here alone: `object_store` itself does not.
+//! 1. the profile or the file that the address names;
+//! 2. `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`;
+//! 3. a role by `AWS_WEB_IDENTITY_TOKEN_FILE`, or a container's `AWS_CONTAINER_CREDENTIALS_*`;
+//! 4. the profile `default` of `~/.aws/credentials`, or of `~/.aws/config`;
+//! 5. the machine itself, where the store is Amazon's.
+//!
+//! A profile has keys, or a program that prints some (`credential_process`). Files are read again when they
+//! have changed, so that somebody can renew what expires; what 3 and 5 give is renewed by `object_store`
+//! before it does. Invariant: nothing here is shown or kept.
 
-use std::cell::Cell;
-use std::future::Future;
 use std::io::{self, ErrorKind};
-use std::ops::Range;
-use std::pin::pin;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use futures_util::TryStreamExt;
-use futures_util::future::{Either, select};
-use nacre_pool::backend::{Bucket, Put, Requests};
-use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
-use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
-};
-use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3ConditionalPut};
+use object_store::{CredentialProvider, ObjectStore};
 
-use crate::address::S3Address;
-use crate::credentials;
-use crate::retry::{Attempts, DEADLINE, OF_LISTS};
-use crate::transport::{Connector, Counters, NOTED, Noted};
+use crate::address::BucketAddress;
+use crate::credential_file::{CredentialFile, told};
+use crate::credential_process::Printing;
+use crate::transport::Client;
+use crate::{Environment, of_environment as there};
 
-/// How long it may take to reach the server.
-const CONNECT: Duration = Duration::from_secs(5);
-/// How long a reply may take that brings and takes little.
-const REPLY: Duration = Duration::from_secs(10);
-/// What is sent or received at least in a second, bytes: a slower way counts as broken.
-const SLOWEST: u64 = 64 << 10;
-/// In a hurry a request gets this time, with all its attempts.
-const HURRY: Duration = Duration::from_secs(4);
-/// And this much is sent or received in a second, bytes.
-const HURRIED: u64 = 2 << 20;
-/// Requests that are made at the same time.
-const PARALLEL: usize = 8;
 /// The region where none is named, as everybody has it.
 const REGION: &str = "us-east-1";
+const KEY: &str = "AWS_ACCESS_KEY_ID";
+const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
+const TOKEN: &str = "AWS_SESSION_TOKEN";
+const DEFAULT: &str = "default";
 
-/// The threads that speak to servers: they begin with the first bucket, and stay.
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+/// What `object_store` is told of roles, as the environment says it.
+const ROLES: [(&str, AmazonS3ConfigKey); 7] = [
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", AmazonS3ConfigKey::WebIdentityTokenFile),
+    ("AWS_ROLE_ARN", AmazonS3ConfigKey::RoleArn),
+    ("AWS_ROLE_SESSION_NAME", AmazonS3ConfigKey::RoleSessionName),
+    ("AWS_ENDPOINT_URL_STS", AmazonS3ConfigKey::StsEndpoint),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", AmazonS3ConfigKey::ContainerCredentialsRelativeUri),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", AmazonS3ConfigKey::ContainerCredentialsFullUri),
+    ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", AmazonS3ConfigKey::ContainerAuthorizationTokenFile),
+];
 
-fn runtime() -> io::Result<&'static Runtime> {
-    if let Some(there) = RUNTIME.get() {
-        return Ok(there);
-    }
-    // The one cipher library that is linked: rustls asks for it by name.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let made = builder.worker_threads(2).thread_name("nacre-remote").enable_io().enable_time().build()?;
-    // Another thread may have been faster.
-    Ok(RUNTIME.get_or_init(|| made))
+fn has_role(environment: Environment<'_>) -> bool {
+    ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+        .iter()
+        .any(|name| there(environment, name).is_some())
 }
 
-pub(crate) struct S3Bucket {
-    store: AmazonS3,
-    place: S3Address,
-    name: String,
-    counters: Arc<Counters>,
-    runtime: &'static Runtime,
-    /// Whether somebody waits for the end.
-    hurry: watch::Sender<bool>,
+/// Whether credentials come from the environment of this process alone, where neither a profile nor a file
+/// is named.
+pub(crate) fn is_of_environment(environment: Environment<'_>) -> bool {
+    there(environment, KEY).is_some() || has_role(environment)
 }
 
-/// How an attempt ended.
-enum Failed {
-    /// Made once more, it may be carried out.
-    Passes(io::Error),
-    /// It will be refused again.
-    Stays(io::Error),
+/// The bucket.
+///
+/// # Errors
+/// There are no credentials; a file that cannot be read, or has none.
+pub(crate) fn open(
+    place: &BucketAddress,
+    client: Client,
+    environment: Environment<'_>,
+) -> io::Result<Box<dyn ObjectStore>> {
+    let builder = AmazonS3Builder::new()
+        .with_bucket_name(&place.bucket)
+        .with_region(place.settings.region.as_deref().unwrap_or(REGION))
+        .with_client_options(client.options)
+        .with_http_connector(client.connector)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // One request each, so that what was asked can be counted.
+        .with_disable_bulk_delete(true)
+        .with_retry(client.retry);
+    let builder = match &place.settings.endpoint {
+        Some(endpoint) => builder.with_endpoint(endpoint),
+        None => builder.with_virtual_hosted_style_request(true),
+    };
+    let store = give(builder, place, environment)?.build().map_err(io::Error::other)?;
+    Ok(Box::new(store))
 }
 
-impl S3Bucket {
-    pub(crate) fn open(place: &S3Address, name: String) -> io::Result<Self> {
-        Self::with(runtime()?, place, name, &|name| std::env::var(name).ok())
-    }
-
-    fn with(
-        runtime: &'static Runtime,
-        place: &S3Address,
-        name: String,
-        environment: &dyn Fn(&str) -> Option<String>,
-    ) -> io::Result<Self> {
-        let counters = Arc::<Counters>::default();
-        let options = ClientOptions::new()
-            .with_allow_http(place.settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
-            .with_connect_timeout(CONNECT)
-            // Each request has a limit of its own, by its length.
-            .with_timeout_disabled()
-            .with_http1_only();
-        let once = RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() };
-        let builder = AmazonS3Builder::new()
-            .with_bucket_name(&place.bucket)
-            .with_region(place.settings.region.as_deref().unwrap_or(REGION))
-            .with_client_options(options)
-            .with_http_connector(Connector(Arc::clone(&counters)))
-            .with_conditional_put(S3ConditionalPut::ETagMatch)
-            // One request each, so that what was asked can be counted.
-            .with_disable_bulk_delete(true)
-            .with_retry(once);
-        let builder = match &place.settings.endpoint {
-            Some(endpoint) => builder.with_endpoint(endpoint),
-            None => builder.with_virtual_hosted_style_request(true),
-        };
-        let builder = credentials::give(builder, place, environment)?;
-        let store = builder.build().map_err(|error| io::Error::other(format!("{name}: {error}")))?;
-        Ok(Self { store, place: place.clone(), name, counters, runtime, hurry: watch::Sender::new(false) })
-    }
-
-    /// The whole name of an object.
-    fn path(&self, key: &str) -> Path {
-        let prefix = &self.place.prefix;
-        if prefix.is_empty() { Path::from(key) } else { Path::from(format!("{prefix}/{key}")) }
-    }
-
-    /// Makes a request until it is answered in a way that stays, or the time is over. `length` is what
-    /// it brings or takes, bytes.
-    fn request<T, F>(&self, length: u64, deadline: Duration, make: impl Fn() -> F) -> io::Result<T>
-    where
-        F: Future<Output = object_store::Result<T>>,
-    {
-        let limit = REPLY + Duration::from_secs(length / SLOWEST);
-        let attempt = async {
-            let mut attempts = Attempts::new(deadline);
-            loop {
-                if attempts.again() {
-                    self.counters.once_more();
-                }
-                let noting = NOTED.scope(Cell::default(), async {
-                    let done = tokio::time::timeout(limit, make()).await;
-                    (done, NOTED.with(Cell::get))
-                });
-                let (done, noted) = noting.await;
-                let error = match done {
-                    Ok(Ok(reply)) => return Ok(reply),
-                    Ok(Err(error)) => match self.judge(&error, noted) {
-                        Failed::Passes(error) => error,
-                        Failed::Stays(error) => return Err(error),
-                    },
-                    Err(_) => io::Error::new(ErrorKind::TimedOut, "the server does not answer in time"),
-                };
-                let Some(wait) = attempts.wait(noted.come_back) else { return Err(error) };
-                tracing::debug!(bucket = self.name, %error, "a request is made again");
-                tokio::time::sleep(wait).await;
-            }
-        };
-        let mut hurry = self.hurry.subscribe();
-        let end = async move {
-            // The bucket is there as long as its requests: it tells before it goes.
-            let _ = hurry.wait_for(|hurry| *hurry).await;
-            tokio::time::sleep(HURRY + Duration::from_secs(length / HURRIED)).await;
-        };
-        self.runtime.block_on(async {
-            match select(pin!(attempt), pin!(end)).await {
-                Either::Left((done, _)) => done,
-                Either::Right(_) => Err(io::Error::new(
-                    ErrorKind::NotConnected,
-                    "the pool is being let go, and the store does not answer",
-                )),
-            }
-        })
-    }
-
-    fn judge(&self, error: &object_store::Error, Noted { status, .. }: Noted) -> Failed {
-        let text = error.to_string();
-        let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
-        let told = |kind, what: String| io::Error::new(kind, what);
-        let words = |what: &str| match code {
-            Some(code) => format!("{what} ({status} {code})"),
-            None => format!("{what} ({status})"),
-        };
-        match (status, code) {
-            // No reply: the innermost cause says why.
-            (0, _) => {
-                let mut cause: &dyn std::error::Error = error;
-                while let Some(next) = cause.source() {
-                    cause = next;
-                }
-                Failed::Passes(told(ErrorKind::NotConnected, cause.to_string()))
-            }
-            (_, Some("NoSuchBucket")) => {
-                Failed::Stays(told(ErrorKind::NotFound, format!("there is no bucket '{}'", self.place.bucket)))
-            }
-            // Somebody renews what has expired, perhaps now.
-            (400 | 401 | 403, Some("ExpiredToken" | "TokenRefreshRequired")) => {
-                Failed::Passes(told(ErrorKind::PermissionDenied, words("the credentials have expired")))
-            }
-            (401 | 403, _) => {
-                Failed::Stays(told(ErrorKind::PermissionDenied, words("the server refuses these credentials")))
-            }
-            (404, _) => Failed::Stays(told(ErrorKind::NotFound, words("it is not there"))),
-            (409 | 412 | 304, _) => Failed::Stays(told(ErrorKind::AlreadyExists, words("it is there already"))),
-            (300..=399, _) => Failed::Stays(told(
-                ErrorKind::InvalidInput,
-                words("the bucket is in another region: --region names it"),
-            )),
-            (408 | 429 | 500..=599, _) => Failed::Passes(told(ErrorKind::TimedOut, words("the server is busy or ill"))),
-            (200..=299, _) => Failed::Passes(told(ErrorKind::UnexpectedEof, words("the reply was cut short"))),
-            _ => Failed::Stays(told(ErrorKind::Other, words("the server refuses the request"))),
-        }
-    }
-
-    fn put_by(&self, key: &str, body: &[u8], mode: &PutMode) -> io::Result<()> {
-        let (path, payload) = (self.path(key), PutPayload::from(body.to_vec()));
-        self.request(body.len() as u64, DEADLINE, || {
-            let options = PutOptions::from(mode.clone());
-            async { self.store.put_opts(&path, payload.clone(), options).await.map(drop) }
-        })
-    }
+/// The usual files that profiles are in.
+fn usual_files(environment: Environment<'_>) -> Vec<PathBuf> {
+    let below = |name: &str| Some(PathBuf::from(there(environment, "HOME")?).join(".aws").join(name));
+    let config = there(environment, "AWS_CONFIG_FILE").map(PathBuf::from).or_else(|| below("config"));
+    below("credentials").into_iter().chain(config).filter(|file| file.exists()).collect()
 }
 
-impl Bucket for S3Bucket {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn attempts(&self) -> usize {
-        1
-    }
-
-    fn hurry(&self) {
-        self.hurry.send_replace(true);
-    }
-
-    fn parallel(&self) -> usize {
-        PARALLEL
-    }
-
-    fn requests(&self) -> Requests {
-        self.counters.so_far()
-    }
-
-    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
-        self.put_by(key, body, &PutMode::Overwrite)
-    }
-
-    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
-        match self.put_by(key, body, &PutMode::Create) {
-            Ok(()) => Ok(Put::Made),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Put::Exists),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
-        if range.as_ref().is_some_and(Range::is_empty) {
-            return Ok(Some(Vec::new()));
-        }
-        let path = self.path(key);
-        let length = range.as_ref().map_or(8 << 20, |range| range.end - range.start);
-        let got = self.request(length, DEADLINE, || {
-            let options = GetOptions::new().with_range(range.clone());
-            async { self.store.get_opts(&path, options).await?.bytes().await }
+/// Tells the builder where credentials come from.
+///
+/// # Errors
+/// There are none; a file that cannot be read, or has none.
+pub(crate) fn give(
+    builder: AmazonS3Builder,
+    place: &BucketAddress,
+    environment: Environment<'_>,
+) -> io::Result<AmazonS3Builder> {
+    let of_file = |path: &PathBuf, profile: &str| Profile::open(path, profile).map(Arc::new);
+    // What is wrong with the last one is told.
+    let of_files = |files: &[PathBuf], profile: &str| {
+        let mut found = files.iter().map(|file| of_file(file, profile));
+        let first = found.next().unwrap_or_else(|| {
+            Err(io::Error::new(ErrorKind::NotFound, "there is neither '~/.aws/credentials' nor '~/.aws/config'"))
         });
-        match got {
-            Ok(bytes) => {
-                self.counters.received(bytes.len());
-                Ok(Some(bytes.into()))
-            }
-            // The bucket may be what is not there.
-            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
+        found.fold(first, Result::or)
+    };
+    if place.settings.profile.is_some() || place.settings.credentials_file.is_some() {
+        let profile = place.settings.profile.as_deref().unwrap_or(DEFAULT);
+        return Ok(match &place.settings.credentials_file {
+            Some(file) => builder.with_credentials(of_file(file, profile)?),
+            None => builder.with_credentials(of_files(&usual_files(environment), profile)?),
+        });
+    }
+    match (there(environment, KEY), there(environment, SECRET)) {
+        (Some(key), Some(secret)) => {
+            let builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+            return Ok(match there(environment, TOKEN) {
+                Some(token) => builder.with_token(token),
+                None => builder,
+            });
+        }
+        (None, None) => {}
+        _ => {
+            let why = format!("of {KEY} and {SECRET}, the environment has one alone");
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
     }
-
-    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
-        let below = self.path(prefix.trim_end_matches('/'));
-        let below = Some(below).filter(|below| !below.as_ref().is_empty());
-        let whole = self.path("").as_ref().len();
-        let own = if whole == 0 { 0 } else { whole + 1 };
-        let found = self.request(0, OF_LISTS, || async {
-            let found = match after {
-                "" => self.store.list(below.as_ref()),
-                after => self.store.list_with_offset(below.as_ref(), &self.path(after)),
-            };
-            found.try_collect::<Vec<_>>().await
-        })?;
-        let key = |path: &Path| path.as_ref().get(own..).map(ToOwned::to_owned);
-        let mut keys: Vec<String> = found.iter().filter_map(|object| key(&object.location)).collect();
-        keys.sort();
-        Ok(keys)
+    if has_role(environment) {
+        let given = ROLES.iter().filter_map(|(name, key)| Some((key, there(environment, name)?)));
+        return Ok(given.fold(builder, |builder, (key, value)| builder.with_config(*key, value)));
     }
+    let files = usual_files(environment);
+    if !files.is_empty() {
+        return Ok(builder.with_credentials(of_files(&files, DEFAULT)?));
+    }
+    if place.settings.endpoint.is_none() {
+        // Asks the machine with the first request.
+        return Ok(builder);
+    }
+    let why = "there are no credentials: neither --profile or --credentials-file, nor AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor ~/.aws/credentials";
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+}
 
-    fn delete(&self, key: &str) -> io::Result<()> {
-        let path = self.path(key);
-        match self.request(0, DEADLINE, || async { self.store.delete(&path).await }) {
-            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
-                Ok(())
+/// What a profile has.
+#[derive(Debug)]
+enum Found {
+    Keys(Arc<AwsCredential>),
+    /// A command that prints them.
+    Command(String),
+}
+
+/// A profile in a file, in the form that Amazon's tools have.
+#[derive(Debug)]
+struct Profile {
+    file: CredentialFile<Found>,
+    printed: Arc<Printing>,
+}
+
+impl Profile {
+    /// What is wrong with it is told now.
+    fn open(path: &Path, name: &str) -> io::Result<Self> {
+        let (name, of) = (name.to_owned(), path.to_owned());
+        let file = CredentialFile::open(path.to_owned(), move |text| {
+            let found = profile(text, &name)?;
+            if matches!(found, Found::Command(_)) {
+                only_ours(&of)?;
             }
-            deleted => deleted,
+            Ok(found)
+        })?;
+        let found = Self { file, printed: Arc::default() };
+        if let Found::Command(command) = &*found.file.newest()? {
+            found.printed.of(command)?;
+        }
+        Ok(found)
+    }
+}
+
+/// Whoever can write to a file whose commands are run has them run in our name.
+fn only_ours(path: &Path) -> io::Result<()> {
+    let file = std::fs::metadata(path)?;
+    let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&file.uid()) && file.mode() & 0o022 == 0;
+    if is_trusted {
+        return Ok(());
+    }
+    let why = "others can write to it, and it names a program to be run (credential_process)";
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+}
+
+#[async_trait::async_trait]
+impl CredentialProvider for Profile {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        let found = self.file.newest().map_err(told)?;
+        let printed = Arc::clone(&self.printed);
+        match &*found {
+            Found::Keys(keys) => Ok(Arc::clone(keys)),
+            Found::Command(command) => {
+                let command = command.clone();
+                let run = tokio::task::spawn_blocking(move || printed.of(&command)).await;
+                run.map_err(io::Error::other).and_then(|printed| printed).map_err(told)
+            }
+        }
+    }
+}
+
+/// What a profile has. No error contains anything of the text.
+fn profile(text: &str, name: &str) -> io::Result<Found> {
+    let (mut inside, mut found, mut refers) = (false, false, false);
+    let [mut key, mut secret, mut token, mut command] = [None, None, None, None];
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        if let Some(section) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
+            let section = section.trim();
+            inside = section.strip_prefix("profile ").map_or(section, str::trim) == name;
+            found |= inside;
+            continue;
+        }
+        let Some((word, value)) = line.split_once('=').filter(|_| inside) else { continue };
+        let value = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
+        match word.trim().to_ascii_lowercase().as_str() {
+            "aws_access_key_id" => key = value,
+            "aws_secret_access_key" => secret = value,
+            "aws_session_token" => token = value,
+            "credential_process" => command = value,
+            "sso_session" | "sso_start_url" | "source_profile" | "credential_source" | "login_session" => refers = true,
+            _ => {}
+        }
+    }
+    let refused = |why: &str| io::Error::new(ErrorKind::PermissionDenied, format!("profile '{name}' {why}"));
+    if !found {
+        return Err(refused("is not there"));
+    }
+    match (key.zip(secret), command) {
+        (Some((key_id, secret_key)), _) => Ok(Found::Keys(Arc::new(AwsCredential { key_id, secret_key, token }))),
+        (None, Some(command)) => Ok(Found::Command(command)),
+        (None, None) if refers => Err(refused(
+            "is one of single sign-on or of another profile: a profile with 'credential_process = aws configure export-credentials --format process --profile NAME' takes its credentials",
+        )),
+        (None, None) => {
+            Err(refused("has neither aws_access_key_id with aws_secret_access_key, nor credential_process"))
         }
     }
 }
@@ -306,139 +248,68 @@ impl Bucket for S3Bucket {
 mod tests {
     use super::*;
     use crate::address::Settings;
-    use std::io::{BufRead, BufReader, Read, Write};
-    use std::net::TcpListener;
-    use std::thread::JoinHandle;
+    use std::fs;
 
-    /// A server that gives these replies, one for each request, and no other; answers the requests' first
-    /// lines. An empty reply is none.
-    fn server(replies: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
-        let serve = std::thread::spawn(move || {
-            let mut heads = Vec::new();
-            for reply in replies {
-                let (mut client, _) = listener.accept().unwrap();
-                let mut reader = BufReader::new(client.try_clone().unwrap());
-                let (mut head, mut length) = (String::new(), 0);
-                loop {
-                    let mut line = String::new();
-                    reader.read_line(&mut line).unwrap();
-                    let name = line.to_ascii_lowercase();
-                    length = name.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
-                    if line.trim().is_empty() {
-                        break;
-                    }
-                    if heads.len() < replies.len()
-                        && (head.is_empty() || name.starts_with("if-") || name.starts_with("range"))
-                    {
-                        head.push_str(&line);
-                    }
-                }
-                reader.read_exact(&mut vec![0; length]).unwrap();
-                heads.push(head);
-                if let Some((status, body)) = reply.split_once('|') {
-                    let length = body.len();
-                    write!(client, "HTTP/1.1 {status}\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: \"e\"\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
-                }
-            }
-            heads
-        });
-        let runtime = runtime().unwrap();
-        let settings = Settings { endpoint, ..Settings::default() };
-        let place = S3Address { bucket: "b".to_owned(), prefix: "p/q".to_owned(), settings };
-        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
-        (S3Bucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
+    const FILE: &str = "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key=B\n\n[profile  b]\nAWS_ACCESS_KEY_ID=C\naws_secret_access_key = D=E\naws_session_token = T\n[half]\naws_access_key_id = hidden\n[by]\ncredential_process = /opt/keys --for a=b\n[sso]\nsso_session = x\n";
+
+    fn read(name: &str) -> io::Result<(String, String, Option<String>)> {
+        profile(FILE, name).map(|found| match found {
+            Found::Keys(keys) => (keys.key_id.clone(), keys.secret_key.clone(), keys.token.clone()),
+            Found::Command(command) => (command, String::new(), None),
+        })
     }
 
     #[test]
-    fn one_that_is_there_or_being_made_exists() {
-        let replies = &[
-            "200 OK|",
-            "412 No|<Code>PreconditionFailed</Code>",
-            "409 No|<Code>ConditionalRequestConflict</Code>",
-            "",
-            "412 No|",
-        ];
-        let (bucket, serve) = server(replies);
-        let made: Vec<Put> = (0..4).map(|_| bucket.put_new("roots/1", b"body").unwrap()).collect();
-        // The last one had no reply at first: that it exists is all that is known then.
-        assert_eq!(made, [Put::Made, Put::Exists, Put::Exists, Put::Exists]);
-        let heads = serve.join().unwrap();
-        for head in heads {
-            assert_eq!(head.to_ascii_lowercase(), "put /b/p/q/roots/1 http/1.1\r\nif-none-match: *\r\n");
-        }
-        assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
+    fn profiles_are_read() {
+        assert_eq!(read("default").unwrap(), ("A".into(), "B".into(), None));
+        assert_eq!(read("b").unwrap(), ("C".into(), "D=E".into(), Some("T".into())));
+        assert_eq!(read("by").unwrap().0, "/opt/keys --for a=b");
+        assert_eq!(read("c").unwrap_err().to_string(), "profile 'c' is not there");
+        assert!(read("sso").unwrap_err().to_string().contains("export-credentials"));
+        assert!(!read("half").unwrap_err().to_string().contains("hidden"));
     }
 
     #[test]
-    fn what_passes_is_asked_for_again_and_what_stays_is_not() {
-        let (bucket, serve) = server(&[
-            "503 Slow|<Code>SlowDown</Code>",
-            "500 Ill|",
-            "429 Busy\r\nRetry-After: 1|",
-            "206 OK\r\nContent-Range: bytes 1-3/9|abc",
-        ]);
-        let began = clock_now();
-        assert_eq!(bucket.get("seg/1", Some(1..4)).unwrap().unwrap(), b"abc");
-        assert!(clock_now() - began >= Duration::from_secs(1), "it asked for that");
-        assert!(serve.join().unwrap().iter().all(|head| head.to_ascii_lowercase().contains("range: bytes=1-3")));
-        assert_eq!((bucket.requests().gets, bucket.requests().again, bucket.requests().received), (4, 3, 3));
-        let (bucket, serve) = server(&[
-            "403 No|<Code>AccessDenied</Code>",
-            "404 No|<Code>NoSuchKey</Code>",
-            "404 No|<Code>NoSuchBucket</Code>",
-            "301 Moved|",
-            "204 Gone|",
-        ]);
-        let refused = bucket.put("k", b"").unwrap_err();
-        assert_eq!(
-            (refused.kind(), refused.to_string()),
-            (ErrorKind::PermissionDenied, "the server refuses these credentials (403 AccessDenied)".to_owned())
-        );
-        assert_eq!(bucket.get("k", None).unwrap(), None);
-        let refused = bucket.get("k", None).unwrap_err();
-        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::NotFound, "there is no bucket 'b'".to_owned()));
-        assert!(bucket.put("k", b"").unwrap_err().to_string().contains("--region"));
-        bucket.delete("k").unwrap();
-        serve.join().unwrap();
-        assert_eq!(bucket.requests().again, 0);
+    fn a_program_is_run_for_a_file_that_is_ours_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config");
+        fs::write(&path, "[default]\ncredential_process = echo hidden\n").unwrap();
+        let said = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Profile::open(&path, DEFAULT).unwrap_err().to_string()
+        };
+        assert_eq!(said(0o600), "credential_process prints no credentials");
+        assert!(said(0o620).contains("others can write to it"), "{}", said(0o620));
     }
 
     #[test]
-    fn in_a_hurry_nobody_waits_for_a_silent_server() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
-        let settings = Settings { endpoint, ..Settings::default() };
-        let place = S3Address { bucket: "b".to_owned(), prefix: String::new(), settings };
-        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
-        let bucket = S3Bucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
-        std::thread::scope(|scope| {
-            let before = scope.spawn(|| bucket.get("k", None).unwrap_err().kind());
-            // The request is there, and gets no answer.
-            let silent = listener.accept().unwrap();
-            bucket.hurry();
-            assert_eq!(before.join().unwrap(), ErrorKind::NotConnected);
-            assert_eq!(bucket.put("k", b"").unwrap_err().kind(), ErrorKind::NotConnected);
-            drop(silent);
-        });
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "how long a wait was that the server asks for")]
-    fn clock_now() -> std::time::Instant {
-        std::time::Instant::now()
-    }
-
-    #[test]
-    fn names_come_in_pages() {
-        const FIRST: &str = "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><Contents><Key>p/q/roots/1</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
-        const LAST: &str = "200 OK|<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/q/roots/2</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
-        let (bucket, serve) = server(&[FIRST, LAST, LAST]);
-        assert_eq!(bucket.list("roots/", "").unwrap(), ["roots/1", "roots/2"]);
-        assert_eq!(bucket.list("roots/", "roots/1").unwrap(), ["roots/2"]);
-        let heads = serve.join().unwrap();
-        assert!(heads[0].contains("prefix=p%2Fq%2Froots%2F") && heads[1].contains("continuation-token=t"), "{heads:?}");
-        assert!(heads[2].contains("start-after=p%2Fq%2Froots%2F1"), "{heads:?}");
-        assert_eq!(bucket.requests().lists, 3);
+    fn what_is_named_comes_before_the_environment() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("keys");
+        fs::write(&path, FILE).unwrap();
+        let with_keys = |name: &str| [KEY, SECRET].contains(&name).then(|| "x".to_owned());
+        let half = |name: &str| (name == KEY).then(|| "x".to_owned());
+        let settings = Settings { endpoint: Some("http://x".into()), ..Settings::default() };
+        let here = BucketAddress { settings: settings.clone(), ..BucketAddress::default() };
+        let settings = Settings { credentials_file: Some(path), profile: Some("c".into()), ..settings };
+        let named = BucketAddress { settings, ..BucketAddress::default() };
+        let builder = AmazonS3Builder::new;
+        assert!(give(builder(), &named, &with_keys).unwrap_err().to_string().contains("profile 'c' is not there"));
+        assert!(give(builder(), &here, &with_keys).is_ok());
+        assert!(give(builder(), &here, &half).unwrap_err().to_string().contains("one alone"));
+        assert!(give(builder(), &here, &|_| None).unwrap_err().to_string().contains("there are no credentials"));
+        assert!(is_of_environment(&with_keys) && !is_of_environment(&|_| None));
+        // The usual files, one after the other.
+        let home = scratch.path().display().to_string();
+        let at_home = |name: &str| (name == "HOME").then(|| home.clone());
+        fs::create_dir(scratch.path().join(".aws")).unwrap();
+        let settings = Settings { profile: Some("b".into()), ..Settings::default() };
+        let b = BucketAddress { settings, ..BucketAddress::default() };
+        assert!(give(builder(), &b, &at_home).unwrap_err().to_string().contains("there is neither"));
+        fs::write(scratch.path().join(".aws/credentials"), "[default]\n").unwrap();
+        assert!(give(builder(), &b, &at_home).unwrap_err().to_string().contains("profile 'b' is not there"));
+        fs::write(scratch.path().join(".aws/config"), FILE).unwrap();
+        assert!(give(builder(), &b, &at_home).is_ok());
     }
 }

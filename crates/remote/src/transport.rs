@@ -1,7 +1,7 @@
 //! The way of a request to the store and back: counts it, and notes what the reply says of when to
 //! come back, which `object_store` does not pass on.
 //!
-//! Used by [`crate::s3`]. Notes belong to the task that makes the request ([`NOTED`]).
+//! Used by [`crate::bucket`]. Notes belong to the task that makes the request ([`NOTED`]).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_pool::backend::Requests;
-use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
+use object_store::{ClientOptions, RetryConfig};
 
 /// What a reply says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,14 +63,24 @@ impl Counters {
     }
 }
 
-/// Makes clients that count.
+/// What is the same of all clients: how they connect, and that they make no request again.
+pub(crate) struct Client {
+    pub options: ClientOptions,
+    pub connector: Connector,
+    pub retry: RetryConfig,
+}
+
+/// Makes clients that count what is asked of a bucket.
 #[derive(Debug)]
-pub(crate) struct Connector(pub Arc<Counters>);
+pub(crate) struct Connector {
+    pub counters: Arc<Counters>,
+    pub bucket: String,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let below = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Counting { below, counters: Arc::clone(&self.0) }))
+        Ok(HttpClient::new(Counting { below, counters: Arc::clone(&self.counters), bucket: self.bucket.clone() }))
     }
 }
 
@@ -78,17 +88,30 @@ impl HttpConnector for Connector {
 struct Counting {
     below: HttpClient,
     counters: Arc<Counters>,
+    bucket: String,
+}
+
+impl Counting {
+    /// Where requests for credentials go names no bucket.
+    fn is_of_bucket(&self, request: &HttpRequest) -> bool {
+        let is_in_host = |host: &str| host.strip_prefix(&self.bucket).is_some_and(|rest| rest.starts_with('.'));
+        request.uri().path().split('/').any(|part| part == self.bucket) || request.uri().host().is_some_and(is_in_host)
+    }
 }
 
 #[async_trait::async_trait]
 impl HttpService for Counting {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let is_list = request.uri().query().is_some_and(|query| query.contains("list-type="));
+        let is_list = ["list-type=", "comp=list"]
+            .iter()
+            .any(|word| request.uri().query().is_some_and(|query| query.contains(word)));
         let counter = match request.method().as_str() {
+            _ if !self.is_of_bucket(&request) => None,
             "PUT" => Some(&self.counters.puts),
             "GET" if is_list => Some(&self.counters.lists),
             "GET" => Some(&self.counters.gets),
-            "DELETE" => Some(&self.counters.deletes),
+            // Azure's are removed by a batch of one.
+            "DELETE" | "POST" => Some(&self.counters.deletes),
             _ => None,
         };
         if let Some(counter) = counter {
@@ -100,7 +123,6 @@ impl HttpService for Counting {
         let status = reply.status().as_u16();
         let asked = reply.headers().get("retry-after").and_then(|value| value.to_str().ok());
         let come_back = asked.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        // Requests for credentials are made by tasks that note nothing.
         let _ = NOTED.try_with(|noted| noted.set(Noted { status, come_back }));
         Ok(reply)
     }

@@ -1,8 +1,9 @@
 //! The figures of a pool: what `list`, `get`, `status` and `iostat` show.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use nacre_pool::backend::{Bucket, CacheFigures, DeviceHealth, Disks, Requests};
+use nacre_pool::backend::{Bucket, CacheFigures, DeviceHealth, Disks, Requests, Silence};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::label::{Group, GroupClass, GroupKind, MemberRole, MemberStatus};
@@ -16,6 +17,9 @@ use crate::counted::{CountedBucket, Counts, Spread};
 use crate::{Imported, Refusal};
 
 pub use nacre_pool::properties::features::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
+
+/// A store that gives no answer for so long is told of.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +201,9 @@ pub struct DeviceFigures {
     /// What was asked of it, where it is a bucket.
     #[serde(default)]
     pub requests: Option<RequestFigures>,
+    /// That the bucket gives no answer at this moment: for how many seconds, and what comes instead.
+    #[serde(default)]
+    pub silence: Option<(u64, String)>,
 }
 
 /// What was asked of a bucket since the import. Sizes in bytes.
@@ -393,7 +400,7 @@ impl Figures {
             let named = |figures: &DeviceFigures| there.iter().find(|device| device.name() == figures.path);
             let counted = |figures: &DeviceFigures| match named(figures) {
                 Some(device) => DeviceFigures { counts: device.counts(), spread: device.spread(), ..figures.clone() },
-                None => figures.clone(),
+                None => DeviceFigures { silence: pool.bucket.as_deref().and_then(silence), ..figures.clone() },
             };
             let devices = last.devices.iter().map(counted).collect();
             return Ok(Self {
@@ -605,6 +612,12 @@ pub(super) fn slots(length: u64, slot: u64) -> u64 {
     length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
+/// A silence that is worth telling: most end sooner.
+fn silence(bucket: &CountedBucket) -> Option<(u64, String)> {
+    let Silence { lasts, why } = bucket.silence()?;
+    (lasts >= SILENCE).then_some((lasts.as_secs(), why))
+}
+
 /// A bucket stands where the one device of a pool would.
 fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
     let (space, identity) = (pool.store.space(), pool.store.identity());
@@ -619,6 +632,7 @@ fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
         length: identity.members.first().map_or(0, |member| member.length),
         state: bucket.state().to_owned(),
         endpoint: pool.endpoint(),
+        silence: silence(bucket),
         requests: Some(RequestFigures::new(bucket.requests(), pool.cached.as_ref().map(|cached| cached.figures()))),
         ..DeviceFigures::default()
     }
@@ -679,6 +693,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
             endpoint: None,
             requests: None,
+            silence: None,
         });
     }
     figures

@@ -46,7 +46,7 @@ fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
     match kind {
         Kind::NotFound => refusal.next("make the bucket first: pools are made in buckets that are there"),
         Kind::Permission => refusal.next(
-            "credentials are those of --profile or --credentials-file, or of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            "credentials are those of --profile or --credentials-file, or of the environment: docs/object-store.md says of which variables",
         ),
         _ => refusal,
     }

@@ -14,7 +14,7 @@ use crate::refusal::{Kind, Refusal};
 /// The directory of a pool's own logs, and whether it was asked for.
 fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bool) {
     let named = match Address::parse(address) {
-        Ok(Address::S3(address)) => address.settings.log_dir,
+        Ok(Address::Bucket(address)) => address.settings.log_dir,
         _ => None,
     };
     let asked = named.is_some();

@@ -9,7 +9,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use nacre_pool::backend::Parts;
-use nacre_remote::{Address, S3Address};
+use nacre_remote::{Address, BucketAddress};
 
 use crate::refusal::{Kind, Refusal};
 
@@ -43,13 +43,13 @@ fn open(directory: &Path, size: Option<u64>) -> io::Result<Option<Parts>> {
 }
 
 /// The directory of a pool's own parts.
-fn place(address: &S3Address, pool: u64) -> Option<PathBuf> {
+fn place(address: &BucketAddress, pool: u64) -> Option<PathBuf> {
     Some(address.settings.cache_dir.clone().or_else(directory)?.join(format!("{pool:016x}")))
 }
 
 /// Nothing is kept any more of a pool that is gone.
 pub(crate) fn remove(address: &str, pool: u64) {
-    let Ok(Address::S3(address)) = Address::parse(address) else { return };
+    let Ok(Address::Bucket(address)) = Address::parse(address) else { return };
     let Some(place) = place(&address, pool) else { return };
     match std::fs::remove_dir_all(&place) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -64,7 +64,7 @@ pub(crate) fn remove(address: &str, pool: u64) {
 /// # Errors
 /// A directory that was asked for and cannot be used.
 pub(crate) fn of(address: &str, pool: u64) -> Result<Option<Parts>, Refusal> {
-    let Ok(Address::S3(address)) = Address::parse(address) else { return Ok(None) };
+    let Ok(Address::Bucket(address)) = Address::parse(address) else { return Ok(None) };
     let (asked, size) = (address.settings.cache_dir.is_some(), address.settings.cache_size);
     let Some(place) = place(&address, pool).filter(|_| size != Some(0)) else { return Ok(None) };
     open(&place, size).or_else(|error| match asked {

@@ -8,13 +8,25 @@ use crate::table::Group;
 use crate::target::{Bucket, BucketOf, Step, Target};
 
 /// Pools in a bucket and JuiceFS (names in SQLite on this machine), with a server of S3 on this machine
-/// that answers 5 or 50 ms later. Ratios refer to a pool in an image file.
+/// that answers 5, 10 or 50 ms later, and what curl gets of that server. Ratios refer to a pool in an image
+/// file.
 pub static OBJECT: Table = Table {
     arguments: arguments::OBJECT,
     tests: TESTS,
     targets: TARGETS,
-    default_targets: &["nacre-pool", "nacre-5", "nacre-50", "juicefs-5", "juicefs-50"],
-    programs: &[("versitygw", "--version"), ("juicefs", "--version"), ("git", "--version")],
+    default_targets: &[
+        "nacre-pool",
+        "nacre-5",
+        "nacre-10",
+        "nacre-50",
+        "juicefs-5",
+        "juicefs-10",
+        "juicefs-50",
+        "curl-5",
+        "curl-10",
+        "curl-50",
+    ],
+    programs: &[("versitygw", "--version"), ("juicefs", "--version"), ("curl", "--version"), ("git", "--version")],
 };
 
 const fn bucket(by: BucketOf, delay: u64) -> Step {
@@ -33,6 +45,10 @@ static TARGETS: &[Target] = &[
     Target { id: "juicefs-5", title: "JuiceFS, 5 ms", steps: &[bucket(BucketOf::JuiceFs, 5)], ..BUCKETS },
     Target { id: "juicefs-10", title: "JuiceFS, 10 ms", steps: &[bucket(BucketOf::JuiceFs, 10)], ..BUCKETS },
     Target { id: "juicefs-50", title: "JuiceFS, 50 ms", steps: &[bucket(BucketOf::JuiceFs, 50)], ..BUCKETS },
+    Target { id: "curl-0", title: "curl", steps: &[bucket(BucketOf::Curl, 0)], ..BUCKETS },
+    Target { id: "curl-5", title: "curl, 5 ms", steps: &[bucket(BucketOf::Curl, 5)], ..BUCKETS },
+    Target { id: "curl-10", title: "curl, 10 ms", steps: &[bucket(BucketOf::Curl, 10)], ..BUCKETS },
+    Target { id: "curl-50", title: "curl, 50 ms", steps: &[bucket(BucketOf::Curl, 50)], ..BUCKETS },
 ];
 
 static TESTS: &[Test] = &[

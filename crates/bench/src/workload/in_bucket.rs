@@ -10,9 +10,11 @@ use rustix::fs::OFlags;
 
 use super::big_file::{flush, forward, open, random, read_at, write_at};
 use super::listing::program;
-use super::{Material, Visit, finished, needs_making, timed, tree};
+use super::{Ask, Material, Visit, finished, needs_making, time, timed, tree};
+use crate::buckets::{bytes_of, objects_of};
 use crate::failure::{Doing, Failure};
 use crate::scale::Scale;
+use crate::target::Objects;
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
@@ -59,10 +61,23 @@ fn unchanged(tree: &Path) -> Result<(), Failure> {
 
 /// Measures the group on one target.
 pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    if visit.only_objects {
+        return objects(visit);
+    }
     small_files(visit)?;
     a_tree(visit)?;
     small_syncs(visit)?;
     large_file(visit)
+}
+
+/// What a client without a file system gets of the server: the limit of both rows.
+fn objects(visit: &Visit<'_>) -> Result<(), Failure> {
+    let bytes = bytes_of(objects_of(visit.scale.stream));
+    for (test, what) in [("object-write", Objects::Put(bytes)), ("object-read-first", Objects::Get(bytes))] {
+        let elapsed = visit.ask(Ask::Objects(what)).and_then(time)?;
+        visit.sample(test, elapsed, bytes)?;
+    }
+    Ok(())
 }
 
 fn small_files(visit: &Visit<'_>) -> Result<(), Failure> {

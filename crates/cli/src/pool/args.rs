@@ -199,8 +199,7 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
 }
 
 /// What is said where options of the way to an object store are given for devices.
-pub const OF_S3: &str =
-    "--endpoint, --region, --profile, --credentials-file, --cache-dir, --cache-size and --log-dir go with s3://";
+pub const OF_STORES: &str = "--endpoint, --account, --region, --profile, --credentials-file, --cache-dir, --cache-size and --log-dir go with s3://, az:// and gs://";
 
 /// Where a pool lies, with what the command line and the environment say of the way there, where that
 /// is an address; devices are as they were.
@@ -212,7 +211,7 @@ pub fn whole_address(place: PathBuf, settings: &Settings) -> Result<PathBuf, Fai
     if !is_address(&place) {
         return match *settings == Settings::default() {
             true => Ok(place),
-            false => Err(Failure::usage(OF_S3)),
+            false => Err(Failure::usage(OF_STORES)),
         };
     }
     let address = Address::parse(&place.to_string_lossy()).map_err(refused)?;

@@ -171,13 +171,14 @@ fn create() -> Command {
 }
 
 /// The way to an object store.
-fn way() -> [Arg; 7] {
+fn way() -> [Arg; 8] {
     let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
-        way("endpoint", "URL", "The server of s3:// [default: AWS_ENDPOINT_URL, or Amazon's]"),
-        way("region", "REGION", "Its region [default: AWS_REGION, or us-east-1]"),
+        way("endpoint", "URL", "The server of the store [default: AWS_ENDPOINT_URL, or Amazon's, Azure's or Google's]"),
+        way("account", "NAME", "The account of az:// [default: AZURE_STORAGE_ACCOUNT]"),
+        way("region", "REGION", "The region of s3:// [default: AWS_REGION, or us-east-1]"),
         way("profile", "NAME", "The profile with its credentials [default: AWS_PROFILE, or the environment's]"),
-        way("credentials-file", "FILE", "The file that profiles are in [default: ~/.aws/credentials]")
+        way("credentials-file", "FILE", "The file that credentials are in [default: ~/.aws/credentials]")
             .value_parser(value_parser!(OsString)),
         way(
             "cache-dir",

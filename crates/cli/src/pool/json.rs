@@ -89,7 +89,8 @@ fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<St
     let asked = device.requests.map(|requests| ("requests", json!(requests)));
     let month = device.requests.and_then(|_| pool.month_cost());
     let cost = month.map(|month| ("month_cost", json!({"stored": month.stored, "requests": month.requests})));
-    fields.into_iter().chain(asked).chain(cost).map(|(name, value)| (name.to_owned(), value)).collect()
+    let silence = device.silence.as_ref().map(|(seconds, why)| ("silence", json!({"seconds": seconds, "why": why})));
+    fields.into_iter().chain(asked).chain(cost).chain(silence).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn kind_of(device: &DeviceFigures) -> &'static str {

@@ -547,7 +547,7 @@ pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
         // One that was taken out is nobody's.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
         let leads = |there: &DeviceFigures, device: &Path| match Address::parse(&device.to_string_lossy()) {
-            Ok(address) => there.path == address.name() && there.endpoint.as_deref() == address.endpoint(),
+            Ok(address) => there.path == address.name() && there.endpoint == address.endpoint(),
             Err(_) => same(Path::new(&there.path), device),
         };
         let taken = devices.iter().find(|device| own().any(|there| leads(there, device)));

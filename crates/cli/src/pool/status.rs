@@ -93,6 +93,9 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     if let Some(requests) = there(figures).find_map(|device| device.requests) {
         text.push_str(&format!(" store: {}\n", asked(&requests)));
     }
+    if let Some((seconds, why)) = there(figures).find_map(|device| device.silence.as_ref()) {
+        text.push_str(&format!("\tno answer for {seconds} s, and requests are made again: {why}\n"));
+    }
     if let Some(month) = figures.month_cost() {
         let (all, stored) = (month.stored + month.requests, human_bytes(figures.allocated));
         text.push_str(&format!(

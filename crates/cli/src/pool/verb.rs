@@ -473,6 +473,7 @@ fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
     };
     Ok(nacre_remote::Settings {
         endpoint: text(matches, "endpoint"),
+        account: text(matches, "account"),
         region: text(matches, "region"),
         profile: text(matches, "profile"),
         credentials_file: path("credentials-file").map(absolute).transpose()?,
@@ -493,7 +494,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     let places = match places.iter().any(|place| nacre_remote::is_address(place)) {
         true => places.into_iter().map(|place| args::whole_address(place, &settings)).collect::<Result<_, _>>()?,
         false if settings == nacre_remote::Settings::default() => places,
-        false => return Err(Failure::usage(args::OF_S3)),
+        false => return Err(Failure::usage(args::OF_STORES)),
     };
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;

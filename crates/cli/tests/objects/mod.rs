@@ -5,6 +5,7 @@
 //! server is busy, loses replies, refuses credentials, or takes conditions away. Without moto, which
 //! scripts/setup installs, tests fail.
 
+mod others;
 mod readers;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -37,6 +38,12 @@ pub enum Weather {
     Foul,
     /// No credentials are good.
     Forbidden,
+    /// The clock of whoever asks is wrong.
+    Skewed,
+    /// Nothing more is taken.
+    Full,
+    /// Credentials are good for reading alone.
+    ReadOnly,
     /// Conditions of requests are not seen by the server.
     Careless,
 }
@@ -48,13 +55,16 @@ struct Gate {
     /// Requests that were answered otherwise than by the server.
     harmed: AtomicU64,
     server: u16,
+    /// Whether it is asked as Google's stores are.
+    is_google: AtomicBool,
     /// The heads of all requests.
     heads: Mutex<Vec<String>>,
 }
 
 /// The server.
 pub struct Moto {
-    process: Child,
+    /// Without, it is another one's.
+    process: Option<Child>,
     gate: Arc<Gate>,
     /// Where the gate is.
     pub endpoint: String,
@@ -81,14 +91,14 @@ impl Moto {
             if process.try_wait().unwrap().is_some() {
                 continue;
             }
-            let moto = Moto::behind_a_gate(process, free);
+            let moto = Moto::behind_a_gate(Some(process), free);
             assert_eq!(moto.ask("PUT", &format!("/{BUCKET}")).0, 200);
             return moto;
         }
         panic!("moto does not start");
     }
 
-    fn behind_a_gate(process: Child, server: u16) -> Moto {
+    fn behind_a_gate(process: Option<Child>, server: u16) -> Moto {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let gate = Arc::new(Gate {
@@ -96,6 +106,7 @@ impl Moto {
             requests: AtomicU64::new(0),
             harmed: AtomicU64::new(0),
             server,
+            is_google: AtomicBool::new(false),
             heads: Mutex::default(),
         });
         let known = Arc::clone(&gate);
@@ -111,6 +122,20 @@ impl Moto {
             }
         });
         Moto { process, gate, endpoint }
+    }
+
+    /// From now on it is asked as Google's stores are: their requests are those of S3, but for how a
+    /// condition is said and who is asked for credentials.
+    pub fn speaks_google(&self) {
+        self.gate.is_google.store(true, Ordering::SeqCst);
+    }
+
+    /// Another gate to the same server, for somebody who may only read: counts are its own. The server is this
+    /// one's.
+    pub fn gate_of_readers(&self) -> Moto {
+        let readers = Moto::behind_a_gate(None, self.gate.server);
+        readers.weather(Weather::ReadOnly);
+        readers
     }
 
     /// From now on the gate does this.
@@ -144,7 +169,11 @@ impl Moto {
     /// Asks the server itself.
     fn ask(&self, method: &str, path: &str) -> (u16, String) {
         let mut server = TcpStream::connect(("127.0.0.1", self.gate.server)).unwrap();
-        write!(server, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nAuthorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0\r\nConnection: close\r\n\r\n").unwrap();
+        write!(
+            server,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n{SOMEBODY}Connection: close\r\n\r\n"
+        )
+        .unwrap();
         let mut reply = String::new();
         server.read_to_string(&mut reply).unwrap();
         (reply.split(' ').nth(1).unwrap().parse().unwrap(), reply)
@@ -153,12 +182,19 @@ impl Moto {
 
 impl Drop for Moto {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
+/// moto believes everybody.
+const SOMEBODY: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0\r\n";
 const BUSY: &str = "HTTP/1.1 503 Slow Down\r\nRetry-After: 0\r\nContent-Length: 45\r\nConnection: close\r\n\r\n<Error><Code>SlowDown</Code></Error>         ";
+const SKEWED: &str = "HTTP/1.1 403 Forbidden\r\nContent-Length: 49\r\nConnection: close\r\n\r\n<Error><Code>RequestTimeTooSkewed</Code></Error> ";
+const FULL: &str = "HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 45\r\nConnection: close\r\n\r\n<Error><Code>XMinioStorageFull</Code></Error>";
+const DENIED: &str = "HTTP/1.1 403 Forbidden\r\nContent-Length: 41\r\nConnection: close\r\n\r\n<Error><Code>AccessDenied</Code></Error> ";
 const FORBIDDEN: &str = "HTTP/1.1 403 Forbidden\r\nContent-Length: 51\r\nConnection: close\r\n\r\n<Error><Code>SignatureDoesNotMatch</Code></Error>  ";
 
 impl Gate {
@@ -171,6 +207,8 @@ impl Gate {
         }
         let mut reader = BufReader::new(client);
         let (mut head, mut length) = (String::new(), 0);
+        let is_condition =
+            |name: &str| ["if-none-match:", "x-goog-if-"].iter().any(|condition| name.starts_with(condition));
         loop {
             let mut line = String::new();
             if reader.read_line(&mut line)? == 0 {
@@ -183,8 +221,7 @@ impl Gate {
             if line == "\r\n" {
                 break;
             }
-            let left_out =
-                name.starts_with("connection:") || name.starts_with("if-none-match:") && weather(Weather::Careless);
+            let left_out = name.starts_with("connection:") || is_condition(&name) && weather(Weather::Careless);
             if !left_out {
                 head.push_str(&line);
             }
@@ -198,6 +235,9 @@ impl Gate {
         }
         let harm = match number % 6 {
             _ if weather(Weather::Forbidden) => Some(FORBIDDEN),
+            _ if weather(Weather::Skewed) => Some(SKEWED),
+            _ if weather(Weather::Full) && head.starts_with("PUT") => Some(FULL),
+            _ if weather(Weather::ReadOnly) && !head.starts_with("GET") => Some(DENIED),
             1 | 4 if weather(Weather::Foul) => Some(BUSY),
             _ => None,
         };
@@ -206,6 +246,11 @@ impl Gate {
             return client.write_all(harm.as_bytes());
         }
         let mut server = TcpStream::connect(("127.0.0.1", self.server))?;
+        if self.is_google.load(Ordering::SeqCst) {
+            let of_google = |line: &&str| !line.to_ascii_lowercase().starts_with("authorization:");
+            head = head.split_inclusive("\r\n").filter(of_google).collect::<String>() + SOMEBODY;
+            head = head.replace("x-goog-if-generation-match: 0", "If-None-Match: *");
+        }
         server.write_all(head.as_bytes())?;
         server.write_all(b"Connection: close\r\n\r\n")?;
         server.write_all(&body)?;

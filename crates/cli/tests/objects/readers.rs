@@ -10,7 +10,13 @@ use std::{
 
 use rustix::fs::XattrFlags;
 
-use crate::mounting::{as_root, eventually, needs, pools::Yard, sh, status::least_requests_of};
+use crate::{
+    InBucket,
+    mounting::{as_root, eventually, needs, pools::Yard, sh, sh_as, status::least_requests_of},
+};
+
+/// An ordinary user.
+const NOBODY: u32 = 65_534;
 
 /// A writer and a reader of one pool, in a directory that is a bucket.
 struct Followed {
@@ -137,5 +143,60 @@ fn a_reader_follows_the_writer() {
     drop((kept, gone));
     nacre(&["pool", "export", &pool.reader]);
     assert!(nacre(&["pool", "check", "%"]).starts_with("no problems: "));
+    nacre(&["pool", "destroy", "%"]);
+}
+
+#[test]
+fn a_reader_asks_for_nothing_that_it_may_not() {
+    needs!(as_root());
+    let pool = InBucket::made(&["-o", "log=none"]);
+    let gate = pool.moto.gate_of_readers();
+    let way = ["--endpoint", &gate.endpoint, "--profile", "test", "--credentials-file", "keys"];
+    let nacre = |words: &[&str]| pool.yard.nacre(words);
+    pool.sh("echo first > at/a; sync at/a");
+    // Root's reader, and an ordinary user's, on the same machine.
+    let (reader, root) = (pool.yard.name("re"), pool.yard.path("there"));
+    let import = ["pool", "import", "-o", "readonly=on", "-t", "-R", root.to_str().unwrap()];
+    nacre(&[&import[..], &way, &[&pool.address, &reader]].concat());
+    let user = Yard::of(Some(NOBODY));
+    let (theirs, home) = (user.name("us"), user.path("home"));
+    fs::copy(pool.yard.path("keys"), home.join("keys")).unwrap();
+    let keys = home.join("keys").display().to_string();
+    let way = ["--endpoint", &gate.endpoint, "--profile", "test", "--credentials-file", &keys];
+    let import = ["pool", "import", "-o", "readonly=on", "-t", "-R", home.to_str().unwrap()];
+    user.nacre(&[&import[..], &way, &[&pool.address, &theirs]].concat());
+    let below = |root: &PathBuf| root.join(pool.at.strip_prefix("/").unwrap());
+    let (there, at_home) = (below(&root), below(&home));
+    // Nobody else gets in, not even root.
+    let inside = format!("cd {}", at_home.display());
+    let of_user = |script: &str| sh_as(&home, NOBODY, NOBODY, "", &format!("{inside} && {script}"));
+    assert_eq!(sh(&there, "cat a"), "first\n");
+    assert_eq!(of_user("cat a"), (0, "first\n".to_owned()));
+    assert!(of_user("echo x > b").1.contains("Read-only file system"));
+    pool.sh("echo second > at/a; mkdir at/d; echo new > at/d/n");
+    nacre(&["fs", "create", "%/below"]);
+    pool.sh("echo below > at/below/f");
+    nacre(&["fs", "snapshot", "-r", "%@s"]);
+    nacre(&["pool", "sync", "%"]);
+    let all = "cat a d/n below/f .zfs/snapshot/s/a";
+    let told = || sh(&there, &format!("{all} 2>&1 || true"));
+    eventually("what is new", || told() == "second\nnew\nbelow\nsecond\n");
+    eventually("what is new, by a user", || of_user(all) == (0, "second\nnew\nbelow\nsecond\n".to_owned()));
+    nacre(&["fs", "destroy", "-r", "%/below"]);
+    nacre(&["pool", "sync", "%"]);
+    eventually("what is gone", || !there.join("below").exists() && of_user("test ! -e below").0 == 0);
+    nacre(&["pool", "status", &reader]);
+    nacre(&["pool", "export", &reader]);
+    user.nacre(&["pool", "export", &theirs]);
+    assert_eq!(gate.harmed(), 0, "{:?}", gate.heads());
+    assert!(gate.requests() > 10);
+    // Whoever may only read cannot write, and has changed nothing.
+    nacre(&["pool", "export", "%"]);
+    let before = pool.moto.keys("");
+    let way = ["--endpoint", &gate.endpoint, "--profile", "test", "--credentials-file", "keys"];
+    let (_, said) = pool.yard.refused(&[&["pool", "import"][..], &way, &[&pool.address]].concat());
+    assert!(said.contains("403 AccessDenied"), "{said}");
+    assert_eq!(pool.moto.keys(""), before);
+    nacre(&["pool", "import", "%"]);
     nacre(&["pool", "destroy", "%"]);
 }

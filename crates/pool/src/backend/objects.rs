@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-pub use bucket::{Bucket, MemoryBucket, Put, Requests};
+pub use bucket::{Bucket, MemoryBucket, Put, Requests, Silence};
 pub use cached::{CacheFigures, Cached};
 pub use local_log::LocalLog;
 pub use parts::Parts;
@@ -218,6 +218,28 @@ fn root_key(generation: u64) -> String {
     format!("roots/{generation:020}")
 }
 
+/// The names of a pool's own objects of a kind that come after another one. Another pool may lie below a
+/// prefix that looks like a kind (one in `s3://bucket/tank`, one in `s3://bucket/tank/roots`).
+fn own_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
+    let mut keys = attempt(bucket, "listing", || bucket.list(kind, after))?;
+    keys.retain(|key| is_own(key));
+    Ok(keys)
+}
+
+fn is_own(key: &str) -> bool {
+    let is_number = |text: &str, radix| !text.is_empty() && text.chars().all(|one| one.is_digit(radix));
+    match key.split('/').collect::<Vec<_>>().as_slice() {
+        ["pool" | "roots", number] => is_number(number, 10),
+        ["probe", nonce] => is_number(nonce, 16),
+        ["log", position, sequence] => is_number(position, 10) && is_number(sequence, 10),
+        ["seg", low, name] => {
+            let (epoch, id) = name.split_once('-').unwrap_or_default();
+            is_number(low, 16) && is_number(epoch, 10) && is_number(id, 10)
+        }
+        _ => false,
+    }
+}
+
 fn segment_key(segment: u32, place: &Place) -> String {
     let epoch = place.first().map_or(0, |at| at.slot);
     format!("seg/{:02x}/{epoch}-{segment}", segment & 0xff)
@@ -295,7 +317,7 @@ impl Objects {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Format`].
     pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
-        let Some(newest) = attempt(bucket, "listing", || bucket.list("pool/", ""))?.pop() else { return Ok(None) };
+        let Some(newest) = own_keys(bucket, "pool/", "")?.pop() else { return Ok(None) };
         let block = attempt(bucket, "reading", || bucket.get(&newest, None))?;
         block.map(|block| Identity::decode(&block)).transpose()
     }
@@ -315,7 +337,7 @@ impl Objects {
     /// [`PoolError::Device`].
     pub fn readable_roots(bucket: &dyn Bucket) -> Result<(BTreeMap<u64, Root>, bool)> {
         let (mut found, mut lost) = (BTreeMap::new(), false);
-        for key in attempt(bucket, "listing", || bucket.list("roots/", ""))? {
+        for key in own_keys(bucket, "roots/", "")? {
             let body = attempt(bucket, "reading", || bucket.get(&key, None))?.map(|body| Body::decode(&body));
             lost = !matches!(body, Some(Ok(_)));
             if let Some(Ok(body)) = body {
@@ -345,7 +367,7 @@ impl Objects {
     /// [`PoolError::Device`]; what is not removed yet is still there.
     pub fn erase(bucket: &dyn Bucket) -> Result<()> {
         for kind in ["seg/", "log/", "roots/", "probe/", "pool/"] {
-            let keys = attempt(bucket, "listing", || bucket.list(kind, ""))?;
+            let keys = own_keys(bucket, kind, "")?;
             in_parallel(bucket.parallel(), &keys, |key| attempt(bucket, "removing from", || bucket.delete(key)))?;
         }
         Ok(())
@@ -359,7 +381,7 @@ impl Objects {
     /// Whether a root newer than this one is there.
     fn has_newer(&self, generation: u64) -> Result<bool> {
         let after = root_key(generation);
-        Ok(!attempt(&*self.bucket, "listing", || self.bucket.list("roots/", &after))?.is_empty())
+        Ok(!own_keys(&*self.bucket, "roots/", &after)?.is_empty())
     }
 
     /// Another writer has put a root of this generation, or of a later one: who, as far as that can
@@ -433,7 +455,7 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
 
 /// Who has put the newest root whose name comes after another one.
 fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
-    for key in attempt(bucket, "listing", || bucket.list("roots/", after))?.iter().rev() {
+    for key in own_keys(bucket, "roots/", after)?.iter().rev() {
         let found = attempt(bucket, "reading", || bucket.get(key, None))?;
         if let Some(Ok(body)) = found.map(|found| Body::decode(&found)) {
             return Ok(Some(LastWriter { host: body.host, time: body.time }));
@@ -656,7 +678,7 @@ impl Backend for Objects {
     }
 
     fn list(&self) -> Result<Vec<(u32, Place)>> {
-        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("seg/", ""))?;
+        let keys = own_keys(&*self.bucket, "seg/", "")?;
         let parse = |key: &String| {
             let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
             Some((id.parse().ok()?, place_of(epoch.parse().ok()?)))
@@ -783,7 +805,7 @@ impl Backend for Objects {
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
         let now = (self.writer.clock)();
-        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))?;
+        let mut keys = own_keys(&*self.bucket, "roots/", "")?;
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
@@ -806,7 +828,7 @@ impl Backend for Objects {
         };
         // Where there is one, there may be many.
         let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
-        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/", &after))?;
+        let mut keys = own_keys(&*self.bucket, "roots/", &after)?;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
                 return Ok(Some(body.root));

@@ -721,6 +721,32 @@ fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
     }
 }
 
+#[test]
+fn what_takes_the_place_of_a_file_comes_with_its_content() {
+    for length in [0, 100, 3000, 70_000, 400_000] {
+        let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
+        let pool = on_device(&device, true);
+        let id = pool.find("tank").unwrap().unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        let files = dataset.files();
+        let root = files.root();
+        put(&dataset, "settings", b"before");
+        put(&dataset, "other", b"before");
+        pool.commit().unwrap();
+        // Nobody syncs it.
+        put(&dataset, "settings.new", &vec![7; length]);
+        files.rename((&root, b"settings.new"), (&root, b"settings"), MayReplace::Yes).unwrap();
+        put(&dataset, "other", b"after");
+        pool.sync_file(&dataset, &files.look_up(&root, b"other").unwrap().0).unwrap();
+        drop((root, dataset, pool));
+        device.crash(5);
+        let pool = on_device(&device, false);
+        let now = contents(pool.dataset(id).unwrap().files());
+        let wanted = [("other".to_owned(), b"after".to_vec()), ("settings".to_owned(), vec![7; length])];
+        assert!(now == Tree::from(wanted), "{length}");
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Put(u8, u32),

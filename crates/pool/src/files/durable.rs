@@ -8,9 +8,11 @@
 
 use std::sync::Arc;
 
-use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Result, Table, TimeChange};
+use super::inodes::Editing;
+use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Recorder, Result, Table, TimeChange};
 use crate::error::PoolError;
 use crate::log::{LogChange, Ticket};
+use crate::pointer::Txg;
 use crate::rows::{Entry, Extent, FileType, InodeRow, Xattr, keys};
 
 /// How a file becomes durable.
@@ -34,35 +36,46 @@ impl<T: Table> Files<T> {
         self.throttle.check()?;
         let entered = self.enter_now();
         let mut edited = self.edit(inode)?;
-        let row = edited.row;
+        Ok(self.record_edited(&**recorder, entered.txg(), &mut edited))
+    }
+
+    /// A file is about to take the name of another one, which whoever renames it counts on being there
+    /// whole: either the one or the other is there after a crash. Without this the log would bring the name
+    /// back, and not what was written to the file before.
+    pub(super) fn record_before_replacing(&self, txg: Txg, moving: &mut Editing<'_>) {
+        if let Some(recorder) = self.recorder.get()
+            && self.record_edited(&**recorder, txg, moving) == Durability::Committed
+        {
+            recorder.cannot_record(txg);
+        }
+    }
+
+    fn record_edited(&self, recorder: &dyn Recorder, txg: Txg, edited: &mut Editing<'_>) -> Durability {
+        let (inode, row) = (edited.number, edited.row);
         let shift = row.record_shift;
-        let Some(active) = edited.active.as_mut() else { return Ok(Durability::Recorded) };
-        if active.frames_in == entered.txg() {
-            return Ok(Durability::Committed);
+        let Some(active) = edited.active.as_mut() else { return Durability::Recorded };
+        if active.frames_in == txg {
+            return Durability::Committed;
         }
         let encoded = row.encode();
-        let key = keys::inode(inode.number());
+        let key = keys::inode(inode);
         let mut changes = Vec::new();
         for (record, buffered) in &active.records {
             if let Some(part) = &buffered.unrecorded
                 && let Some(data) = buffered.content.get(part.clone())
             {
-                changes.push(LogChange::Write {
-                    inode: inode.number(),
-                    offset: (record << shift) + part.start as u64,
-                    data,
-                });
+                changes.push(LogChange::Write { inode, offset: (record << shift) + part.start as u64, data });
             }
             for (from, data) in buffered.fragments.unrecorded() {
-                changes.push(LogChange::Write { inode: inode.number(), offset: (record << shift) + from as u64, data });
+                changes.push(LogChange::Write { inode, offset: (record << shift) + from as u64, data });
             }
         }
         let sized = row.file_type() == Some(FileType::Regular) && active.stored_size != row.size;
         if changes.is_empty() && !active.changed && !sized {
-            return Ok(Durability::Recorded);
+            return Durability::Recorded;
         }
         changes.push(LogChange::Put { key: &key, value: &encoded });
-        let ticket = recorder.record(entered.txg(), self.dataset, changes);
+        let ticket = recorder.record(txg, self.dataset, changes);
         for buffered in active.records.values_mut() {
             buffered.unrecorded = None;
             buffered.fragments.recorded();
@@ -70,7 +83,7 @@ impl<T: Table> Files<T> {
         // The log has all of it now: whatever it is told of the inode next (a new name, other
         // times) must not cut the file off again.
         active.stored_size = row.size;
-        Ok(Durability::Logged(ticket))
+        Durability::Logged(ticket)
     }
 
     /// Whether what a recorded change needs can be read.

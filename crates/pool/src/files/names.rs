@@ -490,6 +490,9 @@ impl<T: Table> Files<T> {
         );
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
+        if target.is_some() && replace != MayReplace::Exchange {
+            self.record_before_replacing(entered.txg(), &mut moving);
+        }
         let other = target.map(|target| self.known.get(target.inode));
         let mut replaced = other.as_deref().map(|other| self.edit(other)).transpose()?;
         // A name that is there before and after stays where it was in listings, and so does a file

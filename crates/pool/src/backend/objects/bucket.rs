@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -40,6 +41,15 @@ pub struct Requests {
     pub received: u64,
 }
 
+/// That a store gives no answer with which a request could end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// For so long.
+    pub lasts: Duration,
+    /// What came instead, in words.
+    pub why: String,
+}
+
 /// Objects by their names. Each request waits for its reply; an error means that nobody knows
 /// whether it was carried out.
 pub trait Bucket: Send + Sync {
@@ -63,6 +73,11 @@ pub trait Bucket: Send + Sync {
     /// What was asked of it so far.
     fn requests(&self) -> Requests {
         Requests::default()
+    }
+
+    /// Since when it has answered nothing, while somebody waits for an answer; `None` where it answers.
+    fn silence(&self) -> Option<Silence> {
+        None
     }
 
     /// Tells that a range of an object will be read soon.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::bucket::{Bucket, Put, Requests};
+use super::bucket::{Bucket, Put, Requests, Silence};
 use super::parts::{PART, Parts, name};
 use crate::workers::Workers;
 
@@ -248,6 +248,10 @@ impl Bucket for Cached {
 
     fn requests(&self) -> Requests {
         self.far.bucket.requests()
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.far.bucket.silence()
     }
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {

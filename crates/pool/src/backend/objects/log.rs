@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
-use super::{IDLE, State, WriterId, attempt, make, root_key};
+use super::{IDLE, State, WriterId, attempt, make, own_keys, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -183,7 +183,7 @@ impl ObjectLog {
         let (bucket, own) = (&*self.bucket, self.root.load(Ordering::Acquire));
         let next = root_key(own.saturating_add(1));
         Ok(attempt(bucket, "reading", || bucket.get(&next, None))?.is_some()
-            || !attempt(bucket, "listing", || bucket.list("roots/", &root_key(own)))?.is_empty())
+            || !own_keys(bucket, "roots/", &root_key(own))?.is_empty())
     }
 
     fn push(&mut self, txg: Txg, length: u64, chain: u64) {

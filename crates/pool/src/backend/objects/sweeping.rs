@@ -9,7 +9,7 @@
 //! - The first object that says who a pool is stays: no other pool is made here. So does the newest, and all
 //!   that were the newest within a day.
 
-use super::{Body, KEPT, Objects, Result, attempt};
+use super::{Body, KEPT, Objects, Result, attempt, own_keys};
 use crate::label::Identity;
 
 impl Objects {
@@ -23,7 +23,7 @@ impl Objects {
 
     /// Removes old roots; answers the oldest that stays, if it can be read.
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<Body>> {
-        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/", ""))? {
+        for key in own_keys(&*self.bucket, "roots/", "")? {
             let Some(Ok(body)) = self.read_root(&key)? else { return Ok(None) };
             if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
                 return Ok(Some(body));
@@ -36,14 +36,14 @@ impl Objects {
     /// Removes logs of epochs before this one.
     fn sweep_logs(&self, needed: u64) -> Result<()> {
         let epoch = |key: &str| key.split('/').nth(1)?.parse::<u64>().ok();
-        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("log/", ""))?;
+        let keys = own_keys(&*self.bucket, "log/", "")?;
         let old = keys.iter().filter(|key| epoch(key).is_some_and(|epoch| epoch < needed));
         old.into_iter().try_for_each(|key| self.remove_object(key))
     }
 
     /// Removes what says who the pool was, a day after it has become another.
     fn sweep_identities(&self, now: u64) -> Result<()> {
-        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("pool/", ""))?;
+        let keys = own_keys(&*self.bucket, "pool/", "")?;
         let later = keys.iter().skip(2);
         for (key, next) in keys.iter().skip(1).zip(later) {
             let block = attempt(&*self.bucket, "reading", || self.bucket.get(next, None))?;

@@ -1,0 +1,525 @@
+//! A bucket of an object store, by the crate `object_store`: what is the same of all stores. What each
+//! of them needs to be reached is in `s3`, `azure` and `google`.
+//!
+//! Invariants:
+//! - Of the conditions that stores offer, that of a PUT that an object must not be there is the only one
+//!   that is used (`If-None-Match: *`; Google's `x-goog-if-generation-match: 0`). A reply that another
+//!   one is there, or is being made, is told as it is: whoever asked looks what is there.
+//! - Requests that may be made again are made again here alone: `object_store` itself does not.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures_util::TryStreamExt;
+use futures_util::future::{Either, select};
+use nacre_pool::backend::{Bucket, Put, Requests, Silence};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
+};
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::address::{BucketAddress, Store};
+use crate::retry::{Attempts, DEADLINE, OF_LISTS};
+use crate::transport::{Client, Connector, Counters, NOTED, Noted};
+use crate::{Environment, azure, clock, google, s3};
+
+/// How long it may take to reach the server.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long a reply may take that brings and takes little.
+const REPLY: Duration = Duration::from_secs(10);
+/// What is sent or received at least in a second, bytes: a slower way counts as broken.
+const SLOWEST: u64 = 64 << 10;
+/// In a hurry a request gets this time, with all its attempts.
+const HURRY: Duration = Duration::from_secs(4);
+/// And this much is sent or received in a second, bytes.
+const HURRIED: u64 = 2 << 20;
+/// Requests that are made at the same time.
+const PARALLEL: usize = 8;
+
+/// The threads that speak to servers: they begin with the first bucket, and stay.
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+fn runtime() -> io::Result<&'static Runtime> {
+    if let Some(there) = RUNTIME.get() {
+        return Ok(there);
+    }
+    // The one cipher library that is linked: rustls asks for it by name.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let made = builder.worker_threads(2).thread_name("nacre-remote").enable_io().enable_time().build()?;
+    // Another thread may have been faster.
+    Ok(RUNTIME.get_or_init(|| made))
+}
+
+pub(crate) struct StoreBucket {
+    store: Box<dyn ObjectStore>,
+    place: BucketAddress,
+    name: String,
+    counters: Arc<Counters>,
+    runtime: &'static Runtime,
+    /// Whether somebody waits for the end.
+    hurry: watch::Sender<bool>,
+    unanswered: Mutex<Unanswered>,
+}
+
+/// Requests that are made again at this moment.
+#[derive(Default)]
+struct Unanswered {
+    count: usize,
+    /// When the first one of them began.
+    since: Option<Instant>,
+    /// How the last attempt ended.
+    why: String,
+}
+
+/// One request among them, once an attempt of it has failed.
+struct MadeAgain<'a> {
+    all: &'a Mutex<Unanswered>,
+    began: Instant,
+    is_counted: bool,
+}
+
+impl MadeAgain<'_> {
+    fn failed(&mut self, error: &io::Error) {
+        let mut all = self.all.lock();
+        all.count += usize::from(!self.is_counted);
+        self.is_counted = true;
+        all.since.get_or_insert(self.began);
+        all.why = error.to_string();
+    }
+}
+
+impl Drop for MadeAgain<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        all.count -= usize::from(self.is_counted);
+        if all.count == 0 {
+            all.since = None;
+        }
+    }
+}
+
+/// How an attempt ended.
+enum Failed {
+    /// Made once more, it may be carried out.
+    Passes(io::Error),
+    /// It will be refused again.
+    Stays(io::Error),
+}
+
+impl StoreBucket {
+    pub(crate) fn open(place: &BucketAddress, name: String) -> io::Result<Self> {
+        Self::with(runtime()?, place, name, &|name| std::env::var(name).ok())
+    }
+
+    fn with(
+        runtime: &'static Runtime,
+        place: &BucketAddress,
+        name: String,
+        environment: Environment<'_>,
+    ) -> io::Result<Self> {
+        let counters = Arc::<Counters>::default();
+        let options = ClientOptions::new()
+            .with_allow_http(place.settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
+            .with_connect_timeout(CONNECT)
+            // Each request has a limit of its own, by its length.
+            .with_timeout_disabled()
+            .with_http1_only();
+        let client = Client {
+            options,
+            connector: Connector { counters: Arc::clone(&counters), bucket: place.bucket.clone() },
+            retry: RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() },
+        };
+        let store = match place.store {
+            Store::S3 => s3::open(place, client, environment)?,
+            Store::Azure => azure::open(place, client, environment)?,
+            Store::Google => google::open(place, client, environment)?,
+        };
+        Ok(Self {
+            store,
+            place: place.clone(),
+            name,
+            counters,
+            runtime,
+            hurry: watch::Sender::new(false),
+            unanswered: Mutex::default(),
+        })
+    }
+
+    /// The whole name of an object.
+    fn path(&self, key: &str) -> Path {
+        let prefix = &self.place.prefix;
+        if prefix.is_empty() { Path::from(key) } else { Path::from(format!("{prefix}/{key}")) }
+    }
+
+    /// Makes a request until it is answered in a way that stays, or the time is over. `length` is what
+    /// it brings or takes, bytes.
+    fn request<T, F>(&self, length: u64, deadline: Duration, make: impl Fn() -> F) -> io::Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let limit = REPLY + Duration::from_secs(length / SLOWEST);
+        let attempt = async {
+            let mut attempts = Attempts::new(deadline);
+            let mut again = MadeAgain { all: &self.unanswered, began: clock::now(), is_counted: false };
+            loop {
+                if attempts.again() {
+                    self.counters.once_more();
+                }
+                let noting = NOTED.scope(Cell::default(), async {
+                    let done = tokio::time::timeout(limit, make()).await;
+                    (done, NOTED.with(Cell::get))
+                });
+                let (done, noted) = noting.await;
+                let error = match done {
+                    Ok(Ok(reply)) => return Ok(reply),
+                    Ok(Err(error)) => match self.judge(&error, noted) {
+                        Failed::Passes(error) => error,
+                        Failed::Stays(error) => return Err(error),
+                    },
+                    Err(_) => io::Error::new(ErrorKind::TimedOut, "the server does not answer in time"),
+                };
+                again.failed(&error);
+                let Some(wait) = attempts.wait(noted.come_back) else { return Err(error) };
+                tracing::debug!(bucket = self.name, %error, "a request is made again");
+                tokio::time::sleep(wait).await;
+            }
+        };
+        let mut hurry = self.hurry.subscribe();
+        let end = async move {
+            // The bucket is there as long as its requests: it tells before it goes.
+            let _ = hurry.wait_for(|hurry| *hurry).await;
+            tokio::time::sleep(HURRY + Duration::from_secs(length / HURRIED)).await;
+        };
+        self.runtime.block_on(async {
+            match select(pin!(attempt), pin!(end)).await {
+                Either::Left((done, _)) => done,
+                Either::Right(_) => Err(io::Error::new(
+                    ErrorKind::NotConnected,
+                    "the pool is being let go, and the store does not answer",
+                )),
+            }
+        })
+    }
+
+    fn judge(&self, error: &object_store::Error, Noted { status, .. }: Noted) -> Failed {
+        let text = error.to_string();
+        // One of a batch of requests, which itself went well.
+        let status = match error {
+            object_store::Error::NotFound { .. } if (200..300).contains(&status) => 404,
+            _ => status,
+        };
+        let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
+        let told = |kind, what: String| io::Error::new(kind, what);
+        let words = |what: &str| match code {
+            Some(code) => format!("{what} ({status} {code})"),
+            None => format!("{what} ({status})"),
+        };
+        match (status, code) {
+            // No reply: the innermost cause says why.
+            (0, _) => {
+                let mut cause: &dyn std::error::Error = error;
+                while let Some(next) = cause.source() {
+                    cause = next;
+                }
+                Failed::Passes(told(ErrorKind::NotConnected, cause.to_string()))
+            }
+            (_, Some("NoSuchBucket" | "ContainerNotFound")) => {
+                Failed::Stays(told(ErrorKind::NotFound, format!("there is no bucket '{}'", self.place.bucket)))
+            }
+            (_, Some("RequestTimeTooSkewed")) => Failed::Stays(told(
+                ErrorKind::PermissionDenied,
+                words("the clocks of this machine and of the server are too far apart"),
+            )),
+            (507, _) => Failed::Stays(told(ErrorKind::StorageFull, words("the store has no room left"))),
+            // Too much in too short a time passes.
+            (400..=409, Some(code)) if code.contains("Quota") || code.contains("StorageFull") => {
+                Failed::Stays(told(ErrorKind::StorageFull, words("the bucket may not take any more")))
+            }
+            // Somebody renews what has expired, perhaps now.
+            (400 | 401 | 403, Some("ExpiredToken" | "TokenRefreshRequired")) => {
+                Failed::Passes(told(ErrorKind::PermissionDenied, words("the credentials have expired")))
+            }
+            (401 | 403, _) => {
+                Failed::Stays(told(ErrorKind::PermissionDenied, words("the server refuses these credentials")))
+            }
+            (404, _) => Failed::Stays(told(ErrorKind::NotFound, words("it is not there"))),
+            (409 | 412 | 304, _) => Failed::Stays(told(ErrorKind::AlreadyExists, words("it is there already"))),
+            (300..=399, _) => Failed::Stays(told(
+                ErrorKind::InvalidInput,
+                words("the bucket is in another region: --region names it"),
+            )),
+            (408 | 429 | 500..=599, _) => Failed::Passes(told(ErrorKind::TimedOut, words("the server is busy or ill"))),
+            (200..=299, _) => Failed::Passes(told(ErrorKind::UnexpectedEof, words("the reply was cut short"))),
+            _ => Failed::Stays(told(ErrorKind::Other, words("the server refuses the request"))),
+        }
+    }
+
+    fn put_by(&self, key: &str, body: &[u8], mode: &PutMode) -> io::Result<()> {
+        let (path, payload) = (self.path(key), PutPayload::from(body.to_vec()));
+        self.request(body.len() as u64, DEADLINE, || {
+            let options = PutOptions::from(mode.clone());
+            async { self.store.put_opts(&path, payload.clone(), options).await.map(drop) }
+        })
+    }
+}
+
+impl Bucket for StoreBucket {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn attempts(&self) -> usize {
+        1
+    }
+
+    fn hurry(&self) {
+        self.hurry.send_replace(true);
+    }
+
+    fn parallel(&self) -> usize {
+        PARALLEL
+    }
+
+    fn requests(&self) -> Requests {
+        self.counters.so_far()
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        let all = self.unanswered.lock();
+        let lasts = clock::now().saturating_duration_since(all.since?);
+        Some(Silence { lasts, why: all.why.clone() })
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.put_by(key, body, &PutMode::Overwrite)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        match self.put_by(key, body, &PutMode::Create) {
+            Ok(()) => Ok(Put::Made),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Put::Exists),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        if range.as_ref().is_some_and(Range::is_empty) {
+            return Ok(Some(Vec::new()));
+        }
+        let path = self.path(key);
+        let length = range.as_ref().map_or(8 << 20, |range| range.end - range.start);
+        let got = self.request(length, DEADLINE, || {
+            let options = GetOptions::new().with_range(range.clone());
+            async { self.store.get_opts(&path, options).await?.bytes().await }
+        });
+        match got {
+            Ok(bytes) => {
+                self.counters.received(bytes.len());
+                Ok(Some(bytes.into()))
+            }
+            // The bucket may be what is not there.
+            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        let below = self.path(prefix.trim_end_matches('/'));
+        let below = Some(below).filter(|below| !below.as_ref().is_empty());
+        let whole = self.path("").as_ref().len();
+        let own = if whole == 0 { 0 } else { whole + 1 };
+        let found = self.request(0, OF_LISTS, || async {
+            let found = match after {
+                "" => self.store.list(below.as_ref()),
+                after => self.store.list_with_offset(below.as_ref(), &self.path(after)),
+            };
+            found.try_collect::<Vec<_>>().await
+        })?;
+        let key = |path: &Path| path.as_ref().get(own..).map(ToOwned::to_owned);
+        let mut keys: Vec<String> = found.iter().filter_map(|object| key(&object.location)).collect();
+        // Some servers do not know where a list begins, and answer with all of it.
+        keys.retain(|key| key.as_str() > after);
+        keys.sort();
+        Ok(keys)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        let path = self.path(key);
+        match self.request(0, DEADLINE, || async { self.store.delete(&path).await }) {
+            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
+                Ok(())
+            }
+            deleted => deleted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Settings;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    /// A server that gives these replies, one for each request, and no other; answers the requests' first
+    /// lines. An empty reply is none.
+    fn server(replies: &'static [&'static str]) -> (StoreBucket, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let serve = std::thread::spawn(move || {
+            let mut heads = Vec::new();
+            for reply in replies {
+                let (mut client, _) = listener.accept().unwrap();
+                let mut reader = BufReader::new(client.try_clone().unwrap());
+                let (mut head, mut length) = (String::new(), 0);
+                loop {
+                    let mut line = String::new();
+                    reader.read_line(&mut line).unwrap();
+                    let name = line.to_ascii_lowercase();
+                    length = name.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
+                    if line.trim().is_empty() {
+                        break;
+                    }
+                    if heads.len() < replies.len()
+                        && (head.is_empty() || name.starts_with("if-") || name.starts_with("range"))
+                    {
+                        head.push_str(&line);
+                    }
+                }
+                reader.read_exact(&mut vec![0; length]).unwrap();
+                heads.push(head);
+                if let Some((status, body)) = reply.split_once('|') {
+                    let length = body.len();
+                    write!(client, "HTTP/1.1 {status}\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: \"e\"\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
+                }
+            }
+            heads
+        });
+        let runtime = runtime().unwrap();
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place =
+            BucketAddress { bucket: "b".to_owned(), prefix: "p/q".to_owned(), settings, ..BucketAddress::default() };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        (StoreBucket::with(runtime, &place, "s3://b/p/q".to_owned(), &environment).unwrap(), serve)
+    }
+
+    #[test]
+    fn one_that_is_there_or_being_made_exists() {
+        let replies = &[
+            "200 OK|",
+            "412 No|<Code>PreconditionFailed</Code>",
+            "409 No|<Code>ConditionalRequestConflict</Code>",
+            "",
+            "412 No|",
+        ];
+        let (bucket, serve) = server(replies);
+        let made: Vec<Put> = (0..4).map(|_| bucket.put_new("roots/1", b"body").unwrap()).collect();
+        // The last one had no reply at first: that it exists is all that is known then.
+        assert_eq!(made, [Put::Made, Put::Exists, Put::Exists, Put::Exists]);
+        let heads = serve.join().unwrap();
+        for head in heads {
+            assert_eq!(head.to_ascii_lowercase(), "put /b/p/q/roots/1 http/1.1\r\nif-none-match: *\r\n");
+        }
+        assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
+    }
+
+    #[test]
+    fn what_passes_is_asked_for_again_and_what_stays_is_not() {
+        let (bucket, serve) = server(&[
+            "503 Slow|<Code>SlowDown</Code>",
+            "500 Ill|",
+            "429 Busy\r\nRetry-After: 1|",
+            "206 OK\r\nContent-Range: bytes 1-3/9|abc",
+        ]);
+        let began = clock_now();
+        assert_eq!(bucket.get("seg/1", Some(1..4)).unwrap().unwrap(), b"abc");
+        assert!(clock_now() - began >= Duration::from_secs(1), "it asked for that");
+        assert!(serve.join().unwrap().iter().all(|head| head.to_ascii_lowercase().contains("range: bytes=1-3")));
+        assert_eq!((bucket.requests().gets, bucket.requests().again, bucket.requests().received), (4, 3, 3));
+        assert_eq!(bucket.silence(), None);
+        let (bucket, serve) = server(&[
+            "507 Full|",
+            "403 No|<Code>QuotaExceeded</Code>",
+            "403 No|<Code>RequestTimeTooSkewed</Code>",
+            "403 No|<Code>AccessDenied</Code>",
+            "404 No|<Code>NoSuchKey</Code>",
+            "404 No|<Code>NoSuchBucket</Code>",
+            "301 Moved|",
+            "204 Gone|",
+        ]);
+        for (kind, why) in [
+            (ErrorKind::StorageFull, "the store has no room left (507)"),
+            (ErrorKind::StorageFull, "the bucket may not take any more (403 QuotaExceeded)"),
+            (
+                ErrorKind::PermissionDenied,
+                "the clocks of this machine and of the server are too far apart (403 RequestTimeTooSkewed)",
+            ),
+        ] {
+            let refused = bucket.put("k", b"").unwrap_err();
+            assert_eq!((refused.kind(), refused.to_string().as_str()), (kind, why));
+        }
+        let refused = bucket.put("k", b"").unwrap_err();
+        assert_eq!(
+            (refused.kind(), refused.to_string()),
+            (ErrorKind::PermissionDenied, "the server refuses these credentials (403 AccessDenied)".to_owned())
+        );
+        assert_eq!(bucket.get("k", None).unwrap(), None);
+        let refused = bucket.get("k", None).unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::NotFound, "there is no bucket 'b'".to_owned()));
+        assert!(bucket.put("k", b"").unwrap_err().to_string().contains("--region"));
+        bucket.delete("k").unwrap();
+        serve.join().unwrap();
+        assert_eq!(bucket.requests().again, 0);
+    }
+
+    #[test]
+    fn in_a_hurry_nobody_waits_for_a_silent_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place = BucketAddress { bucket: "b".to_owned(), settings, ..BucketAddress::default() };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        let bucket = StoreBucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
+        std::thread::scope(|scope| {
+            let before = scope.spawn(|| bucket.get("k", None).unwrap_err().kind());
+            // The request is there, and gets no answer.
+            let silent = listener.accept().unwrap();
+            bucket.hurry();
+            assert_eq!(before.join().unwrap(), ErrorKind::NotConnected);
+            assert_eq!(bucket.silence(), None, "nobody waits for an answer");
+            assert_eq!(bucket.put("k", b"").unwrap_err().kind(), ErrorKind::NotConnected);
+            drop(silent);
+        });
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "how long a wait was that the server asks for")]
+    fn clock_now() -> std::time::Instant {
+        std::time::Instant::now()
+    }
+
+    #[test]
+    fn names_come_in_pages() {
+        const FIRST: &str = "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><Contents><Key>p/q/roots/1</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
+        const LAST: &str = "200 OK|<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/q/roots/2</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
+        let (bucket, serve) = server(&[FIRST, LAST, LAST, LAST]);
+        assert_eq!(bucket.list("roots/", "").unwrap(), ["roots/1", "roots/2"]);
+        assert_eq!(bucket.list("roots/", "roots/1").unwrap(), ["roots/2"]);
+        assert_eq!(bucket.list("roots/", "roots/2").unwrap(), Vec::<String>::new());
+        let heads = serve.join().unwrap();
+        assert!(heads[0].contains("prefix=p%2Fq%2Froots%2F") && heads[1].contains("continuation-token=t"), "{heads:?}");
+        assert!(heads[2].contains("start-after=p%2Fq%2Froots%2F1"), "{heads:?}");
+        assert_eq!(bucket.requests().lists, 4);
+    }
+}
