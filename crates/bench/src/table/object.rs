@@ -44,7 +44,9 @@ static TESTS: &[Test] = &[
     bytes("object-write", "a file written, and synced", Group::InBucket, true),
     bytes("object-read-first", "read, cold", Group::InBucket, true),
     bytes("object-read-again", "again", Group::InBucket, true),
+    bytes("object-read-kept", "again, forgotten by the kernel", Group::InBucket, true),
     operations("object-random-write", "random overwrites of 4 KiB, one fsync", Group::InBucket, true),
     operations("object-random-first", "random reads of 4 KiB, cold", Group::InBucket, true),
     operations("object-random-again", "again", Group::InBucket, true),
+    operations("object-random-kept", "again, forgotten by the kernel", Group::InBucket, true),
 ];

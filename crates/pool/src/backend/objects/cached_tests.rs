@@ -247,7 +247,7 @@ fn reads_at_random_fetch_what_they_read_and_no_more() {
     }
     assert_eq!(bucket.asked.lock().parts, places);
     // Nothing is told ahead of readers that pushes out what they have not read yet.
-    assert_eq!(cached.ahead(), 32 * PART);
+    assert_eq!(cached.ahead().most, 32 * PART);
 }
 
 #[test]
