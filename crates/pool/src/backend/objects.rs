@@ -664,6 +664,13 @@ impl Backend for Objects {
         }
     }
 
+    fn waiting(&self) -> Option<usize> {
+        let (now, state) = ((self.writer.clock)(), self.state.lock());
+        let (_, put) = state.last?;
+        let due = state.doomed.iter().filter(|(.., since)| since.saturating_add(READABLE + TOGETHER) <= now);
+        (put.saturating_add(TOGETHER) <= now).then(|| due.count())
+    }
+
     fn list(&self) -> Result<Vec<(u32, Place)>> {
         let keys = attempt(&*self.bucket, "listing", || self.bucket.list("seg/", ""))?;
         let parse = |key: &String| {

@@ -220,7 +220,9 @@ impl Far {
             let is_there = claim.fetch(&mut |part, content| {
                 let Range { start, end } = within(part);
                 // As much as there is of what is wanted.
-                found.extend_from_slice(content.get(start as usize..content.len().min(end as usize)).unwrap_or_default());
+                found.extend_from_slice(
+                    content.get(start as usize..content.len().min(end as usize)).unwrap_or_default(),
+                );
             })?;
             if !is_there {
                 return Ok(None);
