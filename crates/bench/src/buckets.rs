@@ -121,12 +121,9 @@ impl Drop for Store {
 fn moto(at: SocketAddr, method: &str, query: &str) -> std::io::Result<String> {
     use std::io::{Error, Read, Write};
     let mut server = TcpStream::connect(at)?;
-    let who = format!(
-        "AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
-    );
-    let request = format!(
-        "{method} /{BUCKET}{query} HTTP/1.1\r\nHost: {at}\r\nAuthorization: {who}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    );
+    let who = format!("AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request");
+    let head = format!("{method} /{BUCKET}{query} HTTP/1.1\r\nHost: {at}\r\nContent-Length: 0\r\nConnection: close");
+    let request = format!("{head}\r\nAuthorization: {who}, SignedHeaders=host, Signature=0\r\n\r\n");
     server.write_all(request.as_bytes())?;
     let mut answer = String::new();
     server.read_to_string(&mut answer)?;

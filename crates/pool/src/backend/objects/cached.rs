@@ -33,11 +33,11 @@ const AT_ONCE: u64 = 8;
 /// And ahead of readers, parts; such requests begin and end at multiples of it where they can. Each costs
 /// the server and its price the same, whatever its length.
 const AT_ONCE_AHEAD: u64 = 32;
+/// So far ahead at once where somebody begins at the front of a file, bytes: who begins with much mostly goes
+/// on, and each step costs the wait for a reply.
+const BEGINS: u64 = 8 << 20;
 /// So far ahead of a reader it is fetched at most, bytes: as much as can be on its way.
 const FURTHEST: u64 = AHEAD as u64 * AT_ONCE_AHEAD * PART;
-/// So far at once where somebody begins at the front of a file, bytes: few read a little of that which
-/// begin so, and each later step costs another reply.
-const BEGINS: u64 = 8 << 20;
 /// But not more than one of so many of what can be kept: it must still be here when it is read.
 const SHARE: u64 = 8;
 
