@@ -197,7 +197,7 @@ impl Group {
             Self::OverDevices | Self::Space | Self::Shapes => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],
-            Self::ManyFiles | Self::ManyDirectories => &["ls"],
+            Self::ManyFiles | Self::ManyDirectories | Self::ManyInBucket => &["ls"],
             Self::Mmap => &["fio"],
             Self::Listing | Self::LongNames | Self::ManyNames => &["ls"],
             Self::CopyUp => &["cp"],
