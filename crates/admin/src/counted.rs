@@ -465,6 +465,14 @@ impl Bucket for CountedBucket {
         Ok(found)
     }
 
+    fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        let (mut is_there, length) = (false, range.end.saturating_sub(range.start));
+        self.reading(length, || {
+            self.ask(|| self.bucket.get_by_pieces(key, range, piece)).map(|found| is_there = found)
+        })?;
+        Ok(is_there)
+    }
+
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
         // Whoever writes may have to know what is there first.
         let mut found = Vec::new();

@@ -21,6 +21,7 @@ use crate::target::{Bucket, BucketOf, Objects};
 use crate::workload::Material;
 
 const BUCKET: &str = "bench";
+const POOL: &str = "s3://bench/pool";
 const KEY: &str = "bench";
 const SECRET: &str = "bench-secret";
 /// How long a server may take to answer, and a mount to go.
@@ -45,6 +46,10 @@ pub fn obstacle() -> Option<String> {
 #[derive(Debug)]
 pub struct Store {
     process: Child,
+    /// Where it is, without the distance.
+    at: SocketAddr,
+    /// Where it keeps objects as files, if it does.
+    files: Option<PathBuf>,
     /// What it is called, at its distance.
     endpoint: String,
 }
@@ -78,11 +83,34 @@ impl Store {
                 return Err(Failure::new(format!("{name} does not answer")));
             }
         }
-        let store = Self { process, endpoint: format!("http://{}", delay_line::start(at, delay).map_err(failed)?) };
+        let endpoint = format!("http://{}", delay_line::start(at, delay).map_err(failed)?);
+        let store = Self { process, at, files: (name == "versitygw").then_some(bucket), endpoint };
         if name == "moto_server" {
-            make_bucket(at).map_err(|error| Failure::new(format!("making a bucket in {name}: {error}")))?;
+            moto(at, "PUT", "").map_err(|error| Failure::new(format!("making a bucket in {name}: {error}")))?;
         }
         Ok(store)
+    }
+
+    /// How many objects the segments of our pool are.
+    pub fn segments(&self) -> Result<u64, Failure> {
+        const PREFIX: &str = "pool/seg/";
+        if let Some(files) = &self.files {
+            let directories = fs::read_dir(files.join(PREFIX)).doing("listing", files)?;
+            let count = |entry: fs::DirEntry| fs::read_dir(entry.path()).map_or(0, Iterator::count);
+            return Ok(directories.flatten().map(count).sum::<usize>() as u64);
+        }
+        let (mut count, mut after) = (0, String::new());
+        loop {
+            let page = moto(self.at, "GET", &format!("?list-type=2&prefix={PREFIX}&start-after={after}"))
+                .map_err(|error| Failure::new(format!("listing the bucket: {error}")))?;
+            let keys = page.split("<Key>").skip(1).filter_map(|rest| rest.split_once("</Key>").map(|(key, _)| key));
+            let keys: Vec<&str> = keys.collect();
+            count += keys.len() as u64;
+            match keys.last() {
+                Some(last) if page.contains("<IsTruncated>true<") => after = (*last).to_owned(),
+                _ => return Ok(count),
+            }
+        }
     }
 }
 
@@ -104,16 +132,18 @@ pub fn bytes_of(objects: u64) -> u64 {
     objects * OBJECT as u64
 }
 
-/// moto believes everybody.
-fn make_bucket(at: SocketAddr) -> std::io::Result<()> {
+/// A request about the bucket; moto believes everybody who says who he is.
+fn moto(at: SocketAddr, method: &str, query: &str) -> std::io::Result<String> {
     use std::io::{Error, Read, Write};
     let mut server = TcpStream::connect(at)?;
-    let request = format!("PUT /{BUCKET} HTTP/1.1\r\nHost: {at}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let who = format!("AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request");
+    let head = format!("{method} /{BUCKET}{query} HTTP/1.1\r\nHost: {at}\r\nContent-Length: 0\r\nConnection: close");
+    let request = format!("{head}\r\nAuthorization: {who}, SignedHeaders=host, Signature=0\r\n\r\n");
     server.write_all(request.as_bytes())?;
     let mut answer = String::new();
     server.read_to_string(&mut answer)?;
     if answer.starts_with("HTTP/1.1 200") {
-        Ok(())
+        Ok(answer)
     } else {
         Err(Error::other(answer.lines().next().unwrap_or("nothing").to_owned()))
     }
@@ -185,7 +215,7 @@ impl BucketSite<'_> {
         let mut command = (self.nacre)()?;
         command.args(["pool", "create", "-m"]).arg(self.point).args(["--endpoint", &self.store.endpoint]);
         command.args(["--profile", "bench", "--credentials-file"]).arg(keys).arg("--cache-dir").arg(self.cache());
-        self.run(command.args([&Self::name(), &format!("s3://{BUCKET}/pool")]))
+        self.run(command.args([&Self::name(), POOL]))
     }
 
     fn mount_juicefs(&self, there: bool) -> Result<(), Failure> {
@@ -238,6 +268,36 @@ impl BucketSite<'_> {
         let start = clock::now();
         self.run(&mut command)?;
         Ok(start.elapsed())
+    }
+
+    /// How long after a commit a reader sees the file of this name that was made before it.
+    pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
+        let (root, reader) = (self.local.join("reader"), format!("{}-reader", Self::name()));
+        fs::create_dir_all(&root).doing("creating", &root)?;
+        let mut command = (self.nacre)()?;
+        command.args(["pool", "import", "-o", "readonly=on", "-t", "-R"]).arg(&root);
+        command.args(["--endpoint", &self.store.endpoint, "--profile", "bench", "--credentials-file"]);
+        command.arg(self.local.join("keys")).arg("--cache-dir").arg(self.local.join("reader-cache"));
+        self.run(command.args([POOL, &reader]))?;
+        let there = root.join(self.point.strip_prefix("/").unwrap_or(self.point)).join(name);
+        let seen = self.seen(&self.point.join(name), &there);
+        seen.and_then(|after| self.run((self.nacre)()?.args(["pool", "export", &reader])).map(|()| after))
+    }
+
+    fn seen(&self, made: &Path, there: &Path) -> Result<Duration, Failure> {
+        if !mounts::is_mounted(self.point)? || there.exists() {
+            return Err(Failure::new("a reader sees what is not there"));
+        }
+        fs::write(made, "seen").doing("writing", made)?;
+        self.settle()?;
+        let (committed, deadline) = (clock::now(), Deadline::after(PATIENCE));
+        while !there.exists() {
+            if deadline.is_over() {
+                return Err(Failure::new("a reader does not follow"));
+            }
+            deadline.pause(ASKED_AGAIN);
+        }
+        Ok(committed.elapsed())
     }
 
     /// Leaves it in the bucket, with nothing of its content on this machine.

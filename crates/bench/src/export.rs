@@ -123,9 +123,9 @@ pub fn ratio(ratio: f64) -> String {
 }
 
 /// Heading of what [`crate::summary::counts`] gives.
-pub const COUNTS: &str = "Bytes: the fewer the better, in the worst round";
+pub const COUNTS: &str = "Bytes, or what the row says: the fewer the better, in the worst round";
 
-/// A count of bytes: exact, because one too many is one too many.
+/// A count: exact, because one too many is one too many.
 pub fn count(bytes: f64) -> String {
     format!("{bytes:.0}")
 }

@@ -313,7 +313,7 @@ impl Run<'_> {
 /// Does what only the owner of the mounts can do.
 fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
     match ask {
-        Ask::Cold => mounted.make_cold().map(|()| Answer::Done),
+        Ask::Cold => mounted.make_cold().map(Answer::Took),
         Ask::Settle => mounted.settle().map(|()| Answer::Done),
         Ask::Crash => mounted.crash().map(Answer::Took),
         Ask::Version(version) => mounted.version(version).map(Answer::Took),
@@ -323,6 +323,8 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
         Ask::OverMoved => mounted.over_asked(|place| place.moved()).map(Answer::Bytes),
         Ask::OverShare => mounted.over_asked(|place| place.share()).map(Answer::Bytes),
+        Ask::Segments => mounted.segments().map(Answer::Segments),
+        Ask::Follow(name) => mounted.follow(name).map(Answer::Took),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Bucket, Cage, Ground, Objects, Over, Pool, Step, Target, Union};
+use crate::target::{Bucket, BucketOf, Cage, Ground, Objects, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
 /// Name of the image in which a file system of the target's own lies, below the visit's directory.
@@ -209,11 +209,14 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// Takes the target away, empties the caches below it and puts it in place again.
-    pub fn make_cold(&mut self) -> Result<(), Failure> {
+    /// Takes the target away, empties the caches below it and puts it in place again; returns how long the
+    /// last took.
+    pub fn make_cold(&mut self) -> Result<Duration, Failure> {
         self.dismount()?;
         self.scratch.empty_caches()?;
-        self.build()
+        let start = clock::now();
+        self.build()?;
+        Ok(start.elapsed())
     }
 
     fn build(&mut self) -> Result<(), Failure> {
@@ -546,6 +549,22 @@ impl<'a> Mounted<'a> {
             Some((Step::Bucket(bucket), point)) => self.in_bucket(bucket, point, |place| place.settle()),
             _ => Ok(()),
         }
+    }
+
+    /// How many objects the segments of the pool under test are, if it is one in a bucket.
+    pub fn segments(&self) -> Result<Option<u64>, Failure> {
+        let is_ours = matches!(self.target.steps.last(), Some(Step::Bucket(Bucket { by: BucketOf::Nacre, .. })));
+        self.store.as_ref().filter(|_| is_ours).map(Store::segments).transpose()
+    }
+
+    /// Has a reader of the pool under test see a new file.
+    pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
+        let Some((Step::Bucket(bucket), point)) = self.made.last().map(|made| (made.step, &made.point)) else {
+            return Err(Failure::new("only pools in buckets have readers elsewhere"));
+        };
+        let mut elapsed = Duration::ZERO;
+        self.in_bucket(bucket, point, |place| place.follow(name).map(|after| elapsed = after))?;
+        Ok(elapsed)
     }
 
     /// Does something to the states of the file system under test; returns how long it took.

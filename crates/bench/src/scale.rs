@@ -79,6 +79,8 @@ pub struct Scale {
     pub directories: u64,
     /// Whether many files have 50 to 500 KB, and not 100 bytes.
     pub mixed: bool,
+    /// Whether it is waited until a pool in a bucket rests.
+    pub rests: bool,
 }
 
 impl Scale {
@@ -144,6 +146,9 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
             // At 50 ms each file of some costs a second's twentieth, and more.
             (scale.rounds, scale.files, scale.tree, scale.fsyncs, scale.stream) = (1, 200, 64, 40, 16 * MIB);
         }
+    }
+    if table.arguments.name == "object" && flag("full") {
+        (scale.files, scale.rests) = (DOCUMENTED_FILES, true);
     }
     scale.mixed = flag("mix");
     if flag("full") {
@@ -247,6 +252,7 @@ fn usual_scale() -> Scale {
         snapshots: 1000,
         directories: 100_000,
         mixed: false,
+        rests: false,
     }
 }
 

@@ -99,6 +99,8 @@ pub enum Group {
     Served,
     /// Small files, a tree, syncs and a large file, in a bucket.
     InBucket,
+    /// One directory of very many files, in a bucket.
+    ManyInBucket,
 }
 
 impl Group {
@@ -140,6 +142,7 @@ impl Group {
             Self::Shapes => "shapes",
             Self::Served => "served",
             Self::InBucket => "bucket",
+            Self::ManyInBucket => "bucket-many",
         }
     }
 
@@ -181,6 +184,7 @@ impl Group {
             Self::Shapes => "a device joins (RAID-Z of 4) or leaves (of 5 for themselves)",
             Self::Served => "given to clients of NFS and SMB, on loopback",
             Self::InBucket => "in a bucket (what is written counts when it is in the store)",
+            Self::ManyInBucket => "one directory of very many files in a bucket",
         }
     }
 
@@ -193,7 +197,7 @@ impl Group {
             Self::OverDevices | Self::Space | Self::Shapes => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],
-            Self::ManyFiles | Self::ManyDirectories => &["ls"],
+            Self::ManyFiles | Self::ManyDirectories | Self::ManyInBucket => &["ls"],
             Self::Mmap => &["fio"],
             Self::Listing | Self::LongNames | Self::ManyNames => &["ls"],
             Self::CopyUp => &["cp"],
@@ -214,7 +218,7 @@ pub enum Unit {
     Bytes,
     /// Operations done: shown as operations per second.
     Operations,
-    /// Nothing is timed: the samples themselves are bytes that should be none, or few.
+    /// The samples themselves are bytes, or what the row says, that should be none, or few.
     Count,
 }
 

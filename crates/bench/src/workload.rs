@@ -105,6 +105,10 @@ pub enum Ask {
     OverMoved,
     /// Tells what the first device holds.
     OverShare,
+    /// Tells how many objects the segments of a pool are.
+    Segments,
+    /// Has another machine's reader see a new file of this name.
+    Follow(String),
 }
 
 /// What comes back.
@@ -120,6 +124,8 @@ pub enum Answer {
     Used(u64, u64),
     /// So many bytes.
     Bytes(u64),
+    /// So many objects, if it is a pool in a bucket.
+    Segments(Option<u64>),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -183,7 +189,25 @@ impl Visit<'_> {
     /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may
     /// be open.
     pub fn cold(&self) -> Result<(), Failure> {
-        self.ask(Ask::Cold).map(drop)
+        self.cold_again().map(drop)
+    }
+
+    /// The same; returns how long it took to put it in place again.
+    pub fn cold_again(&self) -> Result<Duration, Failure> {
+        self.ask(Ask::Cold).and_then(time)
+    }
+
+    /// How many objects the segments of a pool in a bucket are; `None` for other targets.
+    pub fn objects(&self) -> Result<Option<u64>, Failure> {
+        match self.ask(Ask::Segments)? {
+            Answer::Segments(objects) => Ok(objects),
+            other => Err(Failure::new(format!("not an answer about objects: {other:?}"))),
+        }
+    }
+
+    /// How long after a commit a reader of the pool sees that a file of this name was made by it.
+    pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
+        self.ask(Ask::Follow(name.to_owned())).and_then(time)
     }
 
     /// Ends the file system as a crash would and puts it in place again; returns how long the
@@ -290,6 +314,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(Group::OverDevices | Group::Space | Group::Shapes) => Ok(()),
         WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
         WorkUnit::Whole(Group::InBucket) => in_bucket::prepare(source, scale),
+        WorkUnit::Whole(Group::ManyInBucket) => Ok(()),
     }
 }
 
@@ -332,6 +357,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Shapes) => over::run_shapes(visit),
         WorkUnit::Whole(Group::Served) => served::run(visit),
         WorkUnit::Whole(Group::InBucket) => in_bucket::run(visit),
+        WorkUnit::Whole(Group::ManyInBucket) => many::run_in_bucket(visit),
     }
 }
 

@@ -17,8 +17,9 @@ use nacre_pool::names::{Name, SnapshotSelection, check_new_pool};
 use nacre_pool::properties::{DATASET_PROPERTIES, OwnerProperty, POOL_PROPERTIES};
 use nacre_pool::rows::folding::Normal;
 use nacre_pool::rows::{DatasetHead, Entry, Extent, Folding, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::pages::{ReadTable, TableReader, read_list, read_node, write_delta, write_page};
 use nacre_pool::segment::table::SegmentTable;
-use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
+use nacre_pool::segment::table_log::{read_full, read_index, replay_delta};
 use nacre_pool::send_stream::{Record, ResumeToken, StreamReader, StreamWriter, record};
 use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 
@@ -104,44 +105,75 @@ pub fn pool_unpack(data: &[u8]) {
     let _ = compress::decompress(kind, stored, &mut content);
 }
 
-/// The segment table: a full copy, an index of its pieces, or a full copy and changes after it.
+/// The segment table: a page and the changes after it, a node above pages, or the list of its segments. As
+/// earlier versions wrote it: a full copy, an index of its pieces, or a full copy and changes after it.
 pub fn pool_segments(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
-    match kind % 3 {
+    match kind % 6 {
         0 => {
-            if let Ok((table, uncommitted)) = read_full(bytes) {
-                again(&table, &uncommitted);
-            }
+            let _ = read_full(bytes);
         }
         1 => {
-            if let Ok(pieces) = read_index(bytes) {
-                assert!(read_index(&write_index(1, &pieces)).is_ok_and(|read| read == pieces));
+            let _ = read_index(bytes);
+        }
+        2 => {
+            let mut pieces = Pieces(bytes);
+            let full = pieces.next().unwrap_or_default();
+            let mut table = read_full(full).map_or_else(|_| SegmentTable::default(), |(table, _)| table);
+            for delta in pieces {
+                // A delta that is none leaves a table nobody goes on with.
+                if replay_delta(delta, &mut table).is_err() {
+                    return;
+                }
+                let _ = (table.releasable(u64::MAX), table.live_bytes());
             }
         }
-        _ => {
-            let Some((length, rest)) = bytes.split_first_chunk::<2>() else { return };
-            let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else {
-                return;
-            };
-            let mut table = read_full(full).map_or_else(|_| SegmentTable::default(), |(table, _)| table);
-            while let Some((length, after)) = rest.split_first_chunk::<2>()
-                && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
-            {
-                // A delta that is none leaves a table nobody goes on with.
-                let Ok(uncommitted) = replay_delta(delta, &mut table) else { return };
-                // Whether more is alive than there are bytes, a full copy is asked and a delta is
-                // not: not everything is read back.
-                let _ = read_full(&write_full(1, &table, &uncommitted));
-                let _ = (table.releasable(u64::MAX), table.live_bytes());
-                rest = after;
+        3 => {
+            let mut pieces = Pieces(bytes);
+            let (page, delta) = (pieces.next().unwrap_or_default(), pieces.next().unwrap_or_default());
+            if let Ok(read) = read_table(page, delta) {
+                again(&read);
             }
+        }
+        4 => {
+            let _ = read_node(bytes, (1, 0));
+        }
+        _ => {
+            let _ = read_list(bytes);
         }
     }
 }
 
-fn again(table: &SegmentTable, uncommitted: &[nacre_pool::segment::table_log::UncommittedRun]) {
-    let full = write_full(1, table, uncommitted);
-    assert!(read_full(&full).is_ok_and(|(read, same)| write_full(1, &read, &same) == full), "{table:?}");
+/// Pieces that say how long they are, 16 bits each.
+struct Pieces<'a>(&'a [u8]);
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (length, rest) = self.0.split_first_chunk::<2>()?;
+        let (piece, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+        self.0 = rest;
+        Some(piece)
+    }
+}
+
+fn read_table(page: &[u8], delta: &[u8]) -> Result<ReadTable, PoolError> {
+    let mut reader = TableReader::default();
+    if !page.is_empty() {
+        reader.page(page, 0)?;
+    }
+    reader.delta(delta)?;
+    reader.finish()
+}
+
+/// What was read is written, and read as the same.
+fn again(read: &ReadTable) {
+    let mut reader = TableReader::default();
+    let pages = read.table.pages().into_iter().try_for_each(|page| reader.page(&write_page(&read.table, page), page));
+    let delta = write_delta(7, read.table.next(), &[], &[]);
+    let same = pages.and_then(|()| reader.delta(&delta)).and_then(|()| reader.finish());
+    assert!(same.is_ok_and(|same| same.table.segments() == read.table.segments()), "{:?}", read.table);
 }
 
 /// Space of a log in memory.

@@ -284,6 +284,12 @@ pub trait Backend: Send + Sync {
     /// Tells that a range will be read soon.
     fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64);
 
+    /// Where nobody has put a root for a while: how many segments were removed, and wait for a root after
+    /// which their places can be given up.
+    fn waiting(&self) -> Option<usize> {
+        None
+    }
+
     /// How far ahead of readers that is worth doing.
     fn ahead(&self) -> Reach {
         Reach::OF_DEVICES

@@ -257,8 +257,8 @@ impl Frames for CachedFrames {
         self.storage.expect(pointers);
     }
 
-    fn expect_later(&self, pointers: &[Pointer]) {
-        self.storage.expect_later(pointers);
+    fn expect_later(&self, pointers: &[Pointer], beyond: &[Pointer]) {
+        self.storage.expect_later(pointers, beyond);
     }
 
     fn ahead(&self) -> Reach {

@@ -104,13 +104,20 @@ pub struct Wanted<'a> {
 pub struct Reach {
     /// So far at once.
     pub least: u64,
-    /// So far where as much was read already: asking may cost something.
+    /// So far at once where a file is read from its front; and twice as far more as was read already.
+    pub begins: u64,
+    /// So far at most: asking may cost something.
     pub most: u64,
+    /// What is asked for together costs little more than a part of it, where it lies in one such block of a
+    /// segment; 0 where that makes no difference.
+    pub block: u64,
 }
 
 impl Reach {
+    /// Not at all.
+    pub const NONE: Self = Self { least: 0, begins: 0, most: 0, block: 0 };
     /// Ahead of readers of devices: what is asked for in vain costs little.
-    pub const OF_DEVICES: Self = Self { least: 8 << 20, most: 8 << 20 };
+    pub const OF_DEVICES: Self = Self { least: 8 << 20, most: 8 << 20, ..Self::NONE };
 }
 
 /// Frames by their pointers.
@@ -154,8 +161,11 @@ pub trait Frames: Send + Sync {
     /// Tells that frames will be read soon, in this order. Never fails: it is a hint.
     fn expect(&self, pointers: &[Pointer]);
 
-    /// The same where it is not urgent: the caller does not wait for the requests to be made.
-    fn expect_later(&self, pointers: &[Pointer]) {
+    /// The same where it is not urgent: the caller does not wait for the requests to be made. What comes
+    /// `beyond` will be told later, and may be asked for already where it lies in the same block
+    /// ([`Reach::block`]).
+    fn expect_later(&self, pointers: &[Pointer], beyond: &[Pointer]) {
+        let _ = beyond;
         self.expect(pointers);
     }
 

@@ -207,8 +207,8 @@ impl Frames for Store {
         self.expect_now(pointers);
     }
 
-    fn expect_later(&self, pointers: &[Pointer]) {
-        self.expect_soon(pointers);
+    fn expect_later(&self, pointers: &[Pointer], beyond: &[Pointer]) {
+        self.expect_soon(pointers, beyond);
     }
 
     fn ahead(&self) -> Reach {

@@ -683,14 +683,17 @@ impl Model {
                 }
             }
             17 => drop(self.store.clean_step(MIB)?),
-            _ => {
-                self.states.insert(self.txg, self.now.clone());
-                self.txg += 1;
-                let (txg, log_start) = (Txg(self.txg - 1), LogStart::default());
-                self.store.commit(&Commit { txg, catalog: None, upper: &[], log_start, time: self.txg })?;
-                self.durable = txg.0;
-            }
+            _ => self.commit()?,
         }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), PoolError> {
+        self.states.insert(self.txg, self.now.clone());
+        self.txg += 1;
+        let (txg, log_start) = (Txg(self.txg - 1), LogStart::default());
+        self.store.commit(&Commit { txg, catalog: None, upper: &[], log_start, time: self.txg })?;
+        self.durable = txg.0;
         Ok(())
     }
 
@@ -754,6 +757,39 @@ fn a_store_lives_on_every_backend() {
             assert!((0..50).any(|_| damaged(&model.store).is_ok_and(|damaged| damaged == 0)));
         }
     }
+}
+
+/// What was freed last leaves a bucket to which nobody writes any more, and then nothing is asked of it.
+#[test]
+fn what_nobody_needs_goes_without_another_change() {
+    let ground = InBucket::new(3, 0);
+    let (bucket, clock) = (Arc::clone(&ground.bucket), Arc::clone(&ground.clock));
+    let mut model = Model::new(Box::new(ground), 3);
+    let segments = || bucket.keys().iter().filter(|key| key.starts_with("seg/")).count();
+    for txg in 1..=40 {
+        while model.now.len() < txg {
+            model.step().unwrap();
+        }
+    }
+    while !model.now.is_empty() {
+        model.free(1);
+    }
+    model.commit().unwrap();
+    let before = segments();
+    assert!(before > 40, "{before}");
+    // A minute each time.
+    for _ in 0..30 {
+        model.store.let_go().unwrap();
+        clock.fetch_add(61, Ordering::Relaxed);
+    }
+    assert!(segments() < before / 2 && segments() < 40, "{before} {}", segments());
+    let asked = bucket.requests();
+    for _ in 0..30 {
+        model.store.let_go().unwrap();
+        clock.fetch_add(61, Ordering::Relaxed);
+    }
+    assert_eq!(bucket.requests(), asked);
+    model.again(Access::ReadWrite);
 }
 
 /// The network goes at every single request of a piece of work.

@@ -7,7 +7,7 @@
 //!   one is there, or is being made, is told as it is: whoever asked looks what is there.
 //! - Requests that may be made again are made again here alone: `object_store` itself does not.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -272,6 +272,15 @@ impl StoreBucket {
     }
 }
 
+/// What was asked for, where it is there. The bucket may be what is not.
+fn there<T>(got: io::Result<T>) -> io::Result<Option<T>> {
+    match got {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 impl Bucket for StoreBucket {
     fn name(&self) -> &str {
         &self.name
@@ -321,17 +330,29 @@ impl Bucket for StoreBucket {
             let options = GetOptions::new().with_range(range.clone());
             async { self.store.get_opts(&path, options).await?.bytes().await }
         });
-        match got {
-            Ok(bytes) => {
-                self.counters.received(bytes.len());
-                Ok(Some(bytes.into()))
+        let there = there(got)?;
+        Ok(there.map(|bytes| {
+            self.counters.received(bytes.len());
+            bytes.into()
+        }))
+    }
+
+    fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        let (path, piece) = (self.path(key), RefCell::new(piece));
+        let got = self.request(range.end.saturating_sub(range.start), DEADLINE, || {
+            let options = GetOptions::new().with_range(Some(range.clone()));
+            let (mut offset, path, piece) = (range.start, &path, &piece);
+            async move {
+                let mut pieces = self.store.get_opts(path, options).await?.into_stream();
+                while let Some(bytes) = pieces.try_next().await? {
+                    self.counters.received(bytes.len());
+                    (piece.borrow_mut())(offset, &bytes);
+                    offset += bytes.len() as u64;
+                }
+                Ok(())
             }
-            // The bucket may be what is not there.
-            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        });
+        Ok(there(got)?.is_some())
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
@@ -356,12 +377,7 @@ impl Bucket for StoreBucket {
 
     fn delete(&self, key: &str) -> io::Result<()> {
         let path = self.path(key);
-        match self.request(0, DEADLINE, || async { self.store.delete(&path).await }) {
-            Err(error) if error.kind() == ErrorKind::NotFound && !error.to_string().starts_with("there is no") => {
-                Ok(())
-            }
-            deleted => deleted,
-        }
+        there(self.request(0, DEADLINE, || async { self.store.delete(&path).await })).map(drop)
     }
 }
 

@@ -3,7 +3,7 @@
 use nacre_bench_arguments as arguments;
 
 use super::pool::{IMAGE, NACRE};
-use super::{Table, Test, bytes, operations};
+use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Bucket, BucketOf, Step, Target};
 
@@ -60,7 +60,17 @@ static TESTS: &[Test] = &[
     bytes("object-write", "a file written, and synced", Group::InBucket, true),
     bytes("object-read-first", "read, cold", Group::InBucket, true),
     bytes("object-read-again", "again", Group::InBucket, true),
+    bytes("object-read-kept", "again, forgotten by the kernel", Group::InBucket, true),
     operations("object-random-write", "random overwrites of 4 KiB, one fsync", Group::InBucket, true),
     operations("object-random-first", "random reads of 4 KiB, cold", Group::InBucket, true),
     operations("object-random-again", "again", Group::InBucket, true),
+    operations("object-random-kept", "again, forgotten by the kernel", Group::InBucket, true),
+    operations("object-many-create", "created, and synced", Group::ManyInBucket, true),
+    operations("object-many-first", "ls -lht, cold", Group::ManyInBucket, true),
+    operations("object-many-again", "again", Group::ManyInBucket, true),
+    count("object-many-objects", "objects below seg/ when they were made", Group::ManyInBucket, true),
+    count("object-many-rest", "objects below seg/ when it rests (--full)", Group::ManyInBucket, true),
+    count("object-many-import", "milliseconds of an import", Group::ManyInBucket, true),
+    count("object-many-listing", "milliseconds of ls -lht, cold", Group::ManyInBucket, true),
+    count("object-many-follow", "milliseconds until a reader sees a commit", Group::ManyInBucket, true),
 ];

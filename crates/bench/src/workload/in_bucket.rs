@@ -6,11 +6,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Advice, OFlags};
 
 use super::big_file::{flush, forward, open, random, read_at, write_at};
 use super::listing::program;
-use super::{Ask, Material, Visit, finished, needs_making, time, timed, tree};
+use super::{Ask, Material, Visit, finished, needs_making, repeated, time, timed, tree};
 use crate::buckets::{bytes_of, objects_of};
 use crate::failure::{Doing, Failure};
 use crate::scale::Scale;
@@ -146,12 +146,8 @@ fn large_file(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let places: Vec<u64> = random(bytes, SMALL).into_iter().take(few.max(1)).collect();
     let count = places.len() as u64;
     visit.cold()?;
-    for test in ["object-read-first", "object-read-again"] {
-        let file = open(&path, OFlags::RDONLY)?;
-        let record = visit.buffer.record(MIB);
-        let elapsed = timed(|| read_at(&file, record, &forward(bytes, MIB)))?.0;
-        visit.sample(test, elapsed, bytes)?;
-    }
+    let whole = ["object-read-first", "object-read-again", "object-read-kept"];
+    read_thrice(visit, &path, whole, (MIB, &forward(bytes, MIB)), bytes)?;
     let overwrite = || {
         let file = open(&path, OFlags::WRONLY)?;
         for (number, place) in places.iter().enumerate() {
@@ -162,11 +158,29 @@ fn large_file(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("object-random-write", timed(overwrite)?.0, count)?;
     visit.tidy(&[])?;
     visit.cold()?;
-    for test in ["object-random-first", "object-random-again"] {
-        let file = open(&path, OFlags::RDONLY)?;
-        let record = visit.buffer.record(SMALL);
-        let elapsed = timed(|| read_at(&file, record, &places))?.0;
-        visit.sample(test, elapsed, count)?;
-    }
+    let random = ["object-random-first", "object-random-again", "object-random-kept"];
+    read_thrice(visit, &path, random, (SMALL, &places), count)?;
     visit.tidy(&[path])
+}
+
+/// Reads what nothing on this machine holds; again, often enough for the clock; and when the kernel has
+/// forgotten it.
+fn read_thrice(
+    visit: &mut Visit<'_>,
+    path: &Path,
+    [first, again, kept]: [&'static str; 3],
+    (length, places): (u64, &[u64]),
+    amount: u64,
+) -> Result<(), Failure> {
+    let file = open(path, OFlags::RDONLY)?;
+    let record = visit.buffer.record(length);
+    let cold = timed(|| read_at(&file, record, places))?.0;
+    let warm = repeated(|| read_at(&file, record, places))?;
+    let forgotten = repeated(|| {
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).doing("forgetting", path)?;
+        read_at(&file, record, places)
+    })?;
+    visit.sample(first, cold, amount)?;
+    visit.sample(again, warm, amount)?;
+    visit.sample(kept, forgotten, amount)
 }

@@ -12,6 +12,7 @@ use super::big_file::open;
 use super::listing::program;
 use super::material::{Numbers, Supply};
 use super::{Material, Visit, timed};
+use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 
 /// Bytes of a file, and of the smallest and largest where they are mixed.
@@ -19,6 +20,13 @@ const SMALL: usize = 100;
 const MIXED: [u64; 2] = [50_000, 500_000];
 /// The first and last so many parts of a hundred show whether it gets slower.
 const PARTS: u64 = 16;
+/// Commits that a reader follows.
+const FOLLOWED: u32 = 3;
+/// A pool in a bucket rests when nothing has changed for so long: what was removed stays for ten minutes, and
+/// goes with the next commit.
+const REST: Duration = Duration::from_secs(750);
+const REST_MOST: Duration = Duration::from_secs(3600);
+const LOOKED: Duration = Duration::from_secs(5);
 
 fn failed(doing: &str, number: u64, error: rustix::io::Errno) -> Failure {
     Failure::new(format!("{doing} number {number}: {error}"))
@@ -148,6 +156,54 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.count("many-image", image_bytes(&visit.bounds.host)?.saturating_sub(image_before))?;
     listings(visit, &directory, ["many-lht-cold", "many-lht-warm", "many-u-cold", "many-u-warm"], count)?;
     memory(visit, "many-memory", created)
+}
+
+/// Measures files in a bucket on one target.
+pub fn run_in_bucket(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    let (count, supply) = (visit.scale.files, Material::Text.supply());
+    let directory = visit.own.join("many");
+    fs::create_dir(&directory).doing("creating", &directory)?;
+    let make = || {
+        make(&directory, 0..count, name, &supply, false)?;
+        visit.tidy(&[])
+    };
+    visit.sample("object-many-create", timed(make)?.0, count)?;
+    let milliseconds = |elapsed: Duration| u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    if let Some(objects) = visit.objects()? {
+        visit.count("object-many-objects", objects)?;
+        if visit.scale.rests {
+            visit.count("object-many-rest", resting(visit)?)?;
+        }
+    }
+    let imported = visit.cold_again()?;
+    let list = || Ok(timed(|| program("ls", &["-lht", "--color=never"], &directory))?.0);
+    let cold = list()?;
+    visit.sample("object-many-first", cold, count)?;
+    visit.sample("object-many-again", list()?, count)?;
+    expect(&directory, count)?;
+    visit.count("object-many-listing", milliseconds(cold))?;
+    if visit.objects()?.is_none() {
+        return Ok(());
+    }
+    visit.count("object-many-import", milliseconds(imported))?;
+    (0..FOLLOWED).try_for_each(|number| {
+        let after = visit.follow(&format!("followed-{number}"))?;
+        visit.count("object-many-follow", milliseconds(after))
+    })
+}
+
+/// How many objects are left when nothing has changed for longer than what was removed stays.
+fn resting(visit: &Visit<'_>) -> Result<u64, Failure> {
+    let deadline = Deadline::after(REST_MOST);
+    let (mut last, mut since) = (None, clock::now());
+    while since.elapsed() < REST && !deadline.is_over() {
+        let objects = visit.objects()?;
+        if objects != last {
+            (last, since) = (objects, clock::now());
+        }
+        deadline.pause(LOOKED);
+    }
+    Ok(last.unwrap_or_default())
 }
 
 /// Measures files with unrelated names on one target.

@@ -560,7 +560,9 @@ impl Backend for Objects {
             return Ok(None);
         }
         let place = place_of(state.epoch);
-        let open = Open { place: place.clone(), ..Open::default() };
+        // As long as it may become: it is not copied as it grows.
+        let bytes = Arc::new(Vec::with_capacity(self.segment_length as usize));
+        let open = Open { place: place.clone(), bytes, ..Open::default() };
         if state.known.insert(id, place.clone()).is_some() || state.open.insert(id, open).is_some() {
             return Err(PoolError::Format(Damage::Structure("a segment twice")));
         }
@@ -646,8 +648,7 @@ impl Backend for Objects {
     }
 
     fn ahead(&self) -> Reach {
-        // What nobody reads is paid for as well.
-        Reach { least: 0, most: self.bucket.ahead() }
+        self.bucket.ahead()
     }
 
     fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
@@ -675,6 +676,13 @@ impl Backend for Objects {
             }
             state.doomed.push((*id, place.clone(), now));
         }
+    }
+
+    fn waiting(&self) -> Option<usize> {
+        let (now, state) = ((self.writer.clock)(), self.state.lock());
+        let (_, put) = state.last?;
+        let due = state.doomed.iter().filter(|(.., since)| since.saturating_add(READABLE + TOGETHER) <= now);
+        (put.saturating_add(TOGETHER) <= now).then(|| due.count())
     }
 
     fn list(&self) -> Result<Vec<(u32, Place)>> {

@@ -274,7 +274,7 @@ impl Pool {
     fn expected(&self, rows: Vec<Sent>) -> Vec<Sent> {
         let pointers: Vec<Pointer> = rows.iter().filter_map(|row| row.pointer().copied()).collect();
         if !pointers.is_empty() {
-            self.content.expect_later(&pointers);
+            self.content.expect_later(&pointers, &[]);
         }
         rows
     }

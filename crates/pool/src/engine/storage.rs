@@ -51,6 +51,9 @@ impl Storage for Store {
     fn tend(&self, budget: u64) -> Result<Work, PoolError> {
         let trimming = self.trim_step()?;
         let cleaned = self.clean_step(budget)?;
+        if !cleaned.more {
+            self.let_go()?;
+        }
         Ok(if trimming || cleaned.more { Work::More } else { Work::None })
     }
 }

@@ -196,8 +196,9 @@ impl<T: Table> Files<T> {
                 .collect()
         };
         let (shift, ahead) = (self.shift_of(row), self.frames.ahead());
-        let (least, most) = (ahead.least.div_ceil(1 << shift), ahead.most.div_ceil(1 << shift));
-        let read = StreamRead { inode: inode.number(), first, last, least, most };
+        let records = |bytes: u64| bytes.div_ceil(1 << shift);
+        let (least, begins, most) = (records(ahead.least), records(ahead.begins), records(ahead.most));
+        let read = StreamRead { inode: inode.number(), first, last, least, begins, most };
         let is_stream = length >= STREAM;
         if is_stream || stored.len() > 1 {
             let now = frames(stored);
@@ -207,7 +208,12 @@ impl<T: Table> Files<T> {
         }
         let next = if is_stream { self.streams.go_on(&read) } else { 0..0 };
         if !next.is_empty() && next.start << shift < row.size {
-            self.frames.expect_later(&frames(&self.stored_records(inode.number(), next.start, next.end - 1)?));
+            // Threads that write a file bring its records in another order than it has, some that are far apart.
+            let beyond = if ahead.block > 0 { most } else { 0 };
+            let last = next.end.saturating_add(beyond) - 1;
+            let coming = self.stored_records(inode.number(), next.start, last)?;
+            let (wanted, beyond) = coming.split_at(coming.partition_point(|(record, _)| *record < next.end));
+            self.frames.expect_later(&frames(wanted), &frames(beyond));
         }
         Ok(())
     }

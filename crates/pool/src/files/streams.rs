@@ -2,7 +2,8 @@
 //!
 //! Called by `content.rs`. A file may have several readers. All of it is a hint. Invariants:
 //! - at most [`KNOWN`] streams are known, those that went on last; the others begin anew;
-//! - where asking costs something, no more is asked for ahead of a stream than was read of it.
+//! - where asking costs something, no more is asked for ahead of a stream than twice what was read of it,
+//!   and a fixed amount where it began at the front of its file.
 
 use std::ops::Range;
 
@@ -29,8 +30,9 @@ pub(super) struct StreamRead {
     pub(super) inode: u64,
     pub(super) first: u64,
     pub(super) last: u64,
-    /// How far ahead is asked at least, and at most.
+    /// How far ahead is asked at least, more than that from the front of a file, and at most.
     pub(super) least: u64,
+    pub(super) begins: u64,
     pub(super) most: u64,
 }
 
@@ -44,9 +46,10 @@ impl StreamRead {
             && reach <= self.last.saturating_add(1)
     }
 
-    /// How far ahead is asked, where so much was read of the stream.
-    fn window(&self, read: u64) -> u64 {
-        read.clamp(self.least, self.most.max(self.least))
+    /// How far ahead is asked, where so much was read of the stream since it began there.
+    fn window(&self, begun: u64, read: u64) -> u64 {
+        let more = if begun == 0 { self.begins } else { 0 };
+        read.saturating_mul(2).saturating_add(more).clamp(self.least, self.most.max(self.least))
     }
 }
 
@@ -74,7 +77,7 @@ impl Streams {
         // Who begins somewhere may go on or not; who begins with the file mostly does.
         let is_new = stream.begun == read.first;
         let so_far = if is_new && read.first > 0 { 0 } else { next.saturating_sub(stream.begun) };
-        stream.window = read.window(so_far);
+        stream.window = read.window(stream.begun, so_far);
         let (from, until) = (stream.asked.max(next), next.saturating_add(stream.window));
         // In steps, so that few requests are made for much.
         let ahead = if until > from && until - from >= stream.window / 4 { from..until } else { from..from };
@@ -92,7 +95,7 @@ mod tests {
     use super::*;
 
     fn read(inode: u64, first: u64, last: u64) -> StreamRead {
-        StreamRead { inode, first, last, least: 0, most: 256 }
+        StreamRead { inode, first, last, least: 0, begins: 32, most: 256 }
     }
 
     #[test]
@@ -103,16 +106,19 @@ mod tests {
             assert_eq!(streams.has_asked(&read), at > 0, "{at}");
             let ahead = streams.go_on(&read);
             assert_eq!(ahead.start, until);
-            // Not more than was read.
-            assert!(ahead.end - (at + 8) <= (at + 8).min(256));
+            // Not more than twice as much as was read, and what it begins with.
+            assert!(ahead.end - (at + 8) <= (32 + 2 * (at + 8)).min(256));
             (until, furthest) = (ahead.end, furthest.max(ahead.end - (at + 8)));
         }
         assert_eq!(furthest, 256);
         // Again from the start.
         assert!(!streams.has_asked(&read(1, 0, 7)));
-        assert_eq!(streams.go_on(&read(1, 0, 7)), 8..16);
+        assert_eq!(streams.go_on(&read(1, 0, 7)), 8..56);
+        // From elsewhere: nothing before it goes on.
+        assert!(streams.go_on(&read(3, 80, 87)).is_empty());
+        assert_eq!(streams.go_on(&read(3, 88, 95)), 96..128);
         // As far at once as is worth it where that costs nothing.
-        let local = StreamRead { least: 64, most: 64, ..read(2, 80, 87) };
+        let local = StreamRead { least: 64, begins: 0, most: 64, ..read(2, 80, 87) };
         assert_eq!(streams.go_on(&local), 88..152);
         assert!(streams.go_on(&StreamRead { first: 88, last: 95, ..local }).is_empty());
         assert_eq!(streams.go_on(&StreamRead { first: 96, last: 103, ..local }), 152..168);

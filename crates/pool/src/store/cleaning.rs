@@ -35,6 +35,9 @@ pub struct Cleaned {
     pub more: bool,
 }
 
+/// So many segments that nobody needs stay where nobody writes: each commit leaves some of its own.
+const LEFT: usize = 16;
+
 /// A frame on its way.
 struct Moving {
     segment: u32,
@@ -82,6 +85,21 @@ impl Store {
             done.more = done.bytes > 0 && (pressed || self.is_single(&uncleanable));
         }
         Ok(done)
+    }
+
+    /// Commits where nobody else does, and many segments wait for nothing else to be removed: where nobody
+    /// writes any more, they would stay.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn let_go(&self) -> Result<()> {
+        let Some(waiting) = self.backend.waiting() else { return Ok(()) };
+        let coming = self.coming(&self.map.read(), false) as usize;
+        if waiting + coming < LEFT {
+            return Ok(());
+        }
+        self.usable()?;
+        self.commit_root(&mut self.committed.lock(), None, false, false)
     }
 
     /// How many places are free after the next commits, of those for metadata alone or of the others.

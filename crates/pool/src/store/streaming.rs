@@ -8,6 +8,7 @@
 //! - The thread that goes ahead holds devices only while it makes a request, and ends with the
 //!   store.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use super::{Result, Store};
@@ -88,12 +89,44 @@ impl Store {
         ranges
     }
 
-    /// Where frames lie, neighbours together, segment by segment: threads that compress write the frames
-    /// of a file in another order than it has.
-    fn ranges_in_order(&self, pointers: &[Pointer]) -> Vec<Part> {
+    /// Where frames of a stream lie, neighbours together, segment by segment: threads that compress write
+    /// the frames of a file in another order than it has. Of blocks that hold little but the stream (those
+    /// `beyond` count) all is asked for: the rest is wanted next, and what is asked for in parts takes longer.
+    fn ranges_of_stream(&self, pointers: &[Pointer], beyond: &[Pointer]) -> Vec<Part> {
+        let block = self.backend.ahead().block;
         let mut pointers = pointers.to_vec();
         pointers.sort_unstable_by_key(|pointer| (pointer.segment, pointer.index));
-        self.ranges(&pointers)
+        let mut ranges = self.ranges(&pointers);
+        if block == 0 {
+            return ranges;
+        }
+        ranges.sort_unstable_by_key(|range| (range.segment, range.from));
+        let mut held: HashMap<(u32, u64), u64> = HashMap::new();
+        let map = self.map.read();
+        for pointer in pointers.iter().chain(beyond) {
+            if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
+                let start = u64::from(found.offset) * u64::from(Pointer::UNIT);
+                *held.entry((found.segment, start / block)).or_default() += pointer.charged();
+            }
+        }
+        let mut whole: Vec<Part> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let length = map.table.segments().get(&range.segment).map_or(0, |segment| u64::from(segment.bytes));
+            let is_held = |block_number: &u64| {
+                let all = block.min(length.saturating_sub(block_number * block));
+                held.get(&(range.segment, *block_number)).is_some_and(|held| held * 2 >= all)
+            };
+            let (first, last) = (range.from / block, range.until.saturating_sub(1) / block);
+            let from = if is_held(&first) { first * block } else { range.from };
+            let until = if is_held(&last) { ((last + 1) * block).min(length).max(range.until) } else { range.until };
+            match whole.last_mut() {
+                Some(before) if before.segment == range.segment && from <= before.until => {
+                    before.until = before.until.max(until);
+                }
+                _ => whole.push(Part { from, until, ..range }),
+            }
+        }
+        whole
     }
 
     /// Asks the devices for frames.
@@ -102,9 +135,9 @@ impl Store {
     }
 
     /// Has another thread ask the devices for frames.
-    pub(super) fn expect_soon(&self, pointers: &[Pointer]) {
+    pub(super) fn expect_soon(&self, pointers: &[Pointer], beyond: &[Pointer]) {
         if !pointers.is_empty() {
-            self.readahead.request(self.ranges_in_order(pointers));
+            self.readahead.request(self.ranges_of_stream(pointers, beyond));
         }
     }
 

@@ -153,7 +153,7 @@ fn frames_are_there_before_and_after_a_commit_and_an_import() {
         );
     };
     streamed(&store);
-    store.expect_later(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>());
+    store.expect_later(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>(), &[]);
     assert!(matches!(commit(&store, 1), Err(PoolError::Refused(_))), "a txg is committed once");
     streamed(&store);
     store.expect(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>());

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::device::Random;
+use crate::frames::Reach;
 
 /// How making an object went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +86,9 @@ pub trait Bucket: Send + Sync {
         let _ = (key, range);
     }
 
-    /// How much is worth telling ahead of a reader, bytes; 0 where nothing is done about it.
-    fn ahead(&self) -> u64 {
-        0
+    /// How far ahead of a reader that is worth doing.
+    fn ahead(&self) -> Reach {
+        Reach::NONE
     }
 
     /// Makes an object, or replaces it.
@@ -107,6 +108,17 @@ pub trait Bucket: Send + Sync {
     /// # Errors
     /// As [`Self::put`].
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>>;
+
+    /// A range of an object as it comes: pieces in turn, each with its place in the object. Where it had to
+    /// be asked for again, they begin again. Whether there is such an object.
+    ///
+    /// # Errors
+    /// As [`Self::put`]; what came before is right.
+    fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        let found = self.get(key, Some(range.clone()))?;
+        found.iter().for_each(|found| piece(range.start, found));
+        Ok(found.is_some())
+    }
 
     /// The same, past what is kept of it, which is corrected.
     ///

@@ -5,7 +5,8 @@
 //! never used again, and what is added to one leaves what it had.
 //!
 //! Invariants:
-//! - A part that is being fetched is not fetched by another thread; whoever wants it waits.
+//! - A part that somebody has taken upon himself to fetch ([`Claim`]) is not fetched by another thread;
+//!   whoever wants it waits until it is there, which may be long before the reply is at its end.
 //! - What is put goes to the bucket first: what is kept is nobody's only copy.
 
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::bucket::{Bucket, Put, Requests, Silence};
 use super::parts::{PART, Parts, name};
+use crate::frames::Reach;
 use crate::workers::Workers;
 
 /// The names of objects of which parts are kept begin so.
@@ -31,7 +33,10 @@ const AT_ONCE: u64 = 8;
 /// And ahead of readers, parts; such requests begin and end at multiples of it where they can. Each costs
 /// the server and its price the same, whatever its length.
 const AT_ONCE_AHEAD: u64 = 32;
-/// So far ahead of a reader it is fetched at most, bytes: as much as that is in memory on its way.
+/// So far ahead at once where somebody begins at the front of a file, bytes: who begins with much mostly goes
+/// on, and each step costs the wait for a reply.
+const BEGINS: u64 = 8 << 20;
+/// So far ahead of a reader it is fetched at most, bytes: as much as can be on its way.
 const FURTHEST: u64 = AHEAD as u64 * AT_ONCE_AHEAD * PART;
 /// But not more than one of so many of what can be kept: it must still be here when it is read.
 const SHARE: u64 = 8;
@@ -63,21 +68,90 @@ struct Far {
     /// Parts that are on their way.
     coming: Mutex<HashSet<u128>>,
     came: Condvar,
+    /// How often what was asked for ahead could not be had.
+    in_vain: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
     failed: AtomicU64,
 }
 
+/// Parts that are fetched ahead.
 struct Ahead {
-    far: Arc<Far>,
-    key: String,
-    parts: Range<u64>,
+    claim: Claim,
+    /// [`Far::in_vain`] when they were asked for.
+    in_vain: u64,
 }
 
 impl Ahead {
     fn run(self) {
-        // Who reads it meets the error.
-        drop(self.far.fetch_missing(&self.key, self.parts));
+        let far = Arc::clone(&self.claim.far);
+        // Whoever reads what cannot be had now meets the error, and does not wait for all that was asked
+        // for before.
+        if far.in_vain.load(Relaxed) == self.in_vain && self.claim.fetch(&mut |_, _| {}).is_err() {
+            far.in_vain.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Parts of an object that one has taken upon himself to fetch. Whatever becomes of it, nobody waits for
+/// them when it is gone.
+struct Claim {
+    far: Arc<Far>,
+    key: String,
+    /// Those that are not here yet.
+    parts: Range<u64>,
+}
+
+impl Claim {
+    /// Fetches them, and keeps each as soon as it is there; `told` gets them in turn. Whether the object
+    /// is there.
+    fn fetch(mut self, told: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        let (far, key) = (Arc::clone(&self.far), self.key.clone());
+        let range = self.parts.start * PART..self.parts.end * PART;
+        far.misses.fetch_add(self.parts.end - self.parts.start, Relaxed);
+        let (mut came, mut begun) = (range.start, Vec::new());
+        let found = far.bucket.get_by_pieces(&key, range, &mut |offset, piece| {
+            // Where it was asked for again, it begins again.
+            let mut piece = piece.get(came.saturating_sub(offset) as usize..).unwrap_or_default();
+            came += piece.len() as u64;
+            while !piece.is_empty() {
+                let (now, later) = piece.split_at(piece.len().min(PART as usize - begun.len()));
+                piece = later;
+                if now.len() as u64 == PART {
+                    self.arrived(now, told);
+                    continue;
+                }
+                begun.extend_from_slice(now);
+                if begun.len() as u64 == PART {
+                    self.arrived(&begun, told);
+                    begun.clear();
+                }
+            }
+        })?;
+        if !begun.is_empty() {
+            // The last one of the object.
+            self.arrived(&begun, told);
+        }
+        Ok(found)
+    }
+
+    /// The next part is there.
+    fn arrived(&mut self, content: &[u8], told: &mut dyn FnMut(u64, &[u8])) {
+        let part = self.parts.start;
+        self.far.keep(&self.key, part, content);
+        self.parts.start = part + 1;
+        self.far.coming.lock().remove(&name(&self.key, part));
+        self.far.came.notify_all();
+        told(part, content);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut coming = self.far.coming.lock();
+        self.parts.clone().for_each(|part| _ = coming.remove(&name(&self.key, part)));
+        drop(coming);
+        self.far.came.notify_all();
     }
 }
 
@@ -95,6 +169,7 @@ impl Cached {
             parts,
             coming: Mutex::default(),
             came: Condvar::new(),
+            in_vain: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -125,40 +200,44 @@ impl Drop for Cached {
 
 impl Far {
     /// A range of an object.
-    fn get(&self, key: &str, range: Range<u64>) -> io::Result<Option<Vec<u8>>> {
+    fn get(self: &Arc<Self>, key: &str, range: Range<u64>) -> io::Result<Option<Vec<u8>>> {
         let mut found = Vec::with_capacity((range.end.saturating_sub(range.start)) as usize);
         let wanted = parts_of(&range);
+        let within =
+            |part: u64| range.start.max(part * PART) - part * PART..range.end.min((part + 1) * PART) - part * PART;
         let mut part = wanted.start;
         while part < wanted.end {
-            let within =
-                |part: u64| range.start.max(part * PART) - part * PART..range.end.min((part + 1) * PART) - part * PART;
             if self.parts.read(name(key, part), within(part), &mut found) {
                 self.hits.fetch_add(1, Relaxed);
                 part += 1;
                 continue;
             }
-            let Some(claimed) = self.claim(key, part..wanted.end, range.end, AT_ONCE) else {
+            let Some(claim) = self.claim(key, part..wanted.end, range.end) else {
                 // It came meanwhile.
                 continue;
             };
-            let Some(fetched) = self.fetch(key, &claimed)? else { return Ok(None) };
-            // As much as there is of what is wanted.
-            let first = claimed.start * PART;
-            let until = range.end.min(claimed.end * PART);
-            let from = (range.start.max(first) - first) as usize;
-            let to = ((until - first) as usize).min(fetched.len());
-            found.extend_from_slice(fetched.get(from..to).unwrap_or_default());
-            if (fetched.len() as u64) < until - first {
+            let end = claim.parts.end;
+            let is_there = claim.fetch(&mut |part, content| {
+                let Range { start, end } = within(part);
+                // As much as there is of what is wanted.
+                found.extend_from_slice(
+                    content.get(start as usize..content.len().min(end as usize)).unwrap_or_default(),
+                );
+            })?;
+            if !is_there {
+                return Ok(None);
+            }
+            if (found.len() as u64) < range.end.min(end * PART) - range.start {
                 break;
             }
-            part = claimed.end;
+            part = end;
         }
         Ok(Some(found))
     }
 
     /// Takes parts upon itself that are not here, so many at most, beginning with the first one; where
     /// somebody else fetches that, waits for it and takes none.
-    fn claim(&self, key: &str, parts: Range<u64>, end: u64, most: u64) -> Option<Range<u64>> {
+    fn claim(self: &Arc<Self>, key: &str, parts: Range<u64>, end: u64) -> Option<Claim> {
         let mut coming = self.coming.lock();
         if coming.contains(&name(key, parts.start)) {
             self.came.wait(&mut coming);
@@ -166,31 +245,43 @@ impl Far {
         }
         let until = |part: u64| end.min((part + 1) * PART) - part * PART;
         let mut claimed = parts.start..parts.start;
-        for part in parts.clone().take(most as usize) {
+        for part in parts.clone().take(AT_ONCE as usize) {
             let name = name(key, part);
             if coming.contains(&name) || self.parts.has(name, until(part) - 1) {
                 break;
             }
             claimed.end = part + 1;
         }
-        if claimed.is_empty() {
-            return None;
-        }
-        coming.extend(claimed.clone().map(|part| name(key, part)));
-        Some(claimed)
+        self.take(&mut coming, key, claimed)
     }
 
-    /// Fetches parts that were claimed, and keeps them.
-    fn fetch(&self, key: &str, parts: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
-        let fetched = self.bucket.get(key, Some(parts.start * PART..parts.end * PART));
-        self.misses.fetch_add(parts.end - parts.start, Relaxed);
-        if let Ok(Some(bytes)) = &fetched {
-            self.keep(key, parts.start, bytes);
-        }
+    /// Takes all parts upon itself that are not here and that nobody fetches, those of one request each
+    /// together.
+    fn claim_missing(self: &Arc<Self>, key: &str, parts: Range<u64>) -> Vec<Claim> {
         let mut coming = self.coming.lock();
-        parts.clone().map(|part| name(key, part)).for_each(|name| _ = coming.remove(&name));
-        self.came.notify_all();
-        fetched
+        let (mut claims, mut run) = (Vec::new(), parts.start..parts.start);
+        for part in parts {
+            let name = name(key, part);
+            let is_missing = !coming.contains(&name) && !self.parts.has(name, 0);
+            if !is_missing || part.is_multiple_of(AT_ONCE_AHEAD) {
+                claims.extend(self.take(&mut coming, key, run.start..part));
+                run.start = part;
+            }
+            run.end = part + 1;
+            if !is_missing {
+                run.start = run.end;
+            }
+        }
+        claims.extend(self.take(&mut coming, key, run));
+        claims
+    }
+
+    fn take(self: &Arc<Self>, coming: &mut HashSet<u128>, key: &str, parts: Range<u64>) -> Option<Claim> {
+        if parts.is_empty() {
+            return None;
+        }
+        coming.extend(parts.clone().map(|part| name(key, part)));
+        Some(Claim { far: Arc::clone(self), key: key.to_owned(), parts })
     }
 
     /// Keeps bytes of an object that begin with this part.
@@ -212,20 +303,6 @@ impl Far {
                 self.keep(key, part, content);
             }
         }
-    }
-
-    /// Fetches what is not here and nobody fetches.
-    fn fetch_missing(&self, key: &str, parts: Range<u64>) -> io::Result<()> {
-        for part in parts.clone() {
-            let is_here = self.parts.has(name(key, part), 0) || self.coming.lock().contains(&name(key, part));
-            if is_here {
-                continue;
-            }
-            if let Some(claimed) = self.claim(key, part..parts.end, parts.end * PART, AT_ONCE_AHEAD) {
-                self.fetch(key, &claimed)?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -300,19 +377,16 @@ impl Bucket for Cached {
         if !key.starts_with(KEPT) || range.is_empty() {
             return;
         }
-        let Range { mut start, end } = parts_of(&range);
-        while start < end {
-            let parts = start..end.min((start / AT_ONCE_AHEAD + 1) * AT_ONCE_AHEAD);
-            start = parts.end;
-            let job = Ahead { far: Arc::clone(&self.far), key: key.to_owned(), parts };
-            if self.ahead.offer(job).is_err() {
-                break;
-            }
+        let in_vain = self.far.in_vain.load(Relaxed);
+        for claim in self.far.claim_missing(key, parts_of(&range)) {
+            // What finds no room is fetched when it is read.
+            drop(self.ahead.offer(Ahead { claim, in_vain }));
         }
     }
 
-    fn ahead(&self) -> u64 {
-        FURTHEST.min(self.far.parts.most() * PART / SHARE)
+    fn ahead(&self) -> Reach {
+        let most = FURTHEST.min(self.far.parts.most() * PART / SHARE);
+        Reach { least: 0, begins: BEGINS.min(most), most, block: AT_ONCE_AHEAD * PART }
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {

@@ -247,7 +247,7 @@ fn reads_at_random_fetch_what_they_read_and_no_more() {
     }
     assert_eq!(bucket.asked.lock().parts, places);
     // Nothing is told ahead of readers that pushes out what they have not read yet.
-    assert_eq!(cached.ahead(), 32 * PART);
+    assert_eq!(cached.ahead().most, 32 * PART);
 }
 
 #[test]
@@ -272,4 +272,79 @@ fn a_fetch_ahead_that_fails_harms_nobody() {
     assert_eq!(cold.get("seg/01/1-1", Some(0..9)).unwrap_err().kind(), io::ErrorKind::TimedOut);
     bucket.bucket.fail_after(None);
     assert!(cold.get("seg/01/1-1", Some(0..9)).unwrap().unwrap() == whole[..9]);
+}
+
+/// A bucket whose replies come in small pieces; the first one breaks off, and begins again. No piece comes
+/// before its reader has what came long before it.
+struct InPieces {
+    bucket: MemoryBucket,
+    broken: Mutex<bool>,
+    read: Mutex<u64>,
+    came: Condvar,
+}
+
+impl Bucket for InPieces {
+    fn name(&self) -> &str {
+        self.bucket.name()
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.bucket.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        self.bucket.put_new(key, body)
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        self.bucket.get(key, range)
+    }
+
+    fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
+        let Some(found) = self.bucket.get(key, Some(range.clone()))? else { return Ok(false) };
+        let breaks = !std::mem::replace(&mut *self.broken.lock(), true);
+        for attempt in u8::from(!breaks)..2 {
+            let mut at = range.start;
+            for bytes in found.chunks(50_000) {
+                if attempt == 0 && at > range.start + 2 * PART {
+                    break;
+                }
+                let mut read = self.read.lock();
+                let before = (at / PART).saturating_sub(1);
+                self.came.wait_while_for(&mut read, |read| *read < before, Duration::from_secs(60));
+                assert!(*read >= before, "nobody reads what has come");
+                drop(read);
+                piece(at, bytes);
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(true)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.bucket.list(prefix, after)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.bucket.delete(key)
+    }
+}
+
+#[test]
+fn what_arrives_is_read_before_the_reply_is_at_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = content(7 * PART + 1000);
+    let bucket = MemoryBucket::new(1, 0);
+    bucket.put("seg/01/1-1", &whole).unwrap();
+    let bucket = Arc::new(InPieces { bucket, broken: Mutex::default(), read: Mutex::default(), came: Condvar::new() });
+    let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 16 * PART).unwrap());
+    cached.expect("seg/01/1-1", 0..8 * PART);
+    for part in 0..8 {
+        let range = part * PART..((part + 1) * PART).min(whole.len() as u64);
+        let found = cached.get("seg/01/1-1", Some(range.clone())).unwrap().unwrap();
+        assert!(found == whole[range.start as usize..range.end as usize], "{part}");
+        *bucket.read.lock() += 1;
+        bucket.came.notify_all();
+    }
+    assert_eq!((cached.figures().misses, bucket.bucket.requests().gets), (8, 1));
 }
