@@ -635,6 +635,59 @@ fn a_process_that_dies_before_it_has_gone_on_is_followed_by_another_one() {
     assert_eq!(fs::read_to_string(guarded.fixture.below("file")).unwrap(), "onetwo");
 }
 
+/// How threads of a process with this name are: the letters of proc(5).
+fn states(process: u32, name: &str) -> String {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+    stats.filter_map(|stat| stat.split_once(&format!("({name}) "))?.1.chars().next()).collect()
+}
+
+#[test]
+fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(mounting::without_passthrough());
+    let below = guarded.fixture.below("d");
+    fs::create_dir(&below).unwrap();
+    fs::write(below.join("other"), "").unwrap();
+    assert!(guarded.at("d/other").exists());
+    let mut holder = nobody_opens_in(&below);
+    let mut said = [0; 5];
+    holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"held\n");
+    let place = guarded.at("d/new");
+    let created = std::thread::spawn(move || fs::write(place, "new"));
+    eventually("the file is being made", || below.join("new").exists());
+    fs::remove_file(below.join("other")).unwrap();
+    let first = guarded.workers[0];
+    eventually("the kernel is being told", || states(first, "nacre-waits") == "D");
+    guarded.kill();
+    assert_eq!(states(first, "nacre-waits"), "D", "it waits for what the other process answers");
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    created.join().unwrap().unwrap();
+    assert_eq!(fs::read_to_string(guarded.at("d/new")).unwrap(), "new");
+    assert!(!guarded.at("d/other").exists());
+    eventually("it is dead", || !Path::new(&format!("/proc/{first}")).exists());
+    guarded.kill();
+    assert_eq!(guarded.restarts(), 2);
+}
+
+/// Whoever opens a file in a directory waits from when this has said so, until it is closed.
+fn nobody_opens_in(directory: &Path) -> std::process::Child {
+    const PROGRAM: &str = "import ctypes, os, sys\n\
+        libc = ctypes.CDLL(None, use_errno=True)\n\
+        group = libc.fanotify_init(4, os.O_RDONLY)\n\
+        mask = ctypes.c_uint64(0x10000 | 0x08000000)\n\
+        assert libc.fanotify_mark(group, 1, mask, -100, sys.argv[1].encode()) == 0, ctypes.get_errno()\n\
+        print('held', flush=True)\n\
+        sys.stdin.read()";
+    let mut program = Command::new("python3");
+    program.arg("-c").arg(PROGRAM).arg(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+    program.spawn().expect("python3")
+}
+
 #[test]
 fn the_third_death_within_a_minute_is_the_last() {
     if !as_root() {
