@@ -108,7 +108,10 @@ impl Guard {
     /// # Errors
     /// As `poll(2)`, `read(2)` and `waitpid(2)`.
     pub fn wait(&self, worker: i32, main: Option<i32>) -> io::Result<Heard> {
-        // SAFETY: a worker leaves it open until the next one begins, which this process makes.
+        // SAFETY: asks about a number only.
+        let main = main.filter(|main| unsafe { libc::fcntl(*main, libc::F_GETFD) } >= 0);
+        // SAFETY: it is open, and a worker leaves it so until the next one begins, which this process
+        // makes.
         let main = main.map(|main| unsafe { BorrowedFd::borrow_raw(main) });
         loop {
             if let Some(main) = main {
@@ -179,12 +182,16 @@ fn are_left(process: i32) -> io::Result<Vec<String>> {
     let threads = fs::read_dir(format!("/proc/{process}/task"))?;
     let threads = threads.map(|thread| thread.map(|thread| thread.path())).collect::<io::Result<Vec<_>>>()?;
     let name = |thread: PathBuf| {
-        // Without one it has gone meanwhile. The name may hold anything.
-        let stat = fs::read_to_string(thread.join("stat")).ok()?;
-        let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
-        (!rest.starts_with(['Z', 'X'])).then(|| name.to_owned())
+        let stat = match fs::read_to_string(thread.join("stat")) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+            stat => stat?,
+        };
+        // The name may hold anything.
+        let parts = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(") "));
+        let (name, rest) = parts.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok((!rest.starts_with(['Z', 'X'])).then(|| name.to_owned()))
     };
-    Ok(threads.into_iter().filter_map(name).collect())
+    threads.into_iter().filter_map(|thread| name(thread).transpose()).collect()
 }
 
 /// The name that a thread has in the midst of what it may have to wait for the mount which its own
