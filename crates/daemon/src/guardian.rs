@@ -119,7 +119,7 @@ impl Guardian {
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
                 // A thread that is left has the table of descriptors as well. A program would get a
                 // copy, and locks of open files are the table's.
-                if ended.is_some() {
+                if !guard.has_threads_left() {
                     self.become_program(&program, &handover, guard.descriptor());
                 }
                 // It cannot be started: whoever asked sees that this one goes on.
@@ -131,8 +131,8 @@ impl Guardian {
             deaths.push(now);
             let died = format!("the process that served {} {how}", path_text(&plan.mountpoint));
             let over = deaths.len() >= DEATHS || !self.memory.can_resume();
-            if over && ended.is_none() {
-                // Or the thread that is left would keep the device open, and nobody were told.
+            if over && guard.has_threads_left() {
+                // They would keep the device open, and nobody were told.
                 let kept = [guard.descriptor(), self.memory.descriptor()].map(i32::cast_unsigned);
                 descriptors::close_all_from_but(3, &kept).map_err(|error| failed(&error))?;
             }

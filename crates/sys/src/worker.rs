@@ -19,6 +19,7 @@
 use crate::check;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::{
+    cell::Cell,
     ffi::{CString, OsString},
     fs, io,
     os::{
@@ -65,7 +66,11 @@ const LOOK: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(5
 
 /// Takes signals one by one; blocked in this thread from then on.
 #[derive(Debug)]
-pub struct Guard(OwnedFd);
+pub struct Guard {
+    signals: OwnedFd,
+    /// Workers that had threads left, and have not been waited for.
+    left: Cell<u32>,
+}
 
 impl Guard {
     /// Blocks the signals. Workers have those blocked that are passed on, in all of their threads.
@@ -78,12 +83,12 @@ impl Guard {
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
         let made = check(libc::c_long::from(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) }))?;
         // SAFETY: the kernel just made it, and nobody else knows it.
-        Ok(Guard(unsafe { crate::owned(made) }?))
+        Ok(Guard { signals: unsafe { crate::owned(made) }?, left: Cell::new(0) })
     }
 
     /// The number of the descriptor that a worker leaves open.
     pub fn descriptor(&self) -> i32 {
-        self.0.as_raw_fd()
+        self.signals.as_raw_fd()
     }
 
     /// Makes a worker that carries out `body` and ends with its code; answers its process number.
@@ -115,7 +120,7 @@ impl Guard {
         let main = main.map(|main| unsafe { BorrowedFd::borrow_raw(main) });
         loop {
             if let Some(main) = main {
-                let mut watched = [PollFd::new(&self.0, PollFlags::IN), PollFd::new(&main, PollFlags::IN)];
+                let mut watched = [PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&main, PollFlags::IN)];
                 match poll(&mut watched, None) {
                     Ok(_) => {}
                     Err(rustix::io::Errno::INTR) => continue,
@@ -128,7 +133,7 @@ impl Guard {
             }
             match self.signal()? {
                 libc::SIGCHLD => {
-                    if let Some(ended) = has_ended(worker)? {
+                    if let Some(ended) = self.has_ended(worker)? {
                         return Ok(Heard::Ended(ended));
                     }
                 }
@@ -151,11 +156,12 @@ impl Guard {
     pub fn outlasted(&self, worker: i32, names: &[&str]) -> io::Result<Option<Ended>> {
         let [mut pause, longest] = LOOK;
         loop {
-            if let Some(ended) = has_ended(worker)? {
+            if let Some(ended) = self.has_ended(worker)? {
                 return Ok(Some(ended));
             }
             // Where threads cannot be looked at, its end is waited for.
             if are_left(worker).is_ok_and(|left| left.iter().all(|name| names.contains(&name.as_str()))) {
+                self.left.set(self.left.get() + 1);
                 return Ok(None);
             }
             pause_for(pause);
@@ -163,10 +169,34 @@ impl Guard {
         }
     }
 
+    /// Whether threads may be left of workers that have died.
+    pub fn has_threads_left(&self) -> bool {
+        self.left.get() > 0
+    }
+
+    /// How a worker has ended, if so. Those before it that had threads left are waited for on the way.
+    fn has_ended(&self, worker: i32) -> io::Result<Option<Ended>> {
+        loop {
+            let mut status = 0;
+            // SAFETY: the status is written to, and lives for the call.
+            let waited = check(libc::c_long::from(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }))?;
+            match i32::try_from(waited) {
+                Ok(0) => return Ok(None),
+                Ok(ended) if ended == worker => {
+                    return Ok(Some(match libc::WIFSIGNALED(status) {
+                        true => Ended::Signal(libc::WTERMSIG(status)),
+                        false => Ended::Code(libc::WEXITSTATUS(status)),
+                    }));
+                }
+                _ => self.left.set(self.left.get().saturating_sub(1)),
+            }
+        }
+    }
+
     fn signal(&self) -> io::Result<libc::c_int> {
         let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
         loop {
-            match rustix::io::read(self.0.as_fd(), &mut record) {
+            match rustix::io::read(self.signals.as_fd(), &mut record) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -304,25 +334,6 @@ fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
         .and_then(|()| thread::Builder::new().name("nacre-main".to_owned()).spawn(body))
         .map_or(1, |running| running.join().unwrap_or(101));
     process::exit(i32::from(code))
-}
-
-/// How a worker has ended, if so. Those before it that had threads left are waited for on the way.
-fn has_ended(worker: i32) -> io::Result<Option<Ended>> {
-    loop {
-        let mut status = 0;
-        // SAFETY: the status is written to, and lives for the call.
-        let waited = check(libc::c_long::from(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }))?;
-        match i32::try_from(waited) {
-            Ok(0) => return Ok(None),
-            Ok(ended) if ended == worker => {
-                return Ok(Some(match libc::WIFSIGNALED(status) {
-                    true => Ended::Signal(libc::WTERMSIG(status)),
-                    false => Ended::Code(libc::WEXITSTATUS(status)),
-                }));
-            }
-            _ => {}
-        }
-    }
 }
 
 fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
