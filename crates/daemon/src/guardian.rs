@@ -117,11 +117,7 @@ impl Guardian {
                 None => "was killed".to_owned(),
             };
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
-                // A thread that is left has the table of descriptors as well. A program would get a
-                // copy, and locks of open files are the table's.
-                if !guard.has_threads_left() {
-                    self.become_program(&program, &handover, guard.descriptor());
-                }
+                self.become_program(&program, &handover, guard.descriptor());
                 // It cannot be started: whoever asked sees that this one goes on.
                 self.memory.next_life();
                 continue;
