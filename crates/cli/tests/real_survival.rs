@@ -635,6 +635,86 @@ fn a_process_that_dies_before_it_has_gone_on_is_followed_by_another_one() {
     assert_eq!(fs::read_to_string(guarded.fixture.below("file")).unwrap(), "onetwo");
 }
 
+/// How threads of a process with this name are: the letters of proc(5).
+fn states(process: u32, name: &str) -> String {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+    stats.filter_map(|stat| stat.split_once(&format!("({name}) "))?.1.chars().next()).collect()
+}
+
+/// A mount whose process cannot die: it tells the kernel of a name that is gone from a directory, in
+/// which somebody makes a file, for which he waits until the process that is answered is let go.
+fn telling_in_vain() -> (Guarded, std::process::Child, std::thread::JoinHandle<std::io::Result<()>>) {
+    const PROGRAM: &str = "import ctypes, os, sys\n\
+        libc = ctypes.CDLL(None, use_errno=True)\n\
+        group = libc.fanotify_init(4, os.O_RDONLY)\n\
+        mask = ctypes.c_uint64(0x10000 | 0x08000000)\n\
+        assert libc.fanotify_mark(group, 1, mask, -100, sys.argv[1].encode()) == 0, ctypes.get_errno()\n\
+        print('held', flush=True)\n\
+        sys.stdin.read()";
+    let guarded = Guarded::new(mounting::without_passthrough());
+    let below = guarded.fixture.below("d");
+    fs::create_dir(&below).unwrap();
+    fs::write(below.join("other"), "").unwrap();
+    assert!(guarded.at("d/other").exists());
+    // Whoever opens a file there waits for the answer of this program, which gives none.
+    let mut holder = Command::new("python3");
+    let holder = holder.arg("-c").arg(PROGRAM).arg(&below).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = holder.spawn().expect("python3");
+    let mut said = [0; 5];
+    holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"held\n");
+    let place = guarded.at("d/new");
+    let making = std::thread::spawn(move || fs::write(place, "new"));
+    eventually("the file is being made", || below.join("new").exists());
+    fs::remove_file(below.join("other")).unwrap();
+    eventually("the kernel is being told", || states(guarded.workers[0], "nacre-waits") == "D");
+    (guarded, holder, making)
+}
+
+fn is_there(process: u32) -> bool {
+    Path::new(&format!("/proc/{process}")).exists()
+}
+
+#[test]
+fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
+    if !as_root() {
+        return;
+    }
+    let (mut guarded, mut holder, making) = telling_in_vain();
+    let first = guarded.workers[0];
+    guarded.kill();
+    assert_eq!(states(first, "nacre-waits"), "D", "it waits for what the other process answers");
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    making.join().unwrap().unwrap();
+    assert_eq!(fs::read_to_string(guarded.at("d/new")).unwrap(), "new");
+    assert!(!guarded.at("d/other").exists());
+    eventually("it is dead", || !is_there(first));
+    guarded.kill();
+    assert_eq!(guarded.restarts(), 2);
+}
+
+#[test]
+fn a_mount_stays_down_whoever_waits_for_it() {
+    if !as_root() {
+        return;
+    }
+    let (mut guarded, mut holder, making) = telling_in_vain();
+    let first = guarded.workers[0];
+    for _ in 0..2 {
+        guarded.kill();
+        let serving = *guarded.workers.last().unwrap();
+        eventually("the file is being made", || states(serving, "fuse device").contains('D'));
+    }
+    kill(*guarded.workers.last().unwrap(), Signal::KILL);
+    assert_eq!(guarded.fixture.ended(), Some(1));
+    assert!(making.join().unwrap().is_err());
+    eventually("it is dead", || !is_there(first));
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+}
+
 #[test]
 fn the_third_death_within_a_minute_is_the_last() {
     if !as_root() {

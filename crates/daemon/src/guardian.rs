@@ -7,8 +7,9 @@
 //! that is killed leaves what there is without one: the worker serves on, and when it dies the mount
 //! does ([docs/decisions/outliving-the-process.md]).
 //!
-//! Invariants: the guardian has one thread, and opens nothing, so that each worker begins sound; the next worker is made when the last one has been waited
-//! for, and is dead in all of its threads.
+//! Invariants: the guardian has one thread, and opens nothing while a worker runs, so that each worker
+//! begins sound; the next worker is made when the last one is dead in all of its threads but those that
+//! wait for its mount, and so for the next one.
 
 use crate::{
     background, clock,
@@ -38,6 +39,10 @@ use std::{
 const DEATHS: usize = 3;
 /// ... within this time, and the mount stays down.
 const WITHIN: Duration = Duration::from_secs(60);
+
+/// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
+/// or act on paths without any of its descriptors.
+const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
 
 /// A mount, and what stays of it when its worker dies.
 struct Guardian {
@@ -88,24 +93,31 @@ impl Guardian {
         loop {
             let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
             let (memory, guardian, handover_text) = (self.memory.clone(), process::id(), Arc::clone(&handover));
+            let signals = guard.descriptor();
             let guarded = move || {
-                let notes = Arc::new(take_over(&memory)?);
+                let notes = Arc::new(take_over(&memory, signals)?);
+                tell_of_death(&memory, guardian);
                 Ok(Guarded { memory, guardian, notes, handover: handover_text })
             };
-            let worker = guard.start(move || work(&of_worker, reason, background, guarded));
+            let memory = self.memory.clone();
+            let worker = guard.start(move || {
+                let _ends = Ends(memory);
+                work(&of_worker, reason, background, guarded)
+            });
             let worker = worker.map_err(|error| failed(&error))?;
             if !self.memory.resumes() {
                 background::leave_directory()?;
             }
             let (ended, program) = self.wait(&guard, worker).map_err(|error| failed(&error))?;
-            let signal = match ended {
-                Ended::Code(0) => return Ok(()),
+            let how = match ended {
+                Some(Ended::Code(0)) => return Ok(()),
                 // It has said why.
-                Ended::Code(code) => process::exit(code),
-                Ended::Signal(signal) => signal,
+                Some(Ended::Code(code)) => process::exit(code),
+                Some(Ended::Signal(signal)) => format!("was killed by signal {signal}"),
+                None => "was killed".to_owned(),
             };
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
-                self.become_program(&program, &handover);
+                self.become_program(&program, &handover, guard.descriptor());
                 // It cannot be started: whoever asked sees that this one goes on.
                 self.memory.next_life();
                 continue;
@@ -113,7 +125,13 @@ impl Guardian {
             let now = clock::now();
             deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
             deaths.push(now);
-            let died = format!("the process that served {} was killed by signal {signal}", path_text(&plan.mountpoint));
+            let died = format!("the process that served {} {how}", path_text(&plan.mountpoint));
+            let over = deaths.len() >= DEATHS || !self.memory.can_resume();
+            if over && guard.has_threads_left() {
+                // They would keep the device open, and nobody were told.
+                let kept = [guard.descriptor(), self.memory.descriptor()].map(i32::cast_unsigned);
+                descriptors::close_all_from_but(3, &kept).map_err(|error| failed(&error))?;
+            }
             if !self.memory.can_resume() {
                 return Err(ended_badly(&plan, background, died));
             }
@@ -125,13 +143,19 @@ impl Guardian {
         }
     }
 
-    /// Waits for the end of a worker; also answers which program is to go on, where it was killed for
-    /// that.
-    fn wait(&self, guard: &Guard, worker: i32) -> io::Result<(Ended, Option<PathBuf>)> {
+    /// Waits for the end of a worker; how it ended is known if nothing of it is left. Also answers which
+    /// program is to go on, where it was killed for that.
+    fn wait(&self, guard: &Guard, worker: i32) -> io::Result<(Option<Ended>, Option<PathBuf>)> {
         let mut program = None;
         loop {
-            match guard.wait(worker)? {
-                Heard::Ended(ended) => return Ok((ended, program)),
+            let main = self.memory.main().filter(|_| !self.memory.has_ended());
+            match guard.wait(worker, main)? {
+                Heard::Ended(ended) => return Ok((Some(ended), program)),
+                Heard::Dying if self.memory.has_ended() => {}
+                Heard::Dying => {
+                    let ended = guard.outlasted(worker, &NEED_NO_END)?;
+                    return Ok((ended, program));
+                }
                 // One that cannot be gone on with stays.
                 Heard::Called if self.memory.can_resume() => {
                     if let Some(next) = self.memory.take_program() {
@@ -145,11 +169,12 @@ impl Guardian {
     }
 
     /// Becomes another program, which goes on with the mount. Returns where it cannot be started.
-    fn become_program(&self, program: &Path, handover: &str) {
+    fn become_program(&self, program: &Path, handover: &str, signals: i32) {
         // The kernel would end what was read by descriptors that close with this program.
         // What is wrong the next worker finds as well.
         let Ok(left) = Left::read(&self.memory.text().unwrap_or_default()) else { return };
-        if self.memory.take_over(&left.descriptors()).is_err() {
+        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
+        if self.memory.take_over(&kept).is_err() {
             return;
         }
         let kept = self.memory.kept(&left.descriptors());
@@ -158,11 +183,34 @@ impl Guardian {
     }
 }
 
-/// Takes over what a worker before this one left, and closes what nobody needs; what it noted.
-fn take_over(memory: &Survival) -> Result<Notes, Failure> {
+/// Notes that a worker ends by itself, when it does.
+struct Ends(Survival);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.ends();
+    }
+}
+
+/// Has the guardian told when this thread is dead, the worker's main one.
+fn tell_of_death(memory: &Survival, guardian: u32) {
+    match worker::death_of_this_thread() {
+        Ok(death) => {
+            memory.set_main(death);
+            // Without a guardian, there is nobody to be told.
+            let _ = worker::call(guardian);
+        }
+        Err(error) => tracing::debug!(%error, "the guardian waits for the end of all threads"),
+    }
+}
+
+/// Takes over what a worker before this one left, and closes what nobody needs, the guardian's signals
+/// among it not; what it noted.
+fn take_over(memory: &Survival, signals: i32) -> Result<Notes, Failure> {
     if let Some(left) = Left::of(memory)? {
+        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
         memory
-            .take_over(&left.descriptors())
+            .take_over(&kept)
             .map_err(|error| Failure::io("cannot go on with", path_text(&left.mountpoint()), &error))?;
     }
     Notes::of(memory)

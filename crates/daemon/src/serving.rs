@@ -149,8 +149,17 @@ impl Live {
             drains: union::serving::Drains::default(),
             absent: Mutex::new(absent),
             directories: Mutex::new(directories),
+            changing: Mutex::default(),
             shared,
         });
+        if serving.about.guarded.is_some() {
+            let noting = Arc::downgrade(&serving);
+            serving.stack.note_changes(move |spec| {
+                if let Some(serving) = noting.upgrade() {
+                    serving.note_branches(spec);
+                }
+            });
+        }
         serving.await_branches()?;
         if let Some((_, seat)) = &serving.shared {
             seat.taken(&serving, &mountpoint);
@@ -158,6 +167,7 @@ impl Live {
         if left.is_none() {
             narrow(&plan.door, &mountpoint)?;
             if let Some(guarded) = &serving.about.guarded {
+                let _one_at_a_time = serving.changing.lock();
                 let (spec, directories) = (serving.spec.lock(), serving.directories.lock());
                 guarded.notes.begin(&mountpoint, &serving.about.source, (&spec, &directories));
                 drop((spec, directories));
@@ -268,6 +278,8 @@ pub struct Serving {
     absent: union::absent::Waiting,
     /// That are held for a process after this one.
     directories: Mutex<Directories>,
+    /// Held while layers change, until that is noted.
+    changing: Mutex<()>,
     /// Its log and its place among the other mounts of the process, where it is one of several.
     shared: Option<(Arc<Log>, Seat)>,
 }
@@ -327,6 +339,7 @@ impl Serving {
         inodes: Option<InodeChange>,
     ) -> Result<CageReport, Failure> {
         let gone = || Failure::new("this mount has no such cage");
+        let _one_at_a_time = self.changing.lock();
         let mut spec = self.spec.lock();
         let mut changed = spec.clone();
         let limits = cage::serving::resized(&mut changed, which, size, inodes, &self.context)?;
@@ -354,19 +367,36 @@ impl Serving {
         };
         let seat = self.shared.as_ref().map(|(_, seat)| seat);
         let changes = seat.map_or(Ok(false), |seat| seat.reserve(&request))?;
+        let _one_at_a_time = request.changes_layers().then(|| self.changing.lock());
+        let changes_layers = request.changes_layers();
         let answer = served.answer(request);
         if let Some(seat) = seat.filter(|_| changes) {
             seat.settle(&self.stack.spec());
         }
         if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
-            *self.spec.lock() = self.stack.spec();
-            self.note_layers();
+            if changes_layers {
+                *self.spec.lock() = self.stack.spec();
+                self.note_layers();
+            }
             self.tell_kernel();
         }
         answer
     }
 
-    /// Notes the layers as they are, for a process after this one.
+    /// Notes branches that have just been changed, and that nobody has seen yet.
+    fn note_branches(&self, spec: &StackSpec) {
+        let Some(guarded) = &self.about.guarded else { return };
+        let present = branches(spec);
+        self.absent.lock().retain(|absent| !present.iter().any(|branch| branch.source == absent.branch.source));
+        let (directories, absent) = (self.directories.lock(), self.absent.lock().clone());
+        guarded.notes.change(|left| {
+            left.set_layers(spec, &directories);
+            left.absent = absent;
+        });
+    }
+
+    /// Notes the layers as they are, for a process after this one. Whoever changes them holds
+    /// [`Serving::changing`].
     fn note_layers(&self) {
         let Some(guarded) = &self.about.guarded else { return };
         let spec = self.spec.lock();
@@ -398,22 +428,19 @@ impl Serving {
     /// Adds a branch that was missing, if that is possible now.
     fn take_in(&self, absent: &union::absent::Absent, place: &dyn Fn(&[BranchSpec]) -> usize) {
         let spec = self.stack.spec();
-        let present: Vec<BranchSpec> = spec
-            .layers
-            .iter()
-            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union.branch.0.clone()) } else { None })
-            .unwrap_or_default();
+        let present = branches(&spec);
         let name = path_text(&absent.branch.name());
         let added = match present.iter().any(|branch| branch.source == absent.branch.source) {
             // Somebody has added it by hand.
             true => Ok(()),
             false => {
-                let place = BranchPosition::At(place(&present) + 1);
+                let place = BranchPosition::At(place(present) + 1);
                 self.union(UnionRequest::Add { branch: absent.branch.text().into_vec(), place }).map(drop)
             }
         };
         match added {
             Ok(()) => {
+                let _one_at_a_time = self.changing.lock();
                 self.absent.lock().retain(|other| other != absent);
                 self.note_layers();
                 tracing::info!(branch = %name, "a branch that was missing is there");
@@ -482,6 +509,7 @@ impl Serving {
 
     /// Puts other rules in place, or has users and groups read again where `rules` is none.
     fn reload(&self, rules: Option<RemapSpec>) -> Result<(), Failure> {
+        let _one_at_a_time = self.changing.lock();
         let mut spec = self.spec.lock();
         let mut changed = spec.clone();
         if let Some(rules) = rules {
@@ -532,6 +560,15 @@ impl Serving {
         }
         false
     }
+}
+
+/// The branches of a stack's union.
+fn branches(spec: &StackSpec) -> &[BranchSpec] {
+    let union = spec.layers.iter().find_map(|layer| match layer {
+        LayerSpec::Union(union) => Some(union),
+        _ => None,
+    });
+    union.map_or(&[], |union| &union.branch.0)
 }
 
 /// The control socket must not keep the mount: it answers for as long as it is there.

@@ -18,7 +18,7 @@ use crate::{
     status::{self, Status},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
-use nacre_sys::{descriptors, mounts::MountAttributes};
+use nacre_sys::{descriptors, mounts::MountAttributes, worker};
 use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node, OpenFileHost};
 use rustix::{io::Errno as SysErrno, mount::MountFlags};
 use std::{
@@ -578,7 +578,7 @@ impl KernelCaches {
             let mut parts = path.rsplitn(2, |byte| *byte == b'/');
             let (name, above) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
             if let Some(parent) = directories.get(above).filter(|_| !name.is_empty()) {
-                self.sent("entry", self.notifier.inval_entry(*parent, name, true));
+                self.told("entry", |notifier| notifier.inval_entry(*parent, name, true));
             }
         }
     }
@@ -593,12 +593,14 @@ impl KernelCaches {
             if page.names.is_empty() {
                 return;
             }
-            page.names.iter().for_each(|name| self.sent("entry", self.notifier.inval_entry(nodeid, name, true)));
+            page.names.iter().for_each(|name| self.told("entry", |notifier| notifier.inval_entry(nodeid, name, true)));
         }
     }
 
-    fn sent(&self, what: &'static str, result: io::Result<()>) {
-        match result {
+    /// Tells the kernel, which may wait for somebody who waits for an answer of ours.
+    fn told(&self, what: &'static str, tell: impl FnOnce(&Notifier) -> io::Result<()>) {
+        let tell = || tell(&self.notifier);
+        match if self.door.survives.is_some() { worker::waiting(tell) } else { tell() } {
             Ok(()) => {}
             // Not cached, which is normal; or the mount has just ended.
             Err(error)
@@ -631,7 +633,7 @@ impl CacheControl for KernelCaches {
         let writeback = self.door.writeback.on() && self.door.inodes.is_file(nodeid);
         // For pages that are being written back the notification would wait, with the device open:
         // a daemon that is killed then would hang.
-        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
+        self.told("inode", |notifier| notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
         if writeback {
             // Pages that hold collected writes go with the last close.
             if !self.door.writeback.miss(nodeid)
@@ -647,12 +649,12 @@ impl CacheControl for KernelCaches {
 
     fn entry(&self, parent: u64, name: &[u8]) -> bool {
         let there = self.door.leads_somewhere(parent, name);
-        self.sent("entry", self.notifier.inval_entry(parent, name, there));
+        self.told("entry", |notifier| notifier.inval_entry(parent, name, there));
         there
     }
 
     fn forget(&self, parent: u64, name: &[u8]) {
-        self.sent("entry", self.notifier.inval_entry(parent, name, false));
+        self.told("entry", |notifier| notifier.inval_entry(parent, name, false));
     }
 
     fn all_entries(&self) {
@@ -661,7 +663,7 @@ impl CacheControl for KernelCaches {
         if one_by_one {
             self.expire_all();
         } else {
-            self.sent("epoch", self.notifier.inc_epoch());
+            self.told("epoch", Notifier::inc_epoch);
         }
     }
 

@@ -36,7 +36,7 @@ use std::{
     ffi::OsString,
     io,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
@@ -48,7 +48,7 @@ use std::{
 
 /// Which way things are noted, for programs of other versions: another number with each change of
 /// what is noted, or how.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
@@ -102,6 +102,10 @@ enum Head {
     /// Behind the last place of a node, of an open file.
     NodesEnd,
     OpensEnd,
+    /// The number of the descriptor by which the main thread's death is told, and 1.
+    Main,
+    /// 1 once this worker ends by itself.
+    Ends,
     /// The first of the counters of reuse, one for each shard of the inode table.
     Reuse,
 }
@@ -186,6 +190,29 @@ impl Survival {
     pub fn next_life(&mut self) {
         self.life += 1;
         self.set(Head::Life, self.life);
+        self.set(Head::Main, 0);
+        self.set(Head::Ends, 0);
+    }
+
+    /// Notes the descriptor by which the death of this worker's main thread is told
+    /// ([`nacre_sys::worker::death_of_this_thread`]). It stays open.
+    pub fn set_main(&self, death: OwnedFd) {
+        self.set(Head::Main, (i64::from(death.into_raw_fd()) + 1).cast_unsigned());
+    }
+
+    /// The number of that descriptor.
+    pub fn main(&self) -> Option<i32> {
+        i32::try_from(self.head(Head::Main).checked_sub(1)?).ok()
+    }
+
+    /// This worker ends by itself, whatever becomes of its threads.
+    pub fn ends(&self) {
+        self.set(Head::Ends, 1);
+    }
+
+    /// Whether it said so.
+    pub fn has_ended(&self) -> bool {
+        self.head(Head::Ends) == 1
     }
 
     /// Notes what the owner of the mount wants to know again; false where it is too long.

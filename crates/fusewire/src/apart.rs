@@ -15,6 +15,9 @@
 use std::io;
 use std::thread::Builder;
 
+/// The name of such threads.
+pub const APART: &str = "fuse-apart";
+
 /// Does it there, and waits for it. The thread has a working directory of its own as well.
 ///
 /// # Errors
@@ -25,7 +28,7 @@ pub fn apart<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<
             crate::sys::leave_descriptors_to_others()?;
             act()
         };
-        let thread = Builder::new().name("fuse-apart".to_owned()).stack_size(256 << 10).spawn_scoped(scope, body)?;
+        let thread = Builder::new().name(APART.to_owned()).stack_size(256 << 10).spawn_scoped(scope, body)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread without descriptors panicked")))
     })
 }

@@ -37,7 +37,7 @@ mod request;
 mod session;
 mod sys;
 
-pub use apart::apart;
+pub use apart::{APART, apart};
 pub use backing::{Backing, Passthrough};
 pub use counters::{BUCKETS, Counters, OpCounts};
 pub use errno::Errno;

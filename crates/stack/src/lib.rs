@@ -96,6 +96,8 @@ pub struct Stack {
     /// From the bottom up, one for each layer.
     handles: Vec<Handle>,
     spec: Mutex<StackSpec>,
+    /// Who notes changes of branches.
+    noting: Mutex<Option<union::Noting>>,
 }
 
 impl fmt::Debug for Stack {
@@ -164,7 +166,9 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
         top = Some(built);
     }
     match top {
-        Some(layer) => Ok(Stack { layer, warnings, work, handles, spec: Mutex::new(spec.clone()) }),
+        Some(layer) => {
+            Ok(Stack { layer, warnings, work, handles, spec: Mutex::new(spec.clone()), noting: Mutex::default() })
+        }
         None => Err("the stack is empty; begin it with a leaf such as host:/some/directory".to_owned().into()),
     }
 }

@@ -5,6 +5,10 @@ use super::*;
 use crate::spec::BranchSpec;
 use nacre_layers::fakes::context;
 use nacre_vfs::{Caller, Errno, Name, OpenFlags};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 fn spec(line: &str) -> StackSpec {
     StackSpec::from_line(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"))
@@ -138,4 +142,50 @@ fn branches_of_a_union_change_while_it_serves() {
     assert!(stack.add_branch(branch(format!("{c}/missing")), 0, &context(0)).unwrap_err().what.contains("missing"));
     assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={b}=ro | trace"));
     assert!(built("mem").add_branch(branch(c), 0, &context(0)).unwrap_err().what.contains("no union"));
+}
+
+/// What is noted is what users see next: nothing is answered in between, and nothing that was refused
+/// is noted.
+#[test]
+fn changes_of_branches_are_noted_before_anybody_sees_them() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = |name: &str| {
+        let path = place.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path.display().to_string()
+    };
+    let (a, b, c) = (directory("a"), directory("b"), directory("c"));
+    let stack = built(&format!("union:{a}=rw:{b}=ro"));
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let (notes, layer) = (Arc::clone(&noted), Arc::clone(&stack.layer));
+    let early = Arc::new(Mutex::new(Vec::new()));
+    let users = Arc::clone(&early);
+    stack.note_changes(move |spec| {
+        let is_noted = Arc::new(AtomicBool::new(false));
+        let (layer, seen) = (Arc::clone(&layer), Arc::clone(&is_noted));
+        let user = std::thread::spawn(move || {
+            let root = layer.root().unwrap().node;
+            drop(layer.lookup(&Caller::ROOT, &root, Name::new(b"file").unwrap()));
+            seen.load(Ordering::Relaxed)
+        });
+        users.lock().push(user);
+        // Time for it, if nothing kept it.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        notes.lock().push(spec.to_line());
+        is_noted.store(true, Ordering::Relaxed);
+    });
+    let last = || noted.lock().last().cloned();
+    stack.add_branch(branch(format!("{c}=rw")), 0, &context(0)).unwrap();
+    assert_eq!(last(), Some(stack.spec().to_line()));
+    stack.modify_branch(0, "ro".parse().unwrap(), &context(0)).unwrap();
+    assert_eq!(last(), Some(stack.spec().to_line()));
+    stack.remove_branch(0, false).unwrap();
+    assert_eq!(last(), Some(stack.spec().to_line()));
+    stack.add_branch(branch(format!("{b}=rw")), 0, &context(0)).unwrap_err();
+    std::fs::write(format!("{a}/only"), "").unwrap();
+    stack.remove_branch(0, false).unwrap_err();
+    assert_eq!(noted.lock().len(), 3, "what was refused is not noted");
+    assert_eq!(last(), Some(stack.spec().to_line()));
+    let users: Vec<_> = early.lock().drain(..).collect();
+    assert!(users.into_iter().all(|user| user.join().unwrap()), "somebody was answered before it was noted");
 }

@@ -37,6 +37,9 @@ pub(super) struct Served {
     claims: Mutex<Vec<(u8, OwnedFd)>>,
 }
 
+/// Who notes what a stack consists of.
+pub(super) type Noting = Arc<dyn Fn(&StackSpec) + Send + Sync>;
+
 /// Why the branches stay as they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchError {
@@ -213,16 +216,17 @@ impl Stack {
     /// There is no union, the branch cannot be opened, or the union does not take it.
     pub fn add_branch(&self, branch: BranchSpec, place: usize, context: &Context) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
-        self.change(|union, served, control| {
+        self.change(|union, served, changing| {
             let place = place.min(union.branch.0.len());
             let (member, claim) = member(&branch, (union, &served.tree), context, &mut warnings)?;
-            let layer = Arc::clone(&member.layer);
-            let slot = control.add(member, place)?;
-            if union.options().is_ok_and(|options| options.warn_permissions) {
-                warnings.extend(other_permissions(&served.union, &branch.name(), &*layer));
+            let (layer, name) = (Arc::clone(&member.layer), branch.name());
+            let warns = union.options().is_ok_and(|options| options.warn_permissions);
+            union.branch.0.insert(place, branch);
+            let slot = changing.to(union).add(member, place)?;
+            if warns {
+                warnings.extend(other_permissions(&served.union, &name, &*layer));
             }
             served.claims.lock().extend(claim.map(|claim| (slot, claim)));
-            union.branch.0.insert(place, branch);
             Ok(())
         })?;
         Ok(warnings)
@@ -234,11 +238,11 @@ impl Stack {
     /// # Errors
     /// There is no such branch, or it is in use.
     pub fn remove_branch(&self, place: usize, force: bool) -> Result<(), BranchError> {
-        self.change(|union, served, control| {
-            let slot = slot(&control, place)?;
-            control.remove(slot, force)?;
-            served.claims.lock().retain(|(of, _)| *of != slot);
+        self.change(|union, served, changing| {
+            let slot = slot(&served.union.control(), place)?;
             union.branch.0.remove(place);
+            changing.to(union).remove(slot, force)?;
+            served.claims.lock().retain(|(of, _)| *of != slot);
             Ok(())
         })
     }
@@ -250,8 +254,8 @@ impl Stack {
     /// There is no such branch, or what is open on it does not go with them.
     pub fn modify_branch(&self, place: usize, mode: BranchMode, context: &Context) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
-        self.change(|union, served, control| {
-            let slot = slot(&control, place)?;
+        self.change(|union, served, changing| {
+            let slot = slot(&served.union.control(), place)?;
             let branch = union.branch.0.get_mut(place).ok_or_else(missing)?;
             let mut claims = served.claims.lock();
             let held = claims.iter().any(|(of, _)| *of == slot);
@@ -259,30 +263,63 @@ impl Stack {
                 Some(claimed) => claim(claimed, &mut warnings)?,
                 None => None,
             };
-            control.modify(slot, mode.clone())?;
+            branch.mode = mode.clone();
+            changing.to(union).modify(slot, mode.clone())?;
             claims.extend(fresh.map(|claim| (slot, claim)));
             if !mode.writable() {
                 claims.retain(|(of, _)| *of != slot);
             }
-            branch.mode = mode;
             Ok(())
         })?;
         Ok(warnings)
     }
 
+    /// Has each change of the branches noted, in the moment in which it has been made and nobody has
+    /// seen it: whatever becomes of this process, what users were shown is what was noted last.
+    /// `note` must not use the stack.
+    pub fn note_changes(&self, note: impl Fn(&StackSpec) + Send + Sync + 'static) {
+        *self.noting.lock() = Some(Arc::new(note));
+    }
+
     fn change(
         &self,
-        change: impl FnOnce(&mut UnionSpec, &Served, Control) -> Result<(), BranchError>,
+        change: impl FnOnce(&mut UnionSpec, &Served, &Changing<'_>) -> Result<(), BranchError>,
     ) -> Result<(), BranchError> {
         let mut spec = self.spec.lock();
         let none = || BranchError::new("there is no union in this mount");
         let served = self.served().ok_or_else(none)?;
-        let union = spec
-            .layers
-            .iter_mut()
-            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None });
-        change(union.ok_or_else(none)?, served, served.union.control())
+        let mut union = union_of(&mut spec).ok_or_else(none)?.clone();
+        let changing = Changing { spec: &spec, noting: self.noting.lock().clone(), union: &served.union };
+        change(&mut union, served, &changing)?;
+        union_of(&mut spec).into_iter().for_each(|before| *before = union.clone());
+        Ok(())
     }
+}
+
+/// A change of the branches that is under way.
+struct Changing<'a> {
+    /// Before it.
+    spec: &'a StackSpec,
+    noting: Option<Noting>,
+    union: &'a Arc<Union>,
+}
+
+impl Changing<'_> {
+    /// Who changes them to these.
+    fn to(&self, union: &UnionSpec) -> Control {
+        let control = self.union.control();
+        let Some(noting) = self.noting.clone() else { return control };
+        let mut spec = self.spec.clone();
+        union_of(&mut spec).into_iter().for_each(|before| *before = union.clone());
+        control.telling(move || noting(&spec))
+    }
+}
+
+fn union_of(spec: &mut StackSpec) -> Option<&mut UnionSpec> {
+    spec.layers.iter_mut().find_map(|layer| match layer {
+        LayerSpec::Union(union) => Some(union.as_mut()),
+        _ => None,
+    })
 }
 
 fn slot(control: &Control, place: usize) -> Result<u8, BranchError> {

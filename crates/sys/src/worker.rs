@@ -8,14 +8,27 @@
 //! The C library does not know of this way to make a process: in the worker's first thread it
 //! believes to be the guardian's (a thread keeps its number). So that thread makes another one, which
 //! is sound in every respect, and waits for it.
+//!
+//! A thread that waits in the kernel for an answer of the mount which its own process served is not dead
+//! before the next worker has given that, and a process is not dead before its threads are. So a
+//! worker tells by a descriptor that its main thread is dead ([`death_of_this_thread`]), and the guardian
+//! looks then whether other threads are left than such ([`Guard::outlasted`]), by their names: those are in
+//! the kernel's hands, and hold whatever becomes of the process. Invariant: while a worker runs, the guardian
+//! opens nothing: a worker that begins closes what it does not know, whoever opened it.
 
 use crate::check;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::{
+    cell::Cell,
     ffi::{CString, OsString},
-    io,
-    os::unix::ffi::{OsStrExt, OsStringExt},
-    path::Path,
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Path, PathBuf},
     process, thread,
+    time::Duration,
 };
 
 /// How a worker ended.
@@ -32,6 +45,8 @@ pub enum Ended {
 pub enum Heard {
     /// Its worker has ended.
     Ended(Ended),
+    /// The worker's main thread is dead.
+    Dying,
     /// Something was noted for it ([`call`]).
     Called,
 }
@@ -43,19 +58,37 @@ const CALLS: libc::c_int = libc::SIGUSR2;
 /// tells of the worker's end.
 const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1];
 
+/// `PIDFD_THREAD` (linux/pidfd.h).
+const OF_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
+
+/// For how long nothing is done between two looks at threads that are dying, at first and at most.
+const LOOK: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(50)];
+
 /// Takes signals one by one; blocked in this thread from then on.
 #[derive(Debug)]
-pub struct Guard(libc::sigset_t);
+pub struct Guard {
+    signals: OwnedFd,
+    /// Workers that had threads left, and have not been waited for.
+    left: Cell<u32>,
+}
 
 impl Guard {
     /// Blocks the signals. Workers have those blocked that are passed on, in all of their threads.
     ///
     /// # Errors
-    /// As `pthread_sigmask(3)`.
+    /// As `pthread_sigmask(3)` and `signalfd(2)`.
     pub fn new() -> io::Result<Guard> {
         let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD, CALLS]));
         mask(libc::SIG_BLOCK, &set)?;
-        Ok(Guard(set))
+        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+        let made = check(libc::c_long::from(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) }))?;
+        // SAFETY: the kernel just made it, and nobody else knows it.
+        Ok(Guard { signals: unsafe { crate::owned(made) }?, left: Cell::new(0) })
+    }
+
+    /// The number of the descriptor that a worker leaves open.
+    pub fn descriptor(&self) -> i32 {
+        self.signals.as_raw_fd()
     }
 
     /// Makes a worker that carries out `body` and ends with its code; answers its process number.
@@ -74,19 +107,33 @@ impl Guard {
         }
     }
 
-    /// Waits for the end of a worker, or for a call, and passes signals on to it meanwhile.
+    /// Waits for the end of a worker, or for a call, and passes signals on to it meanwhile; where `main`
+    /// is the number of a descriptor that it got from [`death_of_this_thread`], for that as well.
     ///
     /// # Errors
-    /// As `sigwaitinfo(2)` and `waitpid(2)`.
-    pub fn wait(&self, worker: i32) -> io::Result<Heard> {
+    /// As `poll(2)`, `read(2)` and `waitpid(2)`.
+    pub fn wait(&self, worker: i32, main: Option<i32>) -> io::Result<Heard> {
+        // SAFETY: asks about a number only.
+        let main = main.filter(|main| unsafe { libc::fcntl(*main, libc::F_GETFD) } >= 0);
+        // SAFETY: it is open, and a worker leaves it so until the next one begins, which this process
+        // makes.
+        let main = main.map(|main| unsafe { BorrowedFd::borrow_raw(main) });
         loop {
-            // SAFETY: the set is initialised, and nothing else is asked for.
-            let signal = unsafe { libc::sigwaitinfo(&raw const self.0, std::ptr::null_mut()) };
-            match signal {
-                -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
-                -1 => return Err(io::Error::last_os_error()),
+            if let Some(main) = main {
+                let mut watched = [PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&main, PollFlags::IN)];
+                match poll(&mut watched, None) {
+                    Ok(_) => {}
+                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+                let [signals, main] = watched.map(|one| !one.revents().is_empty());
+                if main && !signals {
+                    return Ok(Heard::Dying);
+                }
+            }
+            match self.signal()? {
                 libc::SIGCHLD => {
-                    if let Some(ended) = has_ended(worker)? {
+                    if let Some(ended) = self.has_ended(worker)? {
                         return Ok(Heard::Ended(ended));
                     }
                 }
@@ -99,6 +146,124 @@ impl Guard {
             }
         }
     }
+
+    /// Of a worker that was killed and whose main thread is dead: waits until it has ended, or no thread
+    /// is left but some with these names: none of them runs another instruction of the worker's, and
+    /// what it is in the midst of may end at any time. They are waited for by the way ([`Self::wait`]).
+    ///
+    /// # Errors
+    /// As `waitpid(2)`.
+    pub fn outlasted(&self, worker: i32, names: &[&str]) -> io::Result<Option<Ended>> {
+        let [mut pause, longest] = LOOK;
+        loop {
+            if let Some(ended) = self.has_ended(worker)? {
+                return Ok(Some(ended));
+            }
+            // Where threads cannot be looked at, its end is waited for.
+            if are_left(worker).is_ok_and(|left| left.iter().all(|name| names.contains(&name.as_str()))) {
+                self.left.set(self.left.get() + 1);
+                return Ok(None);
+            }
+            pause_for(pause);
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Whether threads may be left of workers that have died.
+    pub fn has_threads_left(&self) -> bool {
+        self.left.get() > 0
+    }
+
+    /// How a worker has ended, if so. Those before it that had threads left are waited for on the way.
+    fn has_ended(&self, worker: i32) -> io::Result<Option<Ended>> {
+        loop {
+            let mut status = 0;
+            // SAFETY: the status is written to, and lives for the call.
+            let waited = check(libc::c_long::from(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }))?;
+            match i32::try_from(waited) {
+                Ok(0) => return Ok(None),
+                Ok(ended) if ended == worker => {
+                    return Ok(Some(match libc::WIFSIGNALED(status) {
+                        true => Ended::Signal(libc::WTERMSIG(status)),
+                        false => Ended::Code(libc::WEXITSTATUS(status)),
+                    }));
+                }
+                _ => self.left.set(self.left.get().saturating_sub(1)),
+            }
+        }
+    }
+
+    fn signal(&self) -> io::Result<libc::c_int> {
+        let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        loop {
+            match rustix::io::read(self.signals.as_fd(), &mut record) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // The number is the first field of `struct signalfd_siginfo`.
+        Ok(record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes)))
+    }
+}
+
+/// The names of the threads of a process that was killed which are not dead yet.
+fn are_left(process: i32) -> io::Result<Vec<String>> {
+    let threads = fs::read_dir(format!("/proc/{process}/task"))?;
+    let threads = threads.map(|thread| thread.map(|thread| thread.path())).collect::<io::Result<Vec<_>>>()?;
+    let name = |thread: PathBuf| {
+        let stat = match fs::read_to_string(thread.join("stat")) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+            stat => stat?,
+        };
+        // The name may hold anything.
+        let parts = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(") "));
+        let (name, rest) = parts.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok((!rest.starts_with(['Z', 'X'])).then(|| name.to_owned()))
+    };
+    threads.into_iter().filter_map(|thread| name(thread).transpose()).collect()
+}
+
+/// The name that a thread has in the midst of what it may have to wait for the mount which its own
+/// process serves.
+pub const WAITS: &str = "nacre-waits";
+
+/// Does something by a thread with that name, which it has until then. Whatever is under way of it when
+/// the process is killed may end at any time, also beside the next worker: it changes nothing but what
+/// the kernel knows, and neither opens nor closes a descriptor.
+pub fn waiting<T>(act: impl FnOnce() -> T) -> T {
+    struct Named(Option<CString>);
+    impl Drop for Named {
+        fn drop(&mut self) {
+            if let Some(name) = &self.0 {
+                // It cannot fail for a name that the thread had.
+                let _ = rustix::thread::set_name(name);
+            }
+        }
+    }
+    let before = Named(rustix::thread::name().ok());
+    // Without it, the guardian waits for the thread.
+    let _ = rustix::thread::set_name(c"nacre-waits");
+    let done = act();
+    drop(before);
+    done
+}
+
+#[expect(clippy::disallowed_methods, reason = "a thread that dies tells nobody")]
+fn pause_for(time: Duration) {
+    thread::sleep(time);
+}
+
+/// A descriptor that can be read when the calling thread is dead, which is not the first of its process:
+/// of that, the kernel does not tell before all are.
+///
+/// # Errors
+/// EINVAL before Linux 6.9.
+pub fn death_of_this_thread() -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers.
+    let made = check(unsafe { libc::syscall(libc::SYS_pidfd_open, libc::gettid(), OF_THREAD) })?;
+    // SAFETY: the kernel just made it, and nobody else knows it.
+    unsafe { crate::owned(made) }
 }
 
 /// Tells a guardian that something was noted for it.
@@ -171,16 +336,6 @@ fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
     process::exit(i32::from(code))
 }
 
-fn has_ended(worker: i32) -> io::Result<Option<Ended>> {
-    let mut status = 0;
-    // SAFETY: the status is written to, and lives for the call.
-    let waited = check(libc::c_long::from(unsafe { libc::waitpid(worker, &raw mut status, libc::WNOHANG) }))?;
-    Ok((waited != 0).then(|| match libc::WIFSIGNALED(status) {
-        true => Ended::Signal(libc::WTERMSIG(status)),
-        false => Ended::Code(libc::WEXITSTATUS(status)),
-    }))
-}
-
 fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset` cannot
     // fail for it.
@@ -199,5 +354,21 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     match unsafe { libc::pthread_sigmask(how, std::ptr::from_ref(set), std::ptr::null_mut()) } {
         0 => Ok(()),
         status => Err(io::Error::from_raw_os_error(status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_another_name_while_it_waits() {
+        let name = || rustix::thread::name().unwrap().into_string().unwrap();
+        let before = name();
+        assert_eq!(waiting(name), WAITS);
+        assert_eq!(name(), before);
+        assert!(std::panic::catch_unwind(|| waiting(|| std::panic::resume_unwind(Box::new(())))).is_err());
+        assert_eq!(name(), before);
+        assert!(are_left(process::id().cast_signed()).unwrap().contains(&before));
     }
 }

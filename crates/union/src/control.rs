@@ -87,6 +87,13 @@ pub struct BranchStatus {
 #[derive(Clone)]
 pub struct Control {
     pub(crate) shared: Arc<UnionShared>,
+    settled: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl From<Arc<UnionShared>> for Control {
+    fn from(shared: Arc<UnionShared>) -> Control {
+        Control { shared, settled: None }
+    }
 }
 
 impl fmt::Debug for Control {
@@ -98,11 +105,24 @@ impl fmt::Debug for Control {
 impl Union {
     /// The control of this union.
     pub fn control(&self) -> Control {
-        Control { shared: Arc::clone(self.shared()) }
+        Control::from(Arc::clone(self.shared()))
     }
 }
 
 impl Control {
+    /// Calls this in the moment in which a change of the branches has been made and nobody has seen
+    /// it. It must not use the union.
+    #[must_use]
+    pub fn telling(self, settled: impl Fn() + Send + Sync + 'static) -> Control {
+        Control { settled: Some(Arc::new(settled)), ..self }
+    }
+
+    fn settled(&self) {
+        if let Some(settled) = &self.settled {
+            settled();
+        }
+    }
+
     /// All branches from the top.
     pub fn list(&self) -> Vec<BranchStatus> {
         let branches: Vec<_> = self.shared.branches().iter().map(Arc::clone).collect();
@@ -149,7 +169,7 @@ impl Control {
         shared.identities.register(branch.root_id);
         let mut after = before.clone();
         after.insert(position.min(before.len()), Arc::clone(&branch));
-        shared.replace(&before, after)?;
+        shared.replace_if(&before, after, |_| Ok(()), || self.settled())?;
         slots.take(&branch);
         shared.placing.space.forget(usize::from(slot));
         shared.attach(&branch);
@@ -199,7 +219,7 @@ impl Control {
         let guarded = !force && branch.is_writable();
         let was_draining = branch.is_draining();
         let looked_at = if guarded { Some(shared.missed(&branch)?) } else { None };
-        let done = shared.replace_if(&before, after, |shared| {
+        let check = |shared: &UnionShared| {
             let open = shared.open_files();
             let there: Vec<_> =
                 open.into_iter().filter(|(_, file)| file.is_on(&branch)).map(|(node, _)| node).collect();
@@ -216,7 +236,8 @@ impl Control {
                 }
                 _ => Ok(()),
             }
-        });
+        };
+        let done = shared.replace_if(&before, after, check, || self.settled());
         if done.is_err() && guarded {
             branch.set_draining(was_draining);
         }
@@ -249,7 +270,7 @@ impl Control {
         shared.wait_for_closing(writes).map_err(|files| busy(&files))?;
         let (old, was_draining) = ((*branch.mode()).clone(), branch.is_draining());
         let branches: Vec<Arc<Branch>> = shared.branches().to_vec();
-        let done = shared.replace_if(&branches, branches.clone(), |shared| {
+        let check = |shared: &UnionShared| {
             let there: Vec<_> =
                 shared.open_files().into_iter().filter(|(_, file)| writes(file)).map(|(node, _)| node).collect();
             if !there.is_empty() {
@@ -258,7 +279,8 @@ impl Control {
             branch.set_mode(mode);
             branch.set_draining(false);
             Ok(())
-        });
+        };
+        let done = shared.replace_if(&branches, branches.clone(), check, || self.settled());
         if done.is_err() {
             // Nobody has seen it: the change was undone before operations went on.
             let _alone = shared.gate.write();
@@ -400,16 +422,14 @@ impl UnionShared {
         }
     }
 
-    fn replace(&self, before: &[Arc<Branch>], after: Vec<Arc<Branch>>) -> Result<(), ChangeError> {
-        self.replace_if(before, after, |_| Ok(()))
-    }
-
-    /// Makes `after` the branches, if `check` agrees in the moment when nobody looks.
+    /// Makes `after` the branches, if `check` agrees in the moment when nobody looks; `settled` is
+    /// called in that moment when it is done.
     fn replace_if(
         &self,
         before: &[Arc<Branch>],
         after: Vec<Arc<Branch>>,
         check: impl FnOnce(&UnionShared) -> Result<(), ChangeError>,
+        settled: impl FnOnce(),
     ) -> Result<(), ChangeError> {
         let lent = |file: &UnionFile| file.is_lent() && !file.branch().is_writable();
         // The kernel may be holding such files only in the hope of the next open.
@@ -430,6 +450,7 @@ impl UnionShared {
             for gone in before.iter().filter(|old| !after.iter().any(|new| new.slot == old.slot)) {
                 self.listings.branch_is_gone(gone.slot);
             }
+            settled();
         }
         drop(alone);
         {

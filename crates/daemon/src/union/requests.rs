@@ -99,6 +99,19 @@ pub enum UnionRequest {
     DrainStatus,
 }
 
+impl UnionRequest {
+    /// Whether it changes what the mount consists of.
+    pub fn changes_layers(&self) -> bool {
+        matches!(
+            self,
+            UnionRequest::Add { .. }
+                | UnionRequest::Remove { .. }
+                | UnionRequest::Modify { .. }
+                | UnionRequest::TierRules { .. }
+        )
+    }
+}
+
 /// What a mounted union answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -195,12 +195,19 @@ impl ServedUnion<'_> {
         };
         outliving::check_branch(&branch, self.mountpoint)?;
         let mut context = self.context.clone();
-        {
+        let held = {
             let mut directories = directories.lock();
-            branch.directories().into_iter().try_for_each(|directory| directories.hold(directory))?;
+            let held = branch.directories().into_iter().try_for_each(|directory| directories.hold(directory));
             context.reached = directories.reached();
+            held
+        };
+        let added =
+            held.and_then(|()| self.stack.add_branch(branch, place, &context).map_err(|error| unchanged(&error, "")));
+        if added.is_err() {
+            // Nobody has noted them, and what is not used must not keep a disk busy.
+            drop(directories.lock().take_all_but(&self.stack.spec()));
         }
-        self.stack.add_branch(branch, place, &context).map_err(|error| unchanged(&error, ""))
+        added
     }
 
     fn move_file(&self, path: &[u8], up: bool) -> Result<u64, Failure> {

@@ -178,7 +178,7 @@ fn work(shared: &Weak<UnionShared>, wake: &Wake) {
         let Some(every) = shared.upgrade().map(|union| union.tiering.rules.lock().every) else { return };
         wake.pause(every);
         let Some(union) = shared.upgrade() else { return };
-        let control = Control { shared: union };
+        let control = Control::from(union);
         let gone = || shared.strong_count() <= 1;
         let report = control.tier_tick(now(), &mut |_| !gone());
         if report.moved > 0 || !report.left.is_empty() {
@@ -428,7 +428,7 @@ impl Rate {
 
 impl UnionShared {
     fn control(self: &Arc<UnionShared>) -> Control {
-        Control { shared: Arc::clone(self) }
+        Control::from(Arc::clone(self))
     }
 
     /// The branches between which files go, the fastest first.
