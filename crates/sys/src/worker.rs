@@ -8,11 +8,17 @@
 //! The C library does not know of this way to make a process: in the worker's first thread it
 //! believes to be the guardian's (a thread keeps its number). So that thread makes another one, which
 //! is sound in every respect, and waits for it.
+//!
+//! A worker has ended when none of its threads will do anything any more. A killed thread that tells
+//! the kernel something of the mount may have to wait for a directory's lock, and whoever has that for
+//! an answer of the worker: nothing tells of the end of such a worker, and only the next one can
+//! answer. So a guardian looks from time to time; such threads return from their call, and die.
 
 use crate::check;
 use std::{
+    cell::RefCell,
     ffi::{CString, OsString},
-    io,
+    fs, io,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::Path,
     process, thread,
@@ -43,9 +49,16 @@ const CALLS: libc::c_int = libc::SIGUSR2;
 /// tells of the worker's end.
 const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1];
 
+/// How often a worker is looked at that has not told of its end.
+const LOOK: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+
 /// Takes signals one by one; blocked in this thread from then on.
 #[derive(Debug)]
-pub struct Guard(libc::sigset_t);
+pub struct Guard {
+    signals: libc::sigset_t,
+    /// Workers with threads that are in the kernel still.
+    leaving: RefCell<Vec<i32>>,
+}
 
 impl Guard {
     /// Blocks the signals. Workers have those blocked that are passed on, in all of their threads.
@@ -55,7 +68,7 @@ impl Guard {
     pub fn new() -> io::Result<Guard> {
         let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD, CALLS]));
         mask(libc::SIG_BLOCK, &set)?;
-        Ok(Guard(set))
+        Ok(Guard { signals: set, leaving: RefCell::default() })
     }
 
     /// Makes a worker that carries out `body` and ends with its code; answers its process number.
@@ -77,15 +90,25 @@ impl Guard {
     /// Waits for the end of a worker, or for a call, and passes signals on to it meanwhile.
     ///
     /// # Errors
-    /// As `sigwaitinfo(2)` and `waitpid(2)`.
+    /// As `sigtimedwait(2)` and `waitpid(2)`.
     pub fn wait(&self, worker: i32) -> io::Result<Heard> {
+        let look = LOOK;
         loop {
-            // SAFETY: the set is initialised, and nothing else is asked for.
-            let signal = unsafe { libc::sigwaitinfo(&raw const self.0, std::ptr::null_mut()) };
+            // SAFETY: the set and the time are initialised, and nothing else is asked for.
+            let signal = unsafe { libc::sigtimedwait(&raw const self.signals, std::ptr::null_mut(), &raw const look) };
             match signal {
-                -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
-                -1 => return Err(io::Error::last_os_error()),
+                -1 => match io::Error::last_os_error() {
+                    error if error.raw_os_error() == Some(libc::EINTR) => {}
+                    error if error.raw_os_error() == Some(libc::EAGAIN) => {
+                        if let Some(signal) = killed(worker) {
+                            self.leaving.borrow_mut().push(worker);
+                            return Ok(Heard::Ended(Ended::Signal(signal)));
+                        }
+                    }
+                    error => return Err(error),
+                },
                 libc::SIGCHLD => {
+                    self.leaving.borrow_mut().retain(|before| matches!(has_ended(*before), Ok(None)));
                     if let Some(ended) = has_ended(worker)? {
                         return Ok(Heard::Ended(ended));
                     }
@@ -154,7 +177,7 @@ const LOOKS: u32 = 100_000;
 /// Returns when this process has one thread: one that has been waited for is there for a moment still.
 fn wait_for_others() -> io::Result<()> {
     for _ in 0..LOOKS {
-        if std::fs::read_dir("/proc/self/task")?.count() == 1 {
+        if fs::read_dir("/proc/self/task")?.count() == 1 {
             return Ok(());
         }
         thread::yield_now();
@@ -179,6 +202,44 @@ fn has_ended(worker: i32) -> io::Result<Option<Ended>> {
         true => Ended::Signal(libc::WTERMSIG(status)),
         false => Ended::Code(libc::WEXITSTATUS(status)),
     }))
+}
+
+/// The signal that killed a worker of which only threads are left that write to the fuse device.
+fn killed(worker: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{worker}/stat")).ok()?;
+    if state(&stat) != Some("Z") {
+        return None;
+    }
+    let status: libc::c_int = fields(&stat)?.next_back()?.parse().ok()?;
+    let tasks: Vec<_> = fs::read_dir(format!("/proc/{worker}/task")).ok()?.collect::<Result<_, _>>().ok()?;
+    let leaves = tasks.iter().all(|task| {
+        let read = |file: &str| fs::read_to_string(task.path().join(file));
+        // One whose record is gone has ended meanwhile.
+        let Ok(stat) = read("stat") else { return true };
+        matches!(state(&stat), Some("Z" | "X")) || read("syscall").is_ok_and(|call| writes_to_fuse(&call))
+    });
+    (leaves && libc::WIFSIGNALED(status)).then(|| libc::WTERMSIG(status))
+}
+
+/// What follows the name in a line of `/proc/PID/stat`.
+fn fields(stat: &str) -> Option<impl DoubleEndedIterator<Item = &str>> {
+    stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace())
+}
+
+fn state(stat: &str) -> Option<&str> {
+    fields(stat)?.next()
+}
+
+/// Whether a thread whose `/proc/PID/syscall` this is waits in a write to the fuse device. The table of
+/// descriptors is ours, too.
+fn writes_to_fuse(call: &str) -> bool {
+    let mut words = call.split_whitespace();
+    let number = words.next().and_then(|number| number.parse().ok());
+    let descriptor = words.next().and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    [libc::SYS_write, libc::SYS_writev].map(Some).contains(&number)
+        && descriptor.is_some_and(|number| {
+            fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|path| path == Path::new("/dev/fuse"))
+        })
 }
 
 fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
