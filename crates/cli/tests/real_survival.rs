@@ -2,10 +2,13 @@
 //! nothing.
 //!
 //! Each mount is killed twice at most: the third time within a minute it stays down, which is a test of
-//! its own. `NACRE_SURVIVAL_ROUNDS` makes a campaign of the random one.
+//! its own. `NACRE_SURVIVAL_ROUNDS` and `NACRE_SURVIVAL_KILLS` make campaigns of the random ones, from
+//! `NACRE_SURVIVAL_SEED`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+mod crashing;
 mod mounting;
+mod surviving;
 
 use mounting::{
     Fixture, as_root,
@@ -23,76 +26,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
-
-/// A mount that outlives its process. The guardian is the fixture's daemon.
-struct Guarded {
-    fixture: Fixture,
-    guardian: u32,
-    /// Killed at the end: they do not end with their guardian.
-    workers: Vec<u32>,
-}
-
-impl Guarded {
-    /// A mirror.
-    fn new(options: &[&str]) -> Guarded {
-        Guarded::of(Fixture::mirror(&[&["--survive", "--transport=device"], options].concat()))
-    }
-
-    /// A cage.
-    fn cage(options: &[&str]) -> Guarded {
-        Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
-    }
-
-    /// A union of the source over a directory that is filled first.
-    fn union(options: &[&str], fill: impl FnOnce(&Path)) -> Guarded {
-        let mut fixture = Fixture::bare();
-        let lower = fixture.scratch.path().join("lower");
-        fs::create_dir(&lower).unwrap();
-        fill(&lower);
-        let branches = format!("{}=rw:{}=ro", fixture.source.display(), lower.display());
-        let mountpoint = fixture.mountpoint.clone();
-        let words = [&["union", "--survive", "--transport=device"], options].concat();
-        fixture.start(&words, branches.as_ref(), &mountpoint);
-        Guarded::of(fixture)
-    }
-
-    fn of(fixture: Fixture) -> Guarded {
-        let workers = vec![worker(&fixture.mountpoint)];
-        Guarded { guardian: fixture.pid(), fixture, workers }
-    }
-
-    fn at(&self, name: &str) -> std::path::PathBuf {
-        self.fixture.at(name)
-    }
-
-    /// Kills the process that serves, and waits until another one does.
-    fn kill(&mut self) {
-        let killed = *self.workers.last().unwrap();
-        kill(killed, Signal::KILL);
-        eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
-        self.workers.push(worker(&self.fixture.mountpoint));
-    }
-
-    fn restarts(&self) -> u64 {
-        restarts(&self.fixture.mountpoint)
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // The guardian first: it would make another one.
-        let all = std::iter::once(self.guardian).chain(self.workers.iter().copied());
-        all.filter(|process| !is_gone(*process)).for_each(|process| kill(process, Signal::KILL));
-    }
-}
-
-fn worker(mountpoint: &Path) -> u32 {
-    u32::try_from(Status::of(mountpoint).number("pid")).unwrap()
-}
-
-fn restarts(mountpoint: &Path) -> u64 {
-    Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
-}
+use surviving::{BELOW, Guarded, Raised, campaign, change, change_below, fill_below, restarts, worker};
 
 fn opened_files_go_on(mut guarded: Guarded) {
     let at = |name: &str| guarded.fixture.at(name);
@@ -275,36 +209,90 @@ fn a_union_that_goes_on_has_its_branches() {
     guarded.fixture.unmount();
 }
 
-/// Copies up, removes, and moves files of the branch below as long as it may and there are any.
-fn change_below(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
-    for round in 0_u64.. {
-        if over.load(Ordering::Relaxed) {
-            return;
-        }
-        done.fetch_add(1, Ordering::Relaxed);
-        if round >= BELOW {
-            std::thread::sleep(Duration::from_millis(1));
-            continue;
-        }
-        let name = |what: &str| place.join(format!("low{number}/{round}-{what}"));
-        let mut file = OpenOptions::new().append(true).read(true).open(name("file")).expect("open");
-        file.write_all(b"+more").expect("append");
-        assert_eq!(fs::read_to_string(name("file")).expect("read"), "below+more");
-        fs::rename(name("file"), name("moved")).expect("rename");
-        file.write_all(b"+last").expect("append");
-        assert!(!name("file").exists(), "what was moved is there no more");
-        fs::remove_file(name("old")).expect("unlink");
-        assert!(!name("old").exists(), "what was removed is there no more");
-        fs::remove_dir_all(name("directory")).expect("rmdir");
-        fs::create_dir(name("directory")).expect("mkdir");
-        assert_eq!(fs::read_dir(name("directory")).expect("readdir").count(), 0);
-        fs::rename(name("one"), name("other")).expect("rename over");
-        assert_eq!(fs::read_to_string(name("other")).expect("read"), "one");
+/// What a union was told while it was mounted, and what it waits for.
+#[test]
+fn a_union_that_goes_on_has_its_rules_and_awaits_missing_branches() {
+    if !as_root() {
+        return;
     }
+    let words = ["union", "-o", "nofail,create=ff"];
+    let mut guarded = Guarded::over_lower(&words, "SOURCE=rw+tier:LOWER=rw+tier:BESIDE/late=ro", |_| ());
+    let mount = guarded.fixture.mountpoint.to_str().unwrap().to_owned();
+    let union = |guarded: &Guarded, words: &[&str]| {
+        let output = guarded.fixture.nacre([&["union"], words].concat());
+        assert!(output.status.success(), "{words:?}: {}", mounting::text(&output.stderr));
+        mounting::text(&output.stdout)
+    };
+    let is_missing = |guarded: &Guarded| union(guarded, &["list", &mount]).contains("missing");
+    let rules = "high=97,low=96,cold=*.iso,age=30d";
+    union(&guarded, &["tier", &mount, rules]);
+    let told = |guarded: &Guarded| union(guarded, &["tier", &mount]).lines().next().map(str::to_owned);
+    let before = told(&guarded);
+    assert!(before.as_ref().is_some_and(|line| line.contains("97")), "{before:?}");
+    assert!(is_missing(&guarded));
+    guarded.kill();
+    assert_eq!(told(&guarded), before);
+    assert!(is_missing(&guarded));
+    // Made beside, complete.
+    let beside = guarded.fixture.scratch.path();
+    mounting::sh(beside, "mkdir new; echo content >new/name; mv new late");
+    eventually("the branch is there", || !is_missing(&guarded));
+    let file = File::open(guarded.at("name")).unwrap();
+    guarded.kill();
+    assert_eq!((told(&guarded), is_missing(&guarded)), (before, false));
+    let mut text = [0; 8];
+    file.read_exact_at(&mut text, 0).unwrap();
+    assert_eq!((&text, fs::read_to_string(guarded.at("name")).unwrap().as_str()), (b"content\n", "content\n"));
+    drop(file);
+    guarded.fixture.unmount();
 }
 
-/// How many files of each kind a thread has.
-const BELOW: u64 = 300;
+/// Over its own branch, with a directory of its own elsewhere, under filters.
+#[test]
+fn a_union_over_its_own_branch_goes_on() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let (lower, work, place) = (fixture.directory("lower"), fixture.directory("work"), fixture.source.clone());
+    fs::create_dir(lower.join("tree")).unwrap();
+    ["one", "two", "gone"].iter().for_each(|name| fs::write(lower.join("tree").join(name), "below").unwrap());
+    fs::write(place.join("own"), "own").unwrap();
+    let line = format!(
+        "union:{{host:{}\\,work={}}}=rw:{}=ro | remap:perms=a+r | trace",
+        place.display(),
+        work.display(),
+        lower.display()
+    );
+    fixture.mountpoint.clone_from(&place);
+    fixture.start(&["mount", "-o", "rw", "--survive", "--transport=device"], line.as_ref(), &place);
+    let mut guarded = Guarded::of(fixture);
+    let at = |name: &str| place.join(name);
+    let writable = |name: &str| OpenOptions::new().read(true).write(true).open(at(name)).unwrap();
+    let (one, own) = (writable("tree/one"), writable("own"));
+    one.write_all_at(b"above", 0).unwrap();
+    fs::remove_file(at("tree/gone")).unwrap();
+    guarded.kill();
+    one.write_all_at(b"!", 5).unwrap();
+    own.write_all_at(b"!", 3).unwrap();
+    let two = writable("tree/two");
+    two.write_all_at(b"above", 0).unwrap();
+    fs::rename(at("tree/two"), at("moved")).unwrap();
+    guarded.kill();
+    two.write_all_at(b"?", 5).unwrap();
+    fs::write(at("tree/new"), "new").unwrap();
+    let texts = |place: &Path| {
+        let text = |name: &str| fs::read_to_string(place.join(name)).ok();
+        ["tree/one", "own", "moved", "tree/new", "tree/gone", "tree/two"].map(text)
+    };
+    let expected =
+        [Some("above!"), Some("own!"), Some("above?"), Some("new"), None, None].map(|text| text.map(str::to_owned));
+    assert_eq!(texts(&place), expected);
+    drop((one, own, two));
+    guarded.fixture.unmount();
+    assert_eq!(texts(&place)[..4], expected[..4], "it lies in the branch");
+    assert!(fs::read_dir(work.join("work")).unwrap().next().is_none(), "nothing is left of what was under way");
+}
 
 #[test]
 fn nobody_notices_that_the_process_of_a_union_dies() {
@@ -315,17 +303,7 @@ fn nobody_notices_that_the_process_of_a_union_dies() {
     println!("campaign: NACRE_SURVIVAL_ROUNDS={rounds}");
     for round in 0..rounds {
         let options = if round % 2 == 0 { &[][..] } else { mounting::without_passthrough() };
-        let mut guarded = Guarded::union(options, |lower| {
-            for number in 0..2 {
-                for round in 0..BELOW {
-                    let name = |what: &str| lower.join(format!("low{number}/{round}-{what}"));
-                    fs::create_dir_all(name("directory/sub")).unwrap();
-                    [("file", "below"), ("old", "old"), ("one", "one"), ("other", "other"), ("directory/x", "x")]
-                        .iter()
-                        .for_each(|(what, content)| fs::write(name(what), content).unwrap());
-                }
-            }
-        });
+        let mut guarded = Guarded::union(options, |lower| (0..2).for_each(|number| fill_below(lower, number, BELOW)));
         let place = guarded.fixture.mountpoint.clone();
         let (over, done, below) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
@@ -506,48 +484,6 @@ fn what_cannot_be_gone_on_with_is_not_touched() {
     assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (guarded.workers[0], 0));
 }
 
-/// Makes, moves and removes things as long as it may; every call has to do what it says.
-fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
-    for round in 0_u64.. {
-        if over.load(Ordering::Relaxed) {
-            return;
-        }
-        let name = |what: &str| place.join(format!("{number}-{round}-{what}"));
-        let content = vec![round as u8; 3000];
-        let mut file = OpenOptions::new().write(true).read(true).create_new(true).open(name("file")).expect("create");
-        file.write_all(&content).expect("write");
-        fs::create_dir(name("directory")).expect("mkdir");
-        fs::rename(name("file"), name("directory").join("moved")).expect("rename");
-        fs::hard_link(name("directory").join("moved"), name("linked")).expect("link");
-        std::os::unix::fs::symlink("target", name("link")).expect("symlink");
-        let fifo = rustix::fs::FileType::Fifo;
-        rustix::fs::mknodat(rustix::fs::CWD, name("fifo"), fifo, rustix::fs::Mode::RWXU, 0).expect("mknod");
-        rustix::fs::setxattr(name("linked"), c"user.x", b"1", rustix::fs::XattrFlags::CREATE).expect("setxattr");
-        let mut log = OpenOptions::new().append(true).create(true).open(place.join(format!("log-{number}"))).unwrap();
-        writeln!(log, "{round}").expect("append");
-        assert_eq!(fs::read(name("linked")).expect("read"), content);
-        assert_eq!(fs::read_link(name("link")).expect("readlink"), Path::new("target"));
-        assert_eq!(fs::read_dir(name("directory")).expect("readdir").count(), 1);
-        assert_eq!(file.metadata().expect("stat").nlink(), 2);
-        rustix::fs::removexattr(name("linked"), c"user.x").expect("removexattr");
-        for gone in [name("directory").join("moved"), name("linked"), name("link"), name("fifo")] {
-            fs::remove_file(gone).expect("unlink");
-        }
-        fs::remove_dir(name("directory")).expect("rmdir");
-        file.write_all_at(b"still", 0).expect("write without a name");
-        done.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Raises a flag at its end, also that of a test that failed.
-struct Raised<'a>(&'a AtomicBool);
-
-impl Drop for Raised<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn nobody_notices_that_the_process_dies() {
     if !as_root() {
@@ -715,6 +651,42 @@ fn a_mount_stays_down_whoever_waits_for_it() {
     assert!(holder.wait().unwrap().success());
 }
 
+/// A thread of the process tells the kernel of a new name, and waits for the directory, which is kept
+/// by somebody who waits for the process: it cannot die before the next one has answered him.
+#[test]
+fn a_process_that_cannot_die_before_it_has_answered_is_followed_by_another_one() {
+    if !as_root() {
+        return;
+    }
+    let line = "union:SOURCE=rw:{host:LOWER \\| throttle:read-rate=1M}=ro";
+    let mut guarded = Guarded::over_lower(&["mount", "-o", "rw"], line, |lower| {
+        fs::create_dir(lower.join("tree")).unwrap();
+        fs::write(lower.join("tree/large"), zeros(4 << 20)).unwrap();
+    });
+    fs::write(guarded.at("tree/made"), "").unwrap();
+    let (old, new) = (guarded.at("tree/large"), guarded.at("tree/moved"));
+    // It is copied first, slowly.
+    let moving = std::thread::spawn(move || fs::rename(old, new));
+    let killed = guarded.workers[0];
+    let waits = |task: std::io::Result<fs::DirEntry>| {
+        let place = fs::read_to_string(task.unwrap().path().join("wchan"));
+        place.is_ok_and(|place| place.starts_with("fuse_reverse_inval"))
+    };
+    let mut number = 0;
+    eventually("a thread waits for the directory", || {
+        number += 1;
+        fs::write(guarded.fixture.below(format!("tree/{number}")), "").unwrap();
+        fs::read_dir(format!("/proc/{killed}/task")).unwrap().any(waits)
+    });
+    assert!(!moving.is_finished());
+    guarded.kill();
+    moving.join().unwrap().unwrap();
+    assert_eq!(fs::metadata(guarded.at("tree/moved")).unwrap().len(), 4 << 20);
+    assert!(!guarded.at("tree/large").exists());
+    eventually("nothing is left of the process", || !Path::new(&format!("/proc/{killed}")).exists());
+    guarded.fixture.unmount();
+}
+
 #[test]
 fn the_third_death_within_a_minute_is_the_last() {
     if !as_root() {
@@ -797,4 +769,16 @@ fn what_cannot_outlive_its_process_is_refused() {
     let output = fixture.nacre(["mount", "--survive", "mem", mountpoint]);
     assert!(mounting::text(&output.stderr).contains("\"mem\""), "{}", mounting::text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));
+}
+
+/// Kills at random moments on mounts of all kinds, with programs that know what they were answered.
+#[test]
+fn what_was_answered_is_kept_by_mounts_of_all_kinds() {
+    if !as_root() {
+        return;
+    }
+    let number = |name: &str, otherwise: u64| std::env::var(name).map_or(otherwise, |value| value.parse().expect(name));
+    let (kills, seed) = (number("NACRE_SURVIVAL_KILLS", 12), number("NACRE_SURVIVAL_SEED", 1));
+    let told = campaign::run(kills, 3, seed);
+    println!("campaign: NACRE_SURVIVAL_KILLS={kills} NACRE_SURVIVAL_SEED={seed}: {}", told.text());
 }

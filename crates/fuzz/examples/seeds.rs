@@ -118,12 +118,12 @@ fn main() {
                 );
             }
             if pointer.kind == FrameKind::Table {
-                let kind = match content.first() {
-                    Some(1) => 0,
-                    Some(3) => 1,
-                    _ => 2,
+                let (kind, whole) = match content.first() {
+                    Some(4) => (3, counted(&[&content, b""])),
+                    Some(5) => (4, content.clone()),
+                    Some(7) => (5, content.clone()),
+                    _ => (3, counted(&[b"", &content])),
                 };
-                let whole = if kind == 2 { counted(&[b"", &content]) } else { content.clone() };
                 write("pool_segments", &name, &[&[kind], &whole[..]].concat());
             }
             if pointer.kind == FrameKind::Leaf && content.len() < 4000 {

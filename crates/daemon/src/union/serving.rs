@@ -87,7 +87,8 @@ impl ServedUnion<'_> {
         let changed = |warnings| UnionAnswer::Changed { warnings };
         Ok(match request {
             UnionRequest::List => {
-                UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &self.absent.lock()))
+                let absent = self.absent.lock().clone();
+                UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &absent))
             }
             UnionRequest::Explain { path, directory } => {
                 UnionAnswer::Path(Box::new(explain(&*self.union()?, &path, directory)?))
@@ -205,7 +206,8 @@ impl ServedUnion<'_> {
             held.and_then(|()| self.stack.add_branch(branch, place, &context).map_err(|error| unchanged(&error, "")));
         if added.is_err() {
             // Nobody has noted them, and what is not used must not keep a disk busy.
-            drop(directories.lock().take_all_but(&self.stack.spec()));
+            let spec = self.stack.spec();
+            drop(directories.lock().take_all_but(&spec));
         }
         added
     }
