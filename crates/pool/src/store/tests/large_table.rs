@@ -149,7 +149,8 @@ fn a_root_need_not_name_all_segments_of_the_table() {
     }
     let left = store.committed.lock().tree.len();
     assert!(left < frames * 2 / 3, "{left} of {frames} pages");
-    assert_eq!(store.committed.lock().tree.frames((TOP, 0)).unwrap(), store.root().table_top);
+    let top = store.root().table_top;
+    assert_eq!(store.committed.lock().tree.frames((TOP, 0)).unwrap(), top);
     let was = table(&store);
     drop(store);
     let (store, _) = reopened(&bucket, &mut identity, Access::ReadWrite).unwrap();
