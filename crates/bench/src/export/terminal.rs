@@ -102,7 +102,7 @@ mod tests {
                         data\n  read                           82.9 MB/s       -75 %\n\
                         names\n  stat, again                     1.00 k/s       -50 %\n\
                         mean of all                                      -65 %\n\
-                        Bytes: the fewer the better, in the worst round\n  full: over the limit\n\
+                        Bytes, or what the row says: the fewer the better, in the worst round\n  full: over the limit\n\
                         \x20                                        -        4096\n\
                         note: nacre skipped: nothing is mounted | at all\nnote: a <note>\n";
         assert_eq!(table, expected);
