@@ -160,6 +160,10 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
 
 /// Measures files in a bucket on one target.
 pub fn run_in_bucket(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    // What is no file system has no names.
+    if visit.only_objects {
+        return Ok(());
+    }
     let (count, supply) = (visit.scale.files, Material::Text.supply());
     let directory = visit.own.join("many");
     fs::create_dir(&directory).doing("creating", &directory)?;
