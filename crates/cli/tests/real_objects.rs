@@ -211,6 +211,18 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.moto.weather(Weather::Fair);
     pool.import();
     assert_eq!(pool.sh("test ! -e at/unsynced; cat at/late"), "late\n");
+    // A store that says nothing is not waited for where another pool is wanted.
+    pool.yard.nacre(&["pool", "export", "%"]);
+    pool.moto.weather(Weather::Closed);
+    let (near, bucket) = (pool.yard.name("near"), pool.yard.path("bucket"));
+    fs::create_dir(&bucket).unwrap();
+    pool.yard.nacre(&["pool", "create", "-m", "none", &near, &format!("file://{}", bucket.display())]);
+    pool.yard.nacre(&["pool", "export", &near]);
+    let said = pool.yard.told(&["pool", "import", &near]);
+    assert!(said.contains("s3://pools/one/tank: the store does not answer: passed over"), "{said}");
+    pool.yard.nacre(&["pool", "destroy", &near]);
+    pool.moto.weather(Weather::Fair);
+    pool.import();
     pool.yard.nacre(&["pool", "destroy", "%"]);
 }
 

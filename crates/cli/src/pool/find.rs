@@ -5,7 +5,7 @@
 //! refused.
 
 use nacre_admin::{
-    host,
+    Refusal, host,
     pool::{
         devices::{self, Opened},
         in_bucket,
@@ -29,8 +29,13 @@ use std::{
         fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
 };
+
+/// How long a bucket may say nothing that another pool than the one that is wanted was in.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A pool as its labels tell.
 #[derive(Debug)]
@@ -87,8 +92,9 @@ pub struct Search {
 
 /// Looks at everything in these directories (and at these files), and at devices that are noted,
 /// each with the number of its pool; where none is named, at block devices, and at what was
-/// imported before.
-pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
+/// imported before. Where one is `wanted` by its name or number and found, buckets of other pools that
+/// do not answer are not waited for.
+pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let mut found: BTreeMap<u64, Vec<FoundDevice>> = BTreeMap::new();
     let mut search = Search::default();
     let mut known = Vec::new();
@@ -96,14 +102,11 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
         block_devices().iter().for_each(|path| look(path, &mut found, &mut search));
         known = known::devices();
     }
-    let mut in_buckets = Vec::new();
     let is_bucket = |path: &Path| nacre_remote::is_address(path);
+    let (noted_buckets, noted): (Vec<_>, Vec<_>) =
+        noted.unwrap_or(&known).iter().partition(|(path, _)| is_bucket(path));
     // Of what is noted the pool counts: a file of this name may be anybody's by now.
-    for (path, pool) in noted.unwrap_or(&known) {
-        if is_bucket(path) {
-            in_buckets.extend(look_in_bucket(path, &mut search).filter(|there| there.identity.pool == *pool));
-            continue;
-        }
+    for (path, pool) in noted {
         let mut there = BTreeMap::new();
         look(path, &mut there, &mut search);
         for (other, devices) in there {
@@ -118,7 +121,6 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
         }
     }
     let (addresses, places): (Vec<&PathBuf>, Vec<&PathBuf>) = places.iter().partition(|place| is_bucket(place));
-    in_buckets.extend(addresses.into_iter().filter_map(|address| look_in_bucket(address, &mut search)));
     places.into_iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
     // A device that is not where we look may be where it was last.
     let missing: Vec<PathBuf> =
@@ -133,28 +135,58 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
         }
     }
     search.pools = found.values().filter_map(|devices| choose(devices, &mut search.refused)).collect();
-    search.pools.extend(in_buckets);
+    let named = addresses.into_iter().map(|address| (address.clone(), None));
+    let buckets = named.chain(noted_buckets.into_iter().map(|(address, pool)| (address.clone(), Some(*pool))));
+    look_in_buckets(buckets.collect(), wanted, &mut search);
     search
 }
 
-/// The pool at an address.
-fn look_in_bucket(address: &Path, search: &mut Search) -> Option<Candidate> {
-    let found = devices::open_bucket(address).and_then(|opened| match opened {
-        Opened::Bucket(bucket, _) => in_bucket::look(&bucket),
-        Opened::Devices(_) => Ok(None),
-    });
-    match found {
-        Ok(found) => found.map(|(identity, writer)| Candidate {
-            identity,
-            devices: BTreeMap::from([(0, address.to_owned())]),
-            twins: None,
-            writer,
-        }),
-        Err(refusal) => {
-            search.refused.push((address.to_owned(), refusal.what));
-            None
+/// The pools at these addresses, all of which are asked at once; where a number is given, the pool of that
+/// number alone.
+fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, search: &mut Search) {
+    let (sender, answers) = mpsc::channel();
+    for (place, (address, _)) in buckets.iter().enumerate() {
+        let (address, sender) = (address.clone(), sender.clone());
+        // One that answers when nobody listens any more does so in vain.
+        thread::spawn(move || drop(sender.send((place, look_in_bucket(&address)))));
+    }
+    drop(sender);
+    let mut waiting: Vec<_> = buckets.into_iter().map(Some).collect();
+    let mut there: Vec<(usize, Candidate)> = Vec::new();
+    loop {
+        let all = || search.pools.iter().chain(there.iter().map(|(_, pool)| pool));
+        let is_there = |wanted| all().any(|pool| pool.is_meant(wanted));
+        // What was named is waited for in any case.
+        let is_named = waiting.iter().flatten().any(|(_, pool)| pool.is_none());
+        let answer = match wanted {
+            Some(wanted) if !is_named && is_there(wanted) => answers.recv_timeout(SILENCE).ok(),
+            _ => answers.recv().ok(),
+        };
+        let Some((place, found)) = answer else { break };
+        let Some((address, pool)) = waiting.get_mut(place).and_then(Option::take) else { continue };
+        match found {
+            Ok(found) => {
+                let found = found.filter(|found| pool.is_none_or(|pool| found.identity.pool == pool));
+                there.extend(found.map(|found| (place, found)));
+            }
+            Err(refusal) => search.refused.push((address, refusal.what)),
         }
     }
+    there.sort_by_key(|(place, _)| *place);
+    search.pools.extend(there.into_iter().map(|(_, pool)| pool));
+    let silent = waiting.into_iter().flatten();
+    search.refused.extend(silent.map(|(address, _)| (address, "the store does not answer: passed over".to_owned())));
+}
+
+/// The pool at an address.
+fn look_in_bucket(address: &Path) -> Result<Option<Candidate>, Refusal> {
+    let Opened::Bucket(bucket, _) = devices::open_bucket(address)? else { return Ok(None) };
+    Ok(in_bucket::look(&bucket)?.map(|(identity, writer)| Candidate {
+        identity,
+        devices: BTreeMap::from([(0, address.to_owned())]),
+        twins: None,
+        writer,
+    }))
 }
 
 /// What people call a place: its path, or the address without what leads there.
@@ -270,6 +302,11 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
 }
 
 impl Candidate {
+    /// Whether it has this name or number.
+    pub fn is_meant(&self, wanted: &str) -> bool {
+        self.identity.name == wanted || self.identity.pool.to_string() == wanted
+    }
+
     /// Where its missing devices were last.
     pub fn missing(&self) -> Vec<PathBuf> {
         let missing = self.members().filter(|(index, _)| !self.is_there(*index));

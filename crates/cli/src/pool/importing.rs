@@ -86,9 +86,9 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
 fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let until = clock::now() + PATIENCE;
     loop {
-        let found = find::search(places, noted);
+        let found = find::search(places, noted, wanted);
         let there =
-            wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
+            wanted.is_none_or(|wanted| found.pools.iter().any(|pool| pool.is_meant(wanted)) || client::lives(wanted));
         if there || !found.busy || clock::now() >= until {
             return found;
         }
@@ -97,13 +97,9 @@ fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&
     }
 }
 
-fn is_meant(candidate: &Candidate, wanted: &str) -> bool {
-    candidate.identity.name == wanted || candidate.identity.pool.to_string() == wanted
-}
-
 /// The pool of this name or number.
 fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure> {
-    let fits = |candidate: &&Candidate| is_meant(candidate, wanted);
+    let fits = |candidate: &&Candidate| candidate.is_meant(wanted);
     let doing = format!("cannot import '{}'", printable(wanted.as_bytes()));
     let mut found = search.pools.iter().filter(fits);
     match (found.next(), found.next()) {
@@ -227,7 +223,7 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
 /// # Errors
 /// There is none, or more than one is meant.
 pub fn read_only(target: &Target, access: Access) -> Result<Imported, Failure> {
-    let search = find::search(&absolute(&target.places)?, None);
+    let search = find::search(&absolute(&target.places)?, None, None);
     let candidate = match (&target.name, search.pools.as_slice()) {
         (Some(name), _) => choose(&search, name)?,
         (None, [one]) => one,
