@@ -166,6 +166,13 @@ pub struct BucketSite<'a> {
 }
 
 impl BucketSite<'_> {
+    /// What it remembers of buckets is this one's alone: the next server has another port.
+    fn nacre(&self) -> Result<Command, Failure> {
+        let mut command = (self.nacre)()?;
+        command.env("NACRE_STATE_DIR", self.local.join("state"));
+        Ok(command)
+    }
+
     fn name() -> String {
         format!("nacre-bench-bucket-{}", std::process::id())
     }
@@ -196,7 +203,7 @@ impl BucketSite<'_> {
             fs::create_dir_all(directory).doing("creating", directory)?;
         }
         let mounted = match self.bucket.by {
-            BucketOf::Nacre if there => self.run((self.nacre)()?.args(["pool", "import", &Self::name()])),
+            BucketOf::Nacre if there => self.run(self.nacre()?.args(["pool", "import", &Self::name()])),
             BucketOf::Nacre => self.make_pool(),
             BucketOf::JuiceFs => self.mount_juicefs(there),
             BucketOf::Curl => {
@@ -212,7 +219,7 @@ impl BucketSite<'_> {
         let keys = self.local.join("keys");
         let content = format!("[bench]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n");
         fs::write(&keys, content).doing("writing", &keys)?;
-        let mut command = (self.nacre)()?;
+        let mut command = self.nacre()?;
         command.args(["pool", "create", "-m"]).arg(self.point).args(["--endpoint", &self.store.endpoint]);
         command.args(["--profile", "bench", "--credentials-file"]).arg(keys).arg("--cache-dir").arg(self.cache());
         self.run(command.args([&Self::name(), POOL]))
@@ -244,7 +251,7 @@ impl BucketSite<'_> {
     /// Everything that is written is in the store.
     pub fn settle(&self) -> Result<(), Failure> {
         match self.bucket.by {
-            BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "sync", &Self::name()])),
+            BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "sync", &Self::name()])),
             // They write at each close, and at once.
             BucketOf::JuiceFs | BucketOf::Curl => Ok(()),
         }
@@ -274,14 +281,14 @@ impl BucketSite<'_> {
     pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
         let (root, reader) = (self.local.join("reader"), format!("{}-reader", Self::name()));
         fs::create_dir_all(&root).doing("creating", &root)?;
-        let mut command = (self.nacre)()?;
+        let mut command = self.nacre()?;
         command.args(["pool", "import", "-o", "readonly=on", "-t", "-R"]).arg(&root);
         command.args(["--endpoint", &self.store.endpoint, "--profile", "bench", "--credentials-file"]);
         command.arg(self.local.join("keys")).arg("--cache-dir").arg(self.local.join("reader-cache"));
         self.run(command.args([POOL, &reader]))?;
         let there = root.join(self.point.strip_prefix("/").unwrap_or(self.point)).join(name);
         let seen = self.seen(&self.point.join(name), &there);
-        seen.and_then(|after| self.run((self.nacre)()?.args(["pool", "export", &reader])).map(|()| after))
+        seen.and_then(|after| self.run(self.nacre()?.args(["pool", "export", &reader])).map(|()| after))
     }
 
     fn seen(&self, made: &Path, there: &Path) -> Result<Duration, Failure> {
@@ -303,7 +310,7 @@ impl BucketSite<'_> {
     /// Leaves it in the bucket, with nothing of its content on this machine.
     pub fn leave(&self) -> Result<(), Failure> {
         let left = match self.bucket.by {
-            BucketOf::Nacre => self.run((self.nacre)()?.args(["pool", "export", &Self::name()])),
+            BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "export", &Self::name()])),
             BucketOf::JuiceFs => self.run(self.juicefs().arg("umount").arg(self.point)),
             BucketOf::Curl => Ok(()),
         };
