@@ -541,6 +541,8 @@ pub(crate) fn mount_options(options: &FuseOptions) -> MountOptions {
 
 pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     let transport = match options.transport {
+        // With the rings of a process, what it has read goes as well.
+        TransportChoice::Auto if options.survival.is_some() => fusewire::TransportChoice::Device,
         TransportChoice::Auto => fusewire::TransportChoice::Auto,
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
         TransportChoice::Device => fusewire::TransportChoice::Device,

@@ -32,6 +32,8 @@ pub(crate) mod requests;
 pub(crate) mod restore;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_by_number;
 
 use fusewire::{Agreed, Identity, Offer};
 use nacre_sys::{descriptors, shared_words::SharedWords};

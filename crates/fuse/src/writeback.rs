@@ -153,6 +153,12 @@ impl Writeback {
         self.decide_by(layer, possible);
     }
 
+    /// Collects as far as the layer lets it, on no mount.
+    #[cfg(test)]
+    pub fn decide_for_tests(self: &Arc<Self>, layer: &dyn Layer) {
+        self.decide_by(layer, Ok(()));
+    }
+
     fn decide_by(self: &Arc<Self>, layer: &dyn Layer, possible: std::result::Result<(), String>) {
         let decision = possible.and_then(|()| {
             let door: Arc<dyn WritebackHost> = Arc::clone(self) as Arc<dyn WritebackHost>;

@@ -17,7 +17,7 @@ use crate::{
     ops::opens,
     passthrough,
 };
-use fusewire::{Device, Notifier, Session, abi::init};
+use fusewire::{Device, Session, abi::init};
 use nacre_sys::descriptors;
 use nacre_vfs::{Caller, Errno, FoundOpen, Invalidation, Node, OpenFlags, Opened, Result};
 use std::{io, sync::Arc};
@@ -47,7 +47,10 @@ impl Survival {
         let place = options.mountpoint.clone();
         let device = Device::resumed(device, place, self.identity(), by_fusermount, &mount_options(options));
         let handler = Arc::clone(door) as Arc<dyn fusewire::Handler>;
-        let ready = |notifier| door.go_on(number, notifier);
+        let ready = |notifier| {
+            door.writeback.start(number, notifier);
+            door.go_on();
+        };
         Session::resume(device, handler, session_options(options), &agreed, ready).map_err(MountError::Session)
     }
 }
@@ -92,11 +95,10 @@ impl Mount {
 }
 
 impl Door {
-    /// Goes on with a layer whose files are found by their numbers; `device` is the number of the mount.
-    fn go_on(&self, device: Option<u64>, notifier: Notifier) {
+    /// Goes on with a layer whose files are found by their numbers.
+    pub(super) fn go_on(&self) {
         let capabilities = self.layer.capabilities();
         let Some((survives, numbered)) = self.survives.as_ref().zip(capabilities.numbered) else { return };
-        self.writeback.start(device, notifier);
         self.take_up_open_files(survives);
         for (place, nodeid) in self.writeback.written.note_in(&survives.memory) {
             if self.writeback.on()
