@@ -60,7 +60,8 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
     }
 }
 
-fn survives(guarded: &Guarded) -> SurvivalReport {
+/// How it goes on when this process is killed.
+pub fn survives(guarded: &Guarded) -> SurvivalReport {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().unsigned_abs());
     SurvivalReport {
         guardian: parent.filter(|parent| *parent == guarded.guardian),

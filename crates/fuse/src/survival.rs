@@ -236,15 +236,13 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over, but for some descriptors.
+    /// is unanswered. Afterwards it closes all descriptors but those that are [kept](Self::kept).
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self, but: &[i32]) -> io::Result<()> {
+    pub fn send_again(&self) -> io::Result<()> {
         let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-        fusewire::resend(descriptors::another(device)?.as_fd())?;
-        let kept: Vec<u32> = self.kept(but).into_iter().map(i32::cast_unsigned).collect();
-        descriptors::close_all_from_but(3, &kept)
+        fusewire::resend(descriptors::another(device)?.as_fd())
     }
 
     /// The descriptors that the next worker takes over.
@@ -254,7 +252,7 @@ impl Survival {
     }
 
     /// The descriptor's number that the session had.
-    fn device(&self) -> Option<i32> {
+    pub fn device(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Device)).ok()?.checked_sub(1)
     }
 

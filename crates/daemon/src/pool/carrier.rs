@@ -11,7 +11,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use fusewire::{FusermountRefusal, apart};
 use nacre_admin::{Kind, MountOptions, Refusal};
-use nacre_fuse::{FuseOptions, Mount, MountError};
+use nacre_fuse::{FuseOptions, Mount, MountError, Survival};
 use nacre_pool::engine::Changes;
 use nacre_poolfs::{
     dataset::Dataset,
@@ -44,13 +44,14 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    /// Mounts a file system; others can be put in later where it is a head and nothing could be
-    /// mounted below it.
+    /// Mounts a file system, or goes on with its mount where `survival` has it; others can be put in
+    /// later where it is a head and nothing could be mounted below it.
     pub fn start(
         layer: &Arc<Dataset>,
         head: bool,
         place: &MountPoint,
         options: &MountOptions,
+        survival: Option<Survival>,
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || fuse_conf::may_show_others();
@@ -69,6 +70,7 @@ impl Carrier {
             // Others than the owner of a pool see it where the system lets him show it (fuse.conf).
             allow_other: others,
             without_links: place.is_resolved(),
+            survival,
             ..FuseOptions::new(place.path())
         };
         let root =
