@@ -171,6 +171,11 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
+        if left.is_some()
+            && let Err(failure) = Expected::ended(&directory, &start.name, &refusal.to_string())
+        {
+            tracing::warn!(error = %failure, "nobody is told why the pool is not there");
+        }
         client::failure(&refusal)
     })?;
     let imported = Arc::new(imported);
