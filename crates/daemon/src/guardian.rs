@@ -213,7 +213,7 @@ impl Served {
             Served::Pool(_) => {
                 let left = PoolLeft::of(memory)?;
                 left.send_again();
-                left.descriptors()
+                left.descriptors(memory)
             }
         };
         let kept = memory.kept(&left);

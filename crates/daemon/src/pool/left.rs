@@ -140,13 +140,14 @@ impl PoolLeft {
         }
     }
 
-    /// The descriptors that the next worker keeps, beside that of the text.
-    pub fn descriptors(&self) -> Vec<i32> {
+    /// The descriptors that the next worker keeps, that of this text among them.
+    pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
+        let text = place(memory).ok();
         let of_mounts = self.mounts.iter().flat_map(|mount| [Some(mount.memory), mount.device]);
         let hearing = self.hearing.map(|(device, mount)| [device, mount]).into_iter().flatten().map(Some);
         let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
         let devices = self.devices.iter().map(|device| Some(device.number));
-        of_mounts.chain(hearing).chain(own).chain(devices).flatten().collect()
+        of_mounts.chain(hearing).chain(own).chain(devices).chain([text]).flatten().collect()
     }
 
     /// Makes the kernel send again what the mounts have not answered.
@@ -174,10 +175,15 @@ impl PoolLeft {
     }
 }
 
+/// The number of the descriptor of what is noted.
+fn place(memory: &Survival) -> io::Result<i32> {
+    let at = memory.text().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(serde_json::from_slice::<Where>(&at)?.notes)
+}
+
 fn noted(memory: &Survival) -> io::Result<Vec<u8>> {
     let unread = || io::Error::from(io::ErrorKind::InvalidData);
-    let at: Where = serde_json::from_slice(&memory.text().ok_or_else(unread)?)?;
-    let file = File::from(descriptors::another(at.notes)?);
+    let file = File::from(descriptors::another(place(memory)?)?);
     let length = usize::try_from(file.metadata()?.len()).map_err(|_| unread())?;
     let mut text = vec![0; length];
     file.read_exact_at(&mut text, 0)?;
@@ -207,7 +213,9 @@ impl PoolNotes {
     /// That cannot be read.
     pub fn of(guarded: Guarded) -> Result<(PoolNotes, Option<PoolLeft>), Failure> {
         let left = guarded.memory.resumes().then(|| PoolLeft::of(&guarded.memory)).transpose()?;
-        let now = Noted { left: left.clone().unwrap_or_default(), file: None, begun: left.is_some() };
+        let file = left.as_ref().map(|_| place(&guarded.memory).and_then(descriptors::take_over)).transpose();
+        let file = file.map_err(|error| Failure::io("cannot go on with", "what the last process noted", &error))?;
+        let now = Noted { left: left.clone().unwrap_or_default(), file, begun: left.is_some() };
         Ok((PoolNotes { guarded, now: Mutex::new(now) }, left))
     }
 
@@ -296,6 +304,8 @@ mod tests {
         notes.begin(|left| left.socket = 7);
         notes.change(|left| left.coming = vec![PathBuf::from("/dev/a")]);
         memory.next_life();
+        // As if its process were dead: the descriptor is the next one's.
+        std::mem::forget(notes);
         let (again, left) = PoolNotes::of(guarded(&memory)).unwrap();
         let left = left.unwrap();
         assert_eq!((left.guid, left.socket, left.coming.len()), (1, 7, 1));
