@@ -6,6 +6,9 @@ use nacre_fuse::{OperationCounts, Status, Transport};
 use nacre_vfs::Coherence;
 use std::time::Instant;
 
+/// Of a file system of a pool, in place of its stack: its name follows.
+pub const OF_POOL: &str = "dataset:";
+
 /// What does not change while a mount is served.
 #[derive(Debug)]
 pub struct About {

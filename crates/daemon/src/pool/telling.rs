@@ -74,7 +74,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
 ) -> Result<Answer, Failure> {
     let refused = match request {
         Request::Status => {
-            let stack = format!("dataset:{}", about.source);
+            let stack = format!("{}{}", figures::OF_POOL, about.source);
             return Ok(Answer::Status(Box::new(figures::report(about, stack, carrier.mount.status()))));
         }
         Request::Unmount { lazy } => match unmount(carrier, lazy) {
