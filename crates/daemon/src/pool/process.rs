@@ -484,7 +484,16 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
     };
     let state = crate::cage::state::base();
-    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home, state }
+    Opening {
+        host: nacre_admin::host::this(),
+        entropy: entropy(),
+        cache,
+        altroot,
+        alias: None,
+        home,
+        state,
+        kept: None,
+    }
 }
 
 /// Whether root has imported what others can write.

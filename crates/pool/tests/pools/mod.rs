@@ -41,6 +41,7 @@ fn config(store: &Arc<Store>, seed: u64, logged: bool) -> PoolConfig {
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 1 }),
         entropy: Arc::new(move || Random(random.fetch_add(1, Ordering::Relaxed)).next()),
         cache: 8 << 20,
+        kept: None,
     }
 }
 
