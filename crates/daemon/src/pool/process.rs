@@ -42,8 +42,12 @@ use nacre_pool::Txg;
 use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
 use nacre_pool::label;
+use nacre_pool::log::KeptLog;
 use nacre_pool::store::Access;
-use nacre_sys::signals::{Signal, Signals};
+use nacre_sys::{
+    descriptors,
+    signals::{Signal, Signals},
+};
 use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
@@ -165,9 +169,10 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         None => NameLock::take(&directory, start)?,
     };
     log(&directory, start, left.is_some())?;
+    let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
     let imported = match &left {
-        Some(left) => go_on(start, &directory, left),
-        None => import(start, &directory),
+        Some(left) => go_on(start, &directory, left, kept.clone()),
+        None => import(start, &directory, kept.clone()),
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
@@ -224,6 +229,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
             left.guid = office.imported.store.identity().pool;
             (left.name, left.number) = (name.descriptor(), number.as_ref().map(NameLock::descriptor));
             (left.devices, left.altroot, left.harmless) = (devices, altroot, harmless);
+            left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
         });
     }
     let served = serve(start, (&directory, left_socket), &office, signals, &mut fresh);
@@ -543,8 +549,12 @@ fn own_number(start: &Start, directory: &Path, opened: &Opened) -> Result<Option
 }
 
 /// The pool, its number, and what was made for it where it is new.
-fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = opening(start.cache, start.altroot.clone());
+fn import(
+    start: &Start,
+    directory: &Path,
+    kept: Option<Arc<KeptLog>>,
+) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
+    let mut opening = Opening { kept, ..opening(start.cache, start.altroot.clone()) };
     let (imported, number) = match &start.how {
         How::Create { size, force, properties, groups } => {
             let shape = Shape::read(groups)?;
@@ -619,13 +629,24 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
     Ok((imported, number, None))
 }
 
+/// What keeps what is acknowledged: that of a process before this one, where there was one. It takes no
+/// more memory than the cache.
+fn kept_log(start: &Start, left: Option<&PoolLeft>) -> Result<Arc<KeptLog>, Failure> {
+    let kept = match left.and_then(|left| left.kept_log) {
+        Some(number) => descriptors::take_over(number).and_then(KeptLog::taken_over),
+        None => KeptLog::new(KeptLog::BYTES.min(usize::try_from(start.cache).unwrap_or(usize::MAX))),
+    };
+    kept.map_err(|error| Failure::io("cannot have", "the log of what is acknowledged", &error))
+}
+
 /// The pool of a process that was killed.
 fn go_on(
     start: &Start,
     directory: &Path,
     left: &PoolLeft,
+    kept: Option<Arc<KeptLog>>,
 ) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = opening(start.cache, left.altroot.clone());
+    let mut opening = Opening { kept, ..opening(start.cache, left.altroot.clone()) };
     if let How::Import { old, temporary: true, .. } = &start.how
         && start.name != *old
     {
@@ -688,7 +709,8 @@ fn try_out(
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let tried = Imported::create(copies, groups, &start.name, properties, opening.clone())?;
+    let opening = Opening { kept: None, ..opening.clone() };
+    let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
         tracing::debug!(%error, "a pool in memory ends");
