@@ -207,7 +207,7 @@ impl Served {
         let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
         let left = match self {
             Served::Mount(_) => {
-                memory.send_again().map_err(cannot)?;
+                memory.resend().map_err(cannot)?;
                 Left::read(&memory.text().unwrap_or_default())?.descriptors()
             }
             Served::Pool(_) => {

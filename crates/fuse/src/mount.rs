@@ -16,6 +16,7 @@ use crate::{
         own_mount::{self, Entered, InodeKey},
     },
     status::{self, Status},
+    survival::doubts,
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::{descriptors, mounts::MountAttributes, worker};
@@ -97,7 +98,12 @@ impl Mount {
         if let Some(client) = door.layer.capabilities().open_files {
             client.attach(Arc::downgrade(&door) as Weak<dyn OpenFileHost>);
         }
+        let (doubts, doubted) = mpsc::channel();
         let resumed = door.survives.as_ref().map(|survives| &survives.memory).filter(|memory| memory.resumes());
+        let goes_on = resumed.is_some();
+        if goes_on {
+            door.inodes.doubt_with(Some(doubts));
+        }
         let mut session = match resumed {
             Some(memory) => memory.resume(&door)?,
             None => begin(&door)?,
@@ -106,12 +112,16 @@ impl Mount {
         // While it is at no place, if root made it: the way to its mount point may lead through
         // other mounts of ours. It may be another than before.
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
-        let device = own_mount::device(&place).ok();
+        let before = resumed_device(&door);
+        let device = before.or_else(|| {
+            let found = own_mount::device(&place);
+            found.inspect_err(|error| tracing::debug!(%error, "the mount cannot be asked for its device")).ok()
+        });
         if let Some(device) = device {
             door.kernel.found(device);
+            door.open.running.start(device);
         }
-        door.open.running.start(&place);
-        door.writeback.start(&place, session.notifier());
+        door.writeback.start(device, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
         let caches = KernelCaches {
             notifier: session.notifier(),
@@ -125,6 +135,11 @@ impl Mount {
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &state))?;
         if mount.door.writeback.on() {
             mount.start_writeback()?;
+        }
+        if goes_on && mount.door.inodes.by_number() {
+            let (door, session, notifier) =
+                (Arc::clone(&mount.door), mount.session.observer(), mount.session.notifier());
+            mount.thread("nacre-doubts", move || doubts::run(&doubted, &door, &session, &notifier))?;
         }
         if mount.door.options.notify_watchers {
             mount.start_inotify_replay()?;
@@ -400,6 +415,7 @@ impl Drop for Mount {
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
+        self.door.inodes.doubt_with(None);
         self.door.self_io.inotify_replay.close();
         self.door.self_io.attr_refresh.close();
         self.door.self_io.page_dropper.close();
@@ -424,6 +440,12 @@ fn connect(door: &Door, session: &Session) -> Option<i32> {
     door.kernel.connect(session);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
     door.open.passthrough.start(backing)
+}
+
+/// The device number of a mount that goes on, of a layer whose files are found by their numbers: the way
+/// to it may lead through another mount of this process, which does not go on yet.
+fn resumed_device(door: &Door) -> Option<u64> {
+    door.survives.as_ref().filter(|_| door.inodes.by_number())?.memory.mounted_before()
 }
 
 /// Mounts, and negotiates with the kernel.

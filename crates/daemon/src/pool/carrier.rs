@@ -44,18 +44,31 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    /// Mounts a file system, or goes on with its mount where `survival` has it; others can be put in
-    /// later where it is a head and nothing could be mounted below it.
+    /// Mounts a file system, or goes on with its mount where `survival` has it, with these others in it;
+    /// others can be put in later where it is a head and nothing could be mounted below it.
     pub fn start(
         layer: &Arc<Dataset>,
         head: bool,
         place: &MountPoint,
         options: &MountOptions,
         survival: Option<Survival>,
+        members: &[(Arc<Dataset>, u64, MountOptions)],
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || fuse_conf::may_show_others();
-        let family = (head && !others).then(|| Arc::new(DatasetTree::new(Arc::clone(layer), rules(options))));
+        let given = survival.as_ref().map(Survival::given_numbers);
+        let family = (head && !others).then(|| {
+            let family = DatasetTree::new(Arc::clone(layer), rules(options));
+            Arc::new(given.iter().fold(family, DatasetTree::noting))
+        });
+        if family.is_none() {
+            let numbered = layer.capabilities().numbered;
+            given.iter().zip(numbered).for_each(|(given, numbered)| numbered.note_in(given));
+        }
+        for (member, on, options) in members {
+            let family = family.as_ref().ok_or_else(|| alone(options))?;
+            family.graft(Arc::clone(member), *on, rules(options)).map_err(|error| refused(options, error))?;
+        }
         let alone = family.is_none();
         let fuse = FuseOptions {
             fsname: source.clone(),
@@ -96,15 +109,8 @@ impl Carrier {
     /// Shows one more file system, on the directory with this number, which was at this place a
     /// moment ago.
     pub fn put_in(&self, layer: &Arc<Dataset>, (at, on): (&Path, u64), options: &MountOptions) -> Result<(), Refusal> {
-        let refused = |kind, why: &str| Refusal::new(kind, format!("cannot mount '{}': {why}", options.source));
-        let Some(family) = &self.family else { return Err(refused(Kind::Io, "nothing can be mounted there")) };
-        family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| match error {
-            Errno::EBUSY => refused(Kind::Busy, "another file system is mounted there"),
-            Errno::EINVAL => refused(Kind::Invalid, "a directory of a snapshot cannot be a mountpoint"),
-            Errno::ENOENT => refused(Kind::NotFound, "the mountpoint is gone"),
-            Errno::ENOTDIR => refused(Kind::Invalid, "the mountpoint is not a directory"),
-            other => refused(Kind::Io, &other.to_string()),
-        })?;
+        let family = self.family.as_ref().ok_or_else(|| alone(options))?;
+        family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| refused(options, error))?;
         self.told();
         // Its users may have renamed the directory meanwhile: what is listed there would be
         // elsewhere.
@@ -114,7 +120,8 @@ impl Carrier {
         if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
             family.take_out(layer.number());
             self.told();
-            return Err(refused(Kind::Busy, "the mountpoint was moved meanwhile").next("mount it again"));
+            let what = format!("cannot mount '{}': the mountpoint was moved meanwhile", options.source);
+            return Err(Refusal::new(Kind::Busy, what).next("mount it again"));
         }
         Ok(())
     }
@@ -212,6 +219,22 @@ pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>)
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let found = all.find(|carrier| carrier.family.is_some() && carrier.mount.device_number() == Some(device))?;
     Some((Arc::clone(found), stat.stx_ino))
+}
+
+fn alone(options: &MountOptions) -> Refusal {
+    Refusal::new(Kind::Io, format!("cannot mount '{}': nothing can be mounted there", options.source))
+}
+
+/// Why a file system was not put in.
+fn refused(options: &MountOptions, error: Errno) -> Refusal {
+    let (kind, why) = match error {
+        Errno::EBUSY => (Kind::Busy, "another file system is mounted there".to_owned()),
+        Errno::EINVAL => (Kind::Invalid, "a directory of a snapshot cannot be a mountpoint".to_owned()),
+        Errno::ENOENT => (Kind::NotFound, "the mountpoint is gone".to_owned()),
+        Errno::ENOTDIR => (Kind::Invalid, "the mountpoint is not a directory".to_owned()),
+        other => (Kind::Io, other.to_string()),
+    };
+    Refusal::new(kind, format!("cannot mount '{}': {why}", options.source))
 }
 
 fn rules(options: &MountOptions) -> Rules {

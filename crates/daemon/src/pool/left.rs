@@ -50,10 +50,37 @@ pub struct LeftMount {
     pub options: MountOptions,
     /// The directory.
     pub place: MountPoint,
-    /// The number of the descriptor of what its door notes.
-    pub memory: i32,
-    /// That of the kernel's device, once it is served.
-    pub device: Option<i32>,
+    /// By which door it is seen.
+    pub door: LeftDoor,
+}
+
+/// By which door something is seen.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftDoor {
+    /// One of its own.
+    Own {
+        /// The number of the descriptor of what the door notes.
+        memory: i32,
+        /// That of the kernel's device, once it is served.
+        device: Option<i32>,
+    },
+    /// That of another one.
+    Within {
+        /// Which.
+        mount: What,
+        /// On the directory with this number there.
+        on: u64,
+    },
+}
+
+impl LeftDoor {
+    fn descriptors(&self) -> [Option<i32>; 2] {
+        match self {
+            LeftDoor::Own { memory, device } => [Some(*memory), *device],
+            LeftDoor::Within { .. } => [None, None],
+        }
+    }
 }
 
 /// See the file's head.
@@ -143,7 +170,7 @@ impl PoolLeft {
     /// The descriptors that the next worker keeps, that of this text among them.
     pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
         let text = place(memory).ok();
-        let of_mounts = self.mounts.iter().flat_map(|mount| [Some(mount.memory), mount.device]);
+        let of_mounts = self.mounts.iter().flat_map(|mount| mount.door.descriptors());
         let hearing = self.hearing.map(|(device, mount)| [device, mount]).into_iter().flatten().map(Some);
         let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
         let devices = self.devices.iter().map(|device| Some(device.number));
@@ -152,7 +179,7 @@ impl PoolLeft {
 
     /// Makes the kernel send again what the mounts have not answered.
     pub fn send_again(&self) {
-        for device in self.mounts.iter().filter_map(|mount| mount.device) {
+        for device in self.mounts.iter().filter_map(|mount| mount.door.descriptors()[1]) {
             let sent = descriptors::another(device).and_then(|device| fusewire::resend(device.as_fd()));
             // One that was unmounted meanwhile; whoever goes on with it hears of that again.
             let _ = sent;

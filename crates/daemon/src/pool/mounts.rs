@@ -27,7 +27,7 @@ use rustix::mount::MountFlags;
 pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
-    left::{LeftMount, PoolNotes},
+    left::{LeftDoor, LeftMount, PoolNotes},
     mount_point::kind,
     mount_point::{self, MountPoint},
     shares::Shares,
@@ -112,20 +112,32 @@ impl FuseMounts {
     pub fn go_on(&self, left: Vec<LeftMount>) {
         let mut all = self.live.lock();
         let mut ended = Vec::new();
-        for mount in left {
-            let (what, at, source) = (mount.what, mount.at.clone(), mount.options.source.clone());
-            match self.resume(mount) {
-                Ok(Some(live)) => all.push(live),
+        let (own, mut within): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|mount| matches!(mount.door, LeftDoor::Own { .. }));
+        for mount in own {
+            let (at, source) = (mount.at.clone(), mount.options.source.clone());
+            let of_it = |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
+            let members: Vec<LeftMount> = within.extract_if(.., of_it).collect();
+            let whats: Vec<What> = members.iter().chain([&mount]).map(|mount| mount.what).collect();
+            match self.resume(mount, members) {
+                Ok(live) if !live.is_empty() => all.extend(live),
                 // It was about to be made, or had ended.
-                Ok(None) => tracing::info!(mountpoint = %path_text(&at), source, "not mounted any more"),
+                Ok(_) => tracing::info!(mountpoint = %path_text(&at), source, "not mounted any more"),
                 Err(refusal) => tracing::error!(mountpoint = %path_text(&at), %refusal, "a mount does not go on"),
             }
-            if !all.iter().any(|live| live.what == what) {
-                self.notes.iter().for_each(|notes| notes.forget(what));
-                ended.push(at);
+            for what in whats {
+                if !all.iter().any(|live| live.what == what) {
+                    self.notes.iter().for_each(|notes| notes.forget(what));
+                    ended.push(at.clone());
+                }
             }
         }
+        within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.what)));
         drop(all);
+        // Whoever had files without a name has them by now.
+        if let Err(error) = self.pool.let_left_go() {
+            tracing::warn!(%error, "files without a name take room until the next import");
+        }
         // Nobody answers at their places. The way there may lead through those that go on.
         for at in ended {
             let cleared = crate::unmount::clear_of(&at, &["nacre".to_owned()]);
@@ -133,20 +145,44 @@ impl FuseMounts {
         }
     }
 
-    fn resume(&self, mount: LeftMount) -> Result<Option<Arc<Live>>, Refusal> {
-        let LeftMount { what, at, options, place, memory, device } = mount;
+    fn resume(&self, mount: LeftMount, members: Vec<LeftMount>) -> Result<Vec<Arc<Live>>, Refusal> {
+        let LeftMount { what, at, options, place, door } = mount;
+        let LeftDoor::Own { memory, device } = door else { return Ok(Vec::new()) };
         let memory = descriptors::take_over(memory).and_then(Survival::taken_over);
         let mut memory = memory.map_err(|error| Refusal::new(Kind::Io, error.to_string()))?;
         if device.is_none() || !memory.can_resume() {
-            return memory.why_not().map_or(Ok(None), |why| Err(Refusal::new(Kind::Io, why)));
+            return memory.why_not().map_or(Ok(Vec::new()), |why| Err(Refusal::new(Kind::Io, why)));
         }
         memory.next_life();
-        let layer = self.opened(what, &options)?;
-        let carrier = Carrier::start(&layer, what.snapshot.is_none(), &place, &options, Some(memory))?;
+        let layer = self.left_layer(what, &options)?;
+        let mut put_in = Vec::new();
+        for member in &members {
+            let LeftDoor::Within { on, .. } = member.door else { continue };
+            put_in.push((self.left_layer(member.what, &member.options)?, on, member.options.clone()));
+        }
+        let carrier = Carrier::start(&layer, what.snapshot.is_none(), &place, &options, Some(memory), &put_in)?;
         tracing::info!(mountpoint = %path_text(&at), source = options.source, "the mount goes on");
         let carrier = Arc::new(carrier);
         let socket = self.socket(&carrier, &options.source);
-        Ok(Some(self.live(what, (&at, place), &options, (layer, carrier, socket), false)))
+        let mut live = vec![self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), socket), false)];
+        for (member, (layer, ..)) in members.into_iter().zip(put_in) {
+            let LeftMount { what, at, options, place, .. } = member;
+            live.push(self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), None), true));
+        }
+        Ok(live)
+    }
+
+    /// What a process before this one had mounted, with the files that it left without a name.
+    fn left_layer(&self, what: What, options: &MountOptions) -> Result<Arc<Dataset>, Refusal> {
+        let layer = self.opened(what, options)?;
+        if what.snapshot.is_none() {
+            let failed = |error: &dyn std::fmt::Display| {
+                Refusal::new(Kind::Io, format!("cannot go on with '{}': {error}", options.source))
+            };
+            let nameless = self.pool.dataset(what.dataset).map_err(|error| failed(&error))?.files().left();
+            layer.keep_nameless(&nameless).map_err(|error| failed(&error))?;
+        }
+        Ok(layer)
     }
 
     /// Shares what is mounted, once the mounts of a process before this one answer.
@@ -204,8 +240,8 @@ impl FuseMounts {
         options: &MountOptions,
     ) -> Result<Carrier, Refusal> {
         let head = what.snapshot.is_none();
-        let Some(notes) = &self.notes else { return Carrier::start(layer, head, place, options, None) };
-        let memory = Survival::new().map_err(|error| {
+        let Some(notes) = &self.notes else { return Carrier::start(layer, head, place, options, None, &[]) };
+        let memory = Survival::small().map_err(|error| {
             Refusal::new(Kind::Io, format!("cannot mount '{}' so that it survives: {error}", options.source))
         })?;
         let (at, place_left, of_mount) = (at.to_owned(), place.clone(), options.clone());
@@ -214,11 +250,10 @@ impl FuseMounts {
             at: at.clone(),
             options: of_mount.clone(),
             place: place_left.clone(),
-            memory: memory.descriptor(),
-            device,
+            door: LeftDoor::Own { memory: memory.descriptor(), device },
         };
         notes.put(about(None));
-        let carrier = Carrier::start(layer, head, place, options, Some(memory.clone()));
+        let carrier = Carrier::start(layer, head, place, options, Some(memory.clone()), &[]);
         let carrier = carrier.inspect_err(|_| notes.forget(what))?;
         if let Some(why) = memory.why_not() {
             notes.guarded.memory.give_up(&format!("the mount of '{}' does not go on: {why}", options.source));
@@ -296,7 +331,13 @@ impl FuseMounts {
         let within = above.is_some();
         let carrier = match above {
             Some((carrier, on)) => {
-                carrier.put_in(&layer, (at, on), options)?;
+                let of = all.iter().find(|live| !live.within && Arc::ptr_eq(&live.carrier, &carrier));
+                if let (Some(notes), Some(of)) = (&self.notes, of) {
+                    let (at, place, options) = (at.to_owned(), place.clone(), options.clone());
+                    notes.put(LeftMount { what, at, options, place, door: LeftDoor::Within { mount: of.what, on } });
+                }
+                let put_in = carrier.put_in(&layer, (at, on), options);
+                put_in.inspect_err(|_| self.notes.iter().for_each(|notes| notes.forget(what)))?;
                 carrier
             }
             None => {

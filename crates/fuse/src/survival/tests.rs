@@ -132,9 +132,10 @@ fn an_open_file_is_noted_or_not() {
         uid: 1000,
         left: Some(OpenLeft { descriptor: 0, place: 5 }),
         backing: None,
+        collected: false,
         unique: 42,
     };
-    let other = OpenRecord { fh: 2 << 32 | 8, left: None, backing: Some(12), ..open };
+    let other = OpenRecord { fh: 2 << 32 | 8, left: None, backing: Some(12), collected: true, ..open };
     let act = |memory: &Survival| {
         let opens = Opens::new(memory);
         opens.made(&open);
