@@ -27,8 +27,9 @@ use surviving::pools::{self, Surviving, is_dead, survives};
 #[test]
 fn a_pool_without_mounts_goes_on_and_stays_down_after_three_deaths() {
     needs!(as_root());
-    let surviving = Surviving::made("plain", "64M", &["-m", "none"]);
+    let surviving = Surviving::made("plain", "64M", &[]);
     let pool = &surviving.pool;
+    pool.nacre(&["fs", "set", "mountpoint=none", "%"]);
     assert!(pool.nacre(&["pool", "status", "%"]).contains("survives: yes, by process "));
     for round in 1..=2 {
         let killed = surviving.kill();

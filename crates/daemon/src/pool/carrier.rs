@@ -182,11 +182,14 @@ impl Carrier {
 
     /// `.zfs` of a file system is to be seen, or not any more.
     pub fn control_changed(&self, dataset: u64) {
+        self.forget_control(dataset);
+        self.told();
+    }
+
+    /// The kernel is about to look for `.zfs` of a file system anew.
+    pub fn forget_control(&self, dataset: u64) {
         let root = self.family.as_ref().map_or(Some(self.root), |family| family.root_of(dataset));
-        if let Some(root) = root {
-            self.mount.forget_name(root, b".zfs");
-            self.told();
-        }
+        root.into_iter().for_each(|root| self.mount.forget_name(root, b".zfs"));
     }
 
     /// Gives a file system other rules; false where those are the mount's.

@@ -132,6 +132,10 @@ impl FuseMounts {
                 }
             }
         }
+        // Names that came or went when the process before this one was killed, and of which it did not tell.
+        for live in all.iter().filter(|live| live.what.snapshot.is_none()) {
+            live.carrier.forget_control(live.what.dataset);
+        }
         within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.what)));
         drop(all);
         // Whoever had files without a name has them by now.
