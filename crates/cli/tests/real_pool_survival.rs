@@ -162,7 +162,7 @@ fn open_files_and_what_was_answered_are_there_after_a_death() {
         let length = rustix::fs::getxattr(at("a/b"), c"user.large", &mut read).unwrap();
         assert!(read[..length] == value);
         assert!(fs::read(at("below/file")).unwrap() == vec![7; 3 << 20]);
-        let snapshots = pool.nacre(&["fs", "list", "-H", "-o", "name", "-t", "snapshot"]);
+        let snapshots = pool.nacre(&["fs", "list", "-H", "-o", "name", "-t", "snapshot", "-r", "%"]);
         assert!(snapshots.contains(&format!("@s{round}")), "{snapshots}");
         let kept = fs::read_to_string(at(&format!(".zfs/snapshot/s{round}/a/before{round}"))).unwrap();
         assert_eq!(kept, round.to_string());
