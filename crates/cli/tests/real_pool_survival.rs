@@ -216,6 +216,44 @@ fn mounts_come_and_go_before_and_after_a_death() {
 }
 
 #[test]
+fn file_systems_of_an_ordinary_user_go_on_in_their_one_mount() {
+    needs!(as_root());
+    if fs::read_to_string("/etc/fuse.conf").is_ok_and(|conf| conf.lines().any(|line| line == "user_allow_other")) {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let pool = Pool::within(Yard::of(Some(NOBODY)), "family", "256M", &["--survive"]);
+    let sh = |script: &str| {
+        let (code, said) = mounting::sh_as(&pool.at(""), NOBODY, NOBODY, "", script);
+        assert_eq!(code, 0, "{script}: {said}");
+        said
+    };
+    for name in ["sub", "sub/deep"] {
+        pool.nacre(&["fs", "create", &pool.of(name)]);
+    }
+    sh("echo x >sub/file && echo y >sub/deep/file");
+    pool.nacre(&["fs", "snapshot", "-r", "%@one"]);
+    let numbers = sh("ls -id sub sub/deep sub/deep/file sub/.zfs/snapshot/one/file");
+    for round in 1..=2 {
+        let killed = pool.process(&pool.name);
+        kill(killed, Signal::KILL);
+        assert_eq!(sh("cat sub/file sub/deep/file sub/.zfs/snapshot/one/file"), "x\ny\nx\n");
+        assert_eq!(sh("ls -id sub sub/deep sub/deep/file sub/.zfs/snapshot/one/file"), numbers);
+        assert_eq!(survives(&pool)["restarts"], round);
+        let name = pool.of(&format!("new{round}"));
+        pool.nacre(&["fs", "create", &name]);
+        sh(&format!("echo {round} >new{round}/file"));
+    }
+    assert_eq!(sh("cat new1/file new2/file"), "1\n2\n");
+    pool.nacre(&["fs", "unmount", &pool.of("sub/deep")]);
+    assert_eq!(sh("ls sub/deep"), "");
+    pool.nacre(&["fs", "destroy", "-r", &pool.of("sub")]);
+    pool.nacre(&["pool", "export", "%"]);
+    pool.import();
+    assert_eq!(sh("cat new1/file new2/file"), "1\n2\n");
+}
+
+#[test]
 fn the_ends_of_a_pool_are_those_of_its_processes() {
     needs!(as_root());
     let surviving = Surviving::made("ends", "64M", &[]);

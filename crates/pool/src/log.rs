@@ -24,7 +24,7 @@ pub mod kept;
 pub mod record;
 pub mod ring;
 
-pub use kept::KeptLog;
+pub use kept::{KeptLog, VERSION as KEPT_VERSION};
 pub use record::{LogChange, LogRecord};
 pub use ring::{Area, Ring, newest_sequence};
 

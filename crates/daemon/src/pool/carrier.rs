@@ -28,6 +28,8 @@ use super::{mount_point::MountPoint, mount_point::kind};
 const TOLD: Duration = Duration::from_secs(5);
 /// How long it may take to say what it does not use any more.
 const FORGOTTEN: Duration = Duration::from_millis(500);
+/// The same of what it knew before this process began: it has to be asked.
+const ASKED_FOR: Duration = Duration::from_secs(4);
 
 /// What an ordinary user can do where one mount is to lie within another that is not this pool's.
 const NESTED: &str = "an ordinary user's mount can lie within one that is not this pool's only where /etc/fuse.conf has user_allow_other; \
@@ -41,6 +43,8 @@ pub(super) struct Carrier {
     family: Option<Arc<DatasetTree>>,
     /// The root directory of what was mounted first.
     root: FileId,
+    /// It goes on after another process.
+    goes_on: bool,
 }
 
 impl Carrier {
@@ -56,6 +60,7 @@ impl Carrier {
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || fuse_conf::may_show_others();
+        let goes_on = survival.as_ref().is_some_and(Survival::resumes);
         let given = survival.as_ref().map(Survival::given_numbers);
         let family = (head && !others).then(|| {
             let family = DatasetTree::new(Arc::clone(layer), rules(options));
@@ -103,7 +108,7 @@ impl Carrier {
             }
             other => Refusal::new(Kind::Io, format!("cannot mount '{source}': {other}")),
         })?;
-        Ok(Carrier { mount, family, root })
+        Ok(Carrier { mount, family, root, goes_on })
     }
 
     /// Shows one more file system, on the directory with this number, which was at this place a
@@ -207,10 +212,15 @@ impl Carrier {
         }
     }
 
+    /// How long the kernel may take to say what it does not use any more.
+    pub fn forgets_within(&self) -> Duration {
+        if self.goes_on { ASKED_FOR } else { FORGOTTEN }
+    }
+
     /// Whether the kernel has forgotten all files of a file system, which it does soon with those
     /// that nobody uses.
     fn is_forgotten(&self, family: &DatasetTree, dataset: u64) -> bool {
-        self.mount.wait_closed(FORGOTTEN, &mut || {
+        self.mount.wait_closed(self.forgets_within(), &mut || {
             !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to))
         })
     }

@@ -27,8 +27,8 @@ use std::{
 
 use super::mount_point::MountPoint;
 
-/// Which way it is noted, here and in the kept log: another number with each change.
-pub const VERSION: u64 = 1;
+/// Which way it is noted: another number with each change, and that of the kept log.
+pub const VERSION: (u64, u64) = (1, nacre_pool::log::KEPT_VERSION);
 
 /// A device that is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl LeftDoor {
 /// See the file's head.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PoolLeft {
-    version: u64,
+    version: (u64, u64),
     /// The numbers of descriptors: of the socket for commands, and of the locks on the pool's name and
     /// number.
     pub socket: i32,
@@ -163,7 +163,11 @@ impl PoolLeft {
             .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))?;
         match left.version {
             VERSION => Ok(left),
-            its => Err(Failure::new(format!("what it notes has version {its}, and this program reads version {VERSION}"))),
+            its => {
+                let its = format!("{}.{}", its.0, its.1);
+                let ours = format!("{}.{}", VERSION.0, VERSION.1);
+                Err(Failure::new(format!("what it notes has version {its}, and this program reads version {ours}")))
+            }
         }
     }
 

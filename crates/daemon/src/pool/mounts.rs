@@ -397,7 +397,8 @@ impl FuseMounts {
         // Of what is opened without a request, the kernel tells only when it does not know it any
         // more.
         let known = || numbers.as_ref().is_some_and(|(_, (from, to))| live.carrier.mount.knows_any(*from, *to));
-        if live.carrier.mount.wait_closed(CLOSING, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
+        let closing = CLOSING.max(live.carrier.forgets_within());
+        if live.carrier.mount.wait_closed(closing, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
             return Ok(());
         }
         let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());

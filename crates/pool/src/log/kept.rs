@@ -40,8 +40,10 @@ use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::pointer::Txg;
 
+/// Which way it is kept: another number with each change of the records or the words.
+pub const VERSION: u64 = 1;
 /// The first word: the name, and the version.
-const MAGIC: u64 = u64::from_be_bytes(*b"nakept\0\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"nakept\0\0") + VERSION;
 const KIND: usize = 0;
 const SERVED: usize = 1;
 const BEGIN: usize = 2;
