@@ -45,6 +45,11 @@ impl Inode {
         self.number
     }
 
+    /// Whether its last holder has it freed.
+    pub(super) fn is_nameless(&self) -> bool {
+        self.active.read().as_ref().is_some_and(|active| active.nameless)
+    }
+
     /// Whether nothing that was written to it waits for rows that cannot be read.
     ///
     /// # Errors

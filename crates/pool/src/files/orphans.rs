@@ -101,8 +101,8 @@ impl<T: Table> Files<T> {
                 // Its table is being replaced: what has no name there is looked for afterwards.
                 return Ok(Freed::Kept);
             }
-            if self.is_left(number) {
-                // It is freed when it is let go of.
+            // It is freed when it is let go of.
+            if self.is_left(number) || self.known.held(number).is_some_and(|inode| inode.is_nameless()) {
                 return Ok(Freed::Kept);
             }
             let table = self.table.read();
