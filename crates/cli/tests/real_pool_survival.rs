@@ -224,7 +224,8 @@ fn file_systems_of_an_ordinary_user_go_on_in_their_one_mount() {
     const NOBODY: u32 = 65534;
     let pool = Pool::within(Yard::of(Some(NOBODY)), "family", "256M", &["--survive"]);
     let sh = |script: &str| {
-        let (code, said) = mounting::sh_as(&pool.at(""), NOBODY, NOBODY, "", script);
+        let script = format!("cd {} && {script}", pool.at("").display());
+        let (code, said) = mounting::sh_as(pool.place.path(), NOBODY, NOBODY, "", &script);
         assert_eq!(code, 0, "{script}: {said}");
         said
     };
