@@ -437,7 +437,8 @@ impl fmt::Debug for Mount {
 /// Gives the door what it can know only when the session runs. Requests that come before are served
 /// without it. Answers what [`crate::passthrough::Passthrough::start`] does.
 fn connect(door: &Door, session: &Session) -> Option<i32> {
-    door.kernel.connect(session);
+    let goes_on = door.survives.as_ref().is_some_and(|survives| survives.memory.resumes());
+    door.kernel.connect(session, goes_on);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
     door.open.passthrough.start(backing)
 }

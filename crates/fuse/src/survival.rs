@@ -281,18 +281,8 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over, but for some descriptors.
-    ///
-    /// # Errors
-    /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self, but: &[i32]) -> io::Result<()> {
-        self.resend()?;
-        let kept: Vec<u32> = self.kept(but).into_iter().map(i32::cast_unsigned).collect();
-        descriptors::close_all_from_but(3, &kept)
-    }
-
-    /// Makes the kernel send again what is unanswered: before anything is read, and before other
-    /// descriptors of the connection are closed.
+    /// is unanswered, before other descriptors of the connection are closed. Afterwards it closes all but
+    /// those that are [kept](Self::kept).
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
@@ -308,7 +298,7 @@ impl Survival {
     }
 
     /// The descriptor's number that the session had.
-    fn device(&self) -> Option<i32> {
+    pub fn device(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Device)).ok()?.checked_sub(1)
     }
 

@@ -80,10 +80,12 @@ impl Mount {
         if !memory.resumes() {
             return Ok(());
         }
-        // Of what can be changed by number nothing was changed by anybody else. The kernel may have newer
-        // sizes and times than there are below.
-        let exclusive = door.inodes.by_number() && !door.options.read_only;
-        door.change(if exclusive { Invalidation::Names } else { Invalidation::Everything });
+        // Of what can be changed by number nothing was changed by anybody else: the kernel may have newer sizes
+        // and times than there are below, and would take away what is mounted on directories whose names
+        // it has to look up anew.
+        if !door.inodes.by_number() || door.options.read_only {
+            door.change(Invalidation::Everything);
+        }
         if let Some(end) = last_backing {
             let used = std::mem::take(&mut *survives.backing.lock());
             self.thread("nacre-left", move || {

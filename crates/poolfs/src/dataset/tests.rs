@@ -25,6 +25,7 @@ fn config(store: Store) -> PoolConfig {
         }),
         entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
         cache: 64 << 20,
+        kept: None,
     }
 }
 
