@@ -116,7 +116,8 @@ impl FuseMounts {
             left.into_iter().partition(|mount| matches!(mount.door, LeftDoor::Own { .. }));
         for mount in own {
             let (at, source) = (mount.at.clone(), mount.options.source.clone());
-            let of_it = |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
+            let of_it =
+                |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
             let members: Vec<LeftMount> = within.extract_if(.., of_it).collect();
             let whats: Vec<What> = members.iter().chain([&mount]).map(|mount| mount.what).collect();
             match self.resume(mount, members) {
