@@ -358,6 +358,10 @@ impl Device for Counted {
         self.device.length()
     }
 
+    fn descriptor(&self) -> Option<i32> {
+        self.device.descriptor()
+    }
+
     fn look_again(&self) -> io::Result<u64> {
         self.device.look_again()
     }

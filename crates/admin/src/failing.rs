@@ -6,6 +6,7 @@
 //! system may have forgotten it.
 
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -19,12 +20,23 @@ const CONTINUE: u8 = 0;
 const WAIT: u8 = 1;
 const PANIC: u8 = 2;
 
+/// Who is told why the process ends.
+struct Ending(Box<dyn Fn(&str) + Send + Sync>);
+
+impl std::fmt::Debug for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ending").finish_non_exhaustive()
+    }
+}
+
 /// The mode, and who waits by it.
 #[derive(Debug, Default)]
 pub struct Failing {
     mode: AtomicU8,
     /// The pool can do without a device.
     redundant: AtomicBool,
+    /// Told why, before the process ends by the mode.
+    ending: OnceLock<Ending>,
     state: Mutex<FailingState>,
     changed: Condvar,
 }
@@ -49,6 +61,12 @@ impl Failing {
         };
         self.mode.store(mode, Ordering::Relaxed);
         self.try_again();
+    }
+
+    /// Has somebody told why the process ends by the mode, just before it does.
+    pub fn before_end(&self, told: impl Fn(&str) + Send + Sync + 'static) {
+        // There is one process, which asks once.
+        let _ = self.ending.set(Ending(Box::new(told)));
     }
 
     /// What writes wait for at this moment, if any do.
@@ -137,6 +155,9 @@ impl Failing {
     pub(crate) fn end_by(&self, device: &str, error: &impl std::fmt::Display) {
         if self.mode.load(Ordering::Relaxed) == PANIC {
             tracing::error!(device, %error, "a device failed, and the process ends (failmode=panic)");
+            if let Some(Ending(told)) = self.ending.get() {
+                told(&format!("{device} failed, and failmode is 'panic': {error}"));
+            }
             // No core is dumped: before that, the kernel would wait for all threads, also for those
             // that wait for an answer of this process.
             if let Err(error) = kill_process(getpid(), Signal::KILL) {

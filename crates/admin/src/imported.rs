@@ -14,6 +14,7 @@ use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
 use nacre_pool::label::{self, Root};
+use nacre_pool::log::KeptLog;
 use nacre_pool::properties::{OF_NEW_POOLS, spelling};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, NewPool, Store};
@@ -49,6 +50,8 @@ pub struct Opening {
     pub home: PathBuf,
     /// The directory for what must survive a reboot; none where there can be none.
     pub state: Option<PathBuf>,
+    /// What is to outlive this process; with what one that has died left, the import goes on from there.
+    pub kept: Option<Arc<KeptLog>>,
 }
 
 impl std::fmt::Debug for Opening {
@@ -140,6 +143,7 @@ fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolCon
         clock: clock(),
         entropy: Arc::clone(&opening.entropy),
         cache: opening.cache,
+        kept: opening.kept.clone().filter(|_| logged),
     })
 }
 

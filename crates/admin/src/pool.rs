@@ -31,7 +31,7 @@ mod tests;
 pub mod trim;
 
 pub use changing::Intended;
-pub use figures::{DeviceFigures, Figures, Follows, GroupFigures};
+pub use figures::{DeviceFigures, Figures, Follows, GroupFigures, Survives};
 pub use reshape::{Reshape, ReshapeOrder, ReshapeReport, Reshaping};
 pub use resilver::Resilver;
 pub use scrub::{Extent, Phase, Scrub, ScrubOrder, ScrubReport};
@@ -325,6 +325,15 @@ impl PoolRequest {
             Self::Convert { devices, .. } => Some(devices.clone()),
             Self::Detach { .. } | Self::Remove { .. } | Self::Leave { .. } => Some(Vec::new()),
             _ => None,
+        }
+    }
+
+    /// Which devices it may open that are none of the pool's, or not any more.
+    #[must_use]
+    pub fn opened_devices(&self) -> Option<Vec<PathBuf>> {
+        match self {
+            Self::Online { devices } => Some(devices.clone()),
+            _ => self.new_devices().filter(|devices| !devices.is_empty()),
         }
     }
 

@@ -6,6 +6,9 @@ use nacre_fuse::{OperationCounts, Status, Transport};
 use nacre_vfs::Coherence;
 use std::time::Instant;
 
+/// Of a file system of a pool, in place of its stack: its name follows.
+pub const OF_POOL: &str = "dataset:";
+
 /// What does not change while a mount is served.
 #[derive(Debug)]
 pub struct About {
@@ -60,7 +63,8 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
     }
 }
 
-fn survives(guarded: &Guarded) -> SurvivalReport {
+/// How it goes on when this process is killed.
+pub fn survives(guarded: &Guarded) -> SurvivalReport {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().unsigned_abs());
     SurvivalReport {
         guardian: parent.filter(|parent| *parent == guarded.guardian),

@@ -1,24 +1,25 @@
-//! A mount that outlives the process that serves it.
+//! A mount, or a pool with its mounts, that outlives the process that serves it.
 //!
-//! Called by [`crate::serve`] where that is asked for. This process becomes the *guardian*: it makes a
-//! worker, which serves the mount and shares its table of descriptors with it, and waits. A worker that
-//! is killed is followed by another one, which goes on from what the last one noted
-//! ([`nacre_fuse::Survival`]). One that ends by itself ends its guardian, with the same code. A guardian
-//! that is killed leaves what there is without one: the worker serves on, and when it dies the mount
-//! does ([docs/decisions/outliving-the-process.md]).
+//! Called by [`crate::serve`] and [`crate::pool::process`] where that is asked for. This process becomes
+//! the *guardian*: it makes a worker, which serves and shares its table of descriptors with it, and
+//! waits. A worker that is killed is followed by another one, which goes on from what the last one noted
+//! ([`nacre_fuse::Survival`], [`crate::left`], [`crate::pool::left`]). One that ends by itself ends its
+//! guardian, with the same code. A guardian that is killed leaves what there is without one: the worker
+//! serves on, and when it dies so does what it serves ([docs/decisions/outliving-the-process.md]).
 //!
 //! Invariants: the guardian has one thread, and opens nothing while a worker runs, so that each worker
 //! begins sound; the next worker is made when the last one is dead in all of its threads but those that
-//! wait for its mount, and so for the next one.
+//! wait for its mounts, and so for the next one.
 
 use crate::{
     background, clock,
     failure::Failure,
-    handover::{self, Handover},
-    left::{Guarded, Left, Notes},
+    handover::{self, Handover, Served},
+    left::{Guarded, Left},
     log, outliving,
     plan::{MountPlan, Transport},
-    report::path_text,
+    pool::{self, left::PoolLeft, start::Start},
+    report::{path_text, printable},
     serve,
     shared::wire::MountRequest,
 };
@@ -37,16 +38,16 @@ use std::{
 
 /// So many deaths ...
 const DEATHS: usize = 3;
-/// ... within this time, and the mount stays down.
+/// ... within this time, and it stays down.
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
 /// or act on paths without any of its descriptors.
 const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
 
-/// A mount, and what stays of it when its worker dies.
+/// What is served, and what stays of it when its worker dies.
 struct Guardian {
-    mount: MountRequest,
+    served: Served,
     memory: Survival,
     background: bool,
 }
@@ -63,47 +64,51 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     plan.door.transport = Transport::Device;
     let unwritten = || Failure::new("a mount of these layers cannot outlive its process: they cannot be noted");
     let mount = MountRequest::new(&plan, resolved, reason).ok_or_else(unwritten)?;
-    let memory = Survival::new().map_err(|error| failed(&error))?;
-    Guardian { mount, memory, background }.run()
+    Guardian::new(Served::Mount(Box::new(mount)), background)?.run()
 }
 
-/// Goes on with a mount for the program that became this one.
+/// Owns a pool by one worker after the other until it is let go.
 ///
 /// # Errors
-/// Why it cannot, or why the mount ended before its time.
+/// Why it is not imported, or why it was let go before its time.
+pub fn run_pool(start: &Start) -> Result<(), Failure> {
+    outliving::check_pool(start)?;
+    Guardian::new(Served::Pool(Box::new(start.clone())), true)?.run()
+}
+
+/// Goes on with what is served for the program that became this one.
+///
+/// # Errors
+/// Why it cannot, or why it ended before its time.
 pub fn go_on(left: Handover) -> Result<(), Failure> {
     // What was kept open for this program is nothing for those that it starts.
     descriptors::close_on_exec_from(3).map_err(|error| failed(&error))?;
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
     let mut memory = memory.map_err(|error| failed(&error))?;
     memory.next_life();
-    Guardian { mount: left.mount, memory, background: left.background }.run()
+    Guardian { served: left.served, memory, background: left.background }.run()
 }
 
 fn failed(error: &io::Error) -> Failure {
-    Failure::io("cannot make", "a mount that outlives its process", error)
+    Failure::io("cannot make", "what outlives its process", error)
 }
 
 impl Guardian {
+    fn new(served: Served, background: bool) -> Result<Guardian, Failure> {
+        let memory = Survival::new().map_err(|error| failed(&error))?;
+        Ok(Guardian { served, memory, background })
+    }
+
     fn run(mut self) -> Result<(), Failure> {
-        let (plan, background) = (self.mount.plan()?, self.background);
+        let background = self.background;
         let guard = Guard::new().map_err(|error| failed(&error))?;
-        let handover = Handover::text(&self.memory, background, &self.mount)?;
+        let handover = Handover::text(&self.memory, background, &self.served)?;
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
-            let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
-            let (memory, guardian, handover_text) = (self.memory.clone(), process::id(), Arc::clone(&handover));
-            let signals = guard.descriptor();
-            let guarded = move || {
-                let notes = Arc::new(take_over(&memory, signals)?);
-                tell_of_death(&memory, guardian);
-                Ok(Guarded { memory, guardian, notes, handover: handover_text })
-            };
-            let memory = self.memory.clone();
-            let worker = guard.start(move || {
-                let _ends = Ends(memory);
-                work(&of_worker, reason, background, guarded)
-            });
+            let served = self.served.clone();
+            let (memory, guardian, signals) = (self.memory.clone(), process::id(), guard.descriptor());
+            let guarded = Guarded { memory, guardian, handover: Arc::clone(&handover) };
+            let worker = guard.start(move || served.work(guarded, signals, background));
             let worker = worker.map_err(|error| failed(&error))?;
             if !self.memory.resumes() {
                 background::leave_directory()?;
@@ -113,6 +118,7 @@ impl Guardian {
                 Some(Ended::Code(0)) => return Ok(()),
                 // It has said why.
                 Some(Ended::Code(code)) => process::exit(code),
+                Some(Ended::Signal(_)) if self.memory.has_ended() => return Ok(()),
                 Some(Ended::Signal(signal)) => format!("was killed by signal {signal}"),
                 None => "was killed".to_owned(),
             };
@@ -125,19 +131,20 @@ impl Guardian {
             let now = clock::now();
             deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
             deaths.push(now);
-            let died = format!("the process that served {} {how}", path_text(&plan.mountpoint));
             let over = deaths.len() >= DEATHS || !self.memory.can_resume();
             if over && guard.has_threads_left() {
-                // They would keep the device open, and nobody were told.
+                // They would keep devices of mounts open, and nobody were told.
                 let kept = [guard.descriptor(), self.memory.descriptor()].map(i32::cast_unsigned);
                 descriptors::close_all_from_but(3, &kept).map_err(|error| failed(&error))?;
             }
-            if !self.memory.can_resume() {
-                return Err(ended_badly(&plan, background, died));
+            let mut what = format!("{} {how}", self.served.whose());
+            if let Some(why) = self.memory.why_not() {
+                what.push_str(&format!(", and no other one goes on: {why}"));
+            } else if self.memory.can_resume() && over {
+                what.push_str(&format!(", the {DEATHS}rd time within a minute: it stays down"));
             }
-            if deaths.len() >= DEATHS {
-                let what = format!("{died}, the {DEATHS}rd time within a minute: the mount stays down");
-                return Err(ended_badly(&plan, background, what));
+            if over {
+                return Err(self.served.ended_badly(background, what));
             }
             self.memory.next_life();
         }
@@ -168,18 +175,90 @@ impl Guardian {
         }
     }
 
-    /// Becomes another program, which goes on with the mount. Returns where it cannot be started.
+    /// Becomes another program, which goes on. Returns where it cannot be started.
     fn become_program(&self, program: &Path, handover: &str, signals: i32) {
         // The kernel would end what was read by descriptors that close with this program.
         // What is wrong the next worker finds as well.
-        let Ok(left) = Left::read(&self.memory.text().unwrap_or_default()) else { return };
-        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
-        if self.memory.take_over(&kept).is_err() {
-            return;
-        }
-        let kept = self.memory.kept(&left.descriptors());
+        let Ok(kept) = self.served.take_over(&self.memory, signals) else { return };
         let (arguments, settings) = (std::env::args_os().collect(), handover::settings(handover));
         drop(worker::become_program(program, arguments, settings, &kept));
+    }
+}
+
+impl Served {
+    /// Whose worker it is.
+    fn whose(&self) -> String {
+        match self {
+            Served::Mount(mount) => format!("the process that served {}", path_text(mount.mountpoint())),
+            Served::Pool(start) => format!("the process that owned the pool '{}'", printable(start.name.as_bytes())),
+        }
+    }
+
+    fn program(&self) -> &str {
+        match self {
+            Served::Mount(mount) => mount.program(),
+            Served::Pool(start) => start.program(),
+        }
+    }
+
+    /// Takes over what a worker before this one left, and closes what nobody needs, the guardian's
+    /// signals among it not. Answers what stays open beside these.
+    fn take_over(&self, memory: &Survival, signals: i32) -> Result<Vec<i32>, Failure> {
+        let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
+        let left = match self {
+            Served::Mount(_) => {
+                memory.resend().map_err(cannot)?;
+                Left::read(&memory.text().unwrap_or_default())?.descriptors()
+            }
+            Served::Pool(_) => {
+                let left = PoolLeft::of(memory)?;
+                left.send_again();
+                left.descriptors(memory)
+            }
+        };
+        let kept = memory.kept(&left);
+        let all: Vec<u32> = kept.iter().copied().chain([signals]).map(i32::cast_unsigned).collect();
+        descriptors::close_all_from_but(3, &all).map_err(cannot)?;
+        Ok(kept)
+    }
+
+    /// What a worker does; its exit code.
+    fn work(&self, guarded: Guarded, signals: i32, background: bool) -> u8 {
+        let memory = guarded.memory.clone();
+        let _ends = Ends(memory.clone());
+        let worked = self.begin(&guarded, signals).and_then(|()| match self {
+            Served::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
+            Served::Pool(start) => pool::process::own(start, Some(guarded)),
+        });
+        let Err(failure) = worked else {
+            if let Served::Pool(_) = self {
+                close_for_others(&memory, signals);
+            }
+            return 0;
+        };
+        tracing::error!("{} ends: {failure}", self.whose());
+        let _ = failure.report(self.program());
+        failure.code(self.program())
+    }
+
+    fn begin(&self, guarded: &Guarded, signals: i32) -> Result<(), Failure> {
+        if guarded.memory.resumes() {
+            self.take_over(&guarded.memory, signals)?;
+        }
+        tell_of_death(&guarded.memory, guarded.guardian);
+        Ok(())
+    }
+
+    /// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
+    fn ended_badly(&self, background: bool, what: String) -> Failure {
+        let logged = match self {
+            Served::Mount(mount) => mount.plan().and_then(|plan| log::start(&plan, background)),
+            Served::Pool(start) => pool::process::ended_badly(start, &what),
+        };
+        if logged.is_ok() {
+            tracing::error!("{what}");
+        }
+        Failure::new(what)
     }
 }
 
@@ -192,6 +271,15 @@ impl Drop for Ends {
     }
 }
 
+/// Closes what a worker has not, which has nothing left to do: whoever waits for its end takes what it
+/// had, and the guardian, which has the same table, is there for a moment still.
+fn close_for_others(memory: &Survival, signals: i32) {
+    let kept = memory.main().into_iter().chain([signals, memory.descriptor()]);
+    let kept: Vec<u32> = kept.map(i32::cast_unsigned).collect();
+    // What stays open goes with the guardian.
+    let _ = descriptors::close_all_from_but(3, &kept);
+}
+
 /// Has the guardian told when this thread is dead, the worker's main one.
 fn tell_of_death(memory: &Survival, guardian: u32) {
     match worker::death_of_this_thread() {
@@ -202,36 +290,4 @@ fn tell_of_death(memory: &Survival, guardian: u32) {
         }
         Err(error) => tracing::debug!(%error, "the guardian waits for the end of all threads"),
     }
-}
-
-/// Takes over what a worker before this one left, and closes what nobody needs, the guardian's signals
-/// among it not; what it noted.
-fn take_over(memory: &Survival, signals: i32) -> Result<Notes, Failure> {
-    if let Some(left) = Left::of(memory)? {
-        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
-        memory
-            .take_over(&kept)
-            .map_err(|error| Failure::io("cannot go on with", path_text(&left.mountpoint()), &error))?;
-    }
-    Notes::of(memory)
-}
-
-/// What a worker does; its exit code.
-fn work(plan: &MountPlan, reason: String, background: bool, guarded: impl FnOnce() -> Result<Guarded, Failure>) -> u8 {
-    match guarded().and_then(|guarded| serve::serve(plan, reason, background, Some(guarded))) {
-        Ok(()) => 0,
-        Err(failure) => {
-            tracing::error!("the mount ends: {failure}");
-            let _ = failure.report(&plan.program);
-            failure.code(&plan.program)
-        }
-    }
-}
-
-/// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
-fn ended_badly(plan: &MountPlan, background: bool, what: String) -> Failure {
-    if log::start(plan, background).is_ok() {
-        tracing::error!("{what}");
-    }
-    Failure::new(what)
 }

@@ -1,5 +1,5 @@
-//! What a guardian leaves to another program that goes on with its mount, and how that program takes
-//! it.
+//! What a guardian leaves to another program that goes on with its mount or pool, and how that program
+//! takes it.
 //!
 //! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which looks
 //! at it first. Invariant: it says by a number how it is noted; a program that does not know that number
@@ -8,6 +8,7 @@
 use crate::{
     failure::Failure,
     left::{Guarded, Left},
+    pool::{left::PoolLeft, start::Start},
     report::path_text,
     shared::wire::MountRequest,
 };
@@ -18,6 +19,16 @@ use std::{ffi::OsString, fs, path::Path, sync::Arc};
 /// In the environment of a program that goes on: what is left to it.
 const NAME: &str = "NACRE_GOES_ON";
 
+/// What outlives the process that serves it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Served {
+    /// A mount.
+    Mount(Box<MountRequest>),
+    /// A pool with its mounts.
+    Pool(Box<Start>),
+}
+
 /// What a guardian leaves to the program that it becomes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Handover {
@@ -27,8 +38,8 @@ pub struct Handover {
     pub memory: i32,
     /// Whether it serves in the background.
     pub background: bool,
-    /// The mount.
-    pub mount: MountRequest,
+    /// What it serves.
+    pub served: Served,
 }
 
 impl Handover {
@@ -36,12 +47,12 @@ impl Handover {
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn text(memory: &Survival, background: bool, mount: &MountRequest) -> Result<Arc<str>, Failure> {
+    pub fn text(memory: &Survival, background: bool, served: &Served) -> Result<Arc<str>, Failure> {
         let (process, memory) = (std::process::id(), memory.descriptor());
-        let handover = Handover { process, memory, background, mount: mount.clone() };
+        let handover = Handover { process, memory, background, served: served.clone() };
         serde_json::to_string(&handover)
             .map(Arc::from)
-            .map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
+            .map_err(|error| Failure::new(format!("what is served cannot be noted: {error}")))
     }
 
     fn read(text: &str) -> Result<Handover, Failure> {
@@ -59,9 +70,8 @@ pub struct HandedOver {
 }
 
 impl HandedOver {
-    /// Of a mount of this process.
-    pub fn of(guarded: &Guarded) -> HandedOver {
-        let left = guarded.memory.text().unwrap_or_default();
+    /// Of a mount or pool of this process, which has noted this.
+    pub fn of(guarded: &Guarded, left: Vec<u8>) -> HandedOver {
         HandedOver { version: SURVIVAL_VERSION, handover: guarded.handover.to_string(), left }
     }
 
@@ -76,8 +86,13 @@ impl HandedOver {
                 "what it notes has version {its}, and this program reads version {ours}"
             )));
         }
-        Handover::read(&self.handover)?.mount.plan()?;
-        Left::read(&self.left)?.spec().map(drop)
+        match Handover::read(&self.handover)?.served {
+            Served::Mount(mount) => {
+                mount.plan()?;
+                Left::read(&self.left)?.spec().map(drop)
+            }
+            Served::Pool(_) => PoolLeft::read(&self.left).map(drop),
+        }
     }
 }
 
@@ -103,13 +118,13 @@ pub fn settings(handover: &str) -> Vec<OsString> {
     kept.chain([(NAME.into(), handover.into())]).map(|(name, value)| setting(name, value)).collect()
 }
 
-/// Notes which program is to go on with a mount of this process.
+/// Notes which program is to go on with what this process serves.
 ///
 /// # Errors
 /// Nobody can, or it is no program.
 pub fn note(guarded: &Guarded, program: &Path) -> Result<(), Failure> {
     if let Some(why) = guarded.memory.why_not() {
-        return Err(Failure::new(format!("no program can go on with this mount: {why}")));
+        return Err(Failure::new(format!("no program can go on with it: {why}")));
     }
     let is_program = program.is_absolute() && fs::metadata(program).is_ok_and(|file| file.is_file());
     if !is_program || !guarded.memory.set_program(program) {
@@ -149,10 +164,11 @@ mod tests {
             crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
-        let handover = Handover::text(&memory, true, &mount).unwrap();
-        let notes = Arc::new(Notes::of(&memory).unwrap());
+        let handover = Handover::text(&memory, true, &Served::Mount(Box::new(mount))).unwrap();
+        let notes = Notes::of(&memory).unwrap();
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
-        HandedOver::of(&Guarded { memory, guardian: 1, notes, handover })
+        let left = memory.text().unwrap();
+        HandedOver::of(&Guarded { memory, guardian: 1, handover }, left)
     }
 
     #[test]

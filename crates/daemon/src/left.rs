@@ -28,8 +28,6 @@ pub struct Guarded {
     pub memory: Survival,
     /// The guardian's process number.
     pub guardian: u32,
-    /// What is left to it beside that.
-    pub notes: Arc<Notes>,
     /// What the guardian leaves to another program ([`crate::upgrade`]).
     pub handover: Arc<str>,
 }

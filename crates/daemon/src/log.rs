@@ -227,8 +227,9 @@ pub fn start(plan: &MountPlan, background: bool) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A file that cannot be opened.
-pub fn start_pool(name: &str, path: &Path) -> Result<(), Failure> {
-    let file = RotatingFile::start(path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
+pub fn start_pool(name: &str, path: &Path, goes_on: bool) -> Result<(), Failure> {
+    let file = if goes_on { RotatingFile::go_on(path) } else { RotatingFile::start(path) };
+    let file = file.map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
     let mut outlets = vec![Outlet::new(LevelFilter::WARN, Sink::Rotating(Mutex::new(file)))];
     outlets.extend(outlet(None, true, None, Subject { kind: "pool", name: name.to_owned() })?);
     begin(Outlets(outlets))

@@ -1,10 +1,11 @@
-//! Which mounts can outlive their process, and what that changes about them.
+//! Which mounts and pools can outlive their process, and what that changes about them.
 //!
 //! Called by [`crate::guardian`] before it makes anything, and for branches that are added later.
 
 use crate::{
     failure::Failure,
     plan::{MountPlan, Transport},
+    pool::start::{How, Start},
 };
 use nacre_stack::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, Writes};
 use std::{
@@ -87,6 +88,23 @@ pub fn check_branch(branch: &BranchSpec, mountpoint: &Path) -> Result<(), Failur
         Some(why) => Err(Failure::usage(format!("the mount was made with --survive, which is not possible so: {why}"))),
         None => Ok(()),
     }
+}
+
+/// Whether a pool can outlive the process that owns it.
+///
+/// # Errors
+/// Why not.
+pub fn check_pool(start: &Start) -> Result<(), Failure> {
+    let refused = |why: &str| Err(Failure::usage(format!("--survive is not possible here: {why}")));
+    if start.devices.iter().any(|device| nacre_remote::is_address(device)) {
+        return refused(
+            "the pool lies in an object store, and what it has promised the store is known to this process alone",
+        );
+    }
+    if let How::Import { read_only: true, .. } = &start.how {
+        return refused("what is imported read-only has nothing to lose");
+    }
+    Ok(())
 }
 
 /// Has cages book each write when it happens. What a kernel collects was promised room, and nobody

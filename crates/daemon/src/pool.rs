@@ -10,6 +10,7 @@ pub mod dates;
 mod events;
 pub mod expected;
 pub mod known;
+pub mod left;
 mod mount_point;
 mod mounts;
 mod name_lock;

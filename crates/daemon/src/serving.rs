@@ -17,7 +17,7 @@ use crate::{
     failure::{Exit, Failure},
     figures,
     handover::{self, HandedOver},
-    left::{Directories, Guarded, Left},
+    left::{Directories, Guarded, Left, Notes},
     log::Log,
     opening,
     plan::{Door, MountPlan},
@@ -109,6 +109,7 @@ impl Live {
         let mut context = opening::surroundings()?;
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
+        let notes = guarded.as_ref().map(|guarded| Notes::of(&guarded.memory)).transpose()?.map(Arc::new);
         let Found { spec, mountpoint, source, absent, begun } = match &left {
             // Of the mount itself nothing may be asked: nobody answers yet.
             Some(left) => Found::left(left)?,
@@ -120,7 +121,7 @@ impl Live {
             (None, _) => Directories::default(),
         };
         context.reached = directories.reached();
-        context.left_numbers = guarded.as_ref().map(|guarded| Arc::clone(&guarded.notes) as Arc<dyn LeftNumbers>);
+        context.left_numbers = notes.clone().map(|notes| notes as Arc<dyn LeftNumbers>);
         let stack = opening::build(&spec, &context)?;
         let rules = left.as_ref().and_then(|left| left.tier_rules.as_deref()).zip(stack.union());
         if let Some((rules, union)) = rules {
@@ -149,10 +150,11 @@ impl Live {
             drains: union::serving::Drains::default(),
             absent: Mutex::new(absent),
             directories: Mutex::new(directories),
+            notes,
             changing: Mutex::default(),
             shared,
         });
-        if serving.about.guarded.is_some() {
+        if serving.notes.is_some() {
             let noting = Arc::downgrade(&serving);
             serving.stack.note_changes(move |spec| {
                 if let Some(serving) = noting.upgrade() {
@@ -166,10 +168,10 @@ impl Live {
         }
         if left.is_none() {
             narrow(&plan.door, &mountpoint)?;
-            if let Some(guarded) = &serving.about.guarded {
+            if let Some(notes) = &serving.notes {
                 let _one_at_a_time = serving.changing.lock();
                 let (spec, directories) = (serving.spec.lock(), serving.directories.lock());
-                guarded.notes.begin(&mountpoint, &serving.about.source, (&spec, &directories));
+                notes.begin(&mountpoint, &serving.about.source, (&spec, &directories));
                 drop((spec, directories));
                 serving.note_layers();
             }
@@ -278,6 +280,8 @@ pub struct Serving {
     absent: union::absent::Waiting,
     /// That are held for a process after this one.
     directories: Mutex<Directories>,
+    /// What is noted for it.
+    notes: Option<Arc<Notes>>,
     /// Held while layers change, until that is noted.
     changing: Mutex<()>,
     /// Its log and its place among the other mounts of the process, where it is one of several.
@@ -302,7 +306,11 @@ impl Serving {
                 self.reload(rules.map(|rules| *rules))?;
                 Answer::Done
             }
-            Request::HandOver => Answer::HandOver(Box::new(HandedOver::of(self.guarded()?))),
+            Request::HandOver => {
+                let guarded = self.guarded()?;
+                let left = guarded.memory.text().unwrap_or_default();
+                Answer::HandOver(Box::new(HandedOver::of(guarded, left)))
+            }
             Request::Upgrade { program } => {
                 handover::note(self.guarded()?, &program)?;
                 Answer::Done
@@ -385,11 +393,11 @@ impl Serving {
 
     /// Notes branches that have just been changed, and that nobody has seen yet.
     fn note_branches(&self, spec: &StackSpec) {
-        let Some(guarded) = &self.about.guarded else { return };
+        let Some(notes) = &self.notes else { return };
         let present = branches(spec);
         self.absent.lock().retain(|absent| !present.iter().any(|branch| branch.source == absent.branch.source));
         let (directories, absent) = (self.directories.lock(), self.absent.lock().clone());
-        guarded.notes.change(|left| {
+        notes.change(|left| {
             left.set_layers(spec, &directories);
             left.absent = absent;
         });
@@ -398,14 +406,14 @@ impl Serving {
     /// Notes the layers as they are, for a process after this one. Whoever changes them holds
     /// [`Serving::changing`].
     fn note_layers(&self) {
-        let Some(guarded) = &self.about.guarded else { return };
+        let Some(notes) = &self.notes else { return };
         let spec = self.spec.lock();
         let mut directories = self.directories.lock();
         // Closed when they are noted no more.
         let _gone = directories.take_all_but(&spec);
         let absent = self.absent.lock().clone();
         let tier_rules = self.stack.union().map(|union| union.control().tier_status().rules.to_string());
-        guarded.notes.change(|left| {
+        notes.change(|left| {
             left.set_layers(&spec, &directories);
             (left.absent, left.tier_rules) = (absent, tier_rules);
         });

@@ -1,4 +1,5 @@
-//! `nacre upgrade`: another program goes on with mounts that outlive their process, while they are used.
+//! `nacre upgrade`: another program goes on with mounts that outlive their process, those of pools among
+//! them, while they are used.
 //!
 //! The program that is to go on is the one that runs the command. It looks at what each mount would
 //! leave to it ([`crate::handover`]) before it touches any. Then, one after the other, it has the process
@@ -10,6 +11,7 @@ use crate::{
     clock,
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},
+    figures,
     report::{Report, path_text, printable},
     runtime::Whose,
 };
@@ -33,16 +35,21 @@ pub fn run(mountpoints: &[PathBuf]) -> Result<Vec<String>, Failure> {
     let program = fs::read_link("/proc/self/exe").map_err(failed)?;
     let named = !mountpoints.is_empty();
     let peers = if named { control::at(mountpoints)? } else { control::find(&Whose::Ours).peers };
-    let (mut due, mut lines) = (Vec::new(), Vec::new());
+    let (mut due, mut lines): (Vec<(Peer, u32)>, _) = (Vec::new(), Vec::new());
     for peer in peers {
         let place = printable(peer.report.mountpoint.as_bytes());
         if runs(peer.report.pid) {
             continue;
         }
         let Some(survives) = &peer.report.survives else {
-            let what = format!("{place} keeps the program that serves it: it was mounted without --survive");
+            let of_pool = peer.report.stack.starts_with(figures::OF_POOL);
+            let (how, next) = match of_pool {
+                true => ("its pool was imported without --survive", "export the pool and import it again"),
+                false => ("it was mounted without --survive", "unmount it and mount it again"),
+            };
+            let what = format!("{place} keeps the program that serves it: {how}");
             match named {
-                true => return Err(Failure::new(what).next("unmount it and mount it again")),
+                true => return Err(Failure::new(what).next(next)),
                 false => lines.push(what),
             }
             continue;
@@ -52,6 +59,10 @@ pub fn run(mountpoints: &[PathBuf]) -> Result<Vec<String>, Failure> {
             return Err(cannot(why));
         }
         let guardian = survives.guardian.ok_or_else(|| cannot("its guardian is gone"))?;
+        // All mounts of a pool have the same.
+        if due.iter().any(|(_, known)| *known == guardian) {
+            continue;
+        }
         let Answer::HandOver(handed) = peer.ask(&Request::HandOver)? else {
             return Err(cannot("its process answers something else"));
         };

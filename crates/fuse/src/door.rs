@@ -9,7 +9,7 @@
 
 use crate::{
     failure::{Failure, Outcome},
-    inodes::{Found, Inodes, ROOT},
+    inodes::{Found, Inodes, ROOT, Removed},
     invalidate::InvalidationFeed,
     kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
@@ -20,9 +20,9 @@ use crate::{
         gate::{Gate, Replacer},
         own_mount::{InodeKey, Names},
     },
-    survival::{Survives, nodes::Nodes, opens::OpenLeft},
+    survival::{Survives, opens::OpenLeft},
     wire,
-    writeback::Writeback,
+    writeback::{Writeback, written_files::Uses},
 };
 use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
 use nacre_vfs::{
@@ -77,13 +77,19 @@ impl Door {
         kept_limit: usize,
     ) -> Result<Door, Errno> {
         let root = layer.root()?;
-        let self_io = Arc::default();
-        let nodes = options.survival.as_ref().map(Nodes::new);
+        let self_io: Arc<SelfIo> = Arc::default();
+        let memory = options.survival.as_ref();
+        let writeback = Writeback::new(&options.mountpoint, &self_io);
+        if let Some(memory) = memory {
+            self_io.note_in(memory);
+            writeback.outlives(memory);
+            layer.capabilities().numbered.iter().for_each(|numbered| numbered.note_in(&memory.given_numbers()));
+        }
         Ok(Door {
-            inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr, nodes)?),
-            survives: options.survival.as_ref().map(Survives::new),
+            inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr, memory)?),
+            survives: memory.map(Survives::new),
             open: OpenTables::new(&*layer, &options, kept_limit),
-            writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
+            writeback: Arc::new(writeback),
             self_io,
             gate: Gate::default(),
             replacer: Mutex::new(None),
@@ -277,6 +283,12 @@ impl Door {
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
         let uses = self.writeback.written.uses(nodeid);
         let removed = self.inodes.forget(nodeid, lookups);
+        self.forgotten(nodeid, uses, removed);
+    }
+
+    /// The kernel may not know a file any more, which had been written to so often before; what its record
+    /// leaves.
+    pub fn forgotten(&self, nodeid: u64, uses: Option<Uses>, removed: Option<Removed>) {
         self.unknown(nodeid, uses);
         let Some(removed) = removed else { return self.open.closes.heard() };
         if let Some(open) = removed.open {
@@ -421,7 +433,9 @@ impl OpenFileHost for Door {
 
 impl Handler for Door {
     fn init(&self, offer: &Offer) -> Settings {
-        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.writeback.on());
+        let before = self.survives.as_ref().and_then(|survives| survives.memory.agreed_before());
+        let collect = self.writeback.on();
+        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, (collect, before));
         if agreement.writeback {
             self.open.passthrough.refuse("writes are collected by the kernel, which excludes it");
         } else if self.writeback.on() {

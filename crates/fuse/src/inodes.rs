@@ -22,7 +22,11 @@ mod numbers;
 
 use crate::{
     open_files::OpenState,
-    survival::nodes::{NodePlace, Nodes},
+    survival::{
+        Survival,
+        nodes::{NodePlace, Nodes},
+        numbers::Sets,
+    },
 };
 use hashbrown::{DefaultHashBuilder, HashTable};
 use left::Kept;
@@ -35,6 +39,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::Sender,
     },
 };
 
@@ -224,17 +229,23 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    /// The table for a layer, that knows the layer's root. Noted in `nodes`, where there are such, and
-    /// made from what is noted there already.
+    /// The table for a layer, that knows the layer's root. Noted in `memory`, where there is one, and made
+    /// from what is noted there already.
     ///
     /// # Errors
     /// ESTALE where the root is another one than noted.
-    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr, nodes: Option<Nodes>) -> Result<Inodes, Errno> {
-        let kept = nodes.map(|nodes| Kept::new(nodes, layer));
+    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr, memory: Option<&Survival>) -> Result<Inodes, Errno> {
+        if let Some(numbers) = Numbers::new(layer, attr.id, memory.map(Sets::new)) {
+            if memory.is_some_and(|memory| !memory.is_root(&attr.id)) {
+                return Err(Errno::ESTALE);
+            }
+            return Ok(Inodes { numbers: Some(numbers), ..Inodes::empty(None).with_root(&root, attr) });
+        }
+        let kept = memory.map(|memory| Kept::new(Nodes::new(memory), layer));
         if kept.as_ref().is_some_and(Kept::resumes) {
             return Inodes::empty(kept).resumed(root, attr);
         }
-        Ok(Inodes { numbers: Numbers::new(layer, attr.id), ..Inodes::empty(kept).with_root(&root, attr) })
+        Ok(Inodes::empty(kept).with_root(&root, attr))
     }
 
     /// A table that knows the root.
@@ -445,6 +456,35 @@ impl Inodes {
     /// The node id of an inode number, of such layers.
     pub fn nodeid(&self, number: u64) -> Option<u64> {
         self.numbers.as_ref().map(|numbers| numbers.outer(number))
+    }
+
+    /// Of such layers: how often the kernel was told of a file since this process began, if a process
+    /// before it may have told it as well.
+    pub fn told_since(&self, nodeid: u64) -> Option<u64> {
+        self.numbers.as_ref()?.told_since(nodeid)
+    }
+
+    /// The kernel does not know such a file, unless it was told of it more often meanwhile: then false. And
+    /// what is to be dropped.
+    pub fn is_unknown(&self, nodeid: u64, told: u64) -> (bool, Option<Removed>) {
+        self.numbers.as_ref().map_or((false, None), |numbers| numbers.is_unknown(nodeid, told))
+    }
+
+    /// Where such files go of which it is to be asked whether the kernel knows them.
+    pub fn doubt_with(&self, doubts: Option<Sender<u64>>) {
+        self.numbers.iter().for_each(|numbers| numbers.doubt_with(doubts.clone()));
+    }
+
+    /// Has it asked.
+    pub fn doubt(&self, nodeid: u64) {
+        self.numbers.iter().for_each(|numbers| numbers.doubt(nodeid));
+    }
+
+    /// The kernel is told of a file by an answer that a process before this one had noted.
+    pub fn told_again(&self, nodeid: u64) {
+        if let Some(numbers) = &self.numbers {
+            numbers.register(&numbers.id(nodeid));
+        }
     }
 
     /// Whether files are found by their numbers: nodes need not be told of new names.

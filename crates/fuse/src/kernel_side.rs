@@ -32,6 +32,9 @@ pub(crate) struct KernelSide {
     root_taken: AtomicBool,
 }
 
+/// Kernels of this minor version can drop all names at once.
+const WITH_EPOCH: u32 = 44;
+
 impl KernelSide {
     /// Nothing is agreed yet.
     pub fn new(options: &FuseOptions) -> KernelSide {
@@ -58,12 +61,17 @@ impl KernelSide {
         self.agreement.get().copied().unwrap_or_default()
     }
 
-    /// The session runs.
-    pub fn connect(&self, session: &Session) {
+    /// The session runs; of a mount that goes on after another process nothing is forgotten by this.
+    pub fn connect(&self, session: &Session, goes_on: bool) {
         *self.session.write() = Some(session.observer());
         *self.notifier.write() = Some(session.notifier());
-        // Harmless on a fresh mount, and shows whether the kernel knows it.
-        self.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
+        let knows_epoch = match goes_on {
+            // It would take away what others have mounted within.
+            true => session.offer().minor >= WITH_EPOCH,
+            // Harmless on a fresh mount, and shows whether the kernel knows it.
+            false => session.notifier().inc_epoch().is_ok(),
+        };
+        self.epoch.store(knows_epoch, Ordering::Relaxed);
     }
 
     /// The session has ended. It holds the door; this ends the circle.

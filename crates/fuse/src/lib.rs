@@ -44,4 +44,4 @@ pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
 pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
 pub use survival::{Survival, VERSION as SURVIVAL_VERSION};
-pub use sync_call::{Duty, SyncCalls};
+pub use sync_call::{Duty, SyncCalls, let_go_of_sync_calls};

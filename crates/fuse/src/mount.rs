@@ -16,6 +16,7 @@ use crate::{
         own_mount::{self, Entered, InodeKey},
     },
     status::{self, Status},
+    survival::{Survival, doubts},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::{descriptors, mounts::MountAttributes, worker};
@@ -88,8 +89,14 @@ impl Mount {
     /// Mounts `layer` and serves it; returns when the mount can be used.
     ///
     /// # Errors
-    /// See [`MountError`]; nothing is left mounted then.
+    /// See [`MountError`]; nothing is left mounted then, or what was to be gone on with has no session any
+    /// more.
     pub fn start(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
+        let memory = options.survival.clone().filter(Survival::resumes);
+        Mount::make(layer, options).inspect_err(|_| memory.iter().for_each(Survival::let_go))
+    }
+
+    fn make(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
         let (sender, receiver) = mpsc::channel();
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
@@ -97,7 +104,12 @@ impl Mount {
         if let Some(client) = door.layer.capabilities().open_files {
             client.attach(Arc::downgrade(&door) as Weak<dyn OpenFileHost>);
         }
+        let (doubts, doubted) = mpsc::channel();
         let resumed = door.survives.as_ref().map(|survives| &survives.memory).filter(|memory| memory.resumes());
+        let goes_on = resumed.is_some();
+        if goes_on {
+            door.inodes.doubt_with(Some(doubts));
+        }
         let mut session = match resumed {
             Some(memory) => memory.resume(&door)?,
             None => begin(&door)?,
@@ -106,12 +118,16 @@ impl Mount {
         // While it is at no place, if root made it: the way to its mount point may lead through
         // other mounts of ours. It may be another than before.
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
-        let device = own_mount::device(&place).ok();
+        let before = resumed_device(&door);
+        let device = before.or_else(|| {
+            let found = own_mount::device(&place);
+            found.inspect_err(|error| tracing::debug!(%error, "the mount cannot be asked for its device")).ok()
+        });
         if let Some(device) = device {
             door.kernel.found(device);
+            door.open.running.start(device);
         }
-        door.open.running.start(&place);
-        door.writeback.start(&place, session.notifier());
+        door.writeback.start(device, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
         let caches = KernelCaches {
             notifier: session.notifier(),
@@ -125,6 +141,11 @@ impl Mount {
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &state))?;
         if mount.door.writeback.on() {
             mount.start_writeback()?;
+        }
+        if goes_on && mount.door.inodes.by_number() {
+            let (door, session, notifier) =
+                (Arc::clone(&mount.door), mount.session.observer(), mount.session.notifier());
+            mount.thread("nacre-doubts", move || doubts::run(&doubted, &door, &session, &notifier))?;
         }
         if mount.door.options.notify_watchers {
             mount.start_inotify_replay()?;
@@ -400,6 +421,7 @@ impl Drop for Mount {
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
+        self.door.inodes.doubt_with(None);
         self.door.self_io.inotify_replay.close();
         self.door.self_io.attr_refresh.close();
         self.door.self_io.page_dropper.close();
@@ -421,9 +443,16 @@ impl fmt::Debug for Mount {
 /// Gives the door what it can know only when the session runs. Requests that come before are served
 /// without it. Answers what [`crate::passthrough::Passthrough::start`] does.
 fn connect(door: &Door, session: &Session) -> Option<i32> {
-    door.kernel.connect(session);
+    let goes_on = door.survives.as_ref().is_some_and(|survives| survives.memory.resumes());
+    door.kernel.connect(session, goes_on);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
     door.open.passthrough.start(backing)
+}
+
+/// The device number of a mount that goes on, of a layer whose files are found by their numbers: the way
+/// to it may lead through another mount of this process, which does not go on yet.
+fn resumed_device(door: &Door) -> Option<u64> {
+    door.survives.as_ref().filter(|_| door.inodes.by_number())?.memory.mounted_before()
 }
 
 /// Mounts, and negotiates with the kernel.
@@ -519,6 +548,8 @@ pub(crate) fn mount_options(options: &FuseOptions) -> MountOptions {
 
 pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     let transport = match options.transport {
+        // With the rings of a process, what it has read goes as well.
+        TransportChoice::Auto if options.survival.is_some() => fusewire::TransportChoice::Device,
         TransportChoice::Auto => fusewire::TransportChoice::Auto,
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
         TransportChoice::Device => fusewire::TransportChoice::Device,

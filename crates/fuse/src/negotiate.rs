@@ -122,14 +122,27 @@ fn max_io(memory: Option<u64>) -> u32 {
 const BACKGROUND: u16 = 4096;
 
 /// Answers the kernel's offer.
-/// `collect`: writes are to be collected.
-pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, collect: bool) -> (Settings, Agreement) {
+/// `collect`: writes are to be collected; `before`: the flags that were agreed on, where another process did:
+/// what layers have become since cannot be told.
+pub(crate) fn answer(
+    offer: &Offer,
+    options: &FuseOptions,
+    layer: &dyn Layer,
+    (collect, before): (bool, Option<u64>),
+) -> (Settings, Agreement) {
+    // Others do not change what they offer.
+    let before = before.filter(|_| layer.capabilities().numbered.is_some());
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
     let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
+    let acls = before.map_or(acls, |before| before & init::POSIX_ACL != 0);
     let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
     let writeback = collect && offer.has(init::WRITEBACK_CACHE);
-    let asks_at_open = asks_at_open(offer, options, layer, (root, writeback));
+    let asks_at_open = match before {
+        Some(before) if before & init::NO_OPEN_SUPPORT != 0 => None,
+        Some(_) => Some("so it was agreed on when it was mounted"),
+        None => asks_at_open(offer, options, layer, (root, writeback)),
+    };
     let opens_files_itself = asks_at_open.is_none();
     // The kernel has one of the three.
     let passthrough = wants_passthrough(options) && !writeback && !opens_files_itself && offer.has(init::PASSTHROUGH);
@@ -283,7 +296,7 @@ mod tests {
         let offer = |flags| Offer { minor: 45, flags, max_readahead: MAX_IO };
         let all = offer(u64::MAX);
         let options = FuseOptions::new("/");
-        let (settings, agreement) = answer(&all, &options, &layer, true);
+        let (settings, agreement) = answer(&all, &options, &layer, (true, None));
         assert!(agreement.writeback && !agreement.passthrough);
         assert_eq!(
             settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT),
@@ -292,7 +305,7 @@ mod tests {
         let kept = init::DIRECT_IO_ALLOW_MMAP | init::HANDLE_KILLPRIV_V2;
         assert_eq!(settings.flags & kept, kept);
         for (offer, collect) in [(all, false), (offer(!init::WRITEBACK_CACHE), true)] {
-            let (settings, agreement) = answer(&offer, &options, &layer, collect);
+            let (settings, agreement) = answer(&offer, &options, &layer, (collect, None));
             assert!(!agreement.writeback && agreement.passthrough);
             assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH), init::PASSTHROUGH);
         }
@@ -306,7 +319,7 @@ mod tests {
             let mut options = FuseOptions::new("/");
             (options.no_open, options.read_only) = (true, true);
             change(&mut options);
-            let (settings, agreement) = answer(&all, &options, &layer, false);
+            let (settings, agreement) = answer(&all, &options, &layer, (false, None));
             assert_eq!(settings.flags & init::NO_OPEN_SUPPORT != 0, agreement.opens_files_itself);
             let excluded = settings.flags & (init::PASSTHROUGH | init::ATOMIC_O_TRUNC);
             assert_eq!(excluded == 0, agreement.opens_files_itself);
@@ -320,7 +333,7 @@ mod tests {
         let (settings, agreement) = {
             let mut options = FuseOptions::new("/");
             (options.no_open, options.read_only, options.lock_forwarding) = (true, true, true);
-            answer(&all, &options, &layer, false)
+            answer(&all, &options, &layer, (false, None))
         };
         assert!(!agreement.opens_files_itself && settings.flags & init::POSIX_LOCKS != 0);
     }

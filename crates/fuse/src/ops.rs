@@ -10,5 +10,5 @@ mod locks;
 mod names;
 pub(crate) mod opens;
 mod undelivered;
-mod unopened;
+pub(crate) mod unopened;
 mod xattrs;

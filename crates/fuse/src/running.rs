@@ -5,7 +5,6 @@
 //! program would lose its code. So `ops/opens.rs` asks here first. No request goes to the mount
 //! meanwhile, whatever is found.
 
-use crate::self_io::own_mount;
 use nacre_sys::proc_looks::ProcLooks;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::{
@@ -25,12 +24,9 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The file system is mounted at `place`.
-    pub fn start(&self, place: &Path) {
-        match own_mount::device(place) {
-            Ok(device) => self.device.store(device, Ordering::Release),
-            Err(error) => tracing::debug!(%error, "the mount cannot be asked for its device"),
-        }
+    /// The file system is mounted, with this device number.
+    pub fn start(&self, device: u64) {
+        self.device.store(device, Ordering::Release);
     }
 
     /// Whether a process that the daemon may look at runs the file with this inode number (proc(5),

@@ -5,7 +5,9 @@
 //! mount would hang; so each such act is done by a thread that holds none of the daemon's
 //! descriptors ([`SelfIo::start`]), and who wants it done waits for a message, which ends with the
 //! process. The door knows these threads by their ids, and answers what they pretend without
-//! touching the layer (`Door::answer_own`).
+//! touching the layer (`Door::answer_own`). So does the door of a process that goes on after this one was
+//! killed: the threads that were waiting then are noted (`survival/numbers.rs`), and what they ask comes
+//! again.
 //!
 //! Here are the threads; what they do is below: files' sizes and times (`attr_refresh.rs`, by
 //! `attr_setter.rs`, from `times.rs`), passing on what the kernel holds back (`flush.rs`,
@@ -25,6 +27,7 @@ mod page_dropper;
 pub(crate) mod replacing;
 pub(crate) mod times;
 
+use crate::survival::{Survival, numbers::Words};
 use attr_refresh::AttrRefresh;
 use flush_timer::FlushTimer;
 use inotify_replay::InotifyReplay;
@@ -34,8 +37,9 @@ use parking_lot::Mutex;
 use rustix::io::Errno as SysErrno;
 use std::{
     io,
+    path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -70,7 +74,48 @@ pub(crate) struct SelfIo {
     pub flush_timer: FlushTimer,
     /// Bit `tid % 64` of each: most questions of [`SelfIo::role`] end here.
     mask: AtomicU64,
+    /// Where the mount outlives its process.
+    noted: OnceLock<Noted>,
 }
+
+/// How threads are noted for a process after this one.
+struct Noted {
+    words: Words,
+    /// Those of processes before this one that were still waiting when it began.
+    left: Vec<Actor>,
+}
+
+/// A thread, its process, and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Actor {
+    tid: u32,
+    process: u32,
+    role: Role,
+}
+
+/// Bits of a thread's number and of a process's (`PID_MAX_LIMIT` has 22).
+const ID: u32 = 28;
+
+impl Actor {
+    fn word(self) -> u64 {
+        let role = ROLES.iter().position(|role| *role == self.role).unwrap_or(0) as u64;
+        role << (2 * ID) | u64::from(self.process) << ID | u64::from(self.tid)
+    }
+
+    fn read(word: u64) -> Option<Actor> {
+        let id = |word: u64| (word & ((1 << ID) - 1)) as u32;
+        let role = *ROLES.get(usize::try_from(word >> (2 * ID)).ok()?)?;
+        Some(Actor { tid: id(word), process: id(word >> ID), role })
+    }
+
+    /// Whether the thread is there still: no other one of its process can have its number.
+    fn is_left(self) -> bool {
+        Path::new(&format!("/proc/{}/task/{}", self.process, self.tid)).exists()
+    }
+}
+
+/// In the order in which they are noted.
+const ROLES: [Role; 5] = [Role::Times, Role::Flush, Role::Replaced, Role::Walker, Role::Replay];
 
 impl SelfIo {
     /// What the thread with this id is for, if it is one of these.
@@ -78,7 +123,30 @@ impl SelfIo {
         if self.mask.load(Ordering::Acquire) & bit(tid) == 0 {
             return None;
         }
-        self.threads.lock().iter().find(|(known, _)| *known == tid).map(|(_, role)| *role)
+        let own = self.threads.lock().iter().find(|(known, _)| *known == tid).map(|(_, role)| *role);
+        own.or_else(|| {
+            let left = self.left().iter().find(|actor| actor.tid == tid)?;
+            left.is_left().then_some(left.role)
+        })
+    }
+
+    /// Threads are noted from now on, and those that processes before this one noted are known.
+    pub fn note_in(&self, memory: &Survival) {
+        let words = Words::actors(memory);
+        let mut left = Vec::new();
+        for (place, word) in words.all() {
+            match Actor::read(word).filter(|actor| actor.is_left()) {
+                Some(actor) => left.push(actor),
+                None => words.remove(place),
+            }
+        }
+        // Set once, before any thread is started.
+        let _ = self.noted.set(Noted { words, left });
+        self.change(|_| {});
+    }
+
+    fn left(&self) -> &[Actor] {
+        self.noted.get().map_or(&[], |noted| &noted.left)
     }
 
     /// Starts a thread without descriptors.
@@ -92,6 +160,8 @@ impl SelfIo {
         body: impl FnOnce() -> Result<T, SysErrno> + Send + 'static,
     ) -> io::Result<JoinHandle<Result<T, SysErrno>>> {
         let self_io = Arc::clone(self);
+        // It may be waiting for the mount when the process is killed, and nobody waits for it then.
+        let name = if self.noted.get().is_some() { fusewire::APART } else { name };
         std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
             nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
             let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
@@ -103,7 +173,8 @@ impl SelfIo {
     fn change(&self, change: impl FnOnce(&mut Vec<(u32, Role)>)) {
         let mut threads = self.threads.lock();
         change(&mut threads);
-        let mask = threads.iter().fold(0, |mask, (tid, _)| mask | bit(*tid));
+        let left = self.left().iter().map(|actor| actor.tid);
+        let mask = threads.iter().map(|(tid, _)| *tid).chain(left).fold(0, |mask, tid| mask | bit(tid));
         self.mask.store(mask, Ordering::Release);
     }
 }
@@ -113,17 +184,67 @@ fn bit(tid: u32) -> u64 {
 }
 
 /// A thread is in the list for as long as this lives: its id may be another's afterwards.
-struct KnownThread<'a>(&'a SelfIo, u32);
+struct KnownThread<'a> {
+    self_io: &'a SelfIo,
+    tid: u32,
+    /// Where it is noted.
+    place: Option<usize>,
+}
 
 impl KnownThread<'_> {
     fn new(self_io: &SelfIo, tid: u32, role: Role) -> KnownThread<'_> {
+        let actor = Actor { tid, process: std::process::id(), role };
+        let place = self_io.noted.get().and_then(|noted| noted.words.add(actor.word()));
         self_io.change(|threads| threads.push((tid, role)));
-        KnownThread(self_io, tid)
+        KnownThread { self_io, tid, place }
     }
 }
 
 impl Drop for KnownThread<'_> {
     fn drop(&mut self) {
-        self.0.change(|threads| threads.retain(|(known, _)| *known != self.1));
+        self.self_io.change(|threads| threads.retain(|(known, _)| *known != self.tid));
+        if let Some((noted, place)) = self.self_io.noted.get().zip(self.place) {
+            noted.words.remove(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_wait_are_known_to_the_next_process() {
+        let mut memory = Survival::small().unwrap();
+        let own = Arc::new(SelfIo::default());
+        own.note_in(&memory);
+        let ((there, waiting), (go, told)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+        let thread = own.start("named-otherwise", Role::Times, move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            there.send((tid, rustix::thread::name().unwrap())).unwrap();
+            let _ = told.recv();
+            Ok(())
+        });
+        let (tid, name) = waiting.recv().unwrap();
+        assert_eq!((own.role(tid), name.to_str()), (Some(Role::Times), Ok(fusewire::APART)));
+        memory.next_life();
+        let next = || {
+            let next = SelfIo::default();
+            next.note_in(&memory);
+            next
+        };
+        let second = next();
+        assert_eq!([second.role(tid), second.role(tid + 64)], [Some(Role::Times), None]);
+        // One that has died is not taken for another thread with its number.
+        Words::actors(&memory).add(Actor { tid: 77, process: u32::MAX >> 4, role: Role::Flush }.word());
+        assert_eq!(next().role(77), None);
+        drop(go);
+        thread.unwrap().join().unwrap().unwrap();
+        assert_eq!((own.role(tid), second.role(tid), next().role(tid)), (None, None, None));
+        assert!(Words::actors(&memory).all().is_empty());
+        for role in ROLES {
+            let actor = Actor { tid: (1 << 22) - 1, process: 1 << 22, role };
+            assert_eq!(Actor::read(actor.word()), Some(actor));
+        }
     }
 }

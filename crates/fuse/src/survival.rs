@@ -10,6 +10,9 @@
 //!  nodes.rs      which file a node id stands for, and where it was found
 //!  opens.rs      which open file a handle stands for
 //!  requests.rs   what each thread was about to change, and what it answered
+//!  numbers.rs    of layers whose files are found by their numbers: which the kernel knows, which may hold
+//!                collected writes; what layers give out for good; threads that use the mount
+//!  doubts.rs     whether the kernel still knows a file that it knew before
 //!  restore.rs    the tables of the door, made from these records
 //!  again.rs      requests that come again after they may have been carried out
 //!  cut.rs        where tests have the process die
@@ -21,15 +24,20 @@
 
 pub(crate) mod again;
 mod cut;
+pub(crate) mod doubts;
 pub(crate) mod nodes;
+pub(crate) mod numbers;
 pub(crate) mod opens;
 pub(crate) mod requests;
 pub(crate) mod restore;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_by_number;
 
 use fusewire::{Agreed, Identity, Offer};
 use nacre_sys::{descriptors, shared_words::SharedWords};
+use nacre_vfs::{FileId, GivenNumbers};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
@@ -42,13 +50,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release},
     },
 };
 
 /// Which way things are noted, for programs of other versions: another number with each change of
 /// what is noted, or how.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
@@ -62,13 +70,18 @@ const PROGRAM: usize = 512;
 const PROGRAM_AT: usize = HEADER + MOVE;
 const TEXTS_AT: usize = PROGRAM_AT + PROGRAM;
 const REQUESTS_AT: usize = TEXTS_AT + 2 * TEXT;
-const OPENS_AT: usize = REQUESTS_AT + requests::WORDS;
+const NUMBERS_AT: usize = REQUESTS_AT + requests::WORDS;
+const OPENS_AT: usize = NUMBERS_AT + numbers::WORDS;
+/// All of a mount whose files are found by their numbers.
+const SMALL: usize = OPENS_AT + opens::FEW_WORDS;
 const NODES_AT: usize = OPENS_AT + opens::WORDS;
 const ENDS_AT: usize = NODES_AT + nodes::WORDS;
 const ALL: usize = ENDS_AT + nodes::END_WORDS;
+/// In the header, how many threads of a life have records of requests, one word for each part.
+const THREADS_AT: usize = 128;
 
 /// Words of the header.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Head {
     /// [`VERSION`]: the first word in all versions.
     Version,
@@ -106,6 +119,14 @@ enum Head {
     Main,
     /// 1 once this worker ends by itself.
     Ends,
+    /// Behind the last place of a set of files that the kernel knows, of a file that may hold writes, of a
+    /// thread that uses the mount, of a number that a layer gave out.
+    KnownEnd,
+    WrittenEnd,
+    ActorsEnd,
+    GivenEnd,
+    /// 1 while files become others.
+    Replacing,
     /// The first of the counters of reuse, one for each shard of the inode table.
     Reuse,
 }
@@ -114,6 +135,10 @@ enum Head {
 #[derive(Clone, Debug)]
 pub struct Survival {
     shared: Arc<SharedWords>,
+    /// Held while a number that was given out is noted.
+    giving: Arc<Mutex<()>>,
+    /// The session of the process before this one belongs to a mount, or is closed.
+    taken: Arc<AtomicBool>,
     life: u64,
 }
 
@@ -123,17 +148,33 @@ impl Survival {
     /// # Errors
     /// Where the process may not map as much (`RLIMIT_AS`); only what is used takes memory.
     pub fn new() -> io::Result<Survival> {
-        let memory = Survival { shared: Arc::new(SharedWords::new(c"nacre-mount", ALL)?), life: 0 };
+        Survival::of(SharedWords::new(c"nacre-mount", ALL)?)
+    }
+
+    /// The same of a layer whose files are found by their numbers, of which little has to be noted: many
+    /// of these have room in one process.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn small() -> io::Result<Survival> {
+        Survival::of(SharedWords::new(c"nacre-mount", SMALL)?)
+    }
+
+    fn of(words: SharedWords) -> io::Result<Survival> {
+        let memory = Survival { shared: Arc::new(words), giving: Arc::default(), taken: Arc::default(), life: 0 };
         memory.set(Head::Version, VERSION);
         Ok(memory)
     }
 
-    /// That of a program which became this one.
+    /// That of a program which became this one, or of another worker of the same guardian.
     ///
     /// # Errors
     /// EINVAL where it is noted in another way; as [`Self::new`].
     pub fn taken_over(memory: OwnedFd) -> io::Result<Survival> {
-        let mut memory = Survival { shared: Arc::new(SharedWords::taken_over(memory, ALL)?), life: 0 };
+        let is_small = rustix::fs::fstat(&memory)?.st_size.cast_unsigned() == SMALL as u64 * 8;
+        let words = if is_small { SMALL } else { ALL };
+        let words = Arc::new(SharedWords::taken_over(memory, words)?);
+        let mut memory = Survival { shared: words, giving: Arc::default(), taken: Arc::default(), life: 0 };
         if memory.head(Head::Version) != VERSION {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
@@ -176,9 +217,15 @@ impl Survival {
         self.life > 0
     }
 
-    /// Whether a worker can go on: the mount answered, and all of it is noted.
+    /// Whether a worker can go on: the mount answered, all of it is noted, and no file was about to become
+    /// another one: nobody knows which of them the kernel has then.
     pub fn can_resume(&self) -> bool {
-        self.head(Head::Serving) == 1 && self.head(Head::Incomplete) == 0
+        self.head(Head::Serving) == 1 && self.head(Head::Incomplete) == 0 && self.head(Head::Replacing) == 0
+    }
+
+    /// Files are about to become others, or no more.
+    pub(crate) fn replacing(&self, replacing: bool) {
+        self.set(Head::Replacing, replacing.into());
     }
 
     /// Whoever asked for the mount has heard that it answers.
@@ -236,15 +283,14 @@ impl Survival {
     }
 
     /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, and closes what it does not take over, but for some descriptors.
+    /// is unanswered, before other descriptors of the connection are closed. Afterwards it closes all but
+    /// those that are [kept](Self::kept).
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
-    pub fn take_over(&self, but: &[i32]) -> io::Result<()> {
+    pub fn resend(&self) -> io::Result<()> {
         let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-        fusewire::resend(descriptors::another(device)?.as_fd())?;
-        let kept: Vec<u32> = self.kept(but).into_iter().map(i32::cast_unsigned).collect();
-        descriptors::close_all_from_but(3, &kept)
+        fusewire::resend(descriptors::another(device)?.as_fd())
     }
 
     /// The descriptors that the next worker takes over.
@@ -254,8 +300,21 @@ impl Survival {
     }
 
     /// The descriptor's number that the session had.
-    fn device(&self) -> Option<i32> {
+    pub fn device(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Device)).ok()?.checked_sub(1)
+    }
+
+    /// The session's device, once.
+    fn take_device(&self) -> io::Result<OwnedFd> {
+        let device = self.device().filter(|_| !self.taken.swap(true, Relaxed));
+        descriptors::take_over(device.ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?)
+    }
+
+    /// Nobody goes on with the session of the process before this one: whoever uses the mount is told.
+    /// Nothing where a mount has it.
+    pub fn let_go(&self) {
+        // Where it is closed already, that is as good.
+        drop(self.take_device());
     }
 
     fn set_session(&self, (agreed, device): (Agreed, i32)) {
@@ -278,6 +337,32 @@ impl Survival {
             flags: self.head(Head::Flags),
             max_io: number(Head::MaxIo),
         }
+    }
+
+    /// The flags that the kernel agreed on with the process before this one, where there was one.
+    pub(crate) fn agreed_before(&self) -> Option<u64> {
+        self.resumes().then(|| self.head(Head::Flags))
+    }
+
+    /// The device number of the mount of the process before this one.
+    pub(crate) fn mounted_before(&self) -> Option<u64> {
+        let (major, minor) = self.identity().filter(|_| self.resumes())?.device;
+        Some(rustix::fs::makedev(major, minor))
+    }
+
+    /// Whether a layer whose files are found by their numbers has the root that it had before; it is noted
+    /// where there was none.
+    pub(crate) fn is_root(&self, root: &FileId) -> bool {
+        if self.resumes() {
+            return self.head(Head::Root) == root.fs;
+        }
+        self.set(Head::Root, root.fs);
+        true
+    }
+
+    /// What the layer of the mount gives out for good: for layers that are made for it.
+    pub fn given_numbers(&self) -> Arc<dyn GivenNumbers> {
+        Arc::new(numbers::Given::new(self))
     }
 
     fn set_mount(&self, identity: Option<Identity>, by_fusermount: bool, promoted: bool) {
@@ -306,7 +391,9 @@ impl Survival {
 
     /// Why this mount ends with its process, where it does.
     pub fn why_not(&self) -> Option<String> {
-        let length = usize::try_from(self.head(Head::Incomplete)).ok().filter(|length| *length > 0)?;
+        let Some(length) = usize::try_from(self.head(Head::Incomplete)).ok().filter(|length| *length > 0) else {
+            return (self.head(Head::Replacing) == 1).then(|| "its files are about to become others".to_owned());
+        };
         Some(String::from_utf8_lossy(&bytes(self.part(WHY_AT, WHY), length)).into_owned())
     }
 

@@ -17,12 +17,12 @@
 use fusewire::{
     Errno, Handler, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice, abi::init,
 };
-use nacre_sys::loop_devices;
+use nacre_sys::{descriptors, loop_devices};
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::{
     fmt, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -48,6 +48,9 @@ pub struct Duty {
     pub make_durable: Box<dyn Fn() + Send + Sync>,
     /// Whether that waits for something that may never come.
     pub stuck: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Is told the numbers of the descriptors of the device and of the mount, before it is listened to:
+    /// a process that shares the table of descriptors lets go of them, in this order ([`let_go_of_sync_calls`]).
+    pub opened: Box<dyn Fn(i32, i32) + Send + Sync>,
 }
 
 impl fmt::Debug for Duty {
@@ -92,6 +95,15 @@ impl Drop for SyncCalls {
     }
 }
 
+/// Ends what a process before this one heard by, which has left these descriptors of the device and of
+/// the mount: whoever waits there is told that it was in vain. All other descriptors of it are closed.
+pub fn let_go_of_sync_calls(device: i32, mount: i32) {
+    let [device, mount] = [device, mount].map(descriptors::take_over);
+    // The kernel would wait for us, if the connection lived.
+    drop(device);
+    drop(mount);
+}
+
 /// The mount that hears; the connection goes first.
 #[derive(Debug)]
 struct Ear {
@@ -107,6 +119,7 @@ impl Ear {
         // It goes with its last user, which is the mount.
         let device = loop_devices::attach(memory.as_fd(), Path::new(&name))?;
         let (connection, mount) = fusewire::mount_on_device(&device.path)?;
+        connection.descriptor().into_iter().for_each(|device| (shared.duty.opened)(device, mount.as_raw_fd()));
         let options = SessionOptions { transport: TransportChoice::Device, threads: 2, ..SessionOptions::default() };
         let session = Session::start(connection, Arc::new(Answering(Arc::clone(shared))), options)?;
         Ok(Ear { _session: session, _mount: mount })

@@ -23,6 +23,7 @@ pub(crate) mod dirty_limit;
 pub(crate) mod locked_files;
 pub(crate) mod written_files;
 
+use crate::survival::Survival;
 use crate::{
     inodes::Inodes,
     negotiate,
@@ -34,6 +35,7 @@ use crate::{
 };
 use fusewire::Notifier;
 use locked_files::{Locked, LockedFiles};
+use nacre_sys::worker;
 use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -65,6 +67,8 @@ pub(crate) struct Writeback {
     dropped: AtomicBool,
     /// The layer lets in whatever arrives.
     lets_in: AtomicBool,
+    /// The mount outlives its process.
+    outlives: AtomicBool,
     /// Where the kernel can be notified; none before the session runs.
     notifier: RwLock<Option<Notifier>>,
     device: AtomicU64,
@@ -111,6 +115,7 @@ impl Writeback {
             decided: OnceLock::new(),
             dropped: AtomicBool::new(false),
             lets_in: AtomicBool::new(false),
+            outlives: AtomicBool::new(false),
             notifier: RwLock::new(None),
             device: AtomicU64::new(0),
             wanted: AtomicU64::new(dirty_limit::WANTED),
@@ -132,7 +137,30 @@ impl Writeback {
     /// Decides, with the file system mounted at `place` and not yet in use, whether writes are
     /// collected; the layer is asked only where they can be.
     pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
-        let decision = self.possible(place, options, layer).and_then(|()| {
+        self.decide_by(layer, self.possible(place, options, layer));
+    }
+
+    /// The same of a mount that goes on, with this device number: as a process before this one decided.
+    pub fn decide_again(self: &Arc<Self>, device: Option<u64>, collected: bool, layer: &dyn Layer) {
+        let possible = match device.filter(|_| collected) {
+            _ if !collected => Err("it was not agreed on when it was mounted".to_owned()),
+            None => Err("the mount's device is not known".to_owned()),
+            Some(device) => {
+                self.device.store(device, Ordering::Release);
+                dirty_limit::limit(device, dirty_limit::WANTED)
+            }
+        };
+        self.decide_by(layer, possible);
+    }
+
+    /// Collects as far as the layer lets it, on no mount.
+    #[cfg(test)]
+    pub fn decide_for_tests(self: &Arc<Self>, layer: &dyn Layer) {
+        self.decide_by(layer, Ok(()));
+    }
+
+    fn decide_by(self: &Arc<Self>, layer: &dyn Layer, possible: std::result::Result<(), String>) {
+        let decision = possible.and_then(|()| {
             let door: Arc<dyn WritebackHost> = Arc::clone(self) as Arc<dyn WritebackHost>;
             let taken = layer.capabilities().writeback.is_some_and(|writeback| writeback.accept(&door));
             if taken { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
@@ -142,6 +170,14 @@ impl Writeback {
         }
         // Decided once.
         let _ = self.decided.set(decision);
+    }
+
+    /// The mount outlives its process, and files that may hold writes are noted. To ask the kernel may wait
+    /// for an answer of ours, which another process gives where this one is killed meanwhile.
+    pub fn outlives(&self, memory: &Survival) {
+        self.outlives.store(true, Ordering::Release);
+        // Those of a process before this one are entered when the mount goes on.
+        let _ = self.written.note_in(memory);
     }
 
     /// A layer that takes whatever arrives has more held back, in proportion to its room.
@@ -186,25 +222,22 @@ impl Writeback {
         self.dropped.store(true, Ordering::Release);
     }
 
-    /// The session runs, with the file system mounted at `place`.
-    pub fn start(&self, place: &Path, notifier: Notifier) {
+    /// The session runs, on the mount with this device number.
+    pub fn start(&self, device: Option<u64>, notifier: Notifier) {
         if !self.on() {
             return;
         }
-        match own_mount::device(place) {
-            Ok(device) if device == self.device.load(Ordering::Acquire) => {}
+        match device {
+            Some(device) if device == self.device.load(Ordering::Acquire) => {}
             // Mounted once more, for the other transport: the limits are to be set again.
-            Ok(device) => {
+            Some(device) => {
                 self.device.store(device, Ordering::Release);
                 if let Err(why) = dirty_limit::limit(device, self.wanted.load(Ordering::Acquire)) {
                     tracing::warn!(why, "writes are not collected");
                     return;
                 }
             }
-            Err(error) => {
-                tracing::warn!(%error, "writes are not collected: the mount cannot be asked for its device");
-                return;
-            }
+            None => return tracing::warn!("writes are not collected: the mount cannot be asked for its device"),
         }
         *self.notifier.write() = Some(notifier);
     }
@@ -257,11 +290,17 @@ impl Writeback {
     /// Has the kernel ask for attributes before the next write to a file.
     pub fn ask_before_writes(&self, nodeid: u64) {
         let Some(notifier) = self.notifier.read().clone() else { return };
-        // Without pages, this takes no lock that a request could hold.
-        if let Err(error) = notifier.inval_inode(nodeid, -1, 0) {
+        // Without pages, this takes no lock that a request could hold. But it waits for the end of an inode
+        // that is being given up.
+        if let Err(error) = self.tell(|| notifier.inval_inode(nodeid, -1, 0)) {
             // Not known any more: about to be closed. Or the mount has just ended.
             tracing::trace!(%error, nodeid, "a file could not be recalled");
         }
+    }
+
+    /// Tells the kernel something, which may wait for an answer of ours.
+    pub fn tell<T>(&self, tell: impl FnOnce() -> T) -> T {
+        if self.outlives.load(Ordering::Acquire) { worker::waiting(tell) } else { tell() }
     }
 
     /// A file is being opened; whether its writes are collected. If so, it is entered in the table

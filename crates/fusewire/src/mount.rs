@@ -105,6 +105,11 @@ impl Device {
         Device { fd: Some(fd), mount: None }
     }
 
+    /// The number of the connection's descriptor.
+    pub fn descriptor(&self) -> Option<i32> {
+        self.fd.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
     /// A connection that another process mounted there, and that this one will unmount.
     pub fn resumed(
         fd: OwnedFd,

@@ -154,8 +154,8 @@ impl Session {
     }
 
     /// Goes on with a connection that another process served over the device, and that agreed on this
-    /// with the kernel. That process is dead, and [`resend`] has been called. On error the mount is left
-    /// as it is.
+    /// with the kernel. That process is dead, and [`resend`] has been called. Before any request is read,
+    /// `ready` is called. On error the mount is left as it is.
     ///
     /// # Errors
     /// EINVAL where the handler would not agree on the same now.
@@ -164,10 +164,12 @@ impl Session {
         handler: Arc<dyn Handler>,
         options: SessionOptions,
         agreed: &Agreed,
+        ready: impl FnOnce(Notifier),
     ) -> io::Result<Session> {
         let (fd, mounted) = device.into_parts()?;
         let resumed = Agreement::resumed(agreed, handler.as_ref()).and_then(|agreement| {
             let connection = Connection::new(fd);
+            ready(Notifier::new(Arc::clone(&connection)));
             let shared = SessionState::new(parts(&agreement, &handler, &options, Vec::new(), connection));
             start_device_threads(&shared)?;
             Ok((shared, agreement))

@@ -55,6 +55,7 @@ fn device() -> Vec<u8> {
         clock: Arc::new(|| Timestamp { seconds: 1_800_000_000, nanoseconds: 0 }),
         entropy: Arc::new(|| 42),
         cache: 16 << 20,
+        kept: None,
     };
     let pool = Pool::create(config, "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();

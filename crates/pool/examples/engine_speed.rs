@@ -5,7 +5,7 @@
 //! and the same done on plain files there. WHAT: create, list, read, unlink, write, overwrite,
 //! append; everything without any. In the environment: FILES; NAMES=any, names that do not follow
 //! each other; THREADS and MORE, how many make how many files at once; GIB, MIB, CACHE_MIB,
-//! BEGIN_MIB, MOST_MIB.
+//! BEGIN_MIB, MOST_MIB; KEPT_MIB, the length of a kept log, where there is to be one.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,6 +26,7 @@ use nacre_pool::Store;
 use nacre_pool::device::{Device, FileDevice, Random};
 use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
+use nacre_pool::log::KeptLog;
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_pool::store::NewPool;
 
@@ -107,7 +108,9 @@ impl Bench {
         };
         let cache = number("CACHE_MIB", 192) * MIB;
         let log = Some(store.log().expect("a log"));
-        let config = PoolConfig { log, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
+        let kept = (number("KEPT_MIB", 0) > 0).then(|| KeptLog::new((number("KEPT_MIB", 0) * MIB) as usize).unwrap());
+        let (clock, entropy) = (Arc::new(clock), Arc::new(|| 42));
+        let config = PoolConfig { log, storage: store, clock, entropy, cache, kept };
         let pool = Arc::new(Pool::create(config, "bench").unwrap());
         let begin = number("BEGIN_MIB", 64) * MIB;
         let pace = Pace { begin, most: number("MOST_MIB", 96) * MIB, ..Pace::default() };

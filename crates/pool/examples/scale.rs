@@ -327,6 +327,7 @@ fn config(store: &Arc<Store>) -> PoolConfig {
         clock: Arc::new(clock),
         entropy: Arc::new(|| 42),
         cache: 512 * MIB,
+        kept: None,
     }
 }
 

@@ -104,6 +104,12 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// The number of the descriptor that holds its lock, where there is one: a process that shares the
+    /// table of descriptors goes on with it ([`FileDevice::adopt`]).
+    fn descriptor(&self) -> Option<i32> {
+        None
+    }
+
     /// Whether others than root could have written what is on it, or could put something else at
     /// its path.
     fn is_anybodys(&self) -> bool {

@@ -28,6 +28,7 @@ mod committer;
 mod dataset;
 mod doomed;
 mod following;
+mod keeping;
 mod logging;
 mod naming;
 mod owners;
@@ -70,7 +71,7 @@ use crate::cache::Cache;
 use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
-use crate::files::{Clock, Gate, Storing, Throttle};
+use crate::files::{Clock, Gate, Keeper, Storing, Throttle};
 use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Reach, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
@@ -159,6 +160,8 @@ pub struct PoolConfig {
     pub cache: u64,
     /// The blocks of the intent log; without them each fsync is a commit.
     pub log: Option<Box<dyn log::Blocks>>,
+    /// What is to outlive the process; that of one that has died is replayed.
+    pub kept: Option<Arc<log::KeptLog>>,
 }
 
 /// The durable state that a pool is opened from.
@@ -193,6 +196,9 @@ pub struct Pool {
     reservations: Arc<Reservations>,
     datasets: RwLock<HashMap<u64, Arc<Dataset>>>,
     log: OnceLock<Arc<logging::PoolLog>>,
+    keeper: OnceLock<Arc<Keeper>>,
+    /// Files without a name that a process which has died left are held.
+    holds_left: AtomicBool,
     throttle: Arc<Throttle>,
     /// The last txg that is durable.
     committed: AtomicU64,
@@ -313,7 +319,7 @@ impl Pool {
         properties: &[(String, String)],
     ) -> Result<Self, PoolError> {
         let open = Txg(1);
-        let blocks = config.log.take();
+        let (blocks, kept) = (config.log.take(), config.kept.take());
         let pool = Self::over(config, open, None);
         pool.belongs_to(owner);
         {
@@ -330,6 +336,7 @@ impl Pool {
             pool.start_log(blocks);
         }
         pool.create_root(name, properties)?;
+        kept.into_iter().for_each(|kept| pool.keep_with(kept));
         Ok(pool)
     }
 
@@ -344,12 +351,13 @@ impl Pool {
         *self.owner.lock() = owner;
     }
 
-    /// A pool as it was at its last commit, with what its log holds of fsyncs after that.
+    /// A pool as it was at its last commit, with what its log holds of fsyncs after that; or with all that
+    /// was done after that, where a process that has died kept it.
     ///
     /// # Errors
     /// Those of the store; a damaged catalog.
     pub fn open(mut config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
-        let blocks = config.log.take();
+        let (blocks, kept) = (config.log.take(), config.kept.take());
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
             let mut admin = pool.admin.lock();
@@ -359,8 +367,14 @@ impl Pool {
             pool.reservations.measure();
         }
         pool.storage.opened()?;
-        if let Some(blocks) = blocks {
-            pool.replay_log(blocks, durable)?;
+        match (blocks, kept) {
+            (Some(blocks), Some(kept)) if kept.has_served() => pool.replay_kept(blocks, kept, durable)?,
+            (Some(blocks), kept) => {
+                pool.replay_log(blocks, durable)?;
+                kept.into_iter().for_each(|kept| pool.keep_with(kept));
+            }
+            (None, Some(_)) => return Err(PoolError::Refused("what is not written to has nothing to keep".to_owned())),
+            (None, None) => {}
         }
         Ok(pool)
     }
@@ -386,6 +400,8 @@ impl Pool {
             storage,
             datasets: RwLock::default(),
             log: OnceLock::new(),
+            keeper: OnceLock::new(),
+            holds_left: AtomicBool::new(false),
             throttle: Arc::default(),
             committed: AtomicU64::new(open.0.saturating_sub(1)),
             commit_times: CommitTimes::default(),
@@ -420,7 +436,7 @@ impl Pool {
     pub fn dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
         let (dataset, opened) = self.open_dataset(id)?;
         if opened {
-            dataset.sweep()?;
+            self.sweep(&dataset)?;
         }
         Ok(dataset)
     }

@@ -20,6 +20,7 @@ mod buffered;
 mod content;
 mod durable;
 mod inodes;
+mod keeping;
 mod known;
 mod listing;
 mod names;
@@ -44,6 +45,7 @@ mod xattrs;
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durability;
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
+pub use keeping::Keeper;
 pub use listing::{InodeFilter, ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
@@ -53,7 +55,7 @@ pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};
 pub use throttle::{Share, Throttle, Woken};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -177,7 +179,7 @@ impl Gate {
     /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one
     /// thread: a commit may wait in between.
     pub fn enter(&self) -> Entered<'_> {
-        Entered { open: self.open.read() }
+        Entered { open: self.open.read(), _room: None }
     }
 
     /// Closes the open txg: runs `freeze` with it while nobody is inside, then opens the next one.
@@ -193,6 +195,8 @@ impl Gate {
 #[derive(Debug)]
 pub struct Entered<'a> {
     open: RwLockReadGuard<'a, Txg>,
+    /// What the operation may append to the kept log; given back behind the gate.
+    _room: Option<keeping::Room<'a>>,
 }
 
 impl Entered<'_> {
@@ -273,6 +277,9 @@ pub struct Files<T> {
     written: AtomicU64,
     written_logical: AtomicU64,
     recorder: OnceLock<Arc<dyn Recorder>>,
+    keeper: OnceLock<Arc<Keeper>>,
+    /// Inodes without a name that a process which has died left, where there was one.
+    left: Mutex<Option<HashSet<u64>>>,
 }
 
 /// The head's numbers as they are now.
@@ -427,6 +434,8 @@ impl<T: Table> Files<T> {
             written: AtomicU64::new(0),
             written_logical: AtomicU64::new(0),
             recorder: OnceLock::new(),
+            keeper: OnceLock::new(),
+            left: Mutex::default(),
         }
     }
 
@@ -512,8 +521,14 @@ impl<T: Table> Files<T> {
     /// Begins an operation: waits while too much is held in memory, then holds the open txg open.
     /// Not under any lock.
     fn enter(&self) -> Result<Entered<'_>> {
+        self.enter_with(keeping::ROWS)
+    }
+
+    /// The same, for an operation that appends so many bytes to the kept log, where there is one.
+    fn enter_with(&self, bytes: u64) -> Result<Entered<'_>> {
         self.throttle.admit()?;
-        Ok(self.enter_now())
+        let room = self.room_to_keep(bytes)?;
+        Ok(Entered { _room: room, ..self.enter_now() })
     }
 
     /// Holds the open txg open, however much is held in memory. Not under any lock.
@@ -546,11 +561,16 @@ impl<T: Table> Files<T> {
 
     /// Applies what an operation changes, and records it.
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
-        self.apply(txg, batch)?;
+        self.apply_and(txg, batch, || {
+            self.record_rows(txg, batch);
+            self.keep_rows(txg, batch);
+        })
+    }
+
+    fn record_rows(&self, txg: Txg, batch: &Batch) {
         if let Some(recorder) = self.recorder.get() {
             recorder.record(txg, self.dataset, batch.changes().iter().map(RowChange::as_change).collect());
         }
-        Ok(())
     }
 
     /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device
@@ -576,7 +596,12 @@ impl<T: Table> Files<T> {
 
     /// Applies what an operation changes; what follows from that is told only then.
     fn apply(&self, txg: Txg, batch: &Batch) -> Result<()> {
-        self.change_table(txg, batch).inspect_err(|_| self.abandon(batch))?;
+        self.apply_and(txg, batch, || {})
+    }
+
+    /// The same; `record` is called before anybody can see the change, and so build on it.
+    fn apply_and(&self, txg: Txg, batch: &Batch, record: impl FnOnce()) -> Result<()> {
+        self.change_table(txg, batch, record).inspect_err(|_| self.abandon(batch))?;
         if !batch.dead.is_empty() {
             self.freed.lock().extend(batch.dead.iter().copied());
         }
@@ -593,8 +618,9 @@ impl<T: Table> Files<T> {
         }
     }
 
-    fn change_table(&self, txg: Txg, batch: &Batch) -> Result<()> {
+    fn change_table(&self, txg: Txg, batch: &Batch, record: impl FnOnce()) -> Result<()> {
         if batch.is_empty() {
+            record();
             return Ok(());
         }
         batch.changes().iter().try_for_each(|change| self.warm(&change.key))?;
@@ -603,6 +629,9 @@ impl<T: Table> Files<T> {
         let changed = table.change(txg, batch);
         self.recent.follow(batch, changed.is_err());
         let grown = table.dirty_bytes().saturating_sub(before);
+        if changed.is_ok() {
+            record();
+        }
         drop(table);
         if grown > 0 {
             self.admission.dirtied(self.dataset, txg, grown);

@@ -50,6 +50,7 @@
 //!     clock: Arc::new(|| Timestamp { seconds: 1_800_000_000, nanoseconds: 0 }),
 //!     entropy: Arc::new(|| 42),
 //!     cache: 16 << 20,
+//!     kept: None,
 //! };
 //! let pool = Arc::new(Pool::create(config, "tank")?);
 //! let committer: Committer = pool.start_committer(Pace::default())?;

@@ -20,9 +20,11 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 
+pub mod kept;
 pub mod record;
 pub mod ring;
 
+pub use kept::{KeptLog, VERSION as KEPT_VERSION};
 pub use record::{LogChange, LogRecord};
 pub use ring::{Area, Ring, newest_sequence};
 

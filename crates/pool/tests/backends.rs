@@ -844,6 +844,7 @@ impl PoolInBucket {
             clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 1 }),
             entropy: Arc::new(move || Random(random.fetch_add(1, Ordering::Relaxed)).next()),
             cache: 8 << 20,
+            kept: None,
         }
     }
 

@@ -66,9 +66,6 @@ pub struct Dataset {
     member: Arc<Member>,
     /// Reading changes no access times.
     quiet: AtomicBool,
-    /// There are ACLs. As the property was when the file system was opened: the kernel cannot be
-    /// told of another value.
-    acls: bool,
     /// To the door, where the pool follows a writer elsewhere.
     changes: Mutex<Option<Sender<Invalidation>>>,
 }
@@ -115,7 +112,6 @@ impl Dataset {
         let current = Arc::new(CurrentTree::new(current));
         let numbers = Numbers::new(&current, control.as_ref());
         let member = Arc::new(WritebackGroup::default()).join(&current.files);
-        let acls = current.files.behaviour().acl;
         Dataset {
             pool: Arc::clone(pool),
             current,
@@ -123,7 +119,6 @@ impl Dataset {
             numbers,
             member,
             quiet: AtomicBool::new(false),
-            acls,
             changes: Mutex::new(None),
         }
     }
@@ -185,6 +180,20 @@ impl Dataset {
     /// Whether reading changes no access times, whatever the file system's properties say.
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::Relaxed);
+    }
+
+    /// Keeps files that a process before this one left without a name (`Key::Orphan` of its table), until
+    /// the door that goes on says that its kernel does not know them; all others without a name go. To be called
+    /// before the door goes on.
+    ///
+    /// # Errors
+    /// EIO where the pool cannot read them.
+    pub fn keep_nameless(&self, numbers: &[u64]) -> Result<()> {
+        self.numbers.keep_nameless(numbers)
+    }
+
+    fn has_acls(&self) -> bool {
+        self.numbers.acls.load(Ordering::Relaxed)
     }
 
     fn is_quiet(&self) -> bool {
@@ -282,7 +291,7 @@ impl Dataset {
         self.not_control(parent, name, Errno::EEXIST)?;
         let made = parent
             .changeable()?
-            .make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.acls));
+            .make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.has_acls()));
         let made = made.map_err(errno)?;
         self.sync_if_always()?;
         Ok((Arc::clone(&parent.tree), made))
@@ -340,7 +349,7 @@ impl Dataset {
 
     /// Whether this is the name of an ACL, and there are none.
     fn is_off(&self, name: &[u8]) -> bool {
-        !self.acls && acl::is_acl(name)
+        !self.has_acls() && acl::is_acl(name)
     }
 
     /// Names or attributes have changed: with `sync=always` that is durable before it is answered.
@@ -535,7 +544,7 @@ impl Layer for Dataset {
         let linkable = !flags.exclusive();
         let files = parent.changeable()?;
         let made =
-            files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.acls));
+            files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.has_acls()));
         let (inode, row) = made.map_err(errno)?;
         let file =
             self.open_file(&FileNode { tree: Arc::clone(&parent.tree), inode: Arc::clone(&inode) }, &row, flags)?;
@@ -776,7 +785,7 @@ impl Layer for Dataset {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            acls: self.acls,
+            acls: self.has_acls(),
             judges_callers: false,
             numbered: Some(&self.numbers),
             writeback: Some(self),
@@ -798,6 +807,10 @@ impl nacre_vfs::WritebackLayer for Dataset {
 
     fn unannounced(&self) -> bool {
         self.member.unannounced()
+    }
+
+    fn goes_on(&self) {
+        self.member.go_on();
     }
 }
 

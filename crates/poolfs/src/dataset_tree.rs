@@ -25,12 +25,14 @@ use crate::{
 };
 use inode_prefix::{InodePrefixes, join, split};
 use nacre_pool::engine::Changes;
-use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Numbered, Result};
+use nacre_vfs::{
+    Attr, Caller, Entry, Errno, FileId, GivenNumbers, Invalidation, Kind, Layer, Name, Node, Numbered, Result,
+};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::Sender,
     },
@@ -78,6 +80,8 @@ pub struct DatasetTree {
     shape: RwLock<()>,
     /// To the door.
     changes: Mutex<Option<Sender<Invalidation>>>,
+    /// Where what is given out for good is noted.
+    noted: OnceLock<Arc<dyn GivenNumbers>>,
 }
 
 impl std::fmt::Debug for DatasetTree {
@@ -116,7 +120,21 @@ impl DatasetTree {
             count: AtomicUsize::new(0),
             shape: RwLock::new(()),
             changes: Mutex::new(None),
+            noted: OnceLock::new(),
         }
+    }
+
+    /// Notes what it gives out for good, for a process after this one, and so do its members; what is
+    /// noted already, it gives out alike. To be called before anything is put in.
+    #[must_use]
+    pub fn noting(self, given: &Arc<dyn GivenNumbers>) -> DatasetTree {
+        note_in(&self.first.layer, given);
+        let mut prefixes = self.prefixes.write();
+        prefixes.note_in(given);
+        prefixes.take_left(self.first.dataset, &Arc::downgrade(&self.first));
+        drop(prefixes);
+        let _ = self.noted.set(Arc::clone(given));
+        self
     }
 
     /// Puts a file system on the directory with this number, which has to be one of a head.
@@ -142,7 +160,10 @@ impl DatasetTree {
         }
         let dataset = layer.number();
         let member = Arc::new_cyclic(|member| {
-            let prefix = self.prefixes.write().take(dataset, 0, member);
+            self.noted.get().iter().for_each(|given| note_in(&layer, given));
+            let mut prefixes = self.prefixes.write();
+            prefixes.take_left(dataset, member);
+            let prefix = prefixes.take(dataset, 0, member);
             Member { layer, dataset, prefix, covers: on, rules: Mutex::new(rules), ended: AtomicBool::new(false) }
         });
         {
@@ -332,6 +353,10 @@ impl DatasetTree {
     }
 }
 
+fn note_in(layer: &Dataset, given: &Arc<dyn GivenNumbers>) {
+    layer.capabilities().numbered.iter().for_each(|numbered| numbered.note_in(given));
+}
+
 /// A node of this layer.
 fn tree_node(node: &Node) -> Result<&TreeNode> {
     let tree_node = node.get::<TreeNode>().ok_or(Errno::EIO)?;
@@ -389,6 +414,16 @@ impl Numbered for DatasetTree {
             .ok()
             .and_then(|tree_node| Some(tree_node.member.layer.capabilities().numbered?.folds(&tree_node.node)))
             .unwrap_or(false)
+    }
+
+    fn kept(&self) -> Vec<u64> {
+        let members: Vec<Arc<Member>> = self.covers.read().values().cloned().collect();
+        let all = std::iter::once(&self.first).chain(&members);
+        all.flat_map(|member| {
+            let kept = member.layer.capabilities().numbered.map(Numbered::kept).unwrap_or_default();
+            kept.into_iter().map(|number| join(member.prefix, number)).collect::<Vec<_>>()
+        })
+        .collect()
     }
 
     fn forgotten(&self, number: u64) {

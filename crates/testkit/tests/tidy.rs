@@ -36,7 +36,11 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-cage", &["nacre-vfs", "nacre-sys", "nacre-layers"], &["nacre-testkit"]),
     ("nacre-stack", &["nacre-vfs", "nacre-layers", "nacre-cage", "nacre-union"], &["nacre-sys", "nacre-testkit"]),
     ("nacre-poolfs", &["nacre-vfs", "nacre-layers", "nacre-pool"], &["nacre-testkit"]),
-    ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-stack", "nacre-testkit"]),
+    (
+        "nacre-fuse",
+        &["nacre-vfs", "nacre-sys", "fusewire"],
+        &["nacre-layers", "nacre-pool", "nacre-poolfs", "nacre-stack", "nacre-testkit"],
+    ),
     ("nacre-union", &["nacre-vfs", "nacre-sys", "nacre-size"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-pool", &["nacre-sys", "nacre-size"], &[]),
     ("nacre-remote", &["nacre-pool"], &[]),

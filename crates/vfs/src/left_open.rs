@@ -46,6 +46,16 @@ pub trait LeftNumbers: Send + Sync {
     fn give_up(&self, why: &str);
 }
 
+/// What a layer gives out for good while it is in use, such as the upper bits of inode numbers: a process
+/// after this one has to give it to the same.
+pub trait GivenNumbers: Send + Sync {
+    /// All that was given out, in that order.
+    fn all(&self) -> Vec<[u64; 3]>;
+
+    /// Something is about to be given out.
+    fn give(&self, given: [u64; 3]);
+}
+
 /// See the module's head.
 pub trait LeftOpen {
     /// The open file that [`crate::OpenFile::left`] had answered in that process,

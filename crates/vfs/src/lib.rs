@@ -34,7 +34,7 @@ pub use errno::{Errno, Result};
 pub use filter::{Before, Creation, Filter, Op};
 pub use filtered::Filtered;
 pub use layer::{AnyOpen, Created, Dev, DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
-pub use left_open::{FoundOpen, LeftFile, LeftNumbers, LeftOpen};
+pub use left_open::{FoundOpen, GivenNumbers, LeftFile, LeftNumbers, LeftOpen};
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::{NO_GENERATION, Numbered};

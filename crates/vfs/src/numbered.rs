@@ -1,7 +1,8 @@
 //! Layers whose files can be found again by their inode numbers alone: a door then needs to
 //! remember none of them.
 
-use crate::{Attr, Entry, Node, Result};
+use crate::{Attr, Entry, GivenNumbers, Node, Result};
+use std::sync::Arc;
 
 /// The generation that no file has ([`Numbered::generation`]).
 pub const NO_GENERATION: u32 = u32::MAX;
@@ -42,6 +43,25 @@ pub trait Numbered: Send + Sync {
     /// name, so that it is still found by its number, goes. A layer that is never told keeps it for
     /// good, so it begins to keep with the first call of [`Numbered::node`].
     fn forgotten(&self, number: u64);
+
+    /// Files without a name that are kept for a door that goes on after another process: of those that
+    /// its kernel does not know any more, it tells ([`Numbered::forgotten`]).
+    fn kept(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// What is given out for good, such as upper bits of numbers, is noted there for a process after this one,
+    /// and what is noted already is given out alike. Called before anything is asked by number; layers over
+    /// several that have numbers are told by who puts them together.
+    fn note_in(&self, given: &Arc<dyn GivenNumbers>) {
+        let _ = given;
+    }
+
+    /// A door goes on with what was agreed with its kernel when another process had it, of which the layer
+    /// may offer something else by now: whether there are ACLs.
+    fn agreed_before(&self, acls: bool) {
+        let _ = acls;
+    }
 
     /// Whether names in this directory are found by other spellings as well. A door must not keep
     /// what it was told of any of them: a change by one spelling says nothing of the others.

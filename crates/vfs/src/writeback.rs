@@ -22,6 +22,11 @@ pub trait WritebackLayer: Send + Sync {
     fn unannounced(&self) -> bool {
         false
     }
+
+    /// The door goes on after another process, of which it may hold writes back: all that it may, and
+    /// nobody knows which of them were announced. It has begun with the files that they may be of
+    /// ([`WritebackLease::begin_unopened`]).
+    fn goes_on(&self) {}
 }
 
 /// The layer's side: the permission to hold back writes to one open file.

@@ -130,6 +130,7 @@ fn opening() -> Opening {
         alias: None,
         home: PathBuf::from("/nowhere"),
         state: None,
+        kept: None,
     }
 }
 

@@ -92,9 +92,42 @@ pub struct Figures {
     pub txg: u64,
     /// The process that owns it.
     pub process: u32,
+    /// Why that has ended, where somebody could say so.
+    #[serde(default)]
+    pub ended: Option<String>,
+    /// How it goes on when that is killed, where it is to.
+    #[serde(default)]
+    pub survives: Option<Survives>,
     /// What its engine does.
     #[serde(default)]
     pub engine: EngineFigures,
+}
+
+/// How a pool goes on when its process is killed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survives {
+    /// The process that makes the next one; none where it is gone: then there will be no next one.
+    pub guardian: Option<u32>,
+    /// How often that has happened.
+    pub restarts: u64,
+    /// Why it will not happen, where it will not.
+    pub why_not: Option<String>,
+}
+
+impl Survives {
+    /// In words.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let restarts = match self.restarts {
+            1 => "restarted once".to_owned(),
+            restarts => format!("restarted {restarts} times"),
+        };
+        match (&self.why_not, self.guardian) {
+            (Some(why), _) => format!("no: {why} ({restarts})"),
+            (None, None) => format!("no: its guardian is gone ({restarts})"),
+            (None, Some(guardian)) => format!("yes, by process {guardian} ({restarts})"),
+        }
+    }
 }
 
 /// How far a pool is that follows a writer.
@@ -470,6 +503,8 @@ impl Figures {
             now: now(),
             txg: pool.store.durable().0,
             process: std::process::id(),
+            ended: None,
+            survives: None,
             engine: EngineFigures::of(&pool.pool),
         })
     }

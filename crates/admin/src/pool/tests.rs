@@ -25,6 +25,7 @@ fn opening() -> Opening {
         alias: None,
         home: PathBuf::from("/"),
         state: None,
+        kept: None,
     }
 }
 

@@ -125,6 +125,12 @@ fn cache() -> Arg {
         .help("The limit of the cache in memory [default: 256M, or an eighth of the memory there is]")
 }
 
+fn survive() -> Arg {
+    Arg::new("survive").long("survive").action(ArgAction::SetTrue).help(
+        "Go on when the process that owns the pool is killed or crashes: mounts, open files and what was acknowledged as well",
+    )
+}
+
 fn altroot() -> Arg {
     option('R', "altroot", "DIR", "All mount points lie below it").value_parser(value_parser!(OsString))
 }
@@ -155,7 +161,7 @@ fn time() -> Arg {
 fn create() -> Command {
     Command::new("create")
         .about("Make a pool of files or block devices")
-        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create safe mirror /dev/sdb /dev/sdc\n  nacre pool create large raidz2 /dev/sdb /dev/sdc /dev/sdd /dev/sde /dev/sdf /dev/sdg\n  nacre pool create fast mirror /dev/sdb /dev/sdc special mirror /dev/nvme0n1 /dev/nvme1n1 log /dev/nvme2n1 spare /dev/sdd\n  nacre pool create -n tank /dev/sdb\n\n`mirror`, `raidz1`, `raidz2` or `raidz3` before devices makes a group of them that can do without some. Behind `special` stand devices for metadata, behind `log` those for what is synced, behind `spare` those that stand in for others. What is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
+        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create safe mirror /dev/sdb /dev/sdc\n  nacre pool create large raidz2 /dev/sdb /dev/sdc /dev/sdd /dev/sde /dev/sdf /dev/sdg\n  nacre pool create fast mirror /dev/sdb /dev/sdc special mirror /dev/nvme0n1 /dev/nvme1n1 log /dev/nvme2n1 spare /dev/sdd\n  nacre pool create --survive -m /home homes /dev/sdb\n  nacre pool create -n tank /dev/sdb\n\n`mirror`, `raidz1`, `raidz2` or `raidz3` before devices makes a group of them that can do without some. Behind `special` stand devices for metadata, behind `log` those for what is synced, behind `spare` those that stand in for others. What is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
         .arg(flag('f', "force", "Also on devices that hold something else, and of groups that do not go together"))
         .arg(flag('n', "only-say", "Only say what would be done"))
         .arg(flag('d', "-d", "").hide(true))
@@ -165,6 +171,7 @@ fn create() -> Command {
         .arg(altroot())
         .arg(size())
         .arg(cache())
+        .arg(survive())
         .args(way())
         .arg(Arg::new("POOL").required(true).help("Its name"))
         .arg(devices())
@@ -260,7 +267,7 @@ fn add() -> Command {
 fn import() -> Command {
     Command::new("import")
         .about("Import a pool, or show which could be")
-        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
+        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import --survive tank\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
         .arg(flag('a', "all", "All that are found"))
         .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
         .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
@@ -278,6 +285,7 @@ fn import() -> Command {
         .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
         .arg(altroot())
         .arg(cache())
+        .arg(survive())
         .args(way())
         .arg(flag('m', "without-log", "Also where devices for the log are missing: what was synced last, and they alone had, is given up"))
         .args(without_effect("sl"))

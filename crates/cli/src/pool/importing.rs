@@ -198,6 +198,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         mount: what.mount,
         cache,
         command: command.to_owned(),
+        survive: what.survive,
     })
 }
 

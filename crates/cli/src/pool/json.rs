@@ -322,6 +322,12 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         fields.insert("process".to_owned(), json!(figures.process));
         fields.insert("since".to_owned(), json!(figures.since));
         fields.insert("read_only".to_owned(), json!(figures.read_only));
+        if let Some(survives) = &figures.survives {
+            fields.insert("survives".to_owned(), json!(survives));
+        }
+        if let Some(why) = &figures.ended {
+            fields.insert("ended".to_owned(), json!(why));
+        }
         if let Some(follows) = &figures.follows {
             fields.insert("follows".to_owned(), json!(follows));
         }

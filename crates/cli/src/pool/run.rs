@@ -65,8 +65,21 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
         Ok(matches) => matches,
         Err(error) => return zfs_usage::report(&error, &table, &arguments),
     };
-    let done = verb::parse(&matches).and_then(|verb| run(verb, &typed(ZPOOL)));
+    let done = verb::parse(&matches).and_then(|verb| run(as_zfs_has_it(verb)?, &typed(ZPOOL)));
     done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZPOOL, &table, &arguments))
+}
+
+/// What `zpool` can be asked for.
+fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
+    let survive = match &verb {
+        PoolVerb::Create(what) => what.survive,
+        PoolVerb::Import(what) => what.survive,
+        _ => false,
+    };
+    if survive {
+        return Err(Failure::usage("invalid option '--survive': `nacre pool` has it"));
+    }
+    Ok(verb)
 }
 
 /// Does it.
@@ -477,7 +490,7 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         ));
     }
     let how = How::Create { size: what.size, force: what.force, properties: what.root_properties, groups: what.groups };
-    let (altroot, cache) = (what.altroot, cache(what.cache)?);
+    let (altroot, cache, survive) = (what.altroot, cache(what.cache)?, what.survive);
     start(Start {
         name,
         devices: what.devices,
@@ -487,6 +500,7 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         mount: true,
         cache,
         command: command.to_owned(),
+        survive,
     })
 }
 

@@ -103,6 +103,9 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
             month.stored, month.requests
         ));
     }
+    if let Some(survives) = &figures.survives {
+        text.push_str(&format!("survives: {}\n", survives.text()));
+    }
     if let Some(follows) = &figures.follows {
         let age = figures.now.saturating_sub(follows.time);
         text.push_str(&format!(
@@ -149,8 +152,9 @@ fn asked(requests: &RequestFigures) -> String {
 pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     let figures = &status.figures;
     if is_lost(figures) {
+        let why = figures.ended.as_ref().map(|why| format!("\n{why}.")).unwrap_or_default();
         let what = format!(
-            "The process that owned the pool (number {}, since {}) has ended without\nexporting it. What was synced is there; its mounts answer nobody.",
+            "The process that owned the pool (number {}, since {}) has ended without\nexporting it. What was synced is there; its mounts answer nobody.{why}",
             figures.process,
             dates::long(figures.since)
         );

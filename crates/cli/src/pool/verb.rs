@@ -111,6 +111,7 @@ pub struct ToCreate {
     pub root_properties: Vec<(String, String)>,
     pub altroot: Option<PathBuf>,
     pub cache: Option<u64>,
+    pub survive: bool,
 }
 
 /// Pools to be imported.
@@ -136,6 +137,7 @@ pub struct ToImport {
     pub only_say: bool,
     pub mount: bool,
     pub cache: Option<u64>,
+    pub survive: bool,
 }
 
 /// How often something is shown, and with which time before it.
@@ -449,6 +451,7 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
         root_properties,
         altroot,
         cache: bytes(matches, "cache")?,
+        survive: matches.get_flag("survive"),
     })
 }
 
@@ -516,6 +519,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         only_say: matches.get_flag("only-say"),
         mount: !matches.get_flag("no-mounts"),
         cache: bytes(matches, "cache")?,
+        survive: matches.get_flag("survive"),
     };
     if import.all && import.name.is_some() {
         return Err(Failure::usage("-a imports all pools: none is to be named"));

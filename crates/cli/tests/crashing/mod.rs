@@ -47,12 +47,23 @@ impl Random {
 
 /// Whether the mount has been made to die.
 #[derive(Debug, Default)]
-pub struct Dead(AtomicBool);
+pub struct Dead(AtomicBool, AtomicBool);
 
 impl Dead {
     /// From now on errors are expected.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// The loads end in order, on a mount that lives.
+    pub fn end(&self) {
+        self.1.store(true, Ordering::SeqCst);
+        self.set();
+    }
+
+    /// Whether they are to.
+    pub fn is_end(&self) -> bool {
+        self.1.load(Ordering::SeqCst)
     }
 
     /// Whether that is so.

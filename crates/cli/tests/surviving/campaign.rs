@@ -47,6 +47,36 @@ impl Told {
         word.fetch_max(u64::try_from(time.as_micros()).unwrap(), Ordering::Relaxed);
     }
 
+    /// A process was killed.
+    pub fn killed(&self) {
+        self.kills.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often.
+    pub fn kills(&self) -> u64 {
+        self.kills.load(Ordering::Relaxed)
+    }
+
+    /// Another program went on.
+    pub fn upgraded(&self) {
+        self.upgrades.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something was mounted.
+    pub fn mounted(&self) {
+        self.mounts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call of a load took so long.
+    pub fn slowest_of(&self, time: Duration) {
+        Told::raise(&self.slowest, time);
+    }
+
+    /// The first look-up after a kill took so long.
+    pub fn answered(&self, time: Duration) {
+        Told::raise(&self.answered, time);
+    }
+
     /// A line for the report.
     pub fn text(&self) -> String {
         let of = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -68,6 +98,11 @@ pub struct Programs {
 }
 
 impl Programs {
+    /// One of them.
+    pub fn copy(&self, which: usize) -> &Path {
+        &self.copies[which]
+    }
+
     /// Makes them.
     pub fn new() -> Programs {
         let place = mounting::scratch();
@@ -88,7 +123,7 @@ pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
             scope.spawn(move || {
                 let mut random = Random(seed.wrapping_mul(1000) + lane);
                 for round in (lane..).step_by(usize::try_from(lanes).unwrap()) {
-                    if told.kills.load(Ordering::Relaxed) >= kills && round >= KINDS.len() as u64 {
+                    if told.kills() >= kills && round >= KINDS.len() as u64 {
                         return;
                     }
                     let kind = usize::try_from(round).unwrap() % KINDS.len();
@@ -137,7 +172,7 @@ struct Life<'a> {
 impl Life<'_> {
     fn new<'a>(kind: usize, round: String, seed: u64, told: &'a Told, programs: &'a Programs) -> Life<'a> {
         let (name, make) = KINDS[kind];
-        told.mounts.fetch_add(1, Ordering::Relaxed);
+        told.mounted();
         Life {
             guarded: make(),
             what: format!("{name}, {round}"),
@@ -200,7 +235,7 @@ impl Life<'_> {
             let mut load = load.join().unwrap_or_else(|_| panic!("{}", self.what));
             load.judge(&source, &self.what);
         }
-        self.progress.iter().for_each(|shared| Told::raise(&self.told.slowest, shared.slowest.time()));
+        self.progress.iter().for_each(|shared| self.told.slowest_of(shared.slowest.time()));
     }
 
     fn pause(&mut self, most: u64) {
@@ -229,7 +264,7 @@ impl Life<'_> {
         // Its number may be another process's before this mount is dropped.
         self.guarded.workers.retain(|worker| *worker != process);
         kill(process, Signal::KILL);
-        self.told.kills.fetch_add(1, Ordering::Relaxed);
+        self.told.killed();
     }
 
     /// Kills the process that is about to go on.
@@ -247,7 +282,7 @@ impl Life<'_> {
         let mut command = Command::new(&self.programs.copies[self.copy]);
         command.arg("upgrade").arg(&self.guarded.fixture.mountpoint);
         self.note("upgrade");
-        self.told.upgrades.fetch_add(1, Ordering::Relaxed);
+        self.told.upgraded();
         if !killed {
             let output = mounting::finish(&mut command);
             assert!(output.status.success(), "{}: {}", self.what, mounting::text(&output.stderr));
@@ -269,7 +304,7 @@ impl Life<'_> {
         let name = self.guarded.at(&format!("nothing-{}", self.random.next()));
         let start = Instant::now();
         let answer = fs::symlink_metadata(name);
-        Told::raise(&self.told.answered, start.elapsed());
+        self.told.answered(start.elapsed());
         let absent = answer.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         assert!(absent, "{}: {answer:?}", self.what);
     }

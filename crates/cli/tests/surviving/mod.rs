@@ -1,11 +1,12 @@
 //! Mounts that outlive the process that serves them, and programs that use them meanwhile.
 //!
-//! Caller: `real_survival.rs`. What uses a mount checks every answer; each of its functions answers the
+//! Callers: `real_survival.rs`, `real_pool_survival.rs`. What uses a mount checks every answer; each of its functions answers the
 //! first error, which is a failure unless the mount was made to die for good.
 #![allow(dead_code)]
 
 pub mod campaign;
 pub mod loads;
+pub mod pools;
 
 use crate::mounting::{Fixture, eventually, is_gone, kill, status::Status};
 use rustix::process::Signal;

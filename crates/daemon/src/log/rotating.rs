@@ -28,10 +28,20 @@ impl RotatingFile {
     /// # Errors
     /// It cannot be opened.
     pub fn start(path: &Path) -> io::Result<RotatingFile> {
-        let file = open(path)?;
+        let file = open(path, true)?;
         // Of the import before, if there is one.
         let _ = fs::remove_file(RotatingFile::before(path));
         Ok(RotatingFile { path: path.to_owned(), file, length: 0 })
+    }
+
+    /// A file that goes on.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn go_on(path: &Path) -> io::Result<RotatingFile> {
+        let file = open(path, false)?;
+        let length = file.metadata()?.len();
+        Ok(RotatingFile { path: path.to_owned(), file, length })
     }
 
     /// Where the part before the one that is written lies.
@@ -46,7 +56,7 @@ impl RotatingFile {
     pub fn put(&mut self, line: &[u8]) -> io::Result<()> {
         if self.length + line.len() as u64 > FILE_MOST {
             fs::rename(&self.path, RotatingFile::before(&self.path))?;
-            self.file = open(&self.path)?;
+            self.file = open(&self.path, true)?;
             self.length = 0;
         }
         self.length += line.len() as u64;
@@ -55,9 +65,13 @@ impl RotatingFile {
 }
 
 /// A file of its owner's alone that is there for the process alone.
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path, anew: bool) -> io::Result<File> {
     let links = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(links).open(path)
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(links).open(path)?;
+    if anew {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use fusewire::{FusermountRefusal, apart};
 use nacre_admin::{Kind, MountOptions, Refusal};
-use nacre_fuse::{FuseOptions, Mount, MountError};
+use nacre_fuse::{FuseOptions, Mount, MountError, Survival};
 use nacre_pool::engine::Changes;
 use nacre_poolfs::{
     dataset::Dataset,
@@ -28,6 +28,8 @@ use super::{mount_point::MountPoint, mount_point::kind};
 const TOLD: Duration = Duration::from_secs(5);
 /// How long it may take to say what it does not use any more.
 const FORGOTTEN: Duration = Duration::from_millis(500);
+/// The same of what it knew before this process began: it has to be asked.
+const ASKED_FOR: Duration = Duration::from_secs(4);
 
 /// What an ordinary user can do where one mount is to lie within another that is not this pool's.
 const NESTED: &str = "an ordinary user's mount can lie within one that is not this pool's only where /etc/fuse.conf has user_allow_other; \
@@ -41,20 +43,37 @@ pub(super) struct Carrier {
     family: Option<Arc<DatasetTree>>,
     /// The root directory of what was mounted first.
     root: FileId,
+    /// It goes on after another process.
+    goes_on: bool,
 }
 
 impl Carrier {
-    /// Mounts a file system; others can be put in later where it is a head and nothing could be
-    /// mounted below it.
+    /// Mounts a file system, or goes on with its mount where `survival` has it, with these others in it;
+    /// others can be put in later where it is a head and nothing could be mounted below it.
     pub fn start(
         layer: &Arc<Dataset>,
         head: bool,
         place: &MountPoint,
         options: &MountOptions,
+        survival: Option<Survival>,
+        members: &[(Arc<Dataset>, u64, MountOptions)],
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || fuse_conf::may_show_others();
-        let family = (head && !others).then(|| Arc::new(DatasetTree::new(Arc::clone(layer), rules(options))));
+        let goes_on = survival.as_ref().is_some_and(Survival::resumes);
+        let given = survival.as_ref().map(Survival::given_numbers);
+        let family = (head && !others).then(|| {
+            let family = DatasetTree::new(Arc::clone(layer), rules(options));
+            Arc::new(given.iter().fold(family, DatasetTree::noting))
+        });
+        if family.is_none() {
+            let numbered = layer.capabilities().numbered;
+            given.iter().zip(numbered).for_each(|(given, numbered)| numbered.note_in(given));
+        }
+        for (member, on, options) in members {
+            let family = family.as_ref().ok_or_else(|| alone(options))?;
+            family.graft(Arc::clone(member), *on, rules(options)).map_err(|error| refused(options, error))?;
+        }
         let alone = family.is_none();
         let fuse = FuseOptions {
             fsname: source.clone(),
@@ -69,6 +88,7 @@ impl Carrier {
             // Others than the owner of a pool see it where the system lets him show it (fuse.conf).
             allow_other: others,
             without_links: place.is_resolved(),
+            survival,
             ..FuseOptions::new(place.path())
         };
         let root =
@@ -88,21 +108,14 @@ impl Carrier {
             }
             other => Refusal::new(Kind::Io, format!("cannot mount '{source}': {other}")),
         })?;
-        Ok(Carrier { mount, family, root })
+        Ok(Carrier { mount, family, root, goes_on })
     }
 
     /// Shows one more file system, on the directory with this number, which was at this place a
     /// moment ago.
     pub fn put_in(&self, layer: &Arc<Dataset>, (at, on): (&Path, u64), options: &MountOptions) -> Result<(), Refusal> {
-        let refused = |kind, why: &str| Refusal::new(kind, format!("cannot mount '{}': {why}", options.source));
-        let Some(family) = &self.family else { return Err(refused(Kind::Io, "nothing can be mounted there")) };
-        family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| match error {
-            Errno::EBUSY => refused(Kind::Busy, "another file system is mounted there"),
-            Errno::EINVAL => refused(Kind::Invalid, "a directory of a snapshot cannot be a mountpoint"),
-            Errno::ENOENT => refused(Kind::NotFound, "the mountpoint is gone"),
-            Errno::ENOTDIR => refused(Kind::Invalid, "the mountpoint is not a directory"),
-            other => refused(Kind::Io, &other.to_string()),
-        })?;
+        let family = self.family.as_ref().ok_or_else(|| alone(options))?;
+        family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| refused(options, error))?;
         self.told();
         // Its users may have renamed the directory meanwhile: what is listed there would be
         // elsewhere.
@@ -112,7 +125,8 @@ impl Carrier {
         if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
             family.take_out(layer.number());
             self.told();
-            return Err(refused(Kind::Busy, "the mountpoint was moved meanwhile").next("mount it again"));
+            let what = format!("cannot mount '{}': the mountpoint was moved meanwhile", options.source);
+            return Err(Refusal::new(Kind::Busy, what).next("mount it again"));
         }
         Ok(())
     }
@@ -173,11 +187,14 @@ impl Carrier {
 
     /// `.zfs` of a file system is to be seen, or not any more.
     pub fn control_changed(&self, dataset: u64) {
+        self.forget_control(dataset);
+        self.told();
+    }
+
+    /// The kernel is about to look for `.zfs` of a file system anew.
+    pub fn forget_control(&self, dataset: u64) {
         let root = self.family.as_ref().map_or(Some(self.root), |family| family.root_of(dataset));
-        if let Some(root) = root {
-            self.mount.forget_name(root, b".zfs");
-            self.told();
-        }
+        root.into_iter().for_each(|root| self.mount.forget_name(root, b".zfs"));
     }
 
     /// Gives a file system other rules; false where those are the mount's.
@@ -195,10 +212,15 @@ impl Carrier {
         }
     }
 
+    /// How long the kernel may take to say what it does not use any more.
+    pub fn forgets_within(&self) -> Duration {
+        if self.goes_on { ASKED_FOR } else { FORGOTTEN }
+    }
+
     /// Whether the kernel has forgotten all files of a file system, which it does soon with those
     /// that nobody uses.
     fn is_forgotten(&self, family: &DatasetTree, dataset: u64) -> bool {
-        self.mount.wait_closed(FORGOTTEN, &mut || {
+        self.mount.wait_closed(self.forgets_within(), &mut || {
             !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to))
         })
     }
@@ -210,6 +232,22 @@ pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>)
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let found = all.find(|carrier| carrier.family.is_some() && carrier.mount.device_number() == Some(device))?;
     Some((Arc::clone(found), stat.stx_ino))
+}
+
+fn alone(options: &MountOptions) -> Refusal {
+    Refusal::new(Kind::Io, format!("cannot mount '{}': nothing can be mounted there", options.source))
+}
+
+/// Why a file system was not put in.
+fn refused(options: &MountOptions, error: Errno) -> Refusal {
+    let (kind, why) = match error {
+        Errno::EBUSY => (Kind::Busy, "another file system is mounted there".to_owned()),
+        Errno::EINVAL => (Kind::Invalid, "a directory of a snapshot cannot be a mountpoint".to_owned()),
+        Errno::ENOENT => (Kind::NotFound, "the mountpoint is gone".to_owned()),
+        Errno::ENOTDIR => (Kind::Invalid, "the mountpoint is not a directory".to_owned()),
+        other => (Kind::Io, other.to_string()),
+    };
+    Refusal::new(kind, format!("cannot mount '{}': {why}", options.source))
 }
 
 fn rules(options: &MountOptions) -> Rules {

@@ -102,8 +102,15 @@ impl Owned {
     ) -> Result<Reply, Failure> {
         let failed = |error: CallError| match error {
             CallError::Failed(failure) => failure.printable(),
-            CallError::Ended => Failure::new("the process that owns the pool ended before it answered")
-                .next("`nacre pool import` imports the pool again"),
+            CallError::Ended => {
+                let ended = Failure::new("the process that owns the pool ended before it answered");
+                // One that survives is listened to all the time.
+                let goes_on = self.socket.connect(left(clock::now() + STUCK_PATIENCE)).is_ok();
+                ended.next(match goes_on {
+                    true => "another process goes on with it: see whether it was done, and try again if not",
+                    false => "`nacre pool import` imports the pool again",
+                })
+            }
             unreachable => {
                 unreachable.failure("owns the pool at", self.socket.path.display()).next("see whether it is stuck")
             }

@@ -49,6 +49,9 @@ pub struct Expected {
     pub process: u32,
     /// The boot that it was imported in.
     boot: String,
+    /// Why its process has ended, where somebody was left to say it.
+    #[serde(default)]
+    ended: Option<String>,
 }
 
 /// The state of a pool whose process has ended.
@@ -66,7 +69,7 @@ impl Expected {
     /// A pool that this process has just imported.
     pub fn new(name: &str, guid: u64, devices: Vec<String>) -> Expected {
         let (since, process) = (nacre_admin::clock::now(), std::process::id());
-        Expected { name: name.to_owned(), guid, devices, since, process, boot: boot() }
+        Expected { name: name.to_owned(), guid, devices, since, process, boot: boot(), ended: None }
     }
 
     /// Expects the pool from now on, under this name alone.
@@ -84,6 +87,16 @@ impl Expected {
             forget(directory, &other.name);
         }
         Ok(())
+    }
+
+    /// Its process has ended for good, for this reason: whoever asks for the pool is told.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn ended(directory: &Path, name: &str, why: &str) -> Result<(), Failure> {
+        let Some(mut there) = all().into_iter().find(|expected| expected.name == name) else { return Ok(()) };
+        there.ended = Some(why.to_owned());
+        there.keep(directory)
     }
 
     /// Whether its process is there: it holds the lock on the name from before the import to its
@@ -107,6 +120,7 @@ impl Expected {
             since: self.since,
             now: nacre_admin::clock::now(),
             process: self.process,
+            ended: self.ended.clone(),
             redundant_metadata: true,
             ordered_names: true,
             ..Figures::default()
@@ -121,8 +135,9 @@ impl Expected {
     /// What to say to whoever wants something of it.
     pub fn failure(&self) -> Failure {
         let name = &self.name;
+        let why = self.ended.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         Failure::new(format!(
-            "cannot open '{name}': pool is unavailable: its process {} has ended without exporting it",
+            "cannot open '{name}': pool is unavailable: its process {} has ended without exporting it{why}",
             self.process
         ))
         .exit(Exit::Failure)

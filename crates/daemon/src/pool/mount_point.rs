@@ -16,6 +16,7 @@ use rustix::{
     },
     io::Errno,
 };
+use serde::{Deserialize, Serialize};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
@@ -50,8 +51,8 @@ fn is_systems(path: &Path) -> bool {
 }
 
 /// A directory to mount on.
-#[derive(Clone, Debug)]
-pub(super) struct MountPoint {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountPoint {
     /// Without links, where root mounts.
     path: PathBuf,
     resolved: bool,

@@ -17,15 +17,17 @@ use std::{
 
 use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
-use nacre_fuse::HeldWrites;
+use nacre_fuse::{HeldWrites, Survival};
 use nacre_pool::engine::{Changes, Pool};
 use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
+use nacre_sys::descriptors;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 
 pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
+    left::{LeftDoor, LeftMount, PoolNotes},
     mount_point::kind,
     mount_point::{self, MountPoint},
     shares::Shares,
@@ -56,6 +58,8 @@ pub struct FuseMounts {
     harmless: bool,
     /// Directories that were made for mounts that are about to be made.
     places: Mutex<Vec<(PathBuf, MountPoint)>>,
+    /// Where mounts outlive this process, what is noted of them.
+    notes: Option<Arc<PoolNotes>>,
 }
 
 /// One mount.
@@ -70,10 +74,13 @@ struct Live {
     carrier: Arc<Carrier>,
     /// It lies in the mount of another.
     within: bool,
+    notes: Option<Arc<PoolNotes>>,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
+        // Before its descriptors are closed.
+        self.notes.iter().for_each(|notes| notes.forget(self.what));
         tracing::info!(mountpoint = %path_text(&self.at), "unmounted");
     }
 }
@@ -87,17 +94,185 @@ impl std::fmt::Debug for FuseMounts {
 impl FuseMounts {
     /// No mounts yet.
     #[must_use]
-    pub fn new(pool: Arc<Pool>, harmless: bool) -> FuseMounts {
+    pub fn new(pool: Arc<Pool>, harmless: bool, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
         FuseMounts {
             pool,
             live: Arc::default(),
             verbs: Arc::default(),
             writeback: Arc::default(),
-            telling: Telling::start(),
+            telling: Telling::start(notes.clone()),
             shares: Arc::new(Shares::new(harmless)),
             harmless,
             places: Mutex::default(),
+            notes,
         }
+    }
+
+    /// Goes on with the mounts of a process before this one.
+    pub fn go_on(&self, left: Vec<LeftMount>) {
+        let mut all = self.live.lock();
+        let mut ended = Vec::new();
+        let (own, mut within): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|mount| matches!(mount.door, LeftDoor::Own { .. }));
+        for mount in own {
+            let (at, source) = (mount.at.clone(), mount.options.source.clone());
+            let of_it =
+                |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
+            let members: Vec<LeftMount> = within.extract_if(.., of_it).collect();
+            let whats: Vec<What> = members.iter().chain([&mount]).map(|mount| mount.what).collect();
+            match self.resume(mount, members) {
+                Ok(live) if !live.is_empty() => all.extend(live),
+                // It was about to be made, or had ended.
+                Ok(_) => tracing::info!(mountpoint = %path_text(&at), source, "not mounted any more"),
+                Err(refusal) => tracing::error!(mountpoint = %path_text(&at), %refusal, "a mount does not go on"),
+            }
+            for what in whats {
+                if !all.iter().any(|live| live.what == what) {
+                    self.notes.iter().for_each(|notes| notes.forget(what));
+                    ended.push(at.clone());
+                }
+            }
+        }
+        // Names that came or went when the process before this one was killed, and of which it did not tell.
+        for live in all.iter().filter(|live| live.what.snapshot.is_none()) {
+            live.carrier.forget_control(live.what.dataset);
+        }
+        within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.what)));
+        drop(all);
+        // Whoever had files without a name has them by now.
+        if let Err(error) = self.pool.let_left_go() {
+            tracing::warn!(%error, "files without a name take room until the next import");
+        }
+        // Nobody answers at their places. The way there may lead through those that go on.
+        for at in ended {
+            let cleared = crate::unmount::clear_of(&at, &["nacre".to_owned()]);
+            cleared.unwrap_or_else(|failure| tracing::warn!("a mount that has ended stays: {failure}"));
+        }
+    }
+
+    fn resume(&self, mount: LeftMount, members: Vec<LeftMount>) -> Result<Vec<Arc<Live>>, Refusal> {
+        let LeftMount { what, at, options, place, door } = mount;
+        let LeftDoor::Own { memory, device } = door else { return Ok(Vec::new()) };
+        let memory = descriptors::take_over(memory).and_then(Survival::taken_over);
+        let mut memory = memory.map_err(|error| Refusal::new(Kind::Io, error.to_string()))?;
+        if device.is_none() || !memory.can_resume() {
+            memory.let_go();
+            return memory.why_not().map_or(Ok(Vec::new()), |why| Err(Refusal::new(Kind::Io, why)));
+        }
+        memory.next_life();
+        let carried = || {
+            let layer = self.left_layer(what, &options)?;
+            let mut put_in = Vec::new();
+            for member in &members {
+                let LeftDoor::Within { on, .. } = member.door else { continue };
+                put_in.push((self.left_layer(member.what, &member.options)?, on, member.options.clone()));
+            }
+            let head = what.snapshot.is_none();
+            let carrier = Carrier::start(&layer, head, &place, &options, Some(memory.clone()), &put_in)?;
+            Ok((layer, put_in, carrier))
+        };
+        // Otherwise whoever uses it would wait for good.
+        let (layer, put_in, carrier) = carried().inspect_err(|_: &Refusal| memory.let_go())?;
+        tracing::info!(mountpoint = %path_text(&at), source = options.source, "the mount goes on");
+        let carrier = Arc::new(carrier);
+        let socket = self.socket(&carrier, &options.source);
+        let mut live = vec![self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), socket), false)];
+        for (member, (layer, ..)) in members.into_iter().zip(put_in) {
+            let LeftMount { what, at, options, place, .. } = member;
+            live.push(self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), None), true));
+        }
+        Ok(live)
+    }
+
+    /// What a process before this one had mounted, with the files that it left without a name.
+    fn left_layer(&self, what: What, options: &MountOptions) -> Result<Arc<Dataset>, Refusal> {
+        let layer = self.opened(what, options)?;
+        if what.snapshot.is_none() {
+            let failed = |error: &dyn std::fmt::Display| {
+                Refusal::new(Kind::Io, format!("cannot go on with '{}': {error}", options.source))
+            };
+            let nameless = self.pool.dataset(what.dataset).map_err(|error| failed(&error))?.files().left();
+            layer.keep_nameless(&nameless).map_err(|error| failed(&error))?;
+        }
+        Ok(layer)
+    }
+
+    /// Shares what is mounted, once the mounts of a process before this one answer.
+    pub fn begin_sharing(&self) {
+        self.shares.begin();
+        let all = self.live.lock().clone();
+        all.iter().for_each(|live| self.reshare(live));
+    }
+
+    fn socket(&self, carrier: &Arc<Carrier>, source: &str) -> Option<Sockets> {
+        let (live, shares) = (Arc::downgrade(&self.live), Arc::downgrade(&self.shares));
+        let ended = move || {
+            let (Some(live), Some(shares)) = (live.upgrade(), shares.upgrade()) else { return };
+            let there = listed(&live);
+            shares.retain(&there.iter().map(|live| live.what.dataset).collect::<Vec<u64>>());
+        };
+        self.telling.of(carrier, source, ended)
+    }
+
+    fn live(
+        &self,
+        what: What,
+        (at, place): (&Path, MountPoint),
+        options: &MountOptions,
+        (layer, carrier, socket): (Arc<Dataset>, Arc<Carrier>, Option<Sockets>),
+        within: bool,
+    ) -> Arc<Live> {
+        Arc::new(Live {
+            _socket: socket,
+            what,
+            at: at.to_owned(),
+            options: Mutex::new(options.clone()),
+            place,
+            layer,
+            carrier,
+            within,
+            notes: self.notes.clone(),
+        })
+    }
+
+    fn opened(&self, what: What, options: &MountOptions) -> Result<Arc<Dataset>, Refusal> {
+        let source = &options.source;
+        let layer =
+            self.layer(what).map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?;
+        layer.set_quiet(options.no_atime);
+        Ok(Arc::new(layer))
+    }
+
+    /// Mounts, so that it goes on when this process is killed where that is wanted.
+    fn carrier(
+        &self,
+        layer: &Arc<Dataset>,
+        what: What,
+        (at, place): (&Path, &MountPoint),
+        options: &MountOptions,
+    ) -> Result<Carrier, Refusal> {
+        let head = what.snapshot.is_none();
+        let Some(notes) = &self.notes else { return Carrier::start(layer, head, place, options, None, &[]) };
+        let memory = Survival::small().map_err(|error| {
+            Refusal::new(Kind::Io, format!("cannot mount '{}' so that it survives: {error}", options.source))
+        })?;
+        let (at, place_left, of_mount) = (at.to_owned(), place.clone(), options.clone());
+        let about = |device| LeftMount {
+            what,
+            at: at.clone(),
+            options: of_mount.clone(),
+            place: place_left.clone(),
+            door: LeftDoor::Own { memory: memory.descriptor(), device },
+        };
+        notes.put(about(None));
+        let carrier = Carrier::start(layer, head, place, options, Some(memory.clone()), &[]);
+        let carrier = carrier.inspect_err(|_| notes.forget(what))?;
+        if let Some(why) = memory.why_not() {
+            notes.guarded.memory.give_up(&format!("the mount of '{}' does not go on: {why}", options.source));
+        }
+        notes.put(about(memory.device()));
+        memory.serves();
+        Ok(carrier)
     }
 
     /// The directory to mount on, made if need be, and if that has not been done already.
@@ -162,21 +337,24 @@ impl FuseMounts {
         options: &MountOptions,
     ) -> Result<Arc<Live>, Refusal> {
         let source = &options.source;
-        let layer =
-            self.layer(what).map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?;
-        layer.set_quiet(options.no_atime);
-        let layer = Arc::new(layer);
+        let layer = self.opened(what, options)?;
         let head = what.snapshot.is_none();
         let above = if head { carrier::at(at, all.iter().map(|live| &live.carrier)) } else { None };
         let within = above.is_some();
         let carrier = match above {
             Some((carrier, on)) => {
-                carrier.put_in(&layer, (at, on), options)?;
+                let of = all.iter().find(|live| !live.within && Arc::ptr_eq(&live.carrier, &carrier));
+                if let (Some(notes), Some(of)) = (&self.notes, of) {
+                    let (at, place, options) = (at.to_owned(), place.clone(), options.clone());
+                    notes.put(LeftMount { what, at, options, place, door: LeftDoor::Within { mount: of.what, on } });
+                }
+                let put_in = carrier.put_in(&layer, (at, on), options);
+                put_in.inspect_err(|_| self.notes.iter().for_each(|notes| notes.forget(what)))?;
                 carrier
             }
             None => {
                 let reserved = if head { self.shares.before_mount(&options.sharing) } else { None };
-                let carrier = Carrier::start(&layer, head, &place, options)?;
+                let carrier = self.carrier(&layer, what, (at, &place), options)?;
                 if let (Some(reserved), Some(mount)) = (reserved, carrier.mount.identity())
                     && mount.device.1 != reserved.number
                 {
@@ -186,24 +364,8 @@ impl FuseMounts {
                 Arc::new(carrier)
             }
         };
-        let live = Arc::downgrade(&self.live);
-        let shares = Arc::downgrade(&self.shares);
-        let ended = move || {
-            let (Some(live), Some(shares)) = (live.upgrade(), shares.upgrade()) else { return };
-            let there = listed(&live);
-            shares.retain(&there.iter().map(|live| live.what.dataset).collect::<Vec<u64>>());
-        };
-        let socket = if within { None } else { self.telling.of(&carrier, source, ended) };
-        Ok(Arc::new(Live {
-            _socket: socket,
-            what,
-            at: at.to_owned(),
-            options: Mutex::new(options.clone()),
-            place,
-            layer,
-            carrier,
-            within,
-        }))
+        let socket = if within { None } else { self.socket(&carrier, source) };
+        Ok(self.live(what, (at, place), options, (layer, carrier, socket), within))
     }
 
     /// Shares a mount that is not shared just now.
@@ -243,7 +405,8 @@ impl FuseMounts {
         // Of what is opened without a request, the kernel tells only when it does not know it any
         // more.
         let known = || numbers.as_ref().is_some_and(|(_, (from, to))| live.carrier.mount.knows_any(*from, *to));
-        if live.carrier.mount.wait_closed(CLOSING, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
+        let closing = CLOSING.max(live.carrier.forgets_within());
+        if live.carrier.mount.wait_closed(closing, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
             return Ok(());
         }
         let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());
@@ -381,8 +544,10 @@ impl Mounts for FuseMounts {
             self.shares.set(what.dataset, &options.source, &live.at, &options.sharing);
         }
         let same = MountOptions { sharing: options.sharing.clone(), ..now.clone() } == *options;
+        let note = || self.notes.iter().for_each(|notes| notes.changed(what, options));
         if same {
             *now = options.clone();
+            note();
             return Ok(());
         }
         if live.carrier.set_rules(what.dataset, options) {
@@ -404,6 +569,7 @@ impl Mounts for FuseMounts {
         // What is left of reading only and access times, the engine sees to.
         live.layer.set_quiet(options.no_atime);
         *now = options.clone();
+        note();
         Ok(())
     }
 

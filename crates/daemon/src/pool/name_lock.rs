@@ -8,13 +8,17 @@ use crate::{
     clock,
     failure::{Exit, Failure},
 };
+use nacre_sys::descriptors;
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, open},
     io::Errno,
 };
 use std::{
     fs::File,
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -25,7 +29,7 @@ pub(super) const TAKEN: Duration = Duration::from_secs(3);
 /// The name of a pool, taken by this process until it ends.
 pub(super) struct NameLock {
     path: PathBuf,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 impl NameLock {
@@ -36,6 +40,27 @@ impl NameLock {
             Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name))
                 .exit(Exit::Busy)
         })
+    }
+
+    /// The name of a pool that a process before this one took, and has left under this number.
+    pub(super) fn left_name(directory: &Path, start: &Start, number: i32) -> Result<NameLock, Failure> {
+        NameLock::left(directory.join(runtime_files::file(&start.name)).with_extension("lock"), number)
+    }
+
+    /// The same of the number of a pool.
+    pub(super) fn left_number(directory: &Path, guid: u64, number: i32) -> Result<NameLock, Failure> {
+        NameLock::left(directory.join(format!("{guid:016x}.guid")), number)
+    }
+
+    fn left(path: PathBuf, number: i32) -> Result<NameLock, Failure> {
+        let lock = descriptors::take_over(number)
+            .map_err(|error| Failure::io("cannot go on with the lock", path.display(), &error))?;
+        Ok(NameLock { path, lock })
+    }
+
+    /// The number of its descriptor.
+    pub(super) fn descriptor(&self) -> i32 {
+        self.lock.as_raw_fd()
     }
 
     /// The name of a pool whose process was killed; nothing where somebody has it again.
@@ -95,7 +120,7 @@ impl NameLock {
                 _ => false,
             };
             if same {
-                return Ok(Some(NameLock { path, _lock: held.into() }));
+                return Ok(Some(NameLock { path, lock: held.into() }));
             }
         }
     }

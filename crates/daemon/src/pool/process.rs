@@ -11,6 +11,7 @@ use super::{
     client, events,
     expected::{self, Expected},
     known,
+    left::{LeftDevice, PoolLeft, PoolNotes},
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
@@ -19,6 +20,8 @@ use super::{
 use crate::{
     background, clock,
     failure::Failure,
+    figures, guardian,
+    left::Guarded,
     report::printable,
     rpc::{
         endpoint::{Caller, Endpoint, Listener},
@@ -29,7 +32,7 @@ use crate::{
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
     pool::{
-        self, PoolRequest,
+        self, PoolAnswer, PoolRequest, Survives,
         devices::{self, Opened},
         shape::Shape,
     },
@@ -39,8 +42,12 @@ use nacre_pool::Txg;
 use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
 use nacre_pool::label;
+use nacre_pool::log::KeptLog;
 use nacre_pool::store::Access;
-use nacre_sys::signals::{Signal, Signals};
+use nacre_sys::{
+    descriptors,
+    signals::{Signal, Signals},
+};
 use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
@@ -84,6 +91,8 @@ struct Office {
     busy: Mutex<usize>,
     /// Written to when there are fewer of these, or when the end is asked for.
     changed: OwnedFd,
+    /// What is noted for the process after this one, where there may be one.
+    notes: Option<Arc<PoolNotes>>,
     ending: AtomicBool,
     /// The pool is exported or destroyed: nothing is left to do.
     gone: AtomicBool,
@@ -93,6 +102,19 @@ impl Office {
     /// Whether the pool is gone, or the process is told to end.
     fn ends(&self) -> bool {
         self.ending.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
+    }
+
+    /// Notes what the pool lies on.
+    fn note_devices(&self) {
+        if let Some(notes) = &self.notes {
+            let devices = left_devices(&self.imported);
+            notes.change(|left| (left.devices, left.coming) = (devices, Vec::new()));
+        }
+    }
+
+    fn survives(&self) -> Option<Survives> {
+        let report = figures::survives(&self.notes.as_ref()?.guarded);
+        Some(Survives { guardian: report.guardian, restarts: report.restarts, why_not: report.why_not })
     }
 
     fn tell(&self) {
@@ -121,27 +143,58 @@ impl Drop for Busy {
 /// How long a snapshot that is asked for by its directory waits for other commands.
 const TURN: Duration = Duration::from_secs(5);
 
-/// Owns a pool to its end.
+/// Owns a pool to its end, or has processes do it that go on one after the other.
 ///
 /// # Errors
 /// Why it does not, or how it ended badly.
 pub fn run(start: &Start) -> Result<(), Failure> {
     background::leave_session()?;
+    if start.survive { guardian::run_pool(start) } else { own(start, None) }
+}
+
+/// Owns a pool to its end, or goes on after a process that was killed.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure> {
+    let (notes, left) = match guarded.map(PoolNotes::of).transpose()? {
+        Some((notes, left)) => (Some(Arc::new(notes)), left),
+        None => (None, None),
+    };
     let directory = runtime::own()?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
-    let name = NameLock::take(&directory, start)?;
-    log(&directory, start)?;
-    let (imported, number, mut fresh) = import(start, &directory).map_err(|refusal| {
+    let name = match &left {
+        Some(left) => NameLock::left_name(&directory, start, left.name)?,
+        None => NameLock::take(&directory, start)?,
+    };
+    log(&directory, start, left.is_some())?;
+    let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
+    let imported = match &left {
+        Some(left) => go_on(start, &directory, left, kept.clone()),
+        None => import(start, &directory, kept.clone()),
+    };
+    let (imported, number, mut fresh) = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
+        if left.is_some()
+            && let Err(failure) = Expected::ended(&directory, &start.name, &refusal.to_string())
+        {
+            tracing::warn!(error = %failure, "nobody is told why the pool is not there");
+        }
         client::failure(&refusal)
     })?;
     let imported = Arc::new(imported);
+    if let Some(notes) = notes.clone() {
+        imported.failing.before_end(move |why| notes.guarded.memory.give_up(why));
+    }
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
-    let harmless = matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported);
+    let harmless = match &left {
+        Some(left) => left.harmless,
+        None => matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported),
+    };
     events::start(&imported);
-    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless));
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless, notes.clone()));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
         imported,
@@ -149,6 +202,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
         changing: Mutex::new(()),
         busy: Mutex::new(0),
         changed,
+        notes,
         ending: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
@@ -160,9 +214,25 @@ pub fn run(start: &Start) -> Result<(), Failure> {
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
+    let left_hearing = left.as_ref().and_then(|left| left.hearing);
+    let left_socket = left.as_ref().map(|left| left.socket);
+    // Before anything asks for a path, which may lead through them.
+    mounts.go_on(left.map(|left| left.mounts).unwrap_or_default());
     let hearing = hear_sync(&office, &mounts);
+    // What was done before they called sync(2) is durable.
+    left_hearing.into_iter().for_each(|(device, mount)| nacre_fuse::let_go_of_sync_calls(device, mount));
+    mounts.begin_sharing();
     follow(&office, start.mount)?;
-    let served = serve(start, &directory, &office, signals, &mut fresh);
+    if let (Some(notes), false) = (&office.notes, left_socket.is_some()) {
+        let (devices, altroot) = (left_devices(&office.imported), office.imported.opening.altroot.clone());
+        notes.change(|left| {
+            left.guid = office.imported.store.identity().pool;
+            (left.name, left.number) = (name.descriptor(), number.as_ref().map(NameLock::descriptor));
+            (left.devices, left.altroot, left.harmless) = (devices, altroot, harmless);
+            left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
+        });
+    }
+    let served = serve(start, (&directory, left_socket), &office, signals, &mut fresh);
     tracing::info!(pool = start.name, "the pool is let go");
     drop(hearing);
     let ended = match &fresh {
@@ -188,6 +258,10 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
     }
     let (pool, mounts, same) =
         (Arc::downgrade(&office.imported), Arc::downgrade(mounts), Arc::downgrade(&office.imported));
+    let notes = office.notes.clone();
+    let opened = move |device, mount| {
+        notes.iter().for_each(|notes| notes.change(|left| left.hearing = Some((device, mount))));
+    };
     let make_durable = move || {
         let (Some(pool), Some(mounts)) = (pool.upgrade(), mounts.upgrade()) else { return };
         mounts.pass_on();
@@ -198,7 +272,8 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
     };
     let stuck =
         move || same.upgrade().is_some_and(|pool| pool.failing.waiting().is_some() || pool.pool.suspended().is_some());
-    let heard = SyncCalls::hear(Duty { make_durable: Box::new(make_durable), stuck: Box::new(stuck) });
+    let (make_durable, stuck, opened) = (Box::new(make_durable), Box::new(stuck), Box::new(opened));
+    let heard = SyncCalls::hear(Duty { make_durable, stuck, opened });
     heard
         .inspect_err(
             |error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds"),
@@ -237,10 +312,11 @@ fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
 }
 
 /// Serves the pool until it is gone or the end is asked for. What was made for a new pool is
-/// `fresh` until whoever asked for the pool has heard of it.
+/// `fresh` until whoever asked for the pool has heard of it. A process before this one may have left its
+/// socket.
 fn serve(
     start: &Start,
-    directory: &Path,
+    (directory, left): (&Path, Option<i32>),
     office: &Arc<Office>,
     signals: Signals,
     fresh: &mut Option<devices::Fresh>,
@@ -248,8 +324,21 @@ fn serve(
     obey(signals, Arc::clone(office))?;
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
-    let endpoint = Endpoint::bind(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
-    let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
+    let (listener, serving) = (Listener::start()?, Arc::new(move |caller: &Caller| answer(caller, &busy)));
+    let endpoint = match left {
+        Some(left) => Endpoint::left(&listener, &socket, left, serving),
+        None => Endpoint::bind(&listener, &socket, serving),
+    }?;
+    let ready = match left {
+        Some(_) => expect(start, directory, office),
+        None => get_ready(start, directory, office),
+    };
+    if let Some(notes) = office.notes.as_ref().filter(|_| ready.is_ok()) {
+        // It is imported, and whoever asked for it is about to hear of that.
+        notes.begin(|left| left.socket = endpoint.descriptor());
+        notes.guarded.memory.serves();
+    }
+    let ready = ready.and_then(|()| if left.is_some() { Ok(()) } else { background::report_ready() });
     if ready.is_ok() {
         tracing::info!(pool = start.name, "imported");
         drop(fresh.take().map(devices::Fresh::take));
@@ -276,15 +365,37 @@ fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Fai
     let class = if matches!(start.how, How::Create { .. }) { "pool_create" } else { "pool_import" };
     imported.watch.note(&format!("sysevent.fs.zfs.{class}"), vec![("pool".to_owned(), imported.name())]);
     keep(office);
+    expect(start, directory, office)?;
+    if start.mount {
+        fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
+    }
+    Ok(())
+}
+
+/// Has the pool expected, which this process owns.
+fn expect(start: &Start, directory: &Path, office: &Office) -> Result<(), Failure> {
+    let imported = &office.imported;
     let named = |place: PathBuf| printable(place.as_os_str().as_encoded_bytes());
     let devices = imported.places().into_iter().map(named).collect();
     if let Err(failure) = Expected::new(&start.name, imported.store.identity().pool, devices).keep(directory) {
         tracing::warn!(error = %failure, "nobody will be told if this process is killed");
     }
-    if start.mount {
-        fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
-    }
     Ok(())
+}
+
+fn left_devices(imported: &Imported) -> Vec<LeftDevice> {
+    imported.devices.read().iter().filter_map(|device| LeftDevice::of(&**device)).collect()
+}
+
+/// The end of a pool whose processes were killed too often, for those who ask for it. Has the log opened
+/// for it.
+///
+/// # Errors
+/// It cannot be.
+pub(crate) fn ended_badly(start: &Start, why: &str) -> Result<(), Failure> {
+    let directory = runtime::own()?;
+    log(&directory, start, true)?;
+    Expected::ended(&directory, &start.name, why)
 }
 
 /// Refuses devices that are reached through a file system of the pool itself: to open them, this
@@ -340,10 +451,11 @@ fn drop_empty_log(directory: &Path, start: &Start) {
     }
 }
 
-/// What is wrong goes to a file beside the socket, too; it begins anew with each import.
-fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
+/// What is wrong goes to a file beside the socket, too; it begins anew with each import, and goes on
+/// where a process before this one was killed.
+fn log(directory: &Path, start: &Start, goes_on: bool) -> Result<(), Failure> {
     let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
-    crate::log::start_pool(&printable(start.name.as_bytes()), &path)
+    crate::log::start_pool(&printable(start.name.as_bytes()), &path, goes_on)
 }
 
 /// Exports because the process must end.
@@ -378,7 +490,16 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
     };
     let state = crate::cage::state::base();
-    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home, state }
+    Opening {
+        host: nacre_admin::host::this(),
+        entropy: entropy(),
+        cache,
+        altroot,
+        alias: None,
+        home,
+        state,
+        kept: None,
+    }
 }
 
 /// Whether root has imported what others can write.
@@ -428,8 +549,12 @@ fn own_number(start: &Start, directory: &Path, opened: &Opened) -> Result<Option
 }
 
 /// The pool, its number, and what was made for it where it is new.
-fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = opening(start.cache, start.altroot.clone());
+fn import(
+    start: &Start,
+    directory: &Path,
+    kept: Option<Arc<KeptLog>>,
+) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
+    let mut opening = Opening { kept, ..opening(start.cache, start.altroot.clone()) };
     let (imported, number) = match &start.how {
         How::Create { size, force, properties, groups } => {
             let shape = Shape::read(groups)?;
@@ -504,6 +629,42 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
     Ok((imported, number, None))
 }
 
+/// What keeps what is acknowledged: that of a process before this one, where there was one. It takes no
+/// more memory than the cache.
+fn kept_log(start: &Start, left: Option<&PoolLeft>) -> Result<Arc<KeptLog>, Failure> {
+    let kept = match left.and_then(|left| left.kept_log) {
+        Some(number) => descriptors::take_over(number).and_then(KeptLog::taken_over),
+        None => KeptLog::new(KeptLog::BYTES.min(usize::try_from(start.cache).unwrap_or(usize::MAX))),
+    };
+    kept.map_err(|error| Failure::io("cannot have", "the log of what is acknowledged", &error))
+}
+
+/// The pool of a process that was killed.
+fn go_on(
+    start: &Start,
+    directory: &Path,
+    left: &PoolLeft,
+    kept: Option<Arc<KeptLog>>,
+) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
+    let mut opening = Opening { kept, ..opening(start.cache, left.altroot.clone()) };
+    if let How::Import { old, temporary: true, .. } = &start.how
+        && start.name != *old
+    {
+        opening.alias = Some(start.name.clone());
+    }
+    let number = left.number.map(|number| NameLock::left_number(directory, left.guid, number)).transpose();
+    let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+    let devices: Vec<Arc<dyn Device>> = left.adopt().into_iter().map(|device| Arc::new(device) as _).collect();
+    // Its log has nothing that the kept one has not.
+    let imported = Imported::open(devices, Access::WithoutLog, None, opening);
+    let imported = imported.map_err(|refusal| Refusal {
+        what: format!("cannot go on with '{}': {}", start.name, refusal.what),
+        ..refusal
+    })?;
+    tracing::info!(pool = start.name, "another process goes on with the pool");
+    Ok((imported, number, None))
+}
+
 /// A pool in a bucket that has none.
 fn create_in_bucket(
     start: &Start,
@@ -550,7 +711,8 @@ fn try_out(
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let tried = Imported::create(copies, groups, &start.name, properties, opening.clone())?;
+    let opening = Opening { kept: None, ..opening.clone() };
+    let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
         tracing::debug!(%error, "a pool in memory ends");
@@ -704,12 +866,28 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             if let Some(devices) = &new {
                 outside(&imported.name(), devices)?;
             }
+            if let (Some(notes), Some(coming)) = (&office.notes, request.opened_devices()) {
+                notes.change(|left| left.coming = coming);
+            }
             if ends {
                 // Afterwards nothing is written any more.
                 pool::remember(imported, uid, &order.command);
             }
-            let done = pool::run(imported, mounts, request, notes);
+            let mut done = pool::run(imported, mounts, request, notes);
+            if changes && !(ends && done.is_ok()) {
+                office.note_devices();
+            }
+            if let Ok(PoolAnswer::Status(status)) = &mut done {
+                status.figures.survives = office.survives();
+            }
+            if let Ok(PoolAnswer::Listed(figures)) = &mut done {
+                figures.survives = office.survives();
+            }
             if done.is_ok() {
+                if let Some(left) = office.notes.as_ref().filter(|_| ends) {
+                    // Nobody goes on with a pool that was let go.
+                    left.guarded.memory.ends();
+                }
                 office.gone.fetch_or(ends, Ordering::SeqCst);
                 if changes && !ends {
                     pool::remember(imported, uid, &order.command);

@@ -60,7 +60,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// None yet; what processes left that are gone is taken back.
+    /// None yet.
     pub fn new(harmless: bool) -> Shares {
         let forbidden = if !rustix::process::geteuid().is_root() {
             Some("only pools that root imports are shared")
@@ -69,10 +69,15 @@ impl Shares {
         } else {
             None
         };
-        if forbidden.is_none() {
+        Shares { forbidden, now: Mutex::default() }
+    }
+
+    /// Takes back what processes left that are gone. Mounts of this pool that are there answer already:
+    /// servers look at them.
+    pub fn begin(&self) {
+        if self.forbidden.is_none() {
             sweep();
         }
-        Shares { forbidden, now: Mutex::default() }
     }
 
     /// To be kept until a file system is mounted: what its server needs of the mount.

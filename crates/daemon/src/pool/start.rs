@@ -74,6 +74,9 @@ pub struct Start {
     pub cache: u64,
     /// The command line, for the pool's history.
     pub command: String,
+    /// Another process goes on where this one is killed.
+    #[serde(default)]
+    pub survive: bool,
 }
 
 /// The name by which the program was called that has this command line in the history of a pool.

@@ -9,12 +9,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use super::carrier::Carrier;
+use super::{carrier::Carrier, left::PoolNotes};
 use crate::{
     clock,
     control::{self, Answer, Request, Sockets},
     failure::{Exit, Failure},
     figures,
+    handover::{self, HandedOver},
     report::path_text,
     rpc::endpoint::Listener,
     unmount,
@@ -22,6 +23,8 @@ use crate::{
 
 /// The sockets of a pool's mounts.
 pub(super) struct Telling {
+    /// Who goes on with all of them.
+    notes: Option<Arc<PoolNotes>>,
     /// None where no thread could be had to listen.
     listener: Option<Arc<Listener>>,
     next: AtomicU64,
@@ -29,10 +32,10 @@ pub(super) struct Telling {
 
 impl Telling {
     /// Starts to listen; no mount is told of yet.
-    pub fn start() -> Telling {
+    pub fn start(notes: Option<Arc<PoolNotes>>) -> Telling {
         let listener = Listener::start()
             .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
-        Telling { listener: listener.ok(), next: AtomicU64::new(0) }
+        Telling { notes, listener: listener.ok(), next: AtomicU64::new(0) }
     }
 
     /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
@@ -46,14 +49,15 @@ impl Telling {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
-            guarded: None,
+            guarded: self.notes.as_ref().map(|notes| notes.guarded.clone()),
             started: clock::now(),
         };
         let device = carrier.mount.device_number();
         // The socket must not keep the mount.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
+        let notes = self.notes.clone();
         let answer = move |request| match carrier.upgrade() {
-            Some(carrier) => answer(&carrier, &about, request, &ended),
+            Some(carrier) => answer(&carrier, (&about, notes.as_deref()), request, &ended),
             None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
         };
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
@@ -64,13 +68,13 @@ impl Telling {
 
 fn answer<E: Fn() + Send + Sync + 'static>(
     carrier: &Arc<Carrier>,
-    about: &figures::About,
+    (about, notes): (&figures::About, Option<&PoolNotes>),
     request: Request,
     ended: &Arc<E>,
 ) -> Result<Answer, Failure> {
     let refused = match request {
         Request::Status => {
-            let stack = format!("dataset:{}", about.source);
+            let stack = format!("{}{}", figures::OF_POOL, about.source);
             return Ok(Answer::Status(Box::new(figures::report(about, stack, carrier.mount.status()))));
         }
         Request::Unmount { lazy } => match unmount(carrier, lazy) {
@@ -96,9 +100,17 @@ fn answer<E: Fn() + Send + Sync + 'static>(
             Failure::new("this mount has no cage").next("`nacre fs set quota=SIZE` limits a file system")
         }
         Request::Union(_) => Failure::new("this mount is no union"),
-        Request::HandOver | Request::Upgrade { .. } => {
-            Failure::new("mounts of a pool end with the process that owns it").next("export and import the pool")
-        }
+        Request::HandOver | Request::Upgrade { .. } => match (notes, request) {
+            (Some(notes), Request::Upgrade { program }) => {
+                handover::note(&notes.guarded, &program)?;
+                return Ok(Answer::Done);
+            }
+            (Some(notes), _) => {
+                return Ok(Answer::HandOver(Box::new(HandedOver::of(&notes.guarded, notes.text()))));
+            }
+            (None, _) => Failure::new("mounts of a pool end with the process that owns it")
+                .next("export the pool, and import it with --survive"),
+        },
     };
     Err(refused)
 }

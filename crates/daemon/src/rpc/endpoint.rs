@@ -13,6 +13,7 @@ use super::{
     stream::{self, Channel},
 };
 use crate::{clock, failure::Failure};
+use nacre_sys::descriptors;
 use parking_lot::{Mutex, RwLock};
 use rustix::{event::epoll, net::UCred};
 use serde::{Serialize, de::DeserializeOwned};
@@ -22,7 +23,7 @@ use std::{
     io::{self, BufReader},
     net::Shutdown,
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             fs::PermissionsExt,
             net::{UnixListener, UnixStream},
@@ -48,6 +49,9 @@ const GUEST_PATIENCE: Duration = Duration::from_secs(2);
 const GUESTS_MOST: usize = 16;
 /// The longest request there, bytes.
 const GUEST_REQUEST: Source = Source { most: 4096, harmless: false };
+
+/// So many callers may wait until they are let in, as far as the system allows.
+const WAITING: i32 = 4096;
 
 /// Who is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,13 +301,40 @@ impl Endpoint {
         if admission == Admission::All {
             fs::set_permissions(&unready, fs::Permissions::from_mode(0o666)).map_err(failed)?;
         }
+        let endpoint = Endpoint::of(admission, listener, (socket, path), serving);
+        fs::rename(&unready, path).map_err(failed)?;
+        Ok(endpoint)
+    }
+
+    /// Goes on with the socket that a process before this one listened to, and has left under this
+    /// number. Callers have waited at it meanwhile, and wait until it is opened.
+    ///
+    /// # Errors
+    /// It is not open any more.
+    pub fn left(listener: &Arc<Listener>, path: &Path, number: i32, serving: Service) -> Result<Endpoint, Failure> {
+        let failed = |error: io::Error| Failure::io("cannot go on with the control socket", path.display(), &error);
+        let socket = UnixListener::from(descriptors::take_over(number).map_err(failed)?);
+        // Callers see from now on that it is this process.
+        rustix::net::listen(&socket, WAITING).map_err(|error| failed(error.into()))?;
+        Ok(Endpoint::of(Admission::Owner, listener, (socket, path), serving))
+    }
+
+    /// The number of the socket's descriptor.
+    pub fn descriptor(&self) -> i32 {
+        self.served.listener.as_raw_fd()
+    }
+
+    fn of(
+        admission: Admission,
+        listener: &Arc<Listener>,
+        (socket, path): (UnixListener, &Path),
+        serving: Service,
+    ) -> Endpoint {
         let open = Arc::new(RwLock::new(true));
         let served = Arc::new(Served { listener: socket, admission, serving, open, callers: Mutex::default() });
         let number = listener.number();
         listener.endpoints.lock().insert(number, Arc::clone(&served));
-        let endpoint = Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served };
-        fs::rename(&unready, path).map_err(failed)?;
-        Ok(endpoint)
+        Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served }
     }
 
     /// Serves those who wait, and all who come.

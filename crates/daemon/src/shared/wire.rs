@@ -7,7 +7,10 @@ use crate::{
 };
 use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// A mount to be made: a plan that depends on nothing but itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,6 +61,16 @@ impl MountRequest {
             daemon: plan.daemon.clone(),
             reason: reason.to_owned(),
         })
+    }
+
+    /// Where it is to be.
+    pub fn mountpoint(&self) -> &Path {
+        Path::new(&self.mountpoint)
+    }
+
+    /// The name by which the program was called that asks for it.
+    pub fn program(&self) -> &str {
+        &self.program
     }
 
     /// The plan.

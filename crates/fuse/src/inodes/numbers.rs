@@ -10,8 +10,13 @@
 //! * a record is there exactly while the state of open files in it is not idle, or somebody is at
 //!   it;
 //! * the layer is never called under a lock.
+//!
+//! Of a mount that outlives its process the set is noted, without how often: of a file that a process
+//! before this one knew, FORGET does not tell whether that was all, and the kernel is asked
+//! (`survival/doubts.rs`).
 
 use super::{InodeRecord, ROOT, Removed, Slot};
+use crate::survival::numbers::{SET, Sets};
 use nacre_vfs::{Caller, FileId, Kind, Layer, Node, Opened};
 use parking_lot::Mutex;
 use std::{
@@ -19,6 +24,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::Sender,
     },
 };
 
@@ -26,7 +32,7 @@ const SHARDS: usize = 16;
 /// Files of one word of the set.
 const WORD: u64 = 64;
 /// Words that are allocated and given back as a whole.
-const WORDS: usize = 64;
+const WORDS: usize = SET;
 /// Marks the root's own id while it is not [`ROOT`].
 const PROMOTED: u64 = 1 << 63;
 
@@ -37,19 +43,56 @@ pub(crate) struct Numbers {
     promoted: AtomicBool,
     records: [Mutex<HashMap<u64, Slot>>; SHARDS],
     known: Set,
+    /// To who asks the kernel, while somebody does.
+    doubts: Mutex<Option<Sender<u64>>>,
 }
 
 impl Numbers {
-    /// Of a layer that has numbers, with this root; `None` for others.
-    pub fn new(layer: &Arc<dyn Layer>, root: FileId) -> Option<Numbers> {
+    /// Of a layer that has numbers, with this root; `None` for others. What the kernel knows is noted in
+    /// `sets`, where there are such, and is what is noted there already.
+    pub fn new(layer: &Arc<dyn Layer>, root: FileId, sets: Option<Sets>) -> Option<Numbers> {
         layer.capabilities().numbered?;
         Some(Numbers {
             layer: Arc::clone(layer),
             root,
             promoted: AtomicBool::new(false),
             records: Default::default(),
-            known: Set::default(),
+            known: Set::noted(sets),
+            doubts: Mutex::default(),
         })
+    }
+
+    /// Where the node ids go of files that the kernel may have forgotten; nowhere from now on.
+    pub fn doubt_with(&self, doubts: Option<Sender<u64>>) {
+        *self.doubts.lock() = doubts;
+    }
+
+    /// It is to be asked whether the kernel knows a file of before.
+    pub fn doubt(&self, nodeid: u64) {
+        // Without anybody who asks, it stays until the mount ends.
+        if let Some(doubts) = &*self.doubts.lock() {
+            let _ = doubts.send(nodeid);
+        }
+    }
+
+    /// How often the kernel was told of a file since this process began, if it may know it from before.
+    pub fn told_since(&self, nodeid: u64) -> Option<u64> {
+        self.known.told_since(self.inner(nodeid))
+    }
+
+    /// The kernel does not know a file of before, unless it was told of it more often than `told` since this
+    /// process began: then false.
+    pub fn is_unknown(&self, nodeid: u64, told: u64) -> (bool, Option<Removed>) {
+        let number = self.inner(nodeid);
+        let left = {
+            let mut records = self.shard(number).lock();
+            if !self.known.remove_left(number, told) {
+                return (false, None);
+            }
+            self.take_closed(number, &mut records)
+        };
+        self.forgotten(number);
+        (true, left.and_then(Slot::into_removed))
     }
 
     pub fn promote_root(&self, promoted: bool) {
@@ -191,22 +234,35 @@ impl Numbers {
         }
         let left = {
             let mut records = self.shard(number).lock();
-            if !self.known.remove(number, lookups) {
-                return None;
+            match self.known.remove(number, lookups) {
+                Removal::Last => {}
+                Removal::NotAll => return None,
+                Removal::Unclear => {
+                    drop(records);
+                    self.doubt(nodeid);
+                    return None;
+                }
             }
-            if records.get(&number).is_none_or(Slot::is_closed) {
-                records.remove(&number)
-            } else {
-                // Another one with its number is open: the kernel has forgotten the one that was
-                // replaced.
-                self.known.insert(number);
-                None
-            }
+            self.take_closed(number, &mut records)
         };
+        self.forgotten(number);
+        left.and_then(Slot::into_removed)
+    }
+
+    /// The record of a file that the kernel does not know any more, unless another one with its number is
+    /// open: the kernel has forgotten the one that was replaced.
+    fn take_closed(&self, number: u64, records: &mut HashMap<u64, Slot>) -> Option<Slot> {
+        if records.get(&number).is_none_or(Slot::is_closed) {
+            return records.remove(&number);
+        }
+        self.known.insert(number);
+        None
+    }
+
+    fn forgotten(&self, number: u64) {
         if let Some(numbered) = self.layer.capabilities().numbered {
             numbered.forgotten(number);
         }
-        left.and_then(Slot::into_removed)
     }
 
     /// Calls `f` with the node ids of all files that the kernel knows.
@@ -247,18 +303,40 @@ impl Numbers {
 struct Set {
     shards: [Mutex<HashMap<u64, Chunk>>; SHARDS],
     count: AtomicUsize,
+    /// Where it is noted.
+    sets: Option<Sets>,
+}
+
+/// What look-ups that are taken back leave of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removal {
+    /// Nothing.
+    Last,
+    /// Others.
+    NotAll,
+    /// What was looked up before this process began is not known.
+    Unclear,
 }
 
 struct Chunk {
     words: Box<[u64; WORDS]>,
     /// Which of them the kernel keeps the attributes of.
     kept: Box<[u64; WORDS]>,
+    /// Which of them a process before this one knew, where there was one.
+    left: Option<Box<[u64; WORDS]>>,
     live: u32,
-    /// Look-ups of the same file but for one; of those with more than that.
+    /// Look-ups of the same file but for one; of those with more than that. Of those that are left from
+    /// before, all look-ups of this process.
     again: HashMap<u64, u64>,
+    /// Where it is noted.
+    place: Option<usize>,
 }
 
 impl Chunk {
+    fn is_left(&self, word: usize, bit: u64) -> bool {
+        self.left.as_ref().and_then(|left| left.get(word)).is_some_and(|word| word & bit != 0)
+    }
+
     fn numbers(&self, at: u64) -> impl Iterator<Item = u64> {
         self.words.iter().enumerate().flat_map(move |(place, word)| {
             let base = (at * WORDS as u64 + place as u64) * WORD;
@@ -268,6 +346,76 @@ impl Chunk {
 }
 
 impl Set {
+    /// Noted in `sets`, and what is noted there.
+    fn noted(sets: Option<Sets>) -> Set {
+        let set = Set { sets, ..Set::default() };
+        for left in set.sets.iter().flat_map(Sets::left) {
+            let live = left.words.iter().map(|word| word.count_ones()).sum();
+            if live == 0 {
+                // The process died before it gave it back.
+                set.sets.iter().for_each(|sets| sets.remove(left.place));
+                continue;
+            }
+            let chunk = Chunk {
+                words: Box::new(left.words),
+                kept: Box::new([0; WORDS]),
+                left: Some(Box::new(left.words)),
+                live,
+                again: HashMap::new(),
+                place: Some(left.place),
+            };
+            set.count.fetch_add(live as usize, Ordering::Relaxed);
+            set.shard(left.key).lock().insert(left.key, chunk);
+        }
+        set
+    }
+
+    fn note(&self, chunk: &Chunk, word: usize) {
+        if let Some(((sets, place), bits)) = self.sets.as_ref().zip(chunk.place).zip(chunk.words.get(word)) {
+            sets.set(place, word, *bits);
+        }
+    }
+
+    fn told_since(&self, number: u64) -> Option<u64> {
+        let (at, word, bit) = Set::place(number);
+        let shard = self.shard(at).lock();
+        let chunk = shard.get(&at).filter(|chunk| chunk.is_left(word, bit))?;
+        Some(chunk.again.get(&number).copied().unwrap_or(0))
+    }
+
+    /// Takes out one that is left from before and was not looked up more often since.
+    fn remove_left(&self, number: u64, told: u64) -> bool {
+        let (at, word, bit) = Set::place(number);
+        let mut shard = self.shard(at).lock();
+        let Some(chunk) = shard.get_mut(&at).filter(|chunk| chunk.is_left(word, bit)) else { return false };
+        if chunk.again.get(&number).copied().unwrap_or(0) != told {
+            return false;
+        }
+        chunk.again.remove(&number);
+        self.take(&mut shard, at, (word, bit));
+        true
+    }
+
+    /// Takes one out that is in a chunk.
+    fn take(&self, shard: &mut HashMap<u64, Chunk>, at: u64, (word, bit): (usize, u64)) {
+        let Some(chunk) = shard.get_mut(&at) else { return };
+        if let Some(bits) = chunk.words.get_mut(word).filter(|word| **word & bit != 0) {
+            *bits &= !bit;
+            for others in [Some(&mut chunk.kept), chunk.left.as_mut()].into_iter().flatten() {
+                if let Some(bits) = others.get_mut(word) {
+                    *bits &= !bit;
+                }
+            }
+            chunk.live -= 1;
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            self.note(chunk, word);
+        }
+        if chunk.live == 0 {
+            let gone = shard.remove(&at).and_then(|chunk| chunk.place);
+            self.sets.iter().zip(gone).for_each(|(sets, place)| sets.remove(place));
+        }
+    }
+
     /// The chunk, the word in it, the bit in that.
     fn place(number: u64) -> (u64, usize, u64) {
         let word = number / WORD;
@@ -326,23 +474,29 @@ impl Set {
         let chunk = shard.entry(at).or_insert_with(|| Chunk {
             words: Box::new([0; WORDS]),
             kept: Box::new([0; WORDS]),
+            left: None,
             live: 0,
             again: HashMap::new(),
+            place: self.sets.as_ref().and_then(|sets| sets.add(at)),
         });
-        if let Some(word) = chunk.words.get_mut(word).filter(|word| **word & bit == 0) {
-            *word |= bit;
+        if let Some(bits) = chunk.words.get_mut(word).filter(|word| **word & bit == 0) {
+            *bits |= bit;
             chunk.live += 1;
             self.count.fetch_add(1, Ordering::Relaxed);
+            self.note(chunk, word);
         } else {
             *chunk.again.entry(number).or_default() += 1;
         }
     }
 
-    /// So many look-ups less; whether none is left.
-    fn remove(&self, number: u64, lookups: u64) -> bool {
-        let (at, place, bit) = Set::place(number);
+    /// So many look-ups less.
+    fn remove(&self, number: u64, lookups: u64) -> Removal {
+        let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
-        let Some(chunk) = shard.get_mut(&at) else { return true };
+        let Some(chunk) = shard.get_mut(&at) else { return Removal::Last };
+        if chunk.is_left(word, bit) {
+            return Removal::Unclear;
+        }
         if let Some(more) = chunk.again.get_mut(&number) {
             let all = lookups > *more;
             *more = more.saturating_sub(lookups);
@@ -350,27 +504,50 @@ impl Set {
                 chunk.again.remove(&number);
             }
             if !all {
-                return false;
+                return Removal::NotAll;
             }
         }
-        if let Some(word) = chunk.words.get_mut(place).filter(|word| **word & bit != 0) {
-            *word &= !bit;
-            if let Some(kept) = chunk.kept.get_mut(place) {
-                *kept &= !bit;
-            }
-            chunk.live -= 1;
-            self.count.fetch_sub(1, Ordering::Relaxed);
-        }
-        if chunk.live == 0 {
-            shard.remove(&at);
-        }
-        true
+        self.take(&mut shard, at, (word, bit));
+        Removal::Last
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{Removal::*, *};
+    use crate::survival::Survival;
+
+    #[test]
+    fn a_set_goes_on_with_what_the_kernel_may_know() {
+        let mut memory = Survival::small().unwrap();
+        let set = Set::noted(Some(Sets::new(&memory)));
+        let numbers = [1, 7, 64, 4095, 4096, 5 << 40 | 3];
+        numbers.iter().chain(&[8, 9 << 40]).for_each(|number| set.insert(*number));
+        set.insert(7);
+        assert_eq!([set.remove(8, 1), set.remove(9 << 40, 1), set.remove(7, 1)], [Last, Last, NotAll]);
+        for _ in 0..2 {
+            memory.next_life();
+            let set = Set::noted(Some(Sets::new(&memory)));
+            assert_eq!(set.count.load(Ordering::Relaxed), numbers.len());
+            assert!(numbers.iter().all(|number| set.has(*number) && set.told_since(*number) == Some(0)));
+            assert!(!set.has(8) && !set.has(9 << 40) && set.told_since(8).is_none());
+        }
+        let set = Set::noted(Some(Sets::new(&memory)));
+        // New ones are counted; of those before FORGET does not tell.
+        set.insert(8);
+        assert_eq!(set.remove(8, 1), Last);
+        set.insert(7);
+        assert_eq!((set.remove(7, 100), set.told_since(7)), (Unclear, Some(1)));
+        assert!(!set.remove_left(7, 0) && set.has(7), "it was looked up meanwhile");
+        assert!(set.remove_left(7, 1) && !set.has(7) && !set.remove_left(7, 0));
+        set.insert(7);
+        assert_eq!((set.told_since(7), set.remove(7, 1)), (None, Last));
+        assert!(set.remove_left(5 << 40 | 3, 0));
+        memory.next_life();
+        let set = Set::noted(Some(Sets::new(&memory)));
+        assert_eq!(set.count.load(Ordering::Relaxed), numbers.len() - 2);
+        assert!(!set.has(7) && !set.has(5 << 40 | 3) && set.has(4096));
+    }
 
     #[test]
     fn a_set_is_what_was_put_in() {
@@ -409,9 +586,9 @@ mod tests {
         // As many look-ups are taken back as there were, in whatever portions.
         for (at, number) in numbers.iter().enumerate() {
             match at % 3 {
-                0 => assert!(!set.remove(*number, 1) && !set.remove(*number, 1) && set.remove(*number, 1)),
-                1 => assert!(!set.remove(*number, 2) && set.has(*number) && set.remove(*number, 1)),
-                _ => assert!(set.remove(*number, 3)),
+                0 => assert_eq!([(); 3].map(|()| set.remove(*number, 1)), [NotAll, NotAll, Last]),
+                1 => assert_eq!([set.remove(*number, 2), set.remove(*number, 1)], [NotAll, Last]),
+                _ => assert_eq!(set.remove(*number, 3), Last),
             }
             assert!(!set.has(*number) && !set.is_kept(*number));
         }

@@ -66,7 +66,7 @@ impl Door {
             self.kill_privileges(&caller, &node, &file)?;
         }
         let granted = if self.writeback.on() {
-            self.grant_with_writeback(&caller, header.nodeid, &node, flags, file, None)?
+            self.grant_with_writeback(header, header.nodeid, &node, flags, file, None)?
         } else {
             self.grant(header, header.nodeid, &node, flags, file)?
         };
@@ -234,9 +234,8 @@ impl Door {
         if self.writes_unopened() {
             return self.created_unopened(out, reply);
         }
-        let caller = &caller(header);
         let granting = if self.writeback.on() {
-            let granted = self.grant_with_writeback(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
+            let granted = self.grant_with_writeback(header, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
             if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
                 // The kernel takes the answer for true even if it was told otherwise meanwhile; and
                 // it will not note times of direct writes.
@@ -293,7 +292,8 @@ impl Door {
             let backing = if let IoMode::Passthrough(id) = mode { Some(id) } else { None };
             let unique = header.unique & !abi::UNIQUE_RESEND;
             let left = OpenLeft::of(&*file);
-            survives.opens.made(&OpenRecord { fh, nodeid, flags, uid: caller.uid, left, backing, unique });
+            let uid = caller.uid;
+            survives.opens.made(&OpenRecord { fh, nodeid, flags, uid, left, backing, collected: false, unique });
             // What changed before it was noted was told to nobody.
             survives.opens.changed(fh, OpenLeft::of(&*file));
         }
@@ -322,13 +322,14 @@ impl Door {
     /// attributes of a file that is new.
     fn grant_with_writeback(
         &self,
-        caller: &Caller,
+        header: &Header,
         nodeid: u64,
         node: &Node,
         flags: OpenFlags,
         file: Opened,
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
+        let caller = &caller(header);
         let collected = flags.writes() && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
@@ -346,6 +347,11 @@ impl Door {
             return Err(Errno::ESTALE.into());
         };
         self.open.passthrough.finish(left, nodeid, &self.inodes);
+        if let Some(survives) = &self.survives {
+            let (unique, uid) = (header.unique & !abi::UNIQUE_RESEND, caller.uid);
+            let open = OpenRecord { fh, nodeid, flags, uid, left: None, backing: None, collected, unique };
+            survives.opens.made(&open);
+        }
         // An open without this flag drops the pages of the file, after passing on what was
         // collected.
         let keep =
@@ -367,7 +373,7 @@ impl Door {
 
     /// A file is opened for direct writes, whose times the kernel will not note: keeps in mind
     /// which one it has now.
-    fn begin_direct(
+    pub(crate) fn begin_direct(
         &self,
         caller: &Caller,
         nodeid: u64,

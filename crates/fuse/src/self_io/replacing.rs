@@ -36,6 +36,7 @@ impl Mount {
     /// Until [`Mount::replaced`] or [`Mount::stays`].
     pub fn replacing(&self) {
         let door = self.door();
+        door.survives.iter().for_each(|survives| survives.memory.replacing(true));
         // What cannot be done now is told when it has to be done.
         let place = door.options.mountpoint.clone();
         let device = self.device_number().ok_or_else(|| SysErrno::STALE.into());
@@ -47,6 +48,7 @@ impl Mount {
     /// They are the same after all.
     pub fn stays(&self) {
         self.open_again(&[]);
+        self.are_known();
     }
 
     /// Files with these inode numbers (from, to) were replaced by others: what the kernel has of
@@ -67,7 +69,7 @@ impl Mount {
         if !told && !self.ended() {
             return Err(io::Error::from(io::ErrorKind::TimedOut));
         }
-        made_bad
+        made_bad.inspect(|()| self.are_known())
     }
 
     fn open_again(&self, replaced: &[(u64, u64)]) {
@@ -77,6 +79,11 @@ impl Mount {
         let left = door.replacer.lock().take();
         drop(left);
         door.gate.open(replaced);
+    }
+
+    /// The kernel knows what its files are.
+    fn are_known(&self) {
+        self.door().survives.iter().for_each(|survives| survives.memory.replacing(false));
     }
 
     fn replace(&self, numbers: &[(u64, u64)]) -> io::Result<()> {

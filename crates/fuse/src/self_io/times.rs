@@ -57,6 +57,11 @@ impl Times {
         !self.short.load(Ordering::Acquire) && !self.asked.swap(true, Ordering::AcqRel)
     }
 
+    /// There may have been writes that the kernel has not heard of.
+    pub fn missed(&self) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Whether there are writes that the kernel has not heard of.
     pub(super) fn is_stale(&self) -> bool {
         self.told.load(Ordering::Acquire) < self.writes.load(Ordering::Acquire)

@@ -16,13 +16,17 @@
 //! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
 //! | FALLOCATE that moves the end | the end has moved |
 //!
+//! Where nobody but the mount changes anything (layers whose files are found by their numbers), what was
+//! made since it began is what was not there when it began, whatever clocks say; and a name that is there
+//! is not removed yet.
+//!
 //! All others are carried out once more, which changes nothing. Nobody else in the mount can have done
 //! it: the kernel keeps the directory, or the file, for the caller as long as he waits. What somebody
 //! does to the source itself at the same moment cannot be told apart.
 
 use super::{
     Survives,
-    requests::{Facts, Noted},
+    requests::{Facts, Noted, node_of},
     restore::reopened,
 };
 use crate::{
@@ -37,6 +41,9 @@ use nacre_vfs::{AllocateMode, Attr, Entry, Errno, FileId, Kind, Node, OpenFlags,
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
+/// Facts about a name that is to be made.
+const NOT_THERE: u64 = 1;
+const THERE: u64 = 2;
 /// `XATTR_CREATE`.
 const XATTR_CREATE: u32 = 1;
 
@@ -54,7 +61,7 @@ impl Door {
             None => self.note_begun(survives, request)?,
         }
         let done = match before {
-            Some(Noted { answer: Some(Ok(body)), .. }) => Ok(reply.bytes(body)?),
+            Some(Noted { answer: Some(Ok(body)), .. }) => self.answer_again(request, body, reply),
             Some(Noted { answer: Some(Err(error)), .. }) => Err(crate::failure::Failure(*error)),
             Some(noted) => self.finish(survives, noted, request, reply),
             None => self.dispatch(request, reply),
@@ -64,6 +71,16 @@ impl Door {
             Err(failure) => Err(failure.0),
         });
         done
+    }
+
+    /// Answers what was noted. A look-up that it counts is not counted yet, where none are noted.
+    fn answer_again(&self, request: &Request<'_>, body: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        if is_making(&request.op)
+            && let Some(nodeid) = node_of(body)
+        {
+            self.inodes.told_again(nodeid);
+        }
+        Ok(reply.bytes(body)?)
     }
 
     /// Notes that a request is about to be carried out.
@@ -80,6 +97,11 @@ impl Door {
                 let parent = self.node(header.nodeid)?;
                 let id = self.layer.lookup(&caller(header), &parent, name(old)?)?.attr.id;
                 [id.fs, id.ino, id.generation]
+            }
+            Op::Create { name, .. } | Op::Mkdir { name, .. } | Op::Mknod { name, .. } | Op::Symlink { name, .. }
+                if self.inodes.by_number() =>
+            {
+                [if self.there(header, name).is_some() { THERE } else { NOT_THERE }, 0, 0]
             }
             Op::Write { fh, .. } | Op::Fallocate { fh, .. } => [self.size(header, fh)?.saturating_add(1), 0, 0],
             _ => Facts::default(),
@@ -116,7 +138,9 @@ impl Door {
                 }
             }
             Op::Unlink { name } | Op::Rmdir { name } => {
-                let still = self.there(header, name).is_some_and(|(.., entry)| !is_since(&entry.attr, noted.begun));
+                let still = self
+                    .there(header, name)
+                    .is_some_and(|(.., entry)| self.inodes.by_number() || !is_since(&entry.attr, noted.begun));
                 if !still {
                     return Ok(());
                 }
@@ -224,7 +248,12 @@ impl Door {
         let handle = self.open.files.get(fh)?;
         let id = self.inodes.with(handle.nodeid, |record| record.open_state_if_any()?.io.backing_id()).flatten();
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: id.unwrap_or(0) };
-        if id.is_some() {
+        if self.writeback.on() {
+            out.open_flags |= fopen::KEEP_CACHE;
+            if handle.times.is_some() {
+                out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+            }
+        } else if id.is_some() {
             out.open_flags |= fopen::PASSTHROUGH;
         } else if self.options.direct_io {
             out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
@@ -246,8 +275,14 @@ impl Door {
         noted: &Noted,
         kind: Option<Kind>,
     ) -> Option<(Node, FileId, Entry)> {
-        self.there(header, bytes)
-            .filter(|(.., entry)| Some(entry.attr.kind) == kind && is_since(&entry.attr, noted.begun))
+        self.there(header, bytes).filter(|(.., entry)| Some(entry.attr.kind) == kind).filter(|(.., entry)| match noted
+            .facts
+            .first()
+        {
+            Some(&THERE) => false,
+            Some(&NOT_THERE) => true,
+            _ => is_since(&entry.attr, noted.begun),
+        })
     }
 
     fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> bool {
@@ -299,6 +334,19 @@ fn is_noted(op: &Op<'_>) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether an answer to it begins with a node that is looked up by it.
+fn is_making(op: &Op<'_>) -> bool {
+    matches!(
+        op,
+        Op::Create { .. }
+            | Op::Tmpfile { .. }
+            | Op::Mkdir { .. }
+            | Op::Mknod { .. }
+            | Op::Symlink { .. }
+            | Op::Link { .. }
+    )
 }
 
 /// Whether a file was made at this time or later. A clock of whole seconds tells no more than that.

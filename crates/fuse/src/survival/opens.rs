@@ -16,6 +16,8 @@ use std::{
 const MOST: usize = 1 << 23;
 const RECORD: usize = 8;
 pub(super) const WORDS: usize = MOST * RECORD;
+/// The same where most files are opened without a request.
+pub(super) const FEW_WORDS: usize = (1 << 20) * RECORD;
 
 /// What a layer leaves of an open file ([`OpenFile::left`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub(crate) struct OpenRecord {
     pub left: Option<OpenLeft>,
     /// Where the kernel does the I/O.
     pub backing: Option<i32>,
+    /// Whether the kernel collects what is written through it.
+    pub collected: bool,
     /// The request that opened it.
     pub unique: u64,
 }
@@ -70,6 +74,7 @@ impl Opens {
         put(record, 3, number(open.left.map(|left| left.descriptor)) << 32 | number(open.backing));
         put(record, 4, open.unique);
         put(record, 5, open.left.map_or(0, |left| left.place));
+        put(record, 6, open.collected.into());
         publish(record, 0, open.fh);
         self.memory.raise(Head::OpensEnd, at as u64 + 1);
     }
@@ -110,13 +115,17 @@ impl Opens {
                 uid: owner as u32,
                 left: known(numbers >> 32).map(|descriptor| OpenLeft { descriptor, place: get(record, 5) }),
                 backing: known(numbers),
+                collected: get(record, 6) == 1,
                 unique: get(record, 4),
             })
         })
     }
 
     fn record(&self, at: usize) -> Option<&[AtomicU64]> {
-        (at < MOST).then(|| self.memory.part(OPENS_AT + at * RECORD, RECORD))
+        if at >= MOST {
+            return None;
+        }
+        Some(self.memory.part(OPENS_AT + at * RECORD, RECORD)).filter(|record| !record.is_empty())
     }
 }
 

@@ -10,14 +10,17 @@
 //! comes again may have been noted by any of them. The part that it takes was that of the eighth
 //! before it: a guardian that makes that many in the time of one unread request gives up long before.
 
-use super::{REQUESTS_AT, Survival, bytes, get, publish, put, put_bytes, retract};
+use super::{HEADER, REQUESTS_AT, Survival, THREADS_AT, bytes, get, publish, put, put_bytes, retract};
 use crate::failure::{Failure, Outcome};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use std::{
     cell::RefCell,
     collections::HashMap,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// Lives that have parts of their own.
@@ -79,7 +82,9 @@ thread_local! {
 impl Requests {
     /// Of a new life.
     pub fn new(memory: &Survival) -> Requests {
-        memory.shared.clear(REQUESTS_AT + memory.life as usize % LIVES * PART, PART);
+        let part = memory.life as usize % LIVES;
+        publish(memory.part(0, HEADER), THREADS_AT + part, 0);
+        memory.shared.clear(REQUESTS_AT + part * PART, PART);
         Requests::again(memory)
     }
 
@@ -90,12 +95,24 @@ impl Requests {
         let mut before = HashMap::new();
         // The later lives know better.
         for life in life.saturating_sub(LIVES - 1)..life {
-            for thread in 0..THREADS {
-                before.extend(read(memory.part(REQUESTS_AT + life % LIVES * PART + thread * RECORD, RECORD)));
+            let part = life % LIVES;
+            // Memory that nobody wrote to would be taken by the look at it.
+            let threads = (get(memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
+            for thread in 0..threads {
+                before.extend(read(memory.part(REQUESTS_AT + part * PART + thread * RECORD, RECORD)));
             }
         }
         let free = (0..THREADS).rev().map(|thread| REQUESTS_AT + part + thread * RECORD).collect();
         Requests { memory: memory.clone(), free: Mutex::new(free), before }
+    }
+
+    /// Whether an answer names this node that a life before this one noted: the kernel may not have it yet.
+    pub fn is_named(&self, nodeid: u64) -> bool {
+        let named = |noted: &Noted| match &noted.answer {
+            Some(Ok(body)) => node_of(body) == Some(nodeid),
+            _ => false,
+        };
+        self.before.values().any(named)
     }
 
     /// What a life before this one noted of a request.
@@ -131,11 +148,20 @@ impl Requests {
         MINE.with_borrow_mut(|mine| {
             if !mine.as_ref().is_some_and(|mine| Arc::ptr_eq(&mine.requests, self)) {
                 let record = self.free.lock().pop()?;
+                let (part, thread) = ((record - REQUESTS_AT) / PART, (record - REQUESTS_AT) % PART / RECORD);
+                if let Some(threads) = self.memory.part(0, HEADER).get(THREADS_AT + part) {
+                    threads.fetch_max(thread as u64 + 1, Relaxed);
+                }
                 *mine = Some(Mine { requests: Arc::clone(self), record });
             }
             mine.as_ref().map(|mine| f(self.memory.part(mine.record, RECORD)))
         })
     }
+}
+
+/// The node that an answer names first, if it names one.
+pub(crate) fn node_of(body: &[u8]) -> Option<u64> {
+    body.first_chunk().map(|number| u64::from_ne_bytes(*number)).filter(|nodeid| *nodeid != 0)
 }
 
 fn read(record: &[AtomicU64]) -> Option<(u64, Noted)> {

@@ -3,7 +3,8 @@
 //!
 //! Called by `mount.rs`, once. Open files are taken up before any request is read. An open file goes on by its descriptor,
 //! which is still in the table of this process, where the layer has one; otherwise it is opened anew by
-//! its name.
+//! its name, or its number. So are files of which the kernel may hold writes back, so that the layer knows
+//! of them before it looks for room; and files without a name are kept for as long as the kernel knows them.
 
 use super::{
     Head, Survival, Survives,
@@ -16,7 +17,7 @@ use crate::{
     ops::opens,
     passthrough,
 };
-use fusewire::{Device, Session};
+use fusewire::{Device, Session, abi::init};
 use nacre_sys::descriptors;
 use nacre_vfs::{Caller, Errno, FoundOpen, Invalidation, Node, OpenFlags, Opened, Result};
 use std::{io, sync::Arc};
@@ -30,17 +31,26 @@ impl Survival {
     /// Goes on with the session of a process before this one.
     pub(crate) fn resume(&self, door: &Arc<Door>) -> std::result::Result<Session, MountError> {
         door.inodes.promote_root(self.head(Head::Promoted) == 1);
-        if let Some(survives) = &door.survives {
+        let number = self.mounted_before();
+        let agreed = self.agreed();
+        if let Some(numbered) = door.layer.capabilities().numbered {
+            numbered.agreed_before(agreed.flags & init::POSIX_ACL != 0);
+            let collected = agreed.flags & init::WRITEBACK_CACHE != 0;
+            door.writeback.decide_again(number, collected, &*door.layer);
+        } else if let Some(survives) = &door.survives {
             door.take_up_open_files(survives);
         }
-        let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF));
-        let device = device.and_then(descriptors::take_over).map_err(MountError::Session)?;
+        let device = self.take_device().map_err(MountError::Session)?;
         let options = &door.options;
         let by_fusermount = self.head(Head::Fusermount) == 1;
         let place = options.mountpoint.clone();
         let device = Device::resumed(device, place, self.identity(), by_fusermount, &mount_options(options));
         let handler = Arc::clone(door) as Arc<dyn fusewire::Handler>;
-        Session::resume(device, handler, session_options(options), &self.agreed()).map_err(MountError::Session)
+        let ready = |notifier| {
+            door.writeback.start(number, notifier);
+            door.go_on();
+        };
+        Session::resume(device, handler, session_options(options), &agreed, ready).map_err(MountError::Session)
     }
 }
 
@@ -55,9 +65,8 @@ impl Mount {
         let reason = [
             (self.session.transport() != fusewire::Transport::Device, "requests under way end with io_uring"),
             (!self.session.offer().has(fusewire::abi::init::HAS_RESEND), "this kernel does not send requests again"),
-            (door.writeback.on(), "the kernel collects writes"),
-            (door.agreement().opens_files_itself, "files are opened without requests"),
-            (door.inodes.by_number(), "its files are found by their numbers"),
+            (door.writeback.on() && !door.inodes.by_number(), "the kernel collects writes"),
+            (door.agreement().opens_files_itself && !door.inodes.by_number(), "files are opened without requests"),
         ];
         if let Some((_, why)) = reason.iter().find(|(applies, _)| *applies) {
             memory.give_up(why);
@@ -70,7 +79,12 @@ impl Mount {
         if !memory.resumes() {
             return Ok(());
         }
-        door.change(Invalidation::Everything);
+        // Of what can be changed by number nothing was changed by anybody else: the kernel may have newer sizes
+        // and times than there are below, and would take away what is mounted on directories whose names
+        // it has to look up anew.
+        if !door.inodes.by_number() || door.options.read_only {
+            door.change(Invalidation::Everything);
+        }
         if let Some(end) = last_backing {
             let used = std::mem::take(&mut *survives.backing.lock());
             self.thread("nacre-left", move || {
@@ -82,6 +96,32 @@ impl Mount {
 }
 
 impl Door {
+    /// Goes on with a layer whose files are found by their numbers.
+    pub(super) fn go_on(&self) {
+        let capabilities = self.layer.capabilities();
+        let Some((survives, numbered)) = self.survives.as_ref().zip(capabilities.numbered) else { return };
+        self.take_up_open_files(survives);
+        for (place, nodeid) in self.writeback.written.note_in(&survives.memory) {
+            if self.writeback.on()
+                && let Err(error) = self.written(nodeid)
+            {
+                tracing::debug!(nodeid, ?error, "a file that was written to is not there any more");
+            }
+            self.writeback.written.entered(place);
+        }
+        if self.writeback.on() {
+            capabilities.writeback.iter().for_each(|layer| layer.goes_on());
+        }
+        for number in numbered.kept() {
+            let Some(nodeid) = self.inodes.nodeid(number) else { continue };
+            if self.inodes.told_since(nodeid).is_none() {
+                numbered.forgotten(number);
+            } else if !survives.requests.is_named(nodeid) {
+                self.inodes.doubt(nodeid);
+            }
+        }
+    }
+
     /// Takes up all open files. Those that cannot be are not open any more: whoever has one gets EBADF.
     pub(crate) fn take_up_open_files(&self, survives: &Survives) {
         let (mut taken, mut lost) = (0_u64, 0_u64);
@@ -111,12 +151,21 @@ impl Door {
                 return Err(Errno::ESTALE);
             }
         }
+        let direct = self.writeback.on() && flags.writes() && !open.collected;
+        let times = if direct { self.begin_direct(&Caller::ROOT, open.nodeid, &node, &file, None) } else { None };
+        // Of which the kernel may not have heard.
+        times.iter().for_each(|times| times.missed());
         let before = file.backing().filter(|_| flags.writes()).and_then(passthrough::signature);
         let caller = Caller { uid: open.uid, ..Caller::ROOT };
         let handle = OpenHandle {
             before: before.map(|(digest, _)| digest),
+            collected: open.collected,
+            times,
             ..opens::handle(&caller, open.nodeid, open.flags, &file)
         };
+        if open.collected {
+            self.writeback.join_unopened(open.nodeid, &file);
+        }
         self.open.files.restore(open.fh, handle);
         self.inodes.with(open.nodeid, |record| {
             let state = record.open_state();

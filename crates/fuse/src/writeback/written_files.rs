@@ -9,16 +9,23 @@
 //!   has taken new attributes, so that it asks before the next write, and has passed on what it
 //!   holds (`self_io/flush_timer.rs`).
 //!
+//! Of a mount that outlives its process they are noted, before anything can be collected, and entered again by
+//! the process that goes on: the kernel holds what it holds.
+//!
 //! Owned by `writeback.rs`. Invariants: a file that is used between a question and an answer here
 //! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
 
-use crate::{open_files::OpenHandle, self_io::own_mount::InodeKey};
+use crate::{
+    open_files::OpenHandle,
+    self_io::own_mount::InodeKey,
+    survival::{Survival, numbers::Words},
+};
 use nacre_vfs::Opened;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -46,10 +53,14 @@ pub(crate) struct WrittenFiles {
     beats: AtomicU64,
     /// Files are becoming others: none is entered.
     closed: AtomicBool,
+    /// Where the mount outlives its process.
+    noted: OnceLock<Words>,
 }
 
 struct Written {
     handle: Arc<OpenHandle>,
+    /// Where it is noted.
+    place: Option<usize>,
     uses: u64,
     /// The beat of the last use.
     last: u64,
@@ -78,6 +89,7 @@ impl Default for WrittenFiles {
             most: AtomicUsize::new(MOST),
             beats: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            noted: OnceLock::new(),
         }
     }
 }
@@ -87,6 +99,17 @@ impl WrittenFiles {
     pub fn hold(&self, descriptors: usize, memory: Option<u64>) {
         let room = memory.and_then(|memory| usize::try_from(memory / MEMORY_FOR_ONE).ok()).unwrap_or(MOST);
         self.most.store(room.max(LEAVING).min(descriptors).min(MOST), Ordering::Relaxed);
+    }
+
+    /// They are noted from now on; answers those that are noted already, with their places, which go when
+    /// they have been entered ([`WrittenFiles::entered`]).
+    pub fn note_in(&self, memory: &Survival) -> Vec<(usize, u64)> {
+        self.noted.get_or_init(|| Words::written(memory)).all()
+    }
+
+    /// What was noted at this place is entered, or gone.
+    pub fn entered(&self, place: usize) {
+        self.noted.get().iter().for_each(|noted| noted.remove(place));
     }
 
     /// How many there are.
@@ -123,8 +146,10 @@ impl WrittenFiles {
         if self.closed.load(Ordering::Acquire) {
             return None;
         }
-        let entered = Written { handle, uses: 0, last, asked: None };
-        let written = files.entry(entered.handle.nodeid).or_insert(entered);
+        let nodeid = handle.nodeid;
+        let noted = || self.noted.get().and_then(|noted| noted.add(nodeid));
+        let written =
+            files.entry(nodeid).or_insert_with(|| Written { handle, place: noted(), uses: 0, last, asked: None });
         (written.uses, written.last) = (written.uses + 1, last);
         let there = Arc::clone(&written.handle);
         self.count.store(files.len(), Ordering::Release);
@@ -147,13 +172,20 @@ impl WrittenFiles {
         }
         let gone = files.remove(&nodeid);
         self.count.store(files.len(), Ordering::Release);
-        gone.map(|written| written.handle)
+        gone.map(|written| self.left(written))
+    }
+
+    fn left(&self, written: Written) -> Arc<OpenHandle> {
+        if let Some(place) = written.place {
+            self.entered(place);
+        }
+        written.handle
     }
 
     /// Takes out all files of these nodes.
     pub fn take(&self, of: impl Fn(u64) -> bool) -> Vec<Arc<OpenHandle>> {
         let mut files = self.files.lock();
-        let gone = files.extract_if(|nodeid, _| of(*nodeid)).map(|(_, written)| written.handle).collect();
+        let gone = files.extract_if(|nodeid, _| of(*nodeid)).map(|(_, written)| self.left(written)).collect();
         self.count.store(files.len(), Ordering::Release);
         gone
     }

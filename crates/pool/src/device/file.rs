@@ -7,7 +7,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -111,6 +111,22 @@ impl FileDevice {
             block,
             keeps_room: AtomicBool::new(false),
         })
+    }
+
+    /// Goes on with what a process before this one has opened for writing under this name. Its lock
+    /// stays: nobody else can take it meanwhile.
+    ///
+    /// # Errors
+    /// It is neither a file nor a block device, or its length cannot be had.
+    pub fn adopt(name: String, descriptor: OwnedFd) -> io::Result<Self> {
+        let file = File::from(descriptor);
+        let kind = file.metadata()?.file_type();
+        let block = kind.is_block_device();
+        if !kind.is_file() && !block {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
+        }
+        let length = AtomicU64::new(rustix::fs::seek(&file, SeekFrom::End(0))?);
+        Ok(Self { name, direct: direct(&file), file, length, block, keeps_room: AtomicBool::new(false) })
     }
 }
 
@@ -236,6 +252,10 @@ impl Device for FileDevice {
 
     fn can_discard(&self) -> bool {
         !self.keeps_room.load(Ordering::Relaxed)
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        Some(self.file.as_raw_fd())
     }
 
     fn deleted(&self) -> Option<PathBuf> {

@@ -162,7 +162,7 @@ impl Pool {
             }
             dataset.files().flush_most().map_err(as_pool_error)?;
         }
-        let log = self.log.get();
+        let (log, keeper) = (self.log.get(), self.keeper.get());
         let (txg, taken, last) = self.gate.advance(|txg| {
             // Now nobody is inside: whatever was broken off before is known.
             if let Some(error) = self.throttle.failed() {
@@ -172,6 +172,7 @@ impl Pool {
             if frozen.is_some() {
                 self.await_tick();
             }
+            keeper.into_iter().for_each(|keeper| keeper.log.close(txg));
             (txg, taken, log.map(|log| log.newest()))
         });
         if let Some(frozen) = frozen {
@@ -205,6 +206,10 @@ impl Pool {
         let start = log.map_or_else(Default::default, |log| log.start_after(txg));
         self.storage.commit(txg, written.root, start, self.seconds())?;
         self.committed.store(txg.0, Ordering::Release);
+        if let Some(keeper) = keeper {
+            keeper.log.committed(txg);
+            self.throttle.made_room();
+        }
         self.reservations.measure();
         if let (Some(log), Some(last)) = (log, last) {
             log.committed(txg, last);

@@ -196,7 +196,8 @@ impl Pool {
         // Held by a commit to its end: what one under way has taken is durable afterwards.
         let mut admin = self.admin.lock();
         let changed = admin.catalog.has_changes() || self.open_datasets().iter().any(|dataset| dataset.has_changes());
-        if changed { self.commit_under(&mut admin, |_, _| Ok(())) } else { Ok(()) }
+        let due = self.keeper.get().is_some_and(|keeper| keeper.log.is_half_full());
+        if changed || due { self.commit_under(&mut admin, |_, _| Ok(())) } else { Ok(()) }
     }
 
     fn do_chores(&self) {

@@ -82,6 +82,9 @@ impl Dataset {
         if let Some(log) = pool.log.get() {
             files.record_to(Arc::clone(log) as Arc<dyn Recorder>);
         }
+        if let Some(keeper) = pool.keeper.get() {
+            files.keep_with(Arc::clone(keeper));
+        }
         Self { id, files, behaviour: RwLock::default() }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct PoolLog {
 }
 
 /// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
-const REPLAYED_AT_ONCE: u64 = 32 << 20;
+pub(super) const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
     fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket {
@@ -112,14 +112,14 @@ impl Pool {
             // What was replayed leaves memory first: what waits there of an inode would come into
             // the table again after it was freed.
             self.commit()?;
-            self.open_datasets().iter().try_for_each(|dataset| dataset.sweep())?;
+            self.open_datasets().iter().try_for_each(|dataset| self.sweep(dataset))?;
         }
         Ok(())
     }
 
     /// Makes frames of the content that was replayed, so that neither memory nor promises grow with
     /// the log; answers what is promised still.
-    fn store_replayed(&self) -> Result<u64, PoolError> {
+    pub(super) fn store_replayed(&self) -> Result<u64, PoolError> {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
         Ok(self.reservations.outstanding().max(self.held()))
     }
@@ -212,7 +212,11 @@ impl Pool {
 
 /// What a record is to be applied with; none where something that it needs cannot be read, or was
 /// left out.
-fn judge(skipped: &ReplaySkip, dataset: &Dataset, record: &LogRecord<'_>) -> Result<Option<Adjusted>, PoolError> {
+pub(super) fn judge(
+    skipped: &ReplaySkip,
+    dataset: &Dataset,
+    record: &LogRecord<'_>,
+) -> Result<Option<Adjusted>, PoolError> {
     let unreadable =
         record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(FileError::is_rotten));
     match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {
@@ -228,7 +232,7 @@ fn judge(skipped: &ReplaySkip, dataset: &Dataset, record: &LogRecord<'_>) -> Res
     }
 }
 
-fn replay_record(dataset: &Dataset, record: &LogRecord<'_>, adjusted: &Adjusted) -> Result<(), PoolError> {
+pub(super) fn replay_record(dataset: &Dataset, record: &LogRecord<'_>, adjusted: &Adjusted) -> Result<(), PoolError> {
     let one = |(at, change): (usize, &LogChange<'_>)| {
         let done = match (change, adjusted.get(&at)) {
             (LogChange::Put { key, .. }, Some(value)) => dataset.files().replay(&LogChange::Put { key, value }),

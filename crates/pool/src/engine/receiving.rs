@@ -533,7 +533,10 @@ impl Receiving {
         let used = if self.replaces() { pool.datasets.read().get(&self.target).cloned() } else { None };
         let stopped = used.as_ref().map(|dataset| dataset.files().stop());
         self.dataset.files().received().map_err(as_pool_error)?;
-        let done = pool.commit_under(&mut admin, |admin, txg| self.enter_snapshot(admin, txg));
+        let done = pool.commit_under(&mut admin, |admin, txg| {
+            used.iter().for_each(|used| used.files().keep_numbers());
+            self.enter_snapshot(admin, txg)
+        });
         let txg = match done {
             Ok((txg, left_out)) => {
                 self.left_out = left_out;

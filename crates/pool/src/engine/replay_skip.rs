@@ -65,7 +65,8 @@ impl ReplaySkip {
         let unmade = |number: u64| self.unmade.contains(&(dataset, number));
         let key = match change {
             LogChange::Put { key, .. } | LogChange::Delete { key } => key,
-            LogChange::Write { inode, .. } => return unmade(*inode),
+            LogChange::Write { inode, .. } | LogChange::Zero { inode, .. } => return unmade(*inode),
+            LogChange::Share { from, to, .. } => return unmade(*from) || unmade(*to),
             LogChange::DeleteRange { .. } => return false,
         };
         match keys::Key::decode(key) {

@@ -150,6 +150,7 @@ fn config(storage: &Arc<MapStorage>) -> PoolConfig {
         entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
         cache: 16 << 20,
         log: None,
+        kept: None,
     }
 }
 

@@ -20,10 +20,12 @@ use std::sync::atomic::Ordering;
 use self::precompressed::Precompressed;
 use super::buffered::{Buffered, overlap};
 use super::inodes::{Editing, Pending};
+use super::keeping::ROWS;
 use super::quota_check::{Admit, worst};
 use super::streams::StreamRead;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
+use crate::log::LogChange;
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
@@ -224,14 +226,43 @@ impl<T: Table> Files<T> {
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing
     /// could be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
+        self.write_parts(offset, data, |offset, data| self.write_stored_or_asked(inode, offset, data, false))
+    }
+
+    fn write_stored_or_asked(
+        &self,
+        inode: &Arc<Inode>,
+        offset: Option<u64>,
+        data: &[u8],
+        timed: bool,
+    ) -> Result<WriteOutcome> {
         let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(
-                inode,
-                &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed: false },
-            )
+            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed })
         })
+    }
+
+    /// Writes in as many parts as the kept log asks for: without one it is one.
+    fn write_parts(
+        &self,
+        offset: Option<u64>,
+        data: &[u8],
+        write: impl Fn(Option<u64>, &[u8]) -> Result<WriteOutcome>,
+    ) -> Result<WriteOutcome> {
+        let most = self.written_at_once();
+        let (first, mut rest) = data.split_at(data.len().min(most));
+        let mut outcome = write(offset, first)?;
+        while !rest.is_empty() && outcome.written == data.len() - rest.len() {
+            let (part, behind) = rest.split_at(rest.len().min(most));
+            rest = behind;
+            match write(Some(outcome.offset.saturating_add(outcome.written as u64)), part) {
+                Ok(more) => outcome.written += more.written,
+                // What was accepted before counts.
+                Err(_) => break,
+            }
+        }
+        Ok(outcome)
     }
 
     /// As [`Self::write`], for what was stored to a mapping: nobody has been asked before. Where it
@@ -240,12 +271,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::write`].
     pub fn write_stored(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], timed: bool) -> Result<WriteOutcome> {
-        let offset = Some(offset);
-        let ahead = self.compress_ahead(inode, offset, data);
-        self.with_relief(|| {
-            self.check_writable()?;
-            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed })
-        })
+        self.write_parts(Some(offset), data, |offset, data| self.write_stored_or_asked(inode, offset, data, timed))
     }
 
     /// As [`Self::write`], for what was accepted before: no limit refuses it any more. Where it is
@@ -261,9 +287,11 @@ impl<T: Table> Files<T> {
         data: &[u8],
         timed: bool,
     ) -> Result<WriteOutcome> {
-        let ahead = self.compress_ahead(inode, offset, data);
-        self.with_relief_for(Admit::Held, || {
-            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Held, timed })
+        self.write_parts(offset, data, |offset, data| {
+            let ahead = self.compress_ahead(inode, offset, data);
+            self.with_relief_for(Admit::Held, || {
+                self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Held, timed })
+            })
         })
     }
 
@@ -272,7 +300,7 @@ impl<T: Table> Files<T> {
         // Before a commit would have to wait for this.
         self.frames.await_room();
         let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
-        let (entered, mut edited) = self.enter_growing(inode, behind)?;
+        let (entered, mut edited) = self.enter_growing(inode, ROWS + data.len() as u64, behind)?;
         check_regular(&edited.row)?;
         inode.check_stored()?;
         let offset = offset.unwrap_or(edited.row.size);
@@ -335,7 +363,9 @@ impl<T: Table> Files<T> {
         let row = *row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
-        let applied = self.apply_and_finish(entered.txg(), inode, edited, &batch);
+        let data = data.get(..written).unwrap_or_default();
+        let change = LogChange::Write { inode: inode.number(), offset, data };
+        let applied = self.apply_and_finish(entered.txg(), inode, edited, (&batch, change));
         self.owners.count_waiting(&owned, -counted);
         applied?;
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
@@ -362,7 +392,10 @@ impl<T: Table> Files<T> {
         self.stamp_written(&mut edited.row, write.timed);
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
-        let applied = self.apply_recorded(txg, &batch);
+        let applied = self.apply_and(txg, &batch, || {
+            self.record_rows(txg, &batch);
+            self.keep_row(txg, &edited, Some(LogChange::Write { inode: edited.number, offset: 0, data }));
+        });
         self.admission.charge(self.dataset, txg, promised, 0);
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }

@@ -9,11 +9,14 @@
 use std::sync::Arc;
 
 use super::inodes::Editing;
-use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Recorder, Result, Table, TimeChange};
+use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Range, Recorder, Result, Table, TimeChange};
 use crate::error::PoolError;
 use crate::log::{LogChange, Ticket};
 use crate::pointer::Txg;
-use crate::rows::{Entry, Extent, FileType, InodeRow, Xattr, keys};
+use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Xattr, keys};
+
+/// What a replay copies at once where it cannot share, bytes.
+const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// How a file becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +113,7 @@ impl<T: Table> Files<T> {
                 Err(error) => Err(error),
                 Ok(row) => self.look_at_records(&row, *inode, *offset, data.len() as u64),
             },
-            LogChange::DeleteRange { .. } => Ok(()),
+            LogChange::DeleteRange { .. } | LogChange::Zero { .. } | LogChange::Share { .. } => Ok(()),
         }
     }
 
@@ -135,6 +138,19 @@ impl<T: Table> Files<T> {
                     // It lost its last name later, and was freed by an earlier replay.
                     Err(FileError::NotFound) => Ok(()),
                     done => done.map(drop),
+                }
+            }
+            LogChange::Zero { inode, offset, length } => {
+                match self.zero(&self.known.get(*inode), *offset, *length, false) {
+                    Err(FileError::NotFound) => Ok(()),
+                    done => done,
+                }
+            }
+            LogChange::Share { from, to, at, length } => {
+                let range = Range { from: at.0, to: at.1, length: *length };
+                match self.replay_share(&self.known.get(*from), &self.known.get(*to), range) {
+                    Err(FileError::NotFound) => Ok(()),
+                    done => done,
                 }
             }
             LogChange::Put { key, value } => self.replay_put(key, value),
@@ -163,6 +179,13 @@ impl<T: Table> Files<T> {
                 self.replay_attribute(key, value, inode, &name)?;
                 0
             }
+            keys::Key::Orphan(number) => {
+                self.replay_row(key, value)?;
+                self.note_left(number);
+                number
+            }
+            // Its numbers were given; what else it says, the table knows.
+            keys::Key::Head => DatasetHead::decode(value)?.next.saturating_sub(1),
             // The cut makes it by itself.
             keys::Key::Cut(_) => 0,
             keys::Key::Patch { .. } => {
@@ -188,7 +211,7 @@ impl<T: Table> Files<T> {
     }
 
     fn replay_attribute(&self, key: &[u8], value: &[u8], inode: u64, name: &[u8]) -> Result<()> {
-        let Xattr::Inline(content) = Xattr::decode(value)? else {
+        let Xattr::Inline(content) = Xattr::decode_kept(value)? else {
             return Err(
                 PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into()
             );
@@ -198,6 +221,25 @@ impl<T: Table> Files<T> {
             Err(FileError::NotFound) => self.replay_row(key, value),
             done => done,
         }
+    }
+
+    /// What was shared then may be in memory now, or lie otherwise: the rest is copied.
+    fn replay_share(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<()> {
+        let mut done = self.share(from, to, range)?;
+        let mut content = vec![0; COPIED_AT_ONCE];
+        while done < range.length {
+            let left = usize::try_from(range.length - done).unwrap_or(usize::MAX).min(content.len());
+            let part = content.get_mut(..left).unwrap_or_default();
+            let read = self.read(from, range.from.saturating_add(done), part)?;
+            let part = part.get(..read).filter(|part| !part.is_empty());
+            let Some(part) = part else { break };
+            let written = self.write(to, Some(range.to.saturating_add(done)), part)?.written;
+            if written < part.len() {
+                return Err(PoolError::NoSpace.into());
+            }
+            done += written as u64;
+        }
+        Ok(())
     }
 
     fn replay_row(&self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -250,6 +292,11 @@ impl<T: Table> Files<T> {
         (edited.row.links, edited.row.hint, edited.row.changed) = (row.links, row.hint, row.changed);
         if row.file_type() == Some(FileType::Directory) {
             edited.row.size = row.size;
+        }
+        if row.links > 0
+            && let Some(active) = edited.active.as_mut()
+        {
+            (active.nameless, active.linkable) = (false, false);
         }
         edited.put(&mut batch);
         self.apply(entered.txg(), &batch)?;

@@ -8,9 +8,10 @@ use std::sync::atomic::AtomicU8;
 use parking_lot::{Mutex, RwLockWriteGuard};
 
 use super::buffered::Buffered;
+use super::keeping::ROWS;
 use super::known::Known;
 use super::spin_lock::SpinRwLock;
-use super::{AccessTimes, Batch, FileError, Files, Result, Table};
+use super::{AccessTimes, Batch, Entered, FileError, Files, Result, Table};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::rows::inode::flags::{CUT, HAS_PATCHES, NOATIME};
@@ -42,6 +43,11 @@ impl Inode {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Whether its last holder has it freed.
+    pub(super) fn is_nameless(&self) -> bool {
+        self.active.read().as_ref().is_some_and(|active| active.nameless)
     }
 
     /// Whether nothing that was written to it waits for rows that cannot be read.
@@ -170,6 +176,8 @@ pub(super) struct Editing<'a> {
     pub(super) row: InodeRow,
     /// What becomes of records in memory once the table has taken what is changed.
     pub(super) pending: Vec<Pending>,
+    /// There is a kept log.
+    pub(super) is_kept: bool,
 }
 
 /// What becomes of a record in memory; `fresh` where it was read for that.
@@ -198,7 +206,11 @@ impl Editing<'_> {
                 stored.size = active.stored_size;
             }
         }
-        batch.put(&keys::inode(self.number), stored.encode());
+        let key = keys::inode(self.number);
+        if self.is_kept && stored.size != self.row.size {
+            batch.kept_as.push((key.to_vec(), self.row.encode()));
+        }
+        batch.put(&key, stored.encode());
     }
 
     /// Remembers that there is no name any more.
@@ -287,14 +299,23 @@ impl<T: Table> Files<T> {
             Some(active) => active.row,
             None => self.kept_or_stored(inode.number)?,
         };
-        Ok(Editing { number: inode.number, active, row, pending: Vec::new() })
+        Ok(self.editing(inode.number, active, row))
     }
 
     /// The same of one that is active.
     pub(super) fn edit_active<'a>(&self, inode: &'a Inode) -> Option<Editing<'a>> {
         let active = inode.active.write();
         let row = active.as_ref()?.row;
-        Some(Editing { number: inode.number, active, row, pending: Vec::new() })
+        Some(self.editing(inode.number, active, row))
+    }
+
+    fn editing<'a>(
+        &self,
+        number: u64,
+        active: RwLockWriteGuard<'a, Option<Box<Active>>>,
+        row: InodeRow,
+    ) -> Editing<'a> {
+        Editing { number, active, row, pending: Vec::new(), is_kept: self.keeper.get().is_some() }
     }
 
     /// Remembers that an inode has something to flush.
@@ -336,8 +357,10 @@ impl<T: Table> Files<T> {
     }
 
     fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<InodeRow> {
-        let (entered, mut edited) = self.enter_growing(inode, |row| change.size.unwrap_or(row.size))?;
-        if let Some(row) = change_nameless(&mut edited, change, (self.clock)()) {
+        let (entered, mut edited) = self.enter_growing(inode, ROWS, |row| change.size.unwrap_or(row.size))?;
+        if !edited.is_kept
+            && let Some(row) = change_nameless(&mut edited, change, (self.clock)())
+        {
             return Ok(row);
         }
         let txg = entered.txg();
@@ -436,7 +459,9 @@ impl<T: Table> Files<T> {
             return Ok(());
         }
         self.throttle.check()?;
-        let _entered = self.gate.enter();
+        // Nobody waits for this; where there is no room, it is not noted.
+        let Some(room) = self.room_now(ROWS) else { return Ok(()) };
+        let entered = Entered { _room: room, ..self.gate.enter() };
         if self.stop.is_on() {
             return Ok(());
         }
@@ -445,6 +470,7 @@ impl<T: Table> Files<T> {
         let row = edited.row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
+        self.keep_row(entered.txg(), &edited, None);
         self.finish(inode, edited);
         Ok(())
     }

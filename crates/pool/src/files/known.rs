@@ -75,6 +75,11 @@ impl Known {
         self.held.lock().get(&number).is_some_and(|inode| inode.strong_count() > 0)
     }
 
+    /// The inode of this number, where somebody holds it.
+    pub(super) fn held(&self, number: u64) -> Option<Arc<Inode>> {
+        self.held.lock().get(&number).and_then(Weak::upgrade)
+    }
+
     /// All that somebody holds.
     pub(super) fn all(&self) -> Vec<Arc<Inode>> {
         self.held.lock().values().filter_map(Weak::upgrade).collect()

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::inodes::Editing;
+use super::keeping::NEW;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
 use crate::rows::folding::Normal;
@@ -173,7 +174,7 @@ impl<T: Table> Files<T> {
         inherited: &[u8],
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, InodeRow)> {
-        let entered = self.enter()?;
+        let entered = self.enter_with(NEW)?;
         let _names = self.names.lock();
         let mut parent = self.edit_directory(directory)?;
         if self.find(&self.table.read(), directory.number(), name)?.is_some() {
@@ -221,7 +222,7 @@ impl<T: Table> Files<T> {
         linkable: bool,
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, InodeRow)> {
-        let entered = self.enter()?;
+        let entered = self.enter_with(NEW)?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
         let mut made = self.born(directory, &parent, inherited, new, (self.clock)())?;
@@ -321,7 +322,9 @@ impl<T: Table> Files<T> {
         }
         let mut linked = self.edit(inode)?;
         let file_type = linked.file_type();
-        if linked.row.links == 0 && !linked.activate().linkable {
+        // What never had a name has none that it is sought by.
+        let was_left = linked.row.hint.is_none() && self.is_left(inode.number());
+        if linked.row.links == 0 && !linked.activate().linkable && !was_left {
             return Err(FileError::NotFound);
         }
         if linked.row.links >= LINKS_MOST {
@@ -448,7 +451,7 @@ impl<T: Table> Files<T> {
         self.check_new_name(to.1)?;
         let purpose = if left.is_some() { Purpose::Write } else { Purpose::Free };
         self.with_relief(|| self.admit_rows(purpose))?;
-        let entered = self.enter()?;
+        let entered = self.enter_with(NEW)?;
         let _names = self.names.lock();
         let (source, mut target) = {
             let table = self.table.read();

@@ -74,6 +74,15 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// Those of reading the table.
     pub fn let_orphans_go(&self, held: &HashSet<u64>) -> Result<()> {
+        let mut numbers = self.orphans()?;
+        // Who holds one by now has it freed when he lets go, or at the next start.
+        numbers.retain(|number| !held.contains(number) && !self.known.is_held(*number));
+        self.known.put_released(numbers);
+        self.find_cuts()
+    }
+
+    /// The inodes without a name that the table has.
+    pub(super) fn orphans(&self) -> Result<Vec<u64>> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::ORPHAN), &mut |key, _| {
             if let Ok(keys::Key::Orphan(number)) = keys::Key::decode(key) {
@@ -81,10 +90,7 @@ impl<T: Table> Files<T> {
             }
             true
         })?;
-        // Who holds one by now has it freed when he lets go, or at the next start.
-        numbers.retain(|number| !held.contains(number) && !self.known.is_held(*number));
-        self.known.put_released(numbers);
-        self.find_cuts()
+        Ok(numbers)
     }
 
     /// Frees one inode, where it is still one without a name, as far as so many rows go.
@@ -93,6 +99,10 @@ impl<T: Table> Files<T> {
             let entered = self.gate.enter();
             if self.stop.is_on() {
                 // Its table is being replaced: what has no name there is looked for afterwards.
+                return Ok(Freed::Kept);
+            }
+            // It is freed when it is let go of.
+            if self.is_left(number) || self.known.held(number).is_some_and(|inode| inode.is_nameless()) {
                 return Ok(Freed::Kept);
             }
             let table = self.table.read();

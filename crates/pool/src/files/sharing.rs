@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::inodes::{Editing, Pending};
 use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Table};
+use crate::log::LogChange;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Extent, FileType, keys};
 
@@ -120,14 +121,17 @@ impl<T: Table> Files<T> {
             self.finish(to, target);
             return failed.map_or(Ok(0), Err);
         }
-        drop(source);
         let now = (self.clock)();
         target.row.size = target.row.size.max(range.to + shared);
         (target.row.modified, target.row.changed) = (now, now);
         let row = target.row;
         let active = target.activate();
         (active.row, active.changed, active.frames_in) = (row, true, txg);
-        self.apply_and_finish(txg, to, target, &batch)?;
+        let at = (range.from, range.to);
+        let change = LogChange::Share { from: from.number(), to: to.number(), at, length: shared };
+        self.apply_and_finish(txg, to, target, (&batch, change))?;
+        // Held so long: what is written to it afterwards is kept afterwards.
+        drop(source);
         Ok(shared)
     }
 

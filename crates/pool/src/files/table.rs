@@ -111,6 +111,8 @@ pub struct Batch {
     pub(super) uses: Vec<((OwnerKind, u32), i64)>,
     /// By what the charge of the file that is changed differs, bytes.
     pub(super) charged: i64,
+    /// What the kept log has in place of rows: by their keys.
+    pub(super) kept_as: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Batch {

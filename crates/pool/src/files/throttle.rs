@@ -107,6 +107,28 @@ impl Throttle {
         self.check()
     }
 
+    /// Lets an operation begin that needs room of another kind, which commits make: waits until `has_room`
+    /// says so. Without a committer nobody waits.
+    ///
+    /// # Errors
+    /// Why the pool accepts nothing any more.
+    pub fn admit_when(&self, has_room: impl Fn() -> bool) -> Result<(), PoolError> {
+        let mut state = self.state.lock();
+        while !has_room() && self.failed.get().is_none() && self.most.load(Ordering::Relaxed) != u64::MAX {
+            state.due = true;
+            self.work.notify_all();
+            self.room.wait(&mut state);
+        }
+        self.check()
+    }
+
+    /// There may be room for who waits in [`Self::admit_when`].
+    pub fn made_room(&self) {
+        // Under the lock, so that nobody goes to sleep between his look and this.
+        let _state = self.state.lock();
+        self.room.notify_all();
+    }
+
     fn is_full(&self) -> bool {
         self.held() >= self.most.load(Ordering::Relaxed)
     }

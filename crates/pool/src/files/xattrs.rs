@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::keeping::ROWS;
 use super::quota_check::worst;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::deadlist::Dead;
@@ -78,7 +79,7 @@ impl<T: Table> Files<T> {
         exists: Option<bool>,
         permissions: Option<u16>,
     ) -> Result<()> {
-        let entered = self.enter()?;
+        let entered = self.enter_with(ROWS + value.len() as u64)?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
         let old = self.old_frame(inode.number(), name, exists)?;
@@ -183,6 +184,9 @@ impl<T: Table> Files<T> {
         let charged = written.as_ref().map_or(0, Pointer::charged);
         self.admission.charge(self.dataset, txg, promised, charged);
         let pointer = written?;
+        if self.keeper.get().is_some() {
+            batch.kept_as.push((key.clone(), Xattr::Inline(value).encode()));
+        }
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));
         // The frame is durable with the commit only, and other records may come to depend on this

@@ -1,6 +1,6 @@
-//! Records of the intent log: what one operation changed in the rows of one dataset. Replay applies
-//! them in order and knows nothing of files but data writes; applying one twice is applying it
-//! once.
+//! Records of the intent log and of the kept log: what one operation changed in the rows of one
+//! dataset. Replay applies them in order and knows nothing of files but what becomes of content;
+//! applying one twice is applying it once.
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -10,6 +10,8 @@ const PUT: u8 = 1;
 const DELETE: u8 = 2;
 const DELETE_RANGE: u8 = 3;
 const WRITE: u8 = 4;
+const ZERO: u8 = 5;
+const SHARE: u8 = 6;
 
 /// A change of rows; its bytes are borrowed from the operation, or from the block on replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,36 @@ pub enum LogChange<'a> {
         /// What.
         data: &'a [u8],
     },
+    /// A range of a file reads as zeros. In the kept log alone.
+    Zero {
+        /// The file.
+        inode: u64,
+        /// Where, bytes.
+        offset: u64,
+        /// How much, bytes.
+        length: u64,
+    },
+    /// A range of a file has become one of another. In the kept log alone.
+    Share {
+        /// The file that has it.
+        from: u64,
+        /// The file that gets it.
+        to: u64,
+        /// Where it begins in the one, and in the other.
+        at: (u64, u64),
+        /// How long it is, bytes.
+        length: u64,
+    },
+}
+
+impl LogChange<'_> {
+    /// The kind of the row that changes, where it is one.
+    pub(crate) fn kind(&self) -> Option<u8> {
+        match self {
+            Self::Put { key, .. } | Self::Delete { key } => key.first().copied(),
+            _ => None,
+        }
+    }
 }
 
 /// The most that the numbers before the changes take, bytes.
@@ -55,6 +87,7 @@ fn room_for(change: &LogChange<'_>) -> usize {
         LogChange::Delete { key } => key.len(),
         LogChange::DeleteRange { from, to } => from.len() + to.len(),
         LogChange::Write { data, .. } => 10 + data.len(),
+        LogChange::Zero { .. } | LogChange::Share { .. } => 40,
     }
 }
 
@@ -100,6 +133,14 @@ impl<'a> LogRecord<'a> {
                     body.varint(*offset);
                     body.string(data);
                 }
+                LogChange::Zero { inode, offset, length } => {
+                    body.u8(ZERO);
+                    [inode, offset, length].into_iter().for_each(|number| body.varint(*number));
+                }
+                LogChange::Share { from, to, at, length } => {
+                    body.u8(SHARE);
+                    [from, to, &at.0, &at.1, length].into_iter().for_each(|number| body.varint(*number));
+                }
             }
         }
         to.string(&body.finish());
@@ -119,6 +160,13 @@ impl<'a> LogRecord<'a> {
                 DELETE => LogChange::Delete { key: body.string()? },
                 DELETE_RANGE => LogChange::DeleteRange { from: body.string()?, to: body.string()? },
                 WRITE => LogChange::Write { inode: body.varint()?, offset: body.varint()?, data: body.string()? },
+                ZERO => LogChange::Zero { inode: body.varint()?, offset: body.varint()?, length: body.varint()? },
+                SHARE => LogChange::Share {
+                    from: body.varint()?,
+                    to: body.varint()?,
+                    at: (body.varint()?, body.varint()?),
+                    length: body.varint()?,
+                },
                 _ => return Err(PoolError::Format(Damage::Structure("unknown change in a log record"))),
             });
         }

@@ -48,6 +48,7 @@ fn config(store: &Arc<Store>, seed: u64) -> Result<PoolConfig, PoolError> {
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 1 }),
         entropy: Arc::new(move || Random(random.fetch_add(1, Ordering::Relaxed)).next()),
         cache: 1 << 20,
+        kept: None,
     })
 }
 

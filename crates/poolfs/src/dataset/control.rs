@@ -8,7 +8,7 @@ use super::mounted_tree::{self, MountedTree, NodeKind};
 use super::translate::errno;
 use nacre_layers::ends::Ends;
 use nacre_pool::engine::Pool;
-use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node, Result, Time};
+use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, GivenNumbers, Kind, Name, Node, Result, Time};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -58,6 +58,8 @@ pub(super) struct Control {
     trees: Mutex<HashMap<u64, nacre_pool::Txg>>,
     /// Where listings of snapshots end.
     ends: Ends,
+    /// Where the numbers of trees are noted for a process after this one.
+    noted: OnceLock<Arc<dyn GivenNumbers>>,
 }
 
 impl Control {
@@ -70,7 +72,16 @@ impl Control {
             open: Mutex::default(),
             trees: Mutex::default(),
             ends: Ends::new(u64::MAX),
+            noted: OnceLock::new(),
         }
+    }
+
+    /// Notes which snapshot has which number from now on; those that are noted keep theirs.
+    pub(super) fn note_in(&self, given: &Arc<dyn GivenNumbers>) {
+        let own = given.all().into_iter().filter(|[dataset, ..]| *dataset == self.dataset);
+        self.trees.lock().extend(own.map(|[_, txg, tree]| (tree, nacre_pool::Txg(txg))));
+        // Set once, before anything is mounted.
+        let _ = self.noted.set(Arc::clone(given));
     }
 
     pub(super) fn carry_out(&self, directory: Box<dyn SnapshotDirectory>) {
@@ -147,7 +158,9 @@ impl Control {
         while trees.get(&tree).is_some_and(|other| *other != txg) {
             tree = mounted_tree::tree_after(tree);
         }
-        trees.insert(tree, txg);
+        if trees.insert(tree, txg).is_none() {
+            self.noted.get().iter().for_each(|noted| noted.give([self.dataset, txg.0, tree]));
+        }
         tree
     }
 

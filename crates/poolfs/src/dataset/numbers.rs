@@ -2,14 +2,15 @@
 //!
 //! Invariant: from the first question on, a file that loses its last name is kept until the door
 //! has forgotten it, so that its number finds it for whoever still holds it without having it open
-//! (a working directory, `O_PATH`).
+//! (a working directory, `O_PATH`). Where a process before this one had the door, that is so for those
+//! that were left without a name then ([`Numbers::keep_nameless`]).
 
 use super::control::Control;
 use super::mounted_tree::{self, CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use super::translate::{attr, errno};
 use nacre_pool::files::{FileError, Inode};
 use nacre_pool::properties::effective::SnapshotDirectory as Shown;
-use nacre_vfs::{Attr, Entry, Errno, Node, Numbered, Result};
+use nacre_vfs::{Attr, Entry, Errno, GivenNumbers, Node, Numbered, Result};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -26,6 +27,9 @@ pub(super) struct Numbers {
     asked: AtomicBool,
     nameless: Mutex<HashMap<u64, Arc<Inode>>>,
     count: AtomicUsize,
+    /// There are ACLs. As the property was when the door agreed with its kernel, which cannot be told of
+    /// another value.
+    pub(super) acls: AtomicBool,
 }
 
 impl Numbers {
@@ -36,6 +40,7 @@ impl Numbers {
             asked: AtomicBool::new(false),
             nameless: Mutex::default(),
             count: AtomicUsize::new(0),
+            acls: AtomicBool::new(current.files.behaviour().acl),
         }
     }
 
@@ -44,6 +49,16 @@ impl Numbers {
         if left == 0 && self.asked.load(Ordering::Relaxed) {
             self.keep(inode);
         }
+    }
+
+    /// Files that a process before this one left without a name: each is kept until the door has forgotten
+    /// it. All others without a name go.
+    pub(super) fn keep_nameless(&self, numbers: &[u64]) -> Result<()> {
+        self.asked.store(true, Ordering::Relaxed);
+        let now = self.current.now();
+        let files = now.files.files();
+        numbers.iter().for_each(|number| self.keep(files.inode(*number)));
+        files.adopt_orphans().map_err(errno)
     }
 
     fn keep(&self, inode: Arc<Inode>) {
@@ -147,6 +162,18 @@ impl Numbered for Numbers {
     fn folds(&self, _directory: &Node) -> bool {
         // Snapshots have what the file system has.
         !self.current.files.files().folding().is_exact()
+    }
+
+    fn kept(&self) -> Vec<u64> {
+        self.nameless.lock().keys().copied().collect()
+    }
+
+    fn note_in(&self, given: &Arc<dyn GivenNumbers>) {
+        self.control.iter().for_each(|control| control.note_in(given));
+    }
+
+    fn agreed_before(&self, acls: bool) {
+        self.acls.store(acls, Ordering::Relaxed);
     }
 
     fn forgotten(&self, number: u64) {

@@ -90,6 +90,8 @@ pub struct WritebackGroup {
     /// A thread that settles is on its way.
     settling: AtomicBool,
     arriving: Arriving,
+    /// How often a door went on after another process, of which it may hold writes back.
+    went_on: AtomicU64,
 }
 
 /// What was promised, has arrived, and is being written: no promise any more and not yet charged.
@@ -296,7 +298,7 @@ impl WritebackGroup {
         if !self.called_in.swap(true, Ordering::AcqRel) {
             self.members().iter().filter_map(|member| member.door.get()).for_each(|door| door.recall_unopened());
         }
-        let begun = Instant::now();
+        let (begun, went_on) = (Instant::now(), self.went_on.load(Ordering::Acquire));
         for member in self.members() {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
                 // Answers that crossed the recall may have been taken for true after it.
@@ -304,9 +306,35 @@ impl WritebackGroup {
                 door.flush()?;
             }
         }
-        self.recalled.store(0, Ordering::Release);
+        self.end_recalled(went_on);
         self.members().iter().for_each(|member| member.end_promises(|promises| promises.end_old(begun)));
         Ok(())
+    }
+
+    /// What was held back at a recall has arrived, unless a door went on meanwhile, which may hold back
+    /// more.
+    fn end_recalled(&self, went_on: u64) {
+        let mut before = self.recalled.load(Ordering::Acquire);
+        while self.went_on.load(Ordering::Acquire) == went_on {
+            match self.recalled.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// A door goes on: it may hold back as much as it ever may. As at a recall, and where others have been
+    /// recalled already, beside what they hold back.
+    fn go_on(self: &Arc<Self>, member: &Member) {
+        let was_tight = self.is_tight();
+        if self.look() || !was_tight {
+            return;
+        }
+        self.went_on.fetch_add(1, Ordering::AcqRel);
+        self.recalled.fetch_add(member.held(), Ordering::AcqRel);
+        self.called_in.store(false, Ordering::Release);
+        member.recall();
+        self.settle_soon(Duration::ZERO);
     }
 
     /// The same in a thread of its own after a while, for whom a settling would have to wait.
@@ -354,6 +382,11 @@ impl Member {
             door.lets_in();
         }
         taken
+    }
+
+    /// Its door goes on after another process.
+    pub(super) fn go_on(&self) {
+        self.all.go_on(self);
     }
 
     /// So much was written to the dataset, by whatever way.

@@ -5,6 +5,7 @@
 //! only where others have them. Invariants: two trees never have the same; what was given up is
 //! never given again.
 
+use nacre_vfs::GivenNumbers;
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -38,15 +39,50 @@ pub(super) struct InodePrefixes<M> {
     taken: HashMap<u64, Owner<M>>,
     /// By the number of the dataset and the upper bits there.
     known: HashMap<(u64, u64), u64>,
+    /// Those that a process before this one gave out, of datasets that are not there yet.
+    left: HashMap<(u64, u64), u64>,
+    /// Where they are noted for a process after this one.
+    noted: Option<Arc<dyn GivenNumbers>>,
 }
+
+/// Marks what is noted here, among what datasets note themselves.
+const NOTED: u64 = 1 << 63;
+/// In place of upper bits: all those of a dataset were given up.
+const GIVEN_UP: u64 = u64::MAX;
 
 impl<M> Default for InodePrefixes<M> {
     fn default() -> Self {
-        InodePrefixes { taken: HashMap::new(), known: HashMap::new() }
+        InodePrefixes { taken: HashMap::new(), known: HashMap::new(), left: HashMap::new(), noted: None }
     }
 }
 
 impl<M> InodePrefixes<M> {
+    /// Notes them from now on; those that are noted stay what they were.
+    pub fn note_in(&mut self, given: &Arc<dyn GivenNumbers>) {
+        for [dataset, inner, prefix] in given.all() {
+            let Some(dataset) = dataset.checked_sub(NOTED) else { continue };
+            if inner == GIVEN_UP {
+                self.left.retain(|(of, _), _| *of != dataset);
+            } else {
+                self.taken.insert(prefix, Owner { tree: None });
+                self.left.insert((dataset, inner), prefix);
+            }
+        }
+        self.noted = Some(Arc::clone(given));
+    }
+
+    /// A dataset is there again: what was given out to its trees is theirs.
+    pub fn take_left(&mut self, dataset: u64, member: &Weak<M>) {
+        for ((_, inner), prefix) in self.left.extract_if(|(of, _), _| *of == dataset) {
+            self.taken.insert(prefix, Owner { tree: Some((Weak::clone(member), inner)) });
+            self.known.insert((dataset, inner), prefix);
+        }
+    }
+
+    fn note(&self, dataset: u64, inner: u64, prefix: u64) {
+        self.noted.iter().for_each(|noted| noted.give([dataset | NOTED, inner, prefix]));
+    }
+
     /// Those of a tree.
     pub fn get(&self, dataset: u64, inner: u64) -> Option<u64> {
         self.known.get(&(dataset, inner)).copied()
@@ -61,6 +97,7 @@ impl<M> InodePrefixes<M> {
         while self.taken.contains_key(&prefix) {
             prefix = prefix % MOST + 1;
         }
+        self.note(dataset, inner, prefix);
         self.taken.insert(prefix, Owner { tree: Some((Weak::clone(member), inner)) });
         self.known.insert((dataset, inner), prefix);
         prefix
@@ -83,6 +120,7 @@ impl<M> InodePrefixes<M> {
             self.taken.insert(prefix, Owner { tree: None });
         }
         self.known.retain(|(of, _), _| *of != dataset);
+        self.note(dataset, GIVEN_UP, 0);
     }
 }
 
@@ -125,6 +163,55 @@ mod tests {
         prefixes.give_up(3);
         assert!(prefixes.owner(third).is_none());
         assert_ne!(prefixes.take(3, 7, &Arc::downgrade(&member)), third);
+    }
+
+    #[derive(Default)]
+    struct Noted(parking_lot::Mutex<Vec<[u64; 3]>>);
+
+    impl GivenNumbers for Noted {
+        fn all(&self) -> Vec<[u64; 3]> {
+            self.0.lock().clone()
+        }
+        fn give(&self, given: [u64; 3]) {
+            self.0.lock().push(given);
+        }
+    }
+
+    #[test]
+    fn the_next_process_gives_out_the_same() {
+        let given: Arc<dyn GivenNumbers> = Arc::new(Noted::default());
+        let member = Arc::new(());
+        let weak = Arc::downgrade(&member);
+        let of = || {
+            let mut prefixes = InodePrefixes::default();
+            prefixes.note_in(&given);
+            prefixes
+        };
+        let mut first = of();
+        // The second one is moved on by the first.
+        let natural = super::first(3, 0);
+        let other = (4..).find(|inner| super::first(9, *inner) == natural).unwrap();
+        assert_eq!([first.take(3, 0, &weak), first.take(9, other, &weak)], [natural, natural + 1]);
+        let gone = first.take(5, 0, &weak);
+        first.give_up(5);
+        let again = first.take(5, 0, &weak);
+        assert_ne!(gone, again);
+        first.take(6, 0, &weak);
+        first.give_up(6);
+        for _ in 0..2 {
+            let mut next = of();
+            // Asked in another order, and before the others are there.
+            next.take_left(9, &weak);
+            assert_eq!(next.owner(natural + 1).map(|(_, inner)| inner), Some(other));
+            assert!(next.owner(natural).is_none());
+            assert_eq!(next.take(9, other, &weak), natural + 1);
+            next.take_left(5, &weak);
+            next.take_left(3, &weak);
+            assert_eq!([next.take(5, 0, &weak), next.take(3, 0, &weak)], [again, natural]);
+        }
+        let mut next = of();
+        next.take_left(6, &weak);
+        assert_ne!(next.take(6, 0, &weak), super::first(6, 0), "given up is given up");
     }
 
     #[test]

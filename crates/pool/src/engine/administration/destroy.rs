@@ -49,6 +49,7 @@ impl Pool {
                 ));
             }
             self.take_away(admin, set)?;
+            dataset.iter().for_each(|dataset| dataset.files().keep_numbers());
             let mut row = admin.catalog.dataset(id)?;
             let snapshot = admin.catalog.snapshot(id, to)?;
             self.doom(admin, row.root, to)?;

@@ -5,22 +5,25 @@ use std::sync::Arc;
 
 use crate::files::inodes::{Editing, Pending};
 use crate::files::{Batch, Files, Inode, Result, Table};
+use crate::log::LogChange;
 use crate::pointer::Txg;
 use crate::rows::InodeRow;
 
 impl<T: Table> Files<T> {
-    /// Ends an edit that a batch completes. Where the table does not take it, memory has what it
+    /// Ends an edit that a batch completes, and that has made this change of content. Where the table does not take it, memory has what it
     /// had; a file may have grown by what reads as zeros.
     pub(in crate::files) fn apply_and_finish(
         &self,
         txg: Txg,
         inode: &Arc<Inode>,
         mut edited: Editing<'_>,
-        batch: &Batch,
+        (batch, change): (&Batch, LogChange<'_>),
     ) -> Result<()> {
         let applied = self.apply(txg, batch);
         let row = edited.row;
         if applied.is_ok() {
+            // Nobody sees content, nor the row, before the inode is let go of.
+            self.keep_row(txg, &edited, Some(change));
             self.settle(txg, &row, &mut edited);
         } else {
             self.take_back(txg, &row, &mut edited);

@@ -11,8 +11,10 @@ use std::sync::Arc;
 
 use super::{SIZE_MOST, SeekTo, StoredRecord, check_regular};
 use crate::files::inodes::{Editing, Pending};
+use crate::files::keeping::ROWS;
 use crate::files::quota_check::{Admit, worst};
 use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
+use crate::log::LogChange;
 use crate::pointer::Txg;
 use crate::rows::inode::flags::CUT;
 use crate::rows::{InodeRow, keys};
@@ -30,15 +32,16 @@ impl Editing<'_> {
 }
 
 impl<T: Table> Files<T> {
-    /// Begins an operation after which the file may end at `end`: what a cut has left there goes
-    /// first. Not under any lock.
+    /// Begins an operation that keeps so many bytes, and after which the file may end at `end`: what a
+    /// cut has left there goes first. Not under any lock.
     pub(in crate::files) fn enter_growing<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
+        bytes: u64,
         end: impl Fn(&InodeRow) -> u64,
     ) -> Result<(Entered<'a>, Editing<'a>)> {
         loop {
-            let entered = self.enter()?;
+            let entered = self.enter_with(bytes)?;
             let edited = self.edit(inode)?;
             if !edited.is_cut_before(end(&edited.row)) {
                 return Ok((entered, edited));
@@ -100,7 +103,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Looks in the table for what cuts have left, to be swept.
-    pub(in crate::files) fn find_cuts(&self) -> Result<()> {
+    pub(crate) fn find_cuts(&self) -> Result<()> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::CUT), &mut |key, _| {
             if let Ok(keys::Key::Cut(number)) = keys::Key::decode(key) {
@@ -114,7 +117,8 @@ impl<T: Table> Files<T> {
 
     /// One step of it.
     fn cut_some(&self, inode: &Arc<Inode>) -> Result<()> {
-        let entered = self.enter()?;
+        // A size that was kept has this follow from it.
+        let entered = self.enter_with(0)?;
         let mut edited = self.edit(inode)?;
         if edited.row.flags & CUT == 0 {
             // One of a log that was replayed, where less was left.
@@ -128,7 +132,7 @@ impl<T: Table> Files<T> {
         let mut batch = Batch::default();
         let dropped = self.drop_rows(&mut edited, &mut batch).and_then(|()| {
             edited.put(&mut batch);
-            self.apply_recorded(entered.txg(), &batch)
+            self.apply_and(entered.txg(), &batch, || self.record_rows(entered.txg(), &batch))
         });
         if dropped.is_err()
             && let Some(active) = edited.active.as_mut()
@@ -278,7 +282,7 @@ impl<T: Table> Files<T> {
 
     /// One step of it; answers how far it went.
     fn zero_some(&self, inode: &Arc<Inode>, offset: u64, end: u64, grow: bool) -> Result<u64> {
-        let (entered, mut edited) = self.enter_growing(inode, |row| if grow { end } else { row.size })?;
+        let (entered, mut edited) = self.enter_growing(inode, ROWS, |row| if grow { end } else { row.size })?;
         check_regular(&edited.row)?;
         let txg = entered.txg();
         edited.row.record_shift = self.shift_of(&edited.row);
@@ -302,7 +306,8 @@ impl<T: Table> Files<T> {
         let row = edited.row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
-        self.apply_and_finish(txg, inode, edited, &batch)?;
+        let zeroed = LogChange::Zero { inode: inode.number(), offset, length: reached - offset };
+        self.apply_and_finish(txg, inode, edited, (&batch, zeroed))?;
         Ok(reached)
     }
 

@@ -272,7 +272,7 @@ impl Recorder for Log {
             LogChange::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
             LogChange::Delete { key } => Recorded::Delete(key.to_vec()),
             LogChange::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
-            LogChange::DeleteRange { .. } => panic!("ranges are not recorded"),
+            _ => panic!("{change:?} is not recorded"),
         };
         self.0.lock().push(changes.iter().map(one).collect());
         Ticket::default()

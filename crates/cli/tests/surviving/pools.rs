@@ -1,0 +1,504 @@
+//! Pools that outlive the process that owns them, and kills at random moments while programs use them.
+//!
+//! Each pool is used by all loads from its beginning, and commands make and destroy file systems and
+//! snapshots meanwhile. Its processes are killed, replaced by another program, killed while they go on;
+//! then the loads end, the pool is exported, checked, imported, and whatever was answered has to be
+//! there. Said of each failure: the seed, the pool, and what was done to it.
+
+use super::{
+    campaign::{Programs, Told},
+    loads::{Changes, Locked, Shared, Shell, Tail},
+};
+use crate::{
+    crashing::{self, Dead, Load, Random, programs},
+    mounting::{self, eventually, finish, is_gone, kill, pools::Pool, text},
+};
+use rustix::process::Signal;
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+    process::Command,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Deaths that a guardian allows within a minute.
+const DEATHS: u32 = 2;
+
+/// A pool that outlives its process.
+pub struct Surviving {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// The process that makes others.
+    pub guardian: u32,
+}
+
+impl Surviving {
+    /// One on a new file.
+    pub fn made(short: &str, size: &str, more: &[&str]) -> Surviving {
+        Surviving::of(Pool::made(short, size, &[&["--survive"], more].concat()))
+    }
+
+    /// One that is imported so.
+    pub fn of(pool: Pool) -> Surviving {
+        let guardian = survives(&pool)["guardian"].as_u64().expect("a guardian");
+        Surviving { pool: Arc::new(pool), guardian: u32::try_from(guardian).unwrap() }
+    }
+
+    /// The process that owns it now, or is about to, if there is one.
+    pub fn child(&self) -> Option<u32> {
+        let guardian = self.guardian;
+        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
+        children.split_whitespace().next_back().and_then(|child| child.parse().ok())
+    }
+
+    /// Kills the process that owns it; its number.
+    pub fn kill(&self) -> u32 {
+        let child = self.child().expect("a process");
+        kill(child, Signal::KILL);
+        child
+    }
+
+    /// How often another one had to go on.
+    pub fn restarts(&self) -> u64 {
+        survives(&self.pool)["restarts"].as_u64().unwrap()
+    }
+
+    /// Waits until its processes are gone.
+    pub fn has_ended(&self) {
+        eventually("the guardian ends", || is_gone(self.guardian));
+    }
+}
+
+/// What is said of its survival.
+pub fn survives(pool: &Pool) -> serde_json::Value {
+    let said = pool.nacre(&["pool", "status", "--json", "%"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    said["pools"][&pool.name]["survives"].clone()
+}
+
+/// Random overwriting of blocks that carry checksums, verified at once and at the end.
+struct Blocks {
+    name: &'static str,
+    durable: bool,
+    rounds: u64,
+    shared: Arc<Shared>,
+}
+
+impl Blocks {
+    fn command(&self, at: &Path, words: &[&str]) -> Command {
+        let mut command = Command::new("fio");
+        command.args([
+            "--name=load",
+            "--ioengine=psync",
+            "--bs=4k",
+            "--size=4m",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+        ]);
+        command.arg(format!("--filename={}", at.join(self.name).display()));
+        command.args(words).current_dir(std::env::temp_dir());
+        command
+    }
+}
+
+impl Load for Blocks {
+    fn work(&mut self, at: &Path, seed: u64, dead: &Dead) {
+        while !dead.is_set() {
+            let random = format!("--randseed={}", (seed + self.rounds) % 1_000_000);
+            let mut words = vec!["--rw=randwrite", "--do_verify=1", "--invalidate=1", &random];
+            words.extend(self.durable.then_some("--fsync=8"));
+            let output = finish(&mut self.command(at, &words));
+            assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+            self.rounds += 1;
+            self.shared.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn judge(&mut self, at: &Path, what: &str) {
+        let output = finish(&mut self.command(at, &["--rw=read"]));
+        assert!(output.status.success(), "{what}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+
+    fn promises(&self) -> String {
+        format!("{} rounds of fio", self.rounds)
+    }
+}
+
+/// Files without a name: what is in them is there as long as they are open, and their numbers are not
+/// those of others.
+struct Nameless {
+    rounds: u64,
+    shared: Arc<Shared>,
+}
+
+impl Load for Nameless {
+    fn work(&mut self, at: &Path, _: u64, dead: &Dead) {
+        let mut open: Vec<(File, u64)> = Vec::new();
+        while !dead.is_set() {
+            let path = at.join(format!("nameless-{}", self.rounds));
+            let file = File::create_new(&path).expect("a new file");
+            file.write_all_at(&self.rounds.to_le_bytes(), 0).expect("a write");
+            fs::remove_file(&path).expect("a removal");
+            let file = (file, self.rounds);
+            open.push(file);
+            let mut numbers = BTreeSet::new();
+            for (file, round) in &open {
+                let metadata = file.metadata().expect("attributes");
+                assert_eq!((metadata.nlink(), metadata.len()), (0, 8), "file {round}");
+                assert!(numbers.insert(metadata.ino()), "two files with one number");
+                let mut content = [0; 8];
+                file.read_exact_at(&mut content, 0).expect("a read");
+                assert_eq!(u64::from_le_bytes(content), *round);
+            }
+            if open.len() > 20 {
+                open.drain(..10);
+            }
+            self.rounds += 1;
+            self.shared.done.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    fn judge(&mut self, at: &Path, what: &str) {
+        let left = fs::read_dir(at).unwrap().filter_map(Result::ok);
+        let left: Vec<_> = left.filter(|entry| entry.file_name().to_string_lossy().starts_with("nameless")).collect();
+        assert!(left.is_empty(), "{what}: {left:?}");
+    }
+
+    fn promises(&self) -> String {
+        format!("{} files without a name", self.rounds)
+    }
+}
+
+/// Commits to a repository that does not sync anything: what was answered is enough.
+struct Commits {
+    commits: Vec<String>,
+    shared: Arc<Shared>,
+}
+
+impl Commits {
+    fn git(at: &Path, words: &[&str], what: &str) -> String {
+        let mut command = Command::new("git");
+        command.current_dir("/").arg("-C").arg(at.join("repository"));
+        command.args(["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main"]);
+        command.args(["-c", "gc.auto=0"]).args(words).env("GIT_CONFIG_NOSYSTEM", "1").env("HOME", "/nonexistent");
+        let output = finish(&mut command);
+        assert!(output.status.success(), "{what}: {words:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+}
+
+impl Load for Commits {
+    fn work(&mut self, at: &Path, seed: u64, dead: &Dead) {
+        fs::create_dir_all(at.join("repository")).expect("a directory");
+        Commits::git(at, &["init", "-q"], "work");
+        for round in 0.. {
+            if dead.is_set() {
+                return;
+            }
+            let content = Random(seed ^ round).bytes(3000);
+            fs::write(at.join(format!("repository/f{}", round % 9)), content).expect("a write");
+            Commits::git(at, &["add", "-A"], "work");
+            Commits::git(at, &["commit", "-q", "-m", "more"], "work");
+            self.commits.push(Commits::git(at, &["rev-parse", "HEAD"], "work").trim().to_owned());
+            self.shared.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn judge(&mut self, at: &Path, what: &str) {
+        Commits::git(at, &["fsck", "--full", "--strict", "--no-dangling"], what);
+        let log = Commits::git(at, &["log", "--format=%H"], what);
+        let there: Vec<&str> = log.lines().rev().collect();
+        assert!(there.starts_with(&self.commits.iter().map(String::as_str).collect::<Vec<_>>()), "{what}: {log}");
+        assert_eq!(Commits::git(at, &["status", "--porcelain"], what), "", "{what}");
+    }
+
+    fn promises(&self) -> String {
+        format!("{} commits", self.commits.len())
+    }
+}
+
+/// File systems and snapshots that come and go by commands. A command whose process was killed may have
+/// done it or not.
+struct Verbs {
+    pool: Arc<Pool>,
+    there: BTreeSet<String>,
+    gone: BTreeSet<String>,
+    rounds: u64,
+    shared: Arc<Shared>,
+}
+
+impl Verbs {
+    /// Whether it was answered that it was done.
+    fn ask(&self, words: &[&str]) -> bool {
+        let output = self.pool.run(words);
+        let said = text(&output.stderr);
+        let killed =
+            said.contains("ended before it answered") || said.contains("the pool is busy with another command");
+        assert!(output.status.success() || killed, "{words:?}: {said}");
+        output.status.success()
+    }
+
+    fn make(&mut self, verb: &str, name: &str) {
+        if self.ask(&["fs", verb, name]) {
+            self.there.insert(name.to_owned());
+        }
+    }
+
+    fn destroy(&mut self, name: &str) {
+        // It is destroyed, or nobody knows.
+        if self.there.remove(name) && self.ask(&["fs", "destroy", name]) {
+            self.gone.insert(name.to_owned());
+        }
+    }
+}
+
+impl Load for Verbs {
+    fn work(&mut self, at: &Path, _: u64, dead: &Dead) {
+        while !dead.is_set() {
+            let round = self.rounds;
+            let (dataset, snapshot) = (self.pool.of(&format!("d{round}")), format!("{}@s{round}", self.pool.name));
+            self.make("create", &dataset);
+            if self.there.contains(&dataset) {
+                fs::write(at.join(format!("d{round}/file")), dataset.as_bytes()).expect("a write");
+                let compression = ["lz4", "zstd", "off"][round as usize % 3];
+                self.ask(&["fs", "set", &format!("compression={compression}"), &dataset]);
+                self.ask(&["fs", "set", &format!("readonly={}", ["on", "off"][round as usize % 2]), &dataset]);
+            }
+            self.make("snapshot", &snapshot);
+            self.ask(&["pool", "sync", "%"]);
+            if let Some(before) = round.checked_sub(2) {
+                let (dataset, snapshot) =
+                    (self.pool.of(&format!("d{before}")), format!("{}@s{before}", self.pool.name));
+                if before % 3 != 0 {
+                    self.destroy(&dataset);
+                }
+                self.destroy(&snapshot);
+            }
+            self.rounds += 1;
+            self.shared.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn judge(&mut self, at: &Path, what: &str) {
+        let said = self.pool.nacre(&["fs", "list", "-H", "-o", "name", "-t", "all", "-r", "%"]);
+        let names: BTreeSet<String> = said.lines().map(str::to_owned).collect();
+        let missing: Vec<_> = self.there.difference(&names).collect();
+        assert!(missing.is_empty(), "{what}: {missing:?} of {names:?}");
+        let back: Vec<_> = self.gone.intersection(&names).collect();
+        assert!(back.is_empty(), "{what}: {back:?} were destroyed");
+        for dataset in self.there.iter().filter(|name| !name.contains('@')) {
+            let short = dataset.rsplit('/').next().unwrap();
+            let content = fs::read_to_string(at.join(short).join("file"));
+            assert_eq!(content.ok().as_ref(), Some(dataset), "{what}");
+        }
+    }
+
+    fn promises(&self) -> String {
+        format!("{} rounds of commands", self.rounds)
+    }
+}
+
+/// A pool until its end.
+struct Life<'a> {
+    surviving: Surviving,
+    what: String,
+    random: Random,
+    told: &'a Told,
+    programs: &'a Programs,
+    copy: usize,
+    deaths: u32,
+    killed: Option<u32>,
+    progress: Vec<Arc<Shared>>,
+}
+
+/// Kills until there were so many, on so many pools at a time.
+pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
+    let (told, programs) = (Told::default(), Programs::new());
+    thread::scope(|scope| {
+        for lane in 0..lanes {
+            let (told, programs) = (&told, &programs);
+            scope.spawn(move || {
+                let mut random = Random(seed.wrapping_mul(1000) + lane);
+                for round in (lane..).step_by(usize::try_from(lanes).unwrap()) {
+                    if told.kills() >= kills {
+                        return;
+                    }
+                    Life::new(format!("seed {seed}, round {round}"), random.next(), told, programs).live();
+                }
+            });
+        }
+    });
+    told
+}
+
+impl Life<'_> {
+    fn new<'a>(what: String, seed: u64, told: &'a Told, programs: &'a Programs) -> Life<'a> {
+        told.mounted();
+        Life {
+            surviving: Surviving::made("campaign", "1G", &[]),
+            what,
+            random: Random(seed),
+            told,
+            programs,
+            copy: 0,
+            deaths: 0,
+            killed: None,
+            progress: Vec::new(),
+        }
+    }
+
+    fn live(mut self) {
+        let (dead, pool) = (Arc::new(Dead::default()), Arc::clone(&self.surviving.pool));
+        let loads = self.loads();
+        let working = crashing::begin(loads, &pool.at(""), &dead, &mut self.random);
+        self.goes_on();
+        while self.deaths < DEATHS {
+            thread::sleep(Duration::from_micros(self.random.below(400_000)));
+            match self.random.below(6) {
+                0 => self.upgrade(false),
+                1 => self.upgrade(true),
+                2 if self.deaths + 2 <= DEATHS => {
+                    self.strike();
+                    let next = self.next();
+                    thread::sleep(Duration::from_micros(self.random.below(60_000)));
+                    self.note(&format!("kill {next}, which went on"));
+                    self.kill(next);
+                }
+                _ => self.strike(),
+            }
+            self.answers();
+            assert!(!working.iter().any(thread::JoinHandle::is_finished), "{}: a load has ended", self.what);
+            self.goes_on();
+        }
+        dead.end();
+        eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
+        let mut loads: Vec<_> =
+            working.into_iter().map(|load| load.join().unwrap_or_else(|_| panic!("{}", self.what))).collect();
+        pool.nacre(&["pool", "export", "%"]);
+        self.surviving.has_ended();
+        let said = pool.told(&["pool", "check", "-d", pool.device.to_str().unwrap()]);
+        assert!(said.starts_with("no problems: "), "{}: {said}", self.what);
+        pool.import();
+        loads.iter_mut().for_each(|load| load.judge(&pool.at(""), &self.what));
+        pool.told(&["pool", "scrub", "-w", "%"]);
+        let healthy = format!("pool '{}' is healthy\n", pool.name);
+        assert_eq!(pool.told(&["pool", "status", "-x", "%"]), healthy, "{}", self.what);
+        self.progress.iter().for_each(|shared| self.told.slowest_of(shared.slowest.time()));
+        let promises: Vec<String> = loads.iter().map(|load| load.promises()).collect();
+        println!("{}: {}", self.what, promises.join(", "));
+    }
+
+    fn loads(&mut self) -> Vec<Box<dyn Load>> {
+        let mut shared = || {
+            let shared = Arc::new(Shared::default());
+            self.progress.push(Arc::clone(&shared));
+            shared
+        };
+        let pool = Arc::clone(&self.surviving.pool);
+        let verbs = Verbs { pool, there: BTreeSet::new(), gone: BTreeSet::new(), rounds: 0, shared: shared() };
+        let mut loads: Vec<Box<dyn Load>> = vec![
+            Box::new(Changes { number: 1, shared: shared(), rounds: 0 }),
+            Box::new(Tail { shared: shared(), lines: 0 }),
+            Box::new(Shell { shared: shared(), lines: 0 }),
+            Box::new(Locked { shared: shared(), rounds: 0 }),
+            Box::new(Nameless { rounds: 0, shared: shared() }),
+            Box::new(verbs),
+        ];
+        if programs::is_there("git") {
+            loads.push(Box::new(Commits { commits: Vec::new(), shared: shared() }));
+        }
+        if programs::is_there("fio") {
+            for (name, durable) in [("blocks", false), ("durable-blocks", true)] {
+                loads.push(Box::new(Blocks { name, durable, rounds: 0, shared: shared() }));
+            }
+        }
+        if programs::is_there("sqlite3") {
+            let journal = ["DELETE", "WAL", "TRUNCATE"][self.random.below(3) as usize];
+            loads.push(Box::new(programs::Sqlite::new(journal)));
+        }
+        loads
+    }
+
+    /// The process that owns the pool now, or is about to.
+    fn next(&self) -> u32 {
+        let mut child = None;
+        eventually("a process is there", || {
+            child = self.surviving.child().filter(|child| Some(*child) != self.killed);
+            child.is_some()
+        });
+        child.unwrap()
+    }
+
+    fn strike(&mut self) {
+        let child = self.next();
+        self.note(&format!("kill {child}"));
+        self.kill(child);
+    }
+
+    fn kill(&mut self, process: u32) {
+        self.killed = Some(process);
+        kill(process, Signal::KILL);
+        self.told.killed();
+        self.deaths += 1;
+    }
+
+    /// Has another copy of the program go on; perhaps the process is killed meanwhile.
+    fn upgrade(&mut self, killed: bool) {
+        self.copy = 1 - self.copy;
+        let mut command = Command::new(self.programs.copy(self.copy));
+        command.arg("upgrade").arg(self.surviving.pool.at("")).env("NACRE_STATE_DIR", self.surviving.pool.state());
+        self.note("upgrade");
+        self.told.upgraded();
+        if !killed {
+            let output = finish(&mut command);
+            assert!(output.status.success(), "{}: {}", self.what, text(&output.stderr));
+            return;
+        }
+        let upgrading = thread::spawn(move || drop(finish(&mut command)));
+        thread::sleep(Duration::from_micros(self.random.below(200_000)));
+        self.strike();
+        upgrading.join().unwrap();
+    }
+
+    fn note(&mut self, what: &str) {
+        self.what.push_str(", ");
+        self.what.push_str(what);
+    }
+
+    /// How long it takes until something is answered that the kernel does not know.
+    fn answers(&mut self) {
+        let name = self.surviving.pool.at(&format!("nothing-{}", self.random.next()));
+        let start = Instant::now();
+        let answer = fs::symlink_metadata(name);
+        self.told.answered(start.elapsed());
+        let absent = answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        assert!(absent, "{}: {answer:?}", self.what);
+    }
+
+    /// Waits until each of the loads has done something.
+    fn goes_on(&self) {
+        let done = || self.progress.iter().map(|shared| shared.done.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let before = done();
+        eventually("all loads go on", || done().iter().zip(&before).all(|(now, before)| now > before));
+    }
+}
+
+impl Drop for Surviving {
+    fn drop(&mut self) {
+        if thread::panicking() && !is_gone(self.guardian) {
+            // What is left is taken away by the yard, which knows of one process only.
+            kill(self.guardian, Signal::KILL);
+        }
+    }
+}
+
+/// Whether nobody answers there any more.
+pub fn is_dead(at: &Path) -> bool {
+    mounting::errno(fs::symlink_metadata(at.join("nothing"))) == rustix::io::Errno::NOTCONN.raw_os_error()
+}

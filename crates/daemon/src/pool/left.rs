@@ -1,0 +1,366 @@
+//! What the process that owns a pool leaves to the one that goes on with it, beside what the doors of
+//! its mounts note ([`nacre_fuse::Survival`]) and what the kept log holds.
+//!
+//! Noted by [`super::process`] and `mounts.rs`, read by the next worker of the same guardian
+//! ([`crate::guardian`]). It lies in a file in memory, whose number the guardian's memory has: another
+//! file with each change, so it is the one or the other. Invariants: a descriptor that is noted is open
+//! as long as it is, and the next worker closes all others; what is noted is noted before anybody is
+//! told of it, and a mount that goes is taken out before its descriptors are closed.
+
+use crate::{failure::Failure, left::Guarded};
+use nacre_admin::{MountOptions, mounts::What};
+use nacre_fuse::Survival;
+use nacre_pool::device::{Device, FileDevice};
+use nacre_sys::descriptors;
+use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::{FileExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use super::mount_point::MountPoint;
+
+/// Which way it is noted: another number with each change, and that of the kept log.
+pub const VERSION: (u64, u64) = (1, nacre_pool::log::KEPT_VERSION);
+
+/// A device that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftDevice {
+    path: PathBuf,
+    number: i32,
+    /// Which file it is: the number may have become another's, where the pool has let the device go.
+    file: (u64, u64),
+}
+
+/// A mount that is there, or about to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LeftMount {
+    /// What.
+    pub what: What,
+    /// Where.
+    pub at: PathBuf,
+    /// How.
+    pub options: MountOptions,
+    /// The directory.
+    pub place: MountPoint,
+    /// By which door it is seen.
+    pub door: LeftDoor,
+}
+
+/// By which door something is seen.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftDoor {
+    /// One of its own.
+    Own {
+        /// The number of the descriptor of what the door notes.
+        memory: i32,
+        /// That of the kernel's device, once it is served.
+        device: Option<i32>,
+    },
+    /// That of another one.
+    Within {
+        /// Which.
+        mount: What,
+        /// On the directory with this number there.
+        on: u64,
+    },
+}
+
+impl LeftDoor {
+    fn descriptors(&self) -> [Option<i32>; 2] {
+        match self {
+            LeftDoor::Own { memory, device } => [Some(*memory), *device],
+            LeftDoor::Within { .. } => [None, None],
+        }
+    }
+}
+
+/// See the file's head.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PoolLeft {
+    version: (u64, u64),
+    /// The numbers of descriptors: of the socket for commands, and of the locks on the pool's name and
+    /// number.
+    pub socket: i32,
+    /// See above.
+    pub name: i32,
+    /// See above; none where another copy has it.
+    pub number: Option<i32>,
+    /// The pool's number.
+    pub guid: u64,
+    /// What it lies on, as far as that is there.
+    pub devices: Vec<LeftDevice>,
+    /// What a command is about to take into the pool.
+    pub coming: Vec<PathBuf>,
+    /// The device and the mount by which sync(2) is heard.
+    pub hearing: Option<(i32, i32)>,
+    /// The log of what was acknowledged.
+    pub kept_log: Option<i32>,
+    /// All mount points lie below it.
+    pub altroot: Option<PathBuf>,
+    /// What is mounted is not trusted.
+    pub harmless: bool,
+    /// The mounts, the oldest first.
+    pub mounts: Vec<LeftMount>,
+}
+
+/// What the guardian's memory says.
+#[derive(Serialize, Deserialize)]
+struct Where {
+    notes: i32,
+}
+
+fn which(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+impl LeftDevice {
+    /// One of the pool's; none where it is not there.
+    pub fn of(device: &dyn Device) -> Option<LeftDevice> {
+        let number = device.descriptor()?;
+        let file = which(&descriptors::another(number).ok()?.into()).ok()?;
+        Some(LeftDevice { path: PathBuf::from(device.name()), number, file })
+    }
+
+    /// Goes on with it; none where it is not open any more.
+    fn adopt(&self) -> Option<FileDevice> {
+        let other = descriptors::another(self.number).ok().map(File::from)?;
+        if which(&other).ok()? != self.file {
+            return None;
+        }
+        let adopted = descriptors::take_over(self.number)
+            .and_then(|descriptor| FileDevice::adopt(self.path.display().to_string(), descriptor));
+        adopted
+            .inspect_err(
+                |error| tracing::warn!(device = %self.path.display(), %error, "a device is missing from here on"),
+            )
+            .ok()
+    }
+}
+
+impl PoolLeft {
+    /// What is noted.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of(memory: &Survival) -> Result<PoolLeft, Failure> {
+        PoolLeft::read(
+            &noted(memory).map_err(|error| Failure::io("cannot read", "what the last process noted", &error))?,
+        )
+    }
+
+    /// What is noted as this text.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(text: &[u8]) -> Result<PoolLeft, Failure> {
+        let left: PoolLeft = serde_json::from_slice(text)
+            .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))?;
+        match left.version {
+            VERSION => Ok(left),
+            its => {
+                let its = format!("{}.{}", its.0, its.1);
+                let ours = format!("{}.{}", VERSION.0, VERSION.1);
+                Err(Failure::new(format!("what it notes has version {its}, and this program reads version {ours}")))
+            }
+        }
+    }
+
+    /// The descriptors that the next worker keeps, that of this text among them.
+    pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
+        let text = place(memory).ok();
+        let of_mounts = self.mounts.iter().flat_map(|mount| mount.door.descriptors());
+        let hearing = self.hearing.map(|(device, mount)| [device, mount]).into_iter().flatten().map(Some);
+        let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
+        let devices = self.devices.iter().map(|device| Some(device.number));
+        of_mounts.chain(hearing).chain(own).chain(devices).chain([text]).flatten().collect()
+    }
+
+    /// Makes the kernel send again what the mounts have not answered.
+    pub fn send_again(&self) {
+        for device in self.mounts.iter().filter_map(|mount| mount.door.descriptors()[1]) {
+            let sent = descriptors::another(device).and_then(|device| fusewire::resend(device.as_fd()));
+            // One that was unmounted meanwhile; whoever goes on with it hears of that again.
+            let _ = sent;
+        }
+    }
+
+    /// The devices, in no order. What a command was about to take into the pool is opened.
+    pub fn adopt(&self) -> Vec<FileDevice> {
+        let mut adopted: Vec<FileDevice> = self.devices.iter().filter_map(LeftDevice::adopt).collect();
+        for path in &self.coming {
+            if adopted.iter().any(|device| Path::new(device.name()) == path) {
+                continue;
+            }
+            match FileDevice::open(path, true) {
+                Ok(device) => adopted.push(device),
+                Err(error) => tracing::info!(device = %path.display(), %error, "the pool does not have it"),
+            }
+        }
+        adopted
+    }
+}
+
+/// The number of the descriptor of what is noted.
+fn place(memory: &Survival) -> io::Result<i32> {
+    let at = memory.text().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(serde_json::from_slice::<Where>(&at)?.notes)
+}
+
+fn noted(memory: &Survival) -> io::Result<Vec<u8>> {
+    let unread = || io::Error::from(io::ErrorKind::InvalidData);
+    let file = File::from(descriptors::another(place(memory)?)?);
+    let length = usize::try_from(file.metadata()?.len()).map_err(|_| unread())?;
+    let mut text = vec![0; length];
+    file.read_exact_at(&mut text, 0)?;
+    Ok(text)
+}
+
+/// What is noted, by whom it is kept in step. Until the pool is imported nothing is written: nobody
+/// could go on.
+#[derive(Debug)]
+pub struct PoolNotes {
+    /// The guardian.
+    pub guarded: Guarded,
+    now: Mutex<Noted>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    left: PoolLeft,
+    file: Option<OwnedFd>,
+    begun: bool,
+}
+
+impl PoolNotes {
+    /// Those of this worker, and what the one before it has left.
+    ///
+    /// # Errors
+    /// That cannot be read.
+    pub fn of(guarded: Guarded) -> Result<(PoolNotes, Option<PoolLeft>), Failure> {
+        let left = guarded.memory.resumes().then(|| PoolLeft::of(&guarded.memory)).transpose()?;
+        let file = left.as_ref().map(|_| place(&guarded.memory).and_then(descriptors::take_over)).transpose();
+        let file = file.map_err(|error| Failure::io("cannot go on with", "what the last process noted", &error))?;
+        let now = Noted { left: left.clone().unwrap_or_default(), file, begun: left.is_some() };
+        Ok((PoolNotes { guarded, now: Mutex::new(now) }, left))
+    }
+
+    /// Whether this worker goes on with what another one left.
+    pub fn resumes(&self) -> bool {
+        self.guarded.memory.resumes()
+    }
+
+    /// The pool is imported.
+    pub fn begin(&self, change: impl FnOnce(&mut PoolLeft)) {
+        self.now.lock().begun = true;
+        self.change(|left| {
+            left.version = VERSION;
+            change(left);
+        });
+    }
+
+    /// Something has changed.
+    pub fn change(&self, change: impl FnOnce(&mut PoolLeft)) {
+        let mut now = self.now.lock();
+        change(&mut now.left);
+        if !now.begun {
+            return;
+        }
+        match self.write(&now.left) {
+            // The one before is closed when this one holds.
+            Ok(file) => now.file = Some(file),
+            Err(error) => self.guarded.memory.give_up(&format!("what it has cannot be noted: {error}")),
+        }
+    }
+
+    fn write(&self, left: &PoolLeft) -> io::Result<OwnedFd> {
+        let text = serde_json::to_vec(left)?;
+        let mut file = File::from(memfd_create(c"nacre-pool", MemfdFlags::CLOEXEC)?);
+        file.write_all(&text)?;
+        let at = serde_json::to_vec(&Where { notes: file.as_raw_fd() })?;
+        match self.guarded.memory.set_text(&at) {
+            true => Ok(file.into()),
+            false => Err(io::ErrorKind::FileTooLarge.into()),
+        }
+    }
+
+    /// A mount is there, or about to be; what was noted of it before is not any more.
+    pub fn put(&self, mount: LeftMount) {
+        self.change(|left| match left.mounts.iter_mut().find(|there| there.what == mount.what) {
+            Some(there) => *there = mount,
+            None => left.mounts.push(mount),
+        });
+    }
+
+    /// A mount has other options.
+    pub fn changed(&self, what: What, options: &MountOptions) {
+        self.change(|left| {
+            let mount = left.mounts.iter_mut().find(|there| there.what == what);
+            mount.into_iter().for_each(|mount| mount.options = options.clone());
+        });
+    }
+
+    /// A mount is gone.
+    pub fn forget(&self, what: What) {
+        self.change(|left| left.mounts.retain(|there| there.what != what));
+    }
+
+    /// What is noted, as another program would read it.
+    pub fn text(&self) -> Vec<u8> {
+        noted(&self.guarded.memory).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::fd::IntoRawFd, sync::Arc};
+
+    fn guarded(memory: &Survival) -> Guarded {
+        Guarded { memory: memory.clone(), guardian: 1, handover: Arc::from("") }
+    }
+
+    #[test]
+    fn what_is_noted_is_read_again_and_follows() {
+        let mut memory = Survival::new().unwrap();
+        let (notes, left) = PoolNotes::of(guarded(&memory)).unwrap();
+        assert!(left.is_none());
+        notes.change(|left| left.guid = 1);
+        assert!(memory.text().is_none(), "nobody could go on with it");
+        notes.begin(|left| left.socket = 7);
+        notes.change(|left| left.coming = vec![PathBuf::from("/dev/a")]);
+        memory.next_life();
+        // As if its process were dead: the descriptor is the next one's.
+        std::mem::forget(notes);
+        let (again, left) = PoolNotes::of(guarded(&memory)).unwrap();
+        let left = left.unwrap();
+        assert_eq!((left.guid, left.socket, left.coming.len()), (1, 7, 1));
+        again.change(|left| left.coming.clear());
+        assert!(PoolLeft::of(&memory).unwrap().coming.is_empty());
+        assert!(PoolLeft::read(&serde_json::to_vec(&PoolLeft::default()).unwrap()).is_err(), "another version");
+    }
+
+    #[test]
+    fn a_number_that_is_another_files_is_not_taken_for_the_device() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("device");
+        let device = FileDevice::create(&path, 1 << 20).unwrap();
+        let mut left = LeftDevice::of(&device).unwrap();
+        let other = File::create(scratch.path().join("other")).unwrap();
+        let number = std::mem::replace(&mut left.number, other.as_raw_fd());
+        assert!(left.adopt().is_none());
+        // As of a process that is gone: nobody else owns the descriptor.
+        left.number = descriptors::another(number).unwrap().into_raw_fd();
+        let adopted = left.adopt().unwrap();
+        assert_eq!((adopted.name(), adopted.length()), (path.to_str().unwrap(), 1 << 20));
+    }
+}

@@ -1,0 +1,152 @@
+//! A pool that outlives its process: what the kept log has is replayed, and kept on.
+//!
+//! Called by the making and the import of a pool; the log is [`crate::log::kept`], what is appended to it
+//! `files/keeping.rs`.
+//!
+//! Invariants:
+//! - What is replayed is in the memory of this process and in the log, until its commit; then in that
+//!   alone. The log knows which commit that is before it is made: a death at any moment of a replay has the
+//!   next process replay what is missing, and nothing twice.
+//! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::commit::passed_over;
+use super::logging::{REPLAYED_AT_ONCE, judge, replay_record};
+use super::replay_skip::ReplaySkip;
+use super::{Dataset, Durable, Pool, as_pool_error};
+use crate::error::PoolError;
+use crate::files::Keeper;
+use crate::log::{Blocks, KeptLog};
+use crate::pointer::Txg;
+
+/// So much of what is replayed is held in memory before it is committed, bytes.
+const COMMITTED_AT_ONCE: u64 = 256 << 20;
+
+impl Pool {
+    /// From now on everything that is done to files is kept. Called once, by whoever makes the pool.
+    pub(super) fn keep_with(&self, log: Arc<KeptLog>) {
+        log.serve(Txg(self.committed.load(Ordering::Acquire)));
+        let keeper = Arc::new(Keeper::new(log));
+        for dataset in self.datasets.read().values() {
+            dataset.files().keep_with(Arc::clone(&keeper));
+        }
+        let _ = self.keeper.set(keeper);
+    }
+
+    /// The kept log, where there is one.
+    #[must_use]
+    pub fn kept(&self) -> Option<&Arc<KeptLog>> {
+        self.keeper.get().map(|keeper| &keeper.log)
+    }
+
+    /// Goes on from where a process has died: applies what it kept beyond the last commit, commits that,
+    /// and keeps on. The intent log has nothing that the kept one has not.
+    pub(super) fn replay_kept(
+        &self,
+        mut blocks: Box<dyn Blocks>,
+        kept: Arc<KeptLog>,
+        durable: &Durable,
+    ) -> Result<(), PoolError> {
+        kept.begin_replay(durable.txg)?;
+        // It has to know where its next block goes.
+        blocks.replay(durable.log, durable.txg, &mut |_| Ok(()))?;
+        self.start_log(blocks);
+        self.record(false);
+        self.holds_left.store(true, Ordering::Release);
+        let there = self.usable_datasets()?;
+        let (mut promised, mut skipped, mut before) = (0, ReplaySkip::default(), None);
+        kept.replay(&mut |record, place| {
+            let begins = before.replace(place);
+            // What was destroyed after the record takes it along.
+            if !there.contains(&record.dataset) {
+                return Ok(());
+            }
+            let dataset = self.left_dataset(record.dataset)?;
+            let Some(adjusted) = judge(&skipped, &dataset, record)? else {
+                skipped.leave_out(&dataset, record);
+                return Ok(());
+            };
+            if self.reservations.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
+                promised = self.store_replayed()?;
+            }
+            if self.held() > COMMITTED_AT_ONCE
+                && let Some(begins) = begins
+            {
+                self.commit_replayed(&kept, begins)?;
+                promised = 0;
+            }
+            let replay = || replay_record(&dataset, record, &adjusted);
+            let mut done = replay();
+            if matches!(done, Err(PoolError::NoSpace)) {
+                promised = self.store_replayed()?;
+                done = replay();
+            }
+            if matches!(done, Err(PoolError::NoSpace))
+                && let Some(begins) = begins
+            {
+                // What it frees may be had again. What was applied of the record is applied again.
+                self.commit_replayed(&kept, begins)?;
+                promised = 0;
+                done = replay();
+            }
+            done
+        })?;
+        if before.is_some() {
+            self.commit_replayed(&kept, kept.end())?;
+        }
+        self.record(true);
+        self.keep_with(kept);
+        self.open_datasets().iter().try_for_each(|dataset| dataset.files().find_cuts()).map_err(as_pool_error)
+    }
+
+    fn commit_replayed(&self, kept: &KeptLog, through: u64) -> Result<(), PoolError> {
+        kept.commits_into(through, self.gate.enter().txg());
+        self.commit()?;
+        kept.settled();
+        Ok(())
+    }
+
+    /// The datasets that there are, those that are half received left out.
+    fn usable_datasets(&self) -> Result<HashSet<u64>, PoolError> {
+        let admin = self.admin.lock();
+        let mut usable = HashSet::new();
+        for (id, _) in admin.catalog.datasets()? {
+            if !admin.is_half(id)? {
+                usable.insert(id);
+            }
+        }
+        Ok(usable)
+    }
+
+    fn left_dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
+        let (dataset, opened) = self.open_dataset(id)?;
+        if opened {
+            dataset.files().hold_left().map_err(as_pool_error)?;
+        }
+        Ok(dataset)
+    }
+
+    /// What has no name in a dataset that was opened just now is freed by and by, or held as one that was
+    /// left.
+    pub(super) fn sweep(&self, dataset: &Dataset) -> Result<(), PoolError> {
+        if !self.holds_left.load(Ordering::Acquire) {
+            return dataset.sweep();
+        }
+        let held = dataset.files().hold_left().and_then(|()| dataset.files().find_cuts()).map_err(as_pool_error);
+        held.or_else(|error| passed_over(error, "files without a name cannot be freed now"))
+    }
+
+    /// Whoever had files without a name from a process that has died has them from this one by now, or
+    /// they are nobody's: they live as long as they are held here. Other ones than those of datasets that
+    /// are open are freed when theirs is opened.
+    ///
+    /// # Errors
+    /// Those of reading rows.
+    pub fn let_left_go(&self) -> Result<(), PoolError> {
+        self.holds_left.store(false, Ordering::Release);
+        self.open_datasets().iter().try_for_each(|dataset| dataset.files().let_all_left_go()).map_err(as_pool_error)
+    }
+}

@@ -1,0 +1,247 @@
+//! What files append to the kept log ([`crate::log::kept`]), and what is left of a process that has died.
+//!
+//! Every change of files that anybody can see comes by here, with the rows as users see them:
+//!
+//! | change | record |
+//! |---|---|
+//! | a file is made, also without a name; gets, changes, loses a name (`names.rs`) | the rows of the batch |
+//! | attributes, sizes, flags (`inodes.rs`), extended attributes (`xattrs.rs`) | the rows of the batch, long values in full |
+//! | a write, also one that was held back or was stored to a mapping (`content.rs`) | the content, the inode |
+//! | a range that is zeroed or punched (`content/sizes.rs`) | the range, the inode |
+//! | a range that becomes one of another file (`sharing.rs`) | both ranges, the inode |
+//! | an access time (`inodes.rs`) | the inode |
+//! | another tree in the place of this one, by administration (`stopping.rs`) | the numbers that were given out |
+//!
+//! What nobody sees is not there: flushes, rows that a cut leaves, files that nobody holds being freed
+//! (they are without a name after a replay, too), what owners use. Administration is a commit before it
+//! is answered, and what is received is seen with its last commit.
+//!
+//! Invariants:
+//! - The order in the log is that in which changes were applied: rows are appended under the table's
+//!   lock, content under the inode's. Whoever builds on a change comes behind it.
+//! - Room is asked for before anything is held ([`Room`]), and nobody who makes room appends.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::inodes::Editing;
+use super::{Batch, Files, Result, Table, Throttle};
+use crate::log::{KeptLog, LogChange, LogRecord};
+use crate::pointer::Txg;
+use crate::rows::{DatasetHead, keys};
+
+/// The most that an operation on rows appends, bytes: names, a target, a few inodes.
+pub(super) const ROWS: u64 = 16 << 10;
+/// The same where a file is made: two access control lists and a label may come with it.
+pub(super) const NEW: u64 = 256 << 10;
+
+/// Room in the kept log for what an operation may append.
+#[derive(Debug)]
+pub(super) struct Room<'f> {
+    keeper: &'f Keeper,
+    throttle: &'f Throttle,
+    bytes: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.keeper.log.give_back(self.bytes);
+        if self.keeper.waiting.load(Ordering::SeqCst) > 0 {
+            self.throttle.made_room();
+        }
+    }
+}
+
+/// The kept log, and who waits for room in it.
+#[derive(Debug)]
+pub struct Keeper {
+    pub(crate) log: Arc<KeptLog>,
+    waiting: AtomicUsize,
+}
+
+impl Keeper {
+    /// Of a pool.
+    pub(crate) fn new(log: Arc<KeptLog>) -> Self {
+        Self { log, waiting: AtomicUsize::new(0) }
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// From now on what changes is kept. Before, as while a log is replayed, it is not.
+    pub(crate) fn keep_with(&self, keeper: Arc<Keeper>) {
+        // A second one would split the log: the first stays.
+        let _ = self.keeper.set(keeper);
+    }
+
+    /// The most content that one write may have.
+    pub(super) fn written_at_once(&self) -> usize {
+        self.keeper.get().map_or(usize::MAX, |keeper| keeper.log.most())
+    }
+
+    /// Waits until there is room for what an operation may append. Not under any lock.
+    pub(super) fn room_to_keep(&self, bytes: u64) -> Result<Option<Room<'_>>> {
+        let Some(keeper) = self.keeper.get().filter(|_| bytes > 0) else { return Ok(None) };
+        if !keeper.log.make_room(bytes) {
+            let has_room = std::cell::Cell::new(false);
+            keeper.waiting.fetch_add(1, Ordering::SeqCst);
+            let admitted = self.throttle.admit_when(|| {
+                has_room.set(keeper.log.make_room(bytes));
+                has_room.get()
+            });
+            keeper.waiting.fetch_sub(1, Ordering::SeqCst);
+            if !has_room.get() {
+                // Nobody commits: what finds no room then is told by the log.
+                return admitted.map(|()| None).map_err(Into::into);
+            }
+        }
+        Ok(Some(Room { keeper, throttle: &self.throttle, bytes }))
+    }
+
+    /// The same without waiting; the outer `None` where there is none.
+    pub(super) fn room_now(&self, bytes: u64) -> Option<Option<Room<'_>>> {
+        match self.keeper.get() {
+            None => Some(None),
+            Some(keeper) => keeper.log.make_room(bytes).then(|| Some(Room { keeper, throttle: &self.throttle, bytes })),
+        }
+    }
+
+    /// Keeps the rows of a batch, as users see them.
+    pub(super) fn keep_rows(&self, txg: Txg, batch: &Batch) {
+        if self.keeper.get().is_none() {
+            return;
+        }
+        let mut inodes = Vec::new();
+        let mut changes = Vec::new();
+        let mut has_attributes = false;
+        for change in batch.changes() {
+            let kept = batch.kept_as.iter().find(|(key, _)| *key == change.key);
+            let row = kept.map(|(_, row)| row).or(change.row.as_ref());
+            let change = match row {
+                Some(value) => LogChange::Put { key: &change.key, value },
+                None => LogChange::Delete { key: &change.key },
+            };
+            match (change.kind(), row) {
+                // They follow from the size.
+                (Some(keys::EXTENT), None) | (Some(keys::PATCH | keys::CUT), _) => continue,
+                (Some(keys::INODE), _) => inodes.push(change),
+                (Some(keys::XATTR), _) => has_attributes = true,
+                _ => {}
+            }
+            changes.push(change);
+        }
+        if has_attributes {
+            // They need their inode, and change it.
+            changes.splice(0..0, inodes);
+        }
+        self.keep(txg, changes, &[]);
+    }
+
+    /// Keeps what became of content, if anything did, and the row as users see it.
+    pub(super) fn keep_row(&self, txg: Txg, edited: &Editing<'_>, content: Option<LogChange<'_>>) {
+        if self.keeper.get().is_none() {
+            return;
+        }
+        let (key, value) = (keys::inode(edited.number), edited.row.encode());
+        let row = LogChange::Put { key: &key, value: &value };
+        match content {
+            Some(LogChange::Write { inode, offset, data }) => {
+                self.keep(txg, vec![LogChange::Write { inode, offset, data: &[] }, row], data);
+            }
+            Some(change) => self.keep(txg, vec![change, row], &[]),
+            None => self.keep(txg, vec![row], &[]),
+        }
+    }
+
+    /// Keeps that the numbers below the next are given, whatever a tree says that comes in the place of
+    /// this one. Called while operations are [stopped](Self::stop) and the txg is closed, before anything
+    /// of it is durable.
+    pub(crate) fn keep_numbers(&self) {
+        let numbers = &self.numbers;
+        let head = DatasetHead {
+            next: numbers.next.load(Ordering::Relaxed),
+            root: numbers.root,
+            seed: numbers.seed,
+            hashing: numbers.hashing,
+            folding: numbers.folding,
+            objects: numbers.objects.load(Ordering::Relaxed),
+        };
+        let entered = self.gate.enter();
+        self.keep(entered.txg(), vec![LogChange::Put { key: &keys::head(), value: &head.encode() }], &[]);
+    }
+
+    fn keep(&self, txg: Txg, changes: Vec<LogChange<'_>>, content: &[u8]) {
+        if let Some(keeper) = self.keeper.get()
+            && keeper.log.append(&LogRecord { txg, dataset: self.dataset, changes }, content)
+        {
+            self.throttle.ask();
+        }
+    }
+
+    /// From now on the files without a name that are in the table are held, whoever else holds them: a
+    /// process that has died gave them to somebody who may have them still.
+    ///
+    /// # Errors
+    /// Those of reading the table.
+    pub(crate) fn hold_left(&self) -> Result<()> {
+        let numbers = self.orphans()?;
+        self.left.lock().get_or_insert_default().extend(numbers);
+        Ok(())
+    }
+
+    /// Those that are held so.
+    #[must_use]
+    pub fn left(&self) -> Vec<u64> {
+        self.left.lock().iter().flatten().copied().collect()
+    }
+
+    /// Nobody has this file of those that were [left](Self::left): it lives as long as somebody here
+    /// holds it.
+    ///
+    /// # Errors
+    /// Those of reading its row: it is freed by the next start then.
+    pub fn let_left_go(&self, number: u64) -> Result<()> {
+        let was_left = self.left.lock().as_mut().is_some_and(|left| left.remove(&number));
+        if was_left { self.release_left([number]) } else { Ok(()) }
+    }
+
+    /// The same of all of them.
+    ///
+    /// # Errors
+    /// As [`Self::let_left_go`].
+    pub fn let_all_left_go(&self) -> Result<()> {
+        let left: HashSet<u64> = self.left.lock().take().unwrap_or_default();
+        self.release_left(left)
+    }
+
+    fn release_left(&self, numbers: impl IntoIterator<Item = u64>) -> Result<()> {
+        let mut free = Vec::new();
+        for number in numbers {
+            if !self.known.is_held(number) {
+                free.push(number);
+                continue;
+            }
+            let inode = self.known.get(number);
+            if self.table.read().get(&keys::orphan(number))?.is_some() {
+                let mut edited = self.edit(&inode)?;
+                let linkable = edited.row.hint.is_none();
+                edited.lose_last_name();
+                edited.activate().linkable = linkable;
+            }
+        }
+        self.known.put_released(free);
+        Ok(())
+    }
+
+    /// Whether a process that has died may have given this file, without a name, to somebody.
+    pub(super) fn is_left(&self, number: u64) -> bool {
+        self.left.lock().as_ref().is_some_and(|left| left.contains(&number))
+    }
+
+    /// A replay makes a file one without a name.
+    pub(super) fn note_left(&self, number: u64) {
+        self.left.lock().iter_mut().for_each(|left| {
+            left.insert(number);
+        });
+    }
+}

@@ -1,0 +1,557 @@
+//! The kept log: every change to files since the last commit, in memory that outlives the process.
+//! The next process of the pool replays it, so that nothing which was acknowledged is lost or goes back.
+//!
+//! Called by files (each change is appended before it is answered: `files/keeping.rs`), by commits (what
+//! they hold is taken out) and by the import that follows a death (`engine/keeping.rs`). The memory is
+//! a ring of words behind a page of numbers; who makes the next process keeps its descriptor.
+//!
+//! Invariants:
+//! - Records lie in the order in which they were applied, those of one txg before those of the next. A
+//!   record counts once [`END`], stored last, lies behind it: who dies while appending leaves a whole log.
+//! - Operations are let in only when what they may append has room ([`KeptLog::make_room`]), so that nobody
+//!   waits who holds anything. What finds no room all the same is told ([`KeptLog::given_up`]), and makes
+//!   a replay without it impossible.
+//! - A record is replayed into one txg only: [`INTO`] says which, before its commit is made.
+//!
+//! ```text
+//!  word  0  what it is                 1  a pool has served with it
+//!        2  where the first record is  3  where the next one comes
+//!        4  all of it is to be replayed, whatever the txg
+//!        5  the txg into which records were replayed, up to the place in  6
+//!        7  the last txg of which records are missing
+//!        8  the last txg that is committed
+//!  from 512 on: the ring
+//!  a record: its length in words, that of the encoded changes in bytes, that of content in bytes; the
+//!  changes; the content of the write among them, which is empty there
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_sys::shared_words::SharedWords;
+use parking_lot::Mutex;
+
+use super::record::{LogChange, LogRecord};
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::pointer::Txg;
+
+/// Which way it is kept: another number with each change of the records or the words.
+pub const VERSION: u64 = 1;
+/// The first word: the name, and the version.
+const MAGIC: u64 = u64::from_be_bytes(*b"nakept\0\0") + VERSION;
+const KIND: usize = 0;
+const SERVED: usize = 1;
+const BEGIN: usize = 2;
+const END: usize = 3;
+const REPLAYING: usize = 4;
+const INTO: usize = 5;
+const THROUGH: usize = 6;
+const MISSING: usize = 7;
+const COMMITTED: usize = 8;
+/// Where the ring begins, words: what comes before is a page.
+const RING: usize = 512;
+/// Words before the changes of a record.
+const HEAD: u64 = 3;
+/// The least ring, bytes: several of the largest operations have room in it.
+const LEAST: usize = 4 << 20;
+
+/// The log. One process at a time writes to it.
+pub struct KeptLog {
+    shared: SharedWords,
+    appending: Mutex<Appending>,
+    /// What records take, and what was promised to operations, bytes.
+    taken: AtomicU64,
+}
+
+/// Where records go, and where those of closed txgs end.
+#[derive(Debug, Default)]
+struct Appending {
+    end: u64,
+    closed: VecDeque<(Txg, u64)>,
+}
+
+impl fmt::Debug for KeptLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptLog").field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+impl KeptLog {
+    /// How large one is, bytes, where nothing else is said.
+    pub const BYTES: usize = 256 << 20;
+
+    /// An empty log with room for so many bytes, at least 4 MiB.
+    ///
+    /// # Errors
+    /// As `memfd_create(2)` and `mmap(2)`.
+    pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
+        let shared = SharedWords::new(c"nacre-kept-log", RING + bytes.max(LEAST) / size_of::<u64>())?;
+        let log = Self::over(shared);
+        log.set(KIND, MAGIC);
+        Ok(Arc::new(log))
+    }
+
+    /// The log of a process that has ended.
+    ///
+    /// # Errors
+    /// As `mmap(2)`; [`io::ErrorKind::InvalidData`] for memory that is none.
+    pub fn taken_over(memory: OwnedFd) -> io::Result<Arc<Self>> {
+        let bytes = rustix::fs::fstat(&memory)?.st_size.cast_unsigned();
+        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u64>();
+        let log = Self::over(SharedWords::taken_over(memory, count)?);
+        let (begin, end) = (log.get(BEGIN), log.get(END));
+        let is_whole = begin <= end && end - begin <= log.words();
+        if count <= RING || log.get(KIND) != MAGIC || !is_whole {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
+        log.appending.lock().end = end;
+        log.taken.store((end - begin) * 8, Ordering::Relaxed);
+        Ok(Arc::new(log))
+    }
+
+    fn over(shared: SharedWords) -> Self {
+        Self { shared, appending: Mutex::default(), taken: AtomicU64::new(0) }
+    }
+
+    /// The memory, to be left open for the next process.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor()
+    }
+
+    /// Whether a process has served the pool with it: an import goes on from there.
+    #[must_use]
+    pub fn has_served(&self) -> bool {
+        self.get(SERVED) != 0
+    }
+
+    /// What it holds and what is promised, bytes.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// What it can hold, bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.words() * 8
+    }
+
+    /// The txg of which something could not be kept: as long as it is not committed, a death of the
+    /// process loses what was acknowledged, and no import goes on from this log.
+    #[must_use]
+    pub fn given_up(&self) -> Option<Txg> {
+        Some(Txg(self.get(MISSING))).filter(|txg| txg.0 > self.get(COMMITTED))
+    }
+
+    /// Whether a commit is due before it is full.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.used() > self.length() / 2
+    }
+
+    /// The most that one operation may append, bytes.
+    pub(crate) fn most(&self) -> usize {
+        usize::try_from(self.length() / 4).unwrap_or(usize::MAX)
+    }
+
+    /// Promises room for what an operation will append, if there is so much.
+    pub(crate) fn make_room(&self, bytes: u64) -> bool {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= self.length());
+        self.taken.fetch_update(Ordering::SeqCst, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// The operation has appended what it had to.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
+    /// Appends what an operation has changed; `content` is that of the write among the changes, which
+    /// is empty there. The caller holds the txg open, and whatever orders the change among others.
+    /// Answers whether a commit is due.
+    pub(crate) fn append(&self, record: &LogRecord<'_>, content: &[u8]) -> bool {
+        let mut encoded = Writer::default();
+        record.encode(&mut encoded);
+        let encoded = encoded.finish();
+        let words = HEAD + words_of(encoded.len()) + words_of(content.len());
+        let mut appending = self.appending.lock();
+        let at = appending.end;
+        if at + words - self.get(BEGIN) > self.words() {
+            drop(appending);
+            self.give_up(record.txg);
+            return true;
+        }
+        let head = [words, encoded.len() as u64, content.len() as u64];
+        head.iter().zip(at..).for_each(|(word, at)| self.put(at, *word));
+        self.fill(at + HEAD, &encoded);
+        self.fill(at + HEAD + words_of(encoded.len()), content);
+        appending.end = at + words;
+        // Last: now it counts.
+        self.set(END, appending.end);
+        drop(appending);
+        let before = self.taken.fetch_add(words * 8, Ordering::Relaxed);
+        before <= self.length() / 2 && self.is_half_full()
+    }
+
+    /// Something of this txg is not in the log. Until it is committed, nothing can be replayed.
+    fn give_up(&self, txg: Txg) {
+        tracing::error!(txg = txg.0, "the kept log is full: until the next commit the pool cannot outlive its process");
+        self.shared.words().get(MISSING).iter().for_each(|word| {
+            word.fetch_max(txg.0, Ordering::Release);
+        });
+    }
+
+    /// The open txg is closed: what it has lies before here. Called while nobody is inside.
+    pub(crate) fn close(&self, txg: Txg) {
+        let mut appending = self.appending.lock();
+        let end = appending.end;
+        appending.closed.push_back((txg, end));
+    }
+
+    /// A txg is durable: its records are not needed any more.
+    pub(crate) fn committed(&self, txg: Txg) {
+        let mut appending = self.appending.lock();
+        let before = self.get(BEGIN);
+        let mut begin = before;
+        while let Some((closed, end)) = appending.closed.front().copied()
+            && closed <= txg
+        {
+            appending.closed.pop_front();
+            begin = end;
+        }
+        self.set(COMMITTED, txg.0);
+        self.set(BEGIN, begin);
+        drop(appending);
+        self.give_back((begin - before) * 8);
+    }
+
+    /// Begins to replay what the last process left on what is durable.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where what is durable is not what the log goes on from, or where something
+    /// is missing in it; damage.
+    pub(crate) fn begin_replay(&self, durable: Txg) -> Result<(), PoolError> {
+        let refused = |why: &str| {
+            tracing::error!(durable = durable.0, committed = self.get(COMMITTED), into = self.get(INTO), "{why}");
+            Err(PoolError::Refused(why.to_owned()))
+        };
+        if durable.0 < self.get(COMMITTED) {
+            return refused("what was committed last cannot be read: the kept log does not go on from there");
+        }
+        if self.get(REPLAYING) != 0 {
+            // Whoever replayed it has died, too: before his commit, or after it.
+            match self.get(INTO) {
+                0 if durable.0 == self.get(COMMITTED) => return Ok(()),
+                into if durable.0 == into => {
+                    self.settled();
+                    return Ok(());
+                }
+                _ if durable.0 == self.get(COMMITTED) => return Ok(()),
+                _ => return refused("somebody else has written to the pool since the kept log was written"),
+            }
+        }
+        if durable.0 > self.get(COMMITTED) + 1 {
+            return refused("somebody else has written to the pool since the kept log was written");
+        }
+        if self.get(MISSING) > durable.0 {
+            return refused("something that was acknowledged found no room in the kept log, and is lost");
+        }
+        let mut begin = self.get(BEGIN);
+        while begin < self.get(END) {
+            let (record, next) = self.read(begin)?;
+            if LogRecord::decode(&mut Reader::new(&record.changes))?.txg > durable {
+                break;
+            }
+            begin = next;
+        }
+        self.set(COMMITTED, durable.0);
+        self.set(BEGIN, begin);
+        self.set(REPLAYING, 1);
+        Ok(())
+    }
+
+    /// Shows all records in order, each with the place behind it.
+    ///
+    /// # Errors
+    /// Damage; the visitor's.
+    pub(crate) fn replay(
+        &self,
+        visit: &mut dyn FnMut(&LogRecord<'_>, u64) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let mut at = self.get(BEGIN);
+        while at < self.get(END) {
+            let (stored, next) = self.read(at)?;
+            let mut record = LogRecord::decode(&mut Reader::new(&stored.changes))?;
+            if !stored.content.is_empty() {
+                let write = record.changes.iter_mut().find_map(|change| match change {
+                    LogChange::Write { data, .. } => Some(data),
+                    _ => None,
+                });
+                *write.ok_or_else(|| damaged("content without a write in the kept log"))? = &stored.content;
+            }
+            visit(&record, next)?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// What was replayed up to this place is in a txg whose commit comes now.
+    pub(crate) fn commits_into(&self, through: u64, txg: Txg) {
+        self.set(INTO, 0);
+        self.set(THROUGH, through);
+        self.set(INTO, txg.0);
+    }
+
+    /// That commit is durable.
+    pub(crate) fn settled(&self) {
+        self.set(COMMITTED, self.get(INTO));
+        self.set(BEGIN, self.get(THROUGH));
+        self.set(INTO, 0);
+    }
+
+    /// The place behind all records.
+    pub(crate) fn end(&self) -> u64 {
+        self.get(END)
+    }
+
+    /// Nothing of it is needed: from now on it is written to. `durable` is the last txg that is.
+    pub(crate) fn serve(&self, durable: Txg) {
+        let mut appending = self.appending.lock();
+        appending.end = self.get(END);
+        appending.closed.clear();
+        self.set(COMMITTED, durable.0);
+        self.set(BEGIN, appending.end);
+        self.set(INTO, 0);
+        self.set(REPLAYING, 0);
+        self.set(SERVED, 1);
+        drop(appending);
+        self.taken.store(0, Ordering::Relaxed);
+    }
+
+    fn read(&self, at: u64) -> Result<(Stored, u64), PoolError> {
+        let left = self.get(END).saturating_sub(at);
+        let [words, changes, content] = [0, 1, 2].map(|field| if left < HEAD { 0 } else { self.at(at + field) });
+        let bytes = |bytes: u64| usize::try_from(bytes).ok().filter(|_| bytes <= self.length());
+        let (Some(changes), Some(content)) = (bytes(changes), bytes(content)) else {
+            return Err(damaged("a record of the kept log that is too long"));
+        };
+        if words > left || words != HEAD + words_of(changes) + words_of(content) {
+            return Err(damaged("a record of the kept log with another length"));
+        }
+        let behind = at + HEAD + words_of(changes);
+        Ok((Stored { changes: self.copy(at + HEAD, changes), content: self.copy(behind, content) }, at + words))
+    }
+
+    fn copy(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut copied = Vec::with_capacity(bytes.next_multiple_of(8));
+        for words in self.spans(at, words_of(bytes)) {
+            words.iter().for_each(|word| copied.extend_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()));
+        }
+        copied.truncate(bytes);
+        copied
+    }
+
+    fn fill(&self, at: u64, bytes: &[u8]) {
+        let mut rest = bytes;
+        for words in self.spans(at, words_of(bytes.len())) {
+            let (now, later) = rest.split_at(rest.len().min(words.len() * 8));
+            rest = later;
+            let (whole, part) = now.as_chunks::<8>();
+            for (word, bytes) in words.iter().zip(whole) {
+                word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+            }
+            if let (Some(word), false) = (words.get(whole.len()), part.is_empty()) {
+                let mut last = [0; 8];
+                last.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
+                word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The words of a range of the ring: one piece, or two.
+    fn spans(&self, at: u64, words: u64) -> [&[AtomicU64]; 2] {
+        let ring = self.shared.words().get(RING..).unwrap_or_default();
+        // Both are below the length of the ring, which is in memory.
+        let from = (at % self.words()) as usize;
+        let first = (words as usize).min(ring.len() - from);
+        let second = (words as usize) - first;
+        [ring.get(from..from + first).unwrap_or_default(), ring.get(..second).unwrap_or_default()]
+    }
+
+    fn at(&self, at: u64) -> u64 {
+        let [words, _] = self.spans(at, 1);
+        words.first().map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn put(&self, at: u64, value: u64) {
+        let [words, _] = self.spans(at, 1);
+        words.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+    }
+
+    /// How long the ring is, words.
+    fn words(&self) -> u64 {
+        self.shared.words().len().saturating_sub(RING) as u64
+    }
+
+    fn get(&self, number: usize) -> u64 {
+        self.shared.words().get(number).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    fn set(&self, number: usize, value: u64) {
+        self.shared.words().get(number).iter().for_each(|word| word.store(value, Ordering::Release));
+    }
+}
+
+/// A record as it was read.
+struct Stored {
+    changes: Vec<u8>,
+    content: Vec<u8>,
+}
+
+fn words_of(bytes: usize) -> u64 {
+    bytes.div_ceil(8) as u64
+}
+
+fn damaged(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(txg: u64, key: &[u8]) -> LogRecord<'_> {
+        LogRecord {
+            txg: Txg(txg),
+            dataset: 1,
+            changes: vec![LogChange::Write { inode: 2, offset: 3, data: &[] }, LogChange::Delete { key }],
+        }
+    }
+
+    fn keys(log: &KeptLog) -> Vec<(u64, Vec<u8>, usize)> {
+        let mut found = Vec::new();
+        log.replay(&mut |record, _| {
+            if let [LogChange::Write { data, .. }, LogChange::Delete { key }] = record.changes[..] {
+                assert!(data.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+                found.push((record.txg.0, key.to_vec(), data.len()));
+            }
+            Ok(())
+        })
+        .unwrap();
+        found
+    }
+
+    /// The log as the next process has it.
+    fn after_death(log: &KeptLog) -> Arc<KeptLog> {
+        KeptLog::taken_over(log.descriptor().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_was_appended_is_there_for_the_next_process_all_around_the_ring() {
+        let log = KeptLog::new(0).unwrap();
+        log.serve(Txg(4));
+        let content: Vec<u8> = (0..100_003).map(|at| at as u8).collect();
+        for txg in 5..300 {
+            for part in [0, 1, 7, 8, 100_003] {
+                log.append(&record(txg, b"key"), &content[..part]);
+            }
+            log.close(Txg(txg));
+            log.append(&record(txg + 1, b"later"), &[]);
+            if txg > 5 {
+                log.committed(Txg(txg - 1));
+                assert!(log.given_up().is_none());
+            }
+            let next = after_death(&log);
+            assert!(next.has_served());
+            next.begin_replay(Txg(txg - 1)).unwrap();
+            let found = keys(&next);
+            assert_eq!(found.last().unwrap(), &(txg + 1, b"later".to_vec(), 0));
+            assert_eq!(found[found.len() - 2], (txg, b"key".to_vec(), 100_003));
+            assert_eq!(next.used(), log.used());
+            next.set(REPLAYING, 0);
+        }
+    }
+
+    #[test]
+    fn who_dies_while_appending_leaves_a_whole_log() {
+        let log = KeptLog::new(0).unwrap();
+        log.serve(Txg(4));
+        log.append(&record(5, b"one"), b"\0\x01");
+        log.put(log.end(), 77);
+        log.put(log.end() + 1, u64::MAX);
+        let next = after_death(&log);
+        next.begin_replay(Txg(4)).unwrap();
+        assert_eq!(keys(&next), [(5, b"one".to_vec(), 2)]);
+    }
+
+    #[test]
+    fn each_record_is_replayed_into_one_commit() {
+        let log = KeptLog::new(0).unwrap();
+        log.serve(Txg(4));
+        for key in [b"a", b"b", b"c"] {
+            log.append(&record(5, key), &[]);
+        }
+        log.close(Txg(5));
+        log.append(&record(6, b"d"), &[]);
+        let next = after_death(&log);
+        next.begin_replay(Txg(4)).unwrap();
+        let mut places = Vec::new();
+        next.replay(&mut |_, place| {
+            places.push(place);
+            Ok(())
+        })
+        .unwrap();
+        // Dies before the commit of the first half, then after it.
+        next.commits_into(places[1], Txg(5));
+        let next = after_death(&next);
+        next.begin_replay(Txg(4)).unwrap();
+        assert_eq!(keys(&next).len(), 4);
+        let next = after_death(&next);
+        next.begin_replay(Txg(5)).unwrap();
+        assert_eq!(keys(&next), [(5, b"c".to_vec(), 0), (6, b"d".to_vec(), 0)]);
+        // And again after it had taken that note.
+        let next = after_death(&next);
+        next.begin_replay(Txg(5)).unwrap();
+        assert_eq!(keys(&next).len(), 2);
+        assert!(after_death(&next).begin_replay(Txg(6)).is_err());
+        next.commits_into(next.end(), Txg(6));
+        next.settled();
+        next.serve(Txg(6));
+        assert_eq!((next.used(), keys(&after_death(&next)).len()), (0, 0));
+    }
+
+    #[test]
+    fn a_log_that_does_not_go_on_from_what_is_durable_is_refused() {
+        let log = KeptLog::new(0).unwrap();
+        log.serve(Txg(4));
+        log.append(&record(5, b"one"), &[]);
+        for (durable, goes) in [(3, false), (4, true)] {
+            assert_eq!(log.begin_replay(Txg(durable)).is_ok(), goes);
+        }
+        log.serve(Txg(4));
+        assert!(log.begin_replay(Txg(6)).is_err());
+        log.begin_replay(Txg(5)).unwrap();
+    }
+
+    #[test]
+    fn what_finds_no_room_is_told_until_it_is_committed() {
+        let log = KeptLog::new(0).unwrap();
+        log.serve(Txg(4));
+        let most = vec![0; log.most()];
+        let mut due = 0;
+        while log.given_up().is_none() {
+            due += u64::from(log.append(&record(5, b"key"), &most));
+        }
+        assert_eq!(due, 2, "at half, and when it is full");
+        assert!(!log.make_room(log.length() - log.used() + 1) && log.make_room(8));
+        assert!(after_death(&log).begin_replay(Txg(4)).is_err());
+        log.close(Txg(5));
+        log.committed(Txg(5));
+        assert_eq!((log.given_up(), log.used()), (None, 8));
+        log.append(&record(6, b"key"), &most);
+        after_death(&log).begin_replay(Txg(5)).unwrap();
+    }
+}

@@ -1,0 +1,155 @@
+//! A pool whose process dies at any moment, while its devices and the kept log stay: everything that was
+//! acknowledged is exactly there for the next one, which goes on, and dies again.
+//!
+//! What stays of the devices is what another process would read, synced or not. The process dies between
+//! operations, in a commit, while it appends, and in the replay of what the last one left. After each
+//! death all files of all datasets are compared with what they were: names and their places in listings,
+//! attributes, content, and files that somebody holds without a name.
+//!
+//! `NACRE_KEPT_ROUNDS` is the number of deaths for each seed, `NACRE_KEPT_SEED` the only seed to run.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+#[path = "kept/beyond.rs"]
+mod beyond;
+mod crash_model;
+#[path = "kept/everything.rs"]
+mod everything;
+mod pools;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beyond::Beyond;
+use crash_model::World;
+use everything::{Held, assert_same, look};
+use nacre_pool::device::Simulator;
+use nacre_pool::engine::NewDataset;
+use nacre_pool::log::KeptLog;
+use nacre_pool::store::Access;
+use nacre_sys::shared_words::SharedWords;
+use pools::{Imported, Random, check, create_kept, number, open_kept};
+
+/// Where the ring of the log begins, and the word that says where the next record comes.
+const RING: usize = 512;
+const END: usize = 3;
+
+/// What a process leaves.
+struct Left {
+    disks: Vec<Arc<Simulator>>,
+    kept: Arc<KeptLog>,
+}
+
+/// The log as it is now; with `torn`, as if somebody had died while he appended.
+fn copy(kept: &KeptLog, torn: bool) -> Arc<KeptLog> {
+    let bytes = kept.descriptor().try_clone_to_owned().unwrap();
+    let count = RING + kept.length() as usize / 8;
+    let from = SharedWords::taken_over(bytes, count).unwrap();
+    let to = SharedWords::new(c"test", count).unwrap();
+    for (to, from) in to.words().iter().zip(from.words()) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    if torn {
+        let ring = count - RING;
+        let end = to.words()[END].load(Ordering::Relaxed) as usize;
+        for at in 0..100.min((kept.length() - kept.used()) as usize / 8) {
+            to.words()[RING + (end + at) % ring].store(0x1234_5678_9abc_def0 ^ at as u64, Ordering::Relaxed);
+        }
+    }
+    KeptLog::taken_over(to.descriptor().try_clone_to_owned().unwrap()).unwrap()
+}
+
+fn leave(disks: &[Arc<Simulator>], kept: &KeptLog, torn: bool) -> Left {
+    Left { disks: disks.iter().map(|disk| Arc::new(disk.copy())).collect(), kept: copy(kept, torn) }
+}
+
+/// Imports what was left; some processes die while they do.
+fn go_on(left: Left, random: &mut Random, what: &str) -> (Left, Imported) {
+    let mut left = left;
+    while random.below(3) == 0 {
+        for disk in &left.disks {
+            disk.fail_after(random.below(60));
+        }
+        let died = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
+        if let Ok(imported) = died {
+            // It lived on, and nobody came.
+            drop(imported);
+        }
+        left = leave(&left.disks, &left.kept, random.below(2) == 0);
+    }
+    let imported = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
+    let imported = imported.unwrap_or_else(|error| panic!("{what}: {error}"));
+    (left, imported)
+}
+
+fn extra(imported: &Imported) -> Arc<nacre_pool::engine::Dataset> {
+    imported.pool.dataset(imported.pool.find("tank/extra").unwrap().unwrap()).unwrap()
+}
+
+fn campaign(seed: u64, rounds: u64) {
+    let mut random = Random(seed);
+    let disks: Vec<_> = (0..1 + seed % 2).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 96 << 20))).collect();
+    let kept = KeptLog::new(16 << 20).unwrap();
+    let mut imported = create_kept(&disks, random.next(), Some(&kept));
+    imported.pool.create_dataset(&NewDataset::named(imported.pool.root().unwrap(), "extra")).unwrap();
+    let mut left = Left { disks, kept };
+    let mut world = World::new();
+    let mut beyond = Beyond { dataset: extra(&imported), held: Vec::new(), given: 1 };
+    for round in 0..rounds {
+        let what = format!("seed {seed}, round {round}");
+        for _ in 0..5 + random.below(120) {
+            if random.below(2) == 0 {
+                assert!(world.step(&imported, &mut random), "{what}");
+            } else {
+                beyond.step(&mut random);
+            }
+            if left.kept.used() > left.kept.length() / 2 {
+                imported.pool.commit().unwrap();
+            }
+            assert_eq!(left.kept.given_up(), None);
+        }
+        let held: Vec<Held> = beyond.held.iter().map(|inode| ("tank/extra".to_owned(), inode.number())).collect();
+        let before = look(&imported, &held);
+        let died = match random.below(4) {
+            0 | 1 => leave(&left.disks, &left.kept, random.below(2) == 0),
+            2 => {
+                for disk in &left.disks {
+                    disk.fail_after(random.below(80));
+                }
+                // It fails, or not.
+                let _ = imported.pool.commit();
+                leave(&left.disks, &left.kept, false)
+            }
+            _ => {
+                let kept = copy(&left.kept, false);
+                imported.pool.commit().unwrap();
+                leave(&left.disks, &kept, false)
+            }
+        };
+        let given = beyond.given;
+        drop((imported, beyond));
+        (left, imported) = go_on(died, &mut random, &what);
+        let dataset = extra(&imported);
+        assert_same(&before, &look(&imported, &held), &what);
+        beyond =
+            Beyond { held: held.iter().map(|(_, number)| dataset.files().inode(*number)).collect(), dataset, given };
+        // What nobody holds goes with the next commits.
+        imported.pool.let_left_go().unwrap();
+        let again = look(&imported, &held);
+        assert_same(&before, &again, &what);
+        if random.below(3) == 0 {
+            imported.pool.commit().unwrap();
+            check(&imported);
+            assert_same(&before, &look(&imported, &held), &what);
+        }
+    }
+    println!("kept: seed {seed}, {rounds} deaths (NACRE_KEPT_ROUNDS, NACRE_KEPT_SEED)");
+}
+
+#[test]
+fn a_process_that_dies_loses_nothing_that_was_acknowledged() {
+    let rounds = number("NACRE_KEPT_ROUNDS", 8);
+    match std::env::var("NACRE_KEPT_SEED") {
+        Ok(seed) => campaign(seed.parse().unwrap(), rounds),
+        Err(_) => (0..4).for_each(|seed| campaign(seed, rounds)),
+    }
+}
