@@ -69,8 +69,12 @@ fn leave(disks: &[Arc<Simulator>], kept: &KeptLog, torn: bool) -> Left {
 fn go_on(left: Left, random: &mut Random, what: &str) -> (Left, Imported) {
     let mut left = left;
     while random.below(3) == 0 {
-        for disk in &left.disks {
-            disk.fail_after(random.below(60));
+        // Anywhere, or where its commit ends: as many operations as one makes that lives on.
+        let late = random.below(2) == 0;
+        let tried = leave(&left.disks, &left.kept, false);
+        drop(open_kept(&tried.disks, 1, Access::ReadWrite, Some(&tried.kept)));
+        for (disk, tried) in left.disks.iter().zip(&tried.disks) {
+            disk.fail_after(if late { tried.operations().saturating_sub(random.below(4)) } else { random.below(60) });
         }
         let died = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
         if let Ok(imported) = died {
