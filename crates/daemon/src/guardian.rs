@@ -27,8 +27,10 @@ use nacre_sys::{
     descriptors,
     worker::{self, Ended, Guard, Heard},
 };
+use rustix::fs::{Mode, OFlags};
 use std::{
     io,
+    os::fd::IntoRawFd,
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -39,6 +41,8 @@ use std::{
 const DEATHS: usize = 3;
 /// ... within this time, and the mount stays down.
 const WITHIN: Duration = Duration::from_secs(60);
+/// So long after another program went on, the one before it goes on again where that one's workers die so.
+const TRIAL: Duration = Duration::from_secs(600);
 
 /// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
 /// or act on paths without any of its descriptors.
@@ -49,6 +53,8 @@ struct Guardian {
     mount: MountRequest,
     memory: Survival,
     background: bool,
+    /// The program that this one came after, by a descriptor, and when.
+    before: Option<(i32, Instant)>,
 }
 
 /// Serves a plan by one worker after the other until the mount ends.
@@ -64,7 +70,7 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     let unwritten = || Failure::new("a mount of these layers cannot outlive its process: they cannot be noted");
     let mount = MountRequest::new(&plan, resolved, reason).ok_or_else(unwritten)?;
     let memory = Survival::new().map_err(|error| failed(&error))?;
-    Guardian { mount, memory, background }.run()
+    Guardian { mount, memory, background, before: None }.run()
 }
 
 /// Goes on with a mount for the program that became this one.
@@ -77,7 +83,8 @@ pub fn go_on(left: Handover) -> Result<(), Failure> {
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
     let mut memory = memory.map_err(|error| failed(&error))?;
     memory.next_life();
-    Guardian { mount: left.mount, memory, background: left.background }.run()
+    let before = left.before.map(|program| (program, clock::now()));
+    Guardian { mount: left.mount, memory, background: left.background, before }.run()
 }
 
 fn failed(error: &io::Error) -> Failure {
@@ -88,14 +95,15 @@ impl Guardian {
     fn run(mut self) -> Result<(), Failure> {
         let (plan, background) = (self.mount.plan()?, self.background);
         let guard = Guard::new().map_err(|error| failed(&error))?;
-        let handover = Handover::text(&self.memory, background, &self.mount)?;
+        let handover = Handover::of(&self.memory, background, &self.mount);
+        let handover_text = handover.text()?;
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let (of_worker, reason) = (plan.clone(), self.mount.reason.clone());
-            let (memory, guardian, handover_text) = (self.memory.clone(), process::id(), Arc::clone(&handover));
-            let signals = guard.descriptor();
+            let (memory, guardian, handover_text) = (self.memory.clone(), process::id(), Arc::clone(&handover_text));
+            let kept = self.kept(&guard);
             let guarded = move || {
-                let notes = Arc::new(take_over(&memory, signals)?);
+                let notes = Arc::new(take_over(&memory, &kept)?);
                 tell_of_death(&memory, guardian);
                 Ok(Guarded { memory, guardian, notes, handover: handover_text })
             };
@@ -117,7 +125,7 @@ impl Guardian {
                 None => "was killed".to_owned(),
             };
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
-                self.become_program(&program, &handover, guard.descriptor());
+                self.become_program(&program, &handover.from(current_program()), &guard);
                 // It cannot be started: whoever asked sees that this one goes on.
                 self.memory.next_life();
                 continue;
@@ -126,6 +134,10 @@ impl Guardian {
             deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
             deaths.push(now);
             let died = format!("the process that served {} {how}", path_text(&plan.mountpoint));
+            if let Some(program) = self.program_before().filter(|_| deaths.len() >= DEATHS && self.memory.can_resume())
+            {
+                self.become_program(&program, &handover, &guard);
+            }
             let over = deaths.len() >= DEATHS || !self.memory.can_resume();
             if over && guard.has_threads_left() {
                 // They would keep the device open, and nobody were told.
@@ -168,17 +180,33 @@ impl Guardian {
         }
     }
 
+    /// The descriptors that are this guardian's own.
+    fn kept(&self, guard: &Guard) -> Vec<i32> {
+        [guard.descriptor()].into_iter().chain(self.before.map(|(program, _)| program)).collect()
+    }
+
+    /// The program that went on with the mount before this one, if that was not long ago: this one's
+    /// workers die, and they may have died of it.
+    fn program_before(&self) -> Option<PathBuf> {
+        let (program, since) = self.before?;
+        let recently = clock::now().saturating_duration_since(since) < TRIAL;
+        recently.then(|| PathBuf::from(format!("/proc/self/fd/{program}")))
+    }
+
     /// Becomes another program, which goes on with the mount. Returns where it cannot be started.
-    fn become_program(&self, program: &Path, handover: &str, signals: i32) {
+    fn become_program(&self, program: &Path, handover: &Handover, guard: &Guard) {
         // The kernel would end what was read by descriptors that close with this program.
         // What is wrong the next worker finds as well.
         let Ok(left) = Left::read(&self.memory.text().unwrap_or_default()) else { return };
-        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
+        let Ok(text) = handover.text() else { return };
+        let also = self.kept(guard).into_iter().chain(handover.before);
+        let kept: Vec<i32> = left.descriptors().into_iter().chain(also).collect();
         if self.memory.take_over(&kept).is_err() {
             return;
         }
-        let kept = self.memory.kept(&left.descriptors());
-        let (arguments, settings) = (std::env::args_os().collect(), handover::settings(handover));
+        let left: Vec<i32> = left.descriptors().into_iter().chain(handover.before).collect();
+        let (kept, arguments) = (self.memory.kept(&left), std::env::args_os().collect());
+        let settings = handover::settings(&text);
         drop(worker::become_program(program, arguments, settings, &kept));
     }
 }
@@ -204,11 +232,17 @@ fn tell_of_death(memory: &Survival, guardian: u32) {
     }
 }
 
-/// Takes over what a worker before this one left, and closes what nobody needs, the guardian's signals
+/// This program, by a descriptor: its file may be replaced. Where there is none, nobody goes back to it.
+fn current_program() -> Option<i32> {
+    let opened = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    opened.ok().map(IntoRawFd::into_raw_fd)
+}
+
+/// Takes over what a worker before this one left, and closes what nobody needs, the guardian's own
 /// among it not; what it noted.
-fn take_over(memory: &Survival, signals: i32) -> Result<Notes, Failure> {
+fn take_over(memory: &Survival, kept: &[i32]) -> Result<Notes, Failure> {
     if let Some(left) = Left::of(memory)? {
-        let kept: Vec<i32> = left.descriptors().into_iter().chain([signals]).collect();
+        let kept: Vec<i32> = left.descriptors().into_iter().chain(kept.iter().copied()).collect();
         memory
             .take_over(&kept)
             .map_err(|error| Failure::io("cannot go on with", path_text(&left.mountpoint()), &error))?;

@@ -1,11 +1,12 @@
 //! What a guardian leaves to another program that goes on with its mount, and how that program takes
 //! it.
 //!
-//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which looks
-//! at it first. Invariant: it says by a number how it is noted; a program that does not know that number
+//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which has
+//! the other program look at it first ([`crate::asked`]). Invariant: it says by a number how it is noted; a program that does not know that number
 //! takes nothing.
 
 use crate::{
+    asked,
     failure::Failure,
     left::{Guarded, Left},
     report::path_text,
@@ -19,7 +20,7 @@ use std::{ffi::OsString, fs, path::Path, sync::Arc};
 const NAME: &str = "NACRE_GOES_ON";
 
 /// What a guardian leaves to the program that it becomes.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Handover {
     /// The process, which stays the same.
     process: u32,
@@ -29,19 +30,32 @@ pub struct Handover {
     pub background: bool,
     /// The mount.
     pub mount: MountRequest,
+    /// The number of the descriptor of the program that went on with it before.
+    #[serde(default)]
+    pub before: Option<i32>,
 }
 
 impl Handover {
-    /// Of this process, as text.
+    /// Of this process.
+    pub fn of(memory: &Survival, background: bool, mount: &MountRequest) -> Handover {
+        let (process, memory) = (std::process::id(), memory.descriptor());
+        Handover { process, memory, background, mount: mount.clone(), before: None }
+    }
+
+    /// The same as text.
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn text(memory: &Survival, background: bool, mount: &MountRequest) -> Result<Arc<str>, Failure> {
-        let (process, memory) = (std::process::id(), memory.descriptor());
-        let handover = Handover { process, memory, background, mount: mount.clone() };
-        serde_json::to_string(&handover)
+    pub fn text(&self) -> Result<Arc<str>, Failure> {
+        serde_json::to_string(self)
             .map(Arc::from)
             .map_err(|error| Failure::new(format!("the mount cannot be noted: {error}")))
+    }
+
+    /// The same with the program to which the next one can go back.
+    #[must_use]
+    pub fn from(&self, before: Option<i32>) -> Handover {
+        Handover { before, ..self.clone() }
     }
 
     fn read(text: &str) -> Result<Handover, Failure> {
@@ -112,8 +126,13 @@ pub fn note(guarded: &Guarded, program: &Path) -> Result<(), Failure> {
         return Err(Failure::new(format!("no program can go on with this mount: {why}")));
     }
     let is_program = program.is_absolute() && fs::metadata(program).is_ok_and(|file| file.is_file());
-    if !is_program || !guarded.memory.set_program(program) {
-        return Err(Failure::new(format!("{} is no program that could go on", path_text(program))));
+    let no_program = || Failure::new(format!("{} is no program that could go on", path_text(program)));
+    if !is_program {
+        return Err(no_program());
+    }
+    asked::ask(program, &HandedOver::of(guarded))?;
+    if !guarded.memory.set_program(program) {
+        return Err(no_program());
     }
     Ok(())
 }
@@ -149,7 +168,7 @@ mod tests {
             crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
-        let handover = Handover::text(&memory, true, &mount).unwrap();
+        let handover = Handover::of(&memory, true, &mount).text().unwrap();
         let notes = Arc::new(Notes::of(&memory).unwrap());
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
         HandedOver::of(&Guarded { memory, guardian: 1, notes, handover })

@@ -87,6 +87,10 @@ fn change_all(lives: &mut Lives, death: Death) -> Vec<Result<usize, i32>> {
     let low = lives.node("low");
     let mut answers = Vec::new();
     let mut ask = |lives: &mut Lives, parent: u64, op: Op<'_>| {
+        // The kernel asks for a name before it is removed or moved.
+        if let Op::Unlink { name } | Op::Rmdir { name } | Op::Rename { name, .. } = op {
+            lives.carry_out(Death::None, parent, Op::Lookup { name }).unwrap();
+        }
         let answer = lives.carry_out(death, parent, op);
         println!("{death:?} {op:?}: {:?}", answer.as_ref().map(Vec::len));
         answers.push(answer.as_ref().map(Vec::len).map_err(|error| *error));
