@@ -771,6 +771,22 @@ fn a_process_that_cannot_die_before_it_has_answered_is_followed_by_another_one()
 }
 
 #[test]
+fn a_guardian_is_small() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    let private = |process: u32| {
+        let all = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
+        let kilobytes = |line: &str| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        all.lines().filter(|line| line.starts_with("Private_")).map(kilobytes).sum::<u64>()
+    };
+    assert!(private(guarded.guardian) < 3 << 10, "{} KiB", private(guarded.guardian));
+    guarded.kill();
+    assert!(private(guarded.guardian) < 3 << 10, "{} KiB", private(guarded.guardian));
+}
+
+#[test]
 fn the_third_death_within_a_minute_is_the_last() {
     if !as_root() {
         return;

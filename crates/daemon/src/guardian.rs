@@ -24,7 +24,7 @@ use crate::{
 };
 use nacre_fuse::Survival;
 use nacre_sys::{
-    descriptors,
+    descriptors, memory,
     worker::{self, Ended, Guard, Heard},
 };
 use rustix::fs::{Mode, OFlags};
@@ -108,6 +108,8 @@ impl Guardian {
                 Ok(Guarded { memory, guardian, notes, handover: handover_text })
             };
             let memory = self.memory.clone();
+            // From here on it waits.
+            memory::leave_code();
             let worker = guard.start(move || {
                 let _ends = Ends(memory);
                 work(&of_worker, reason, background, guarded)
