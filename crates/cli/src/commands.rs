@@ -36,6 +36,8 @@ pub enum Invocation {
     },
     /// Go on with mounts as this version of the program.
     Upgrade {
+        /// Another program than this one.
+        program: Option<PathBuf>,
         /// Which; none for all.
         mountpoints: Vec<PathBuf>,
     },
@@ -243,8 +245,16 @@ fn reload() -> Command {
 
 fn upgrade() -> Command {
     Command::new("upgrade")
-        .about("Have this version of the program go on with mounts made with --survive, while they are used")
-        .after_help("Examples:\n  nacre upgrade\n  nacre upgrade /mnt/data\n\nWhere this version cannot read what one of the mounts has noted, none is touched.")
+        .about("Have this version of the program, or another one, go on with mounts made with --survive, while they are used")
+        .after_help("Examples:\n  nacre upgrade\n  nacre upgrade /mnt/data\n  nacre upgrade --program=/opt/nacre/bin/nacre /mnt/data\n\nWhere that version cannot read what one of the mounts has noted, none is touched.")
+        .arg(
+            Arg::new("program")
+                .long("program")
+                .value_name("PROGRAM")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(clap::ValueHint::ExecutablePath)
+                .help("Another version than this one"),
+        )
         .arg(mounts())
 }
 
@@ -336,7 +346,10 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
         )?),
         "umount" => Invocation::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
         "status" => Invocation::Status { view: view(matches), mountpoints: many(matches) },
-        "upgrade" => Invocation::Upgrade { mountpoints: many(matches) },
+        "upgrade" => {
+            let program = matches.get_one::<PathBuf>("program").cloned();
+            Invocation::Upgrade { program, mountpoints: many(matches) }
+        }
         "top" => parse_top(matches)?,
         "reload" => parse_reload(matches)?,
         "metrics" => parse_metrics(matches)?,

@@ -12,6 +12,7 @@ use crate::{
     pool, remount, status, top, umount, union,
 };
 use nacre_daemon::{
+    asked,
     background::{self, in_background},
     control::{self, Request},
     failure::Failure,
@@ -40,6 +41,9 @@ pub fn main() -> ExitCode {
             program,
             start.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
         );
+    }
+    if asked::is_asked() {
+        return finish("nacre", asked::answer().map(|()| ExitCode::SUCCESS));
     }
     if let Some(left) = handover::left() {
         return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
@@ -106,10 +110,10 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         Invocation::Mount(plan) => return carry_out("nacre", plan),
         Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
         Invocation::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
-        Invocation::Upgrade { mountpoints } => {
+        Invocation::Upgrade { program, mountpoints } => {
             // A notice that nobody can read is not worth failing for.
             let tell = |line: &String| drop(writeln!(io::stderr(), "nacre: {line}"));
-            upgrade::run(&mountpoints)?.iter().for_each(tell);
+            upgrade::run(&mountpoints, program.as_deref())?.iter().for_each(tell);
         }
         Invocation::Top(asked) => top::run(asked)?,
         Invocation::Reload { mountpoint, mut rules } => {

@@ -21,7 +21,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
@@ -484,6 +484,89 @@ fn what_cannot_be_gone_on_with_is_not_touched() {
     assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (guarded.workers[0], 0));
 }
 
+/// A program under this name, or what is none.
+fn program(guarded: &Guarded, name: &str, content: &[u8], mode: u32) -> PathBuf {
+    let path = guarded.fixture.scratch.path().join(name);
+    fs::write(&path, content).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_program_that_cannot_go_on_is_not_begun_with() {
+    if !as_root() {
+        return;
+    }
+    let guarded = Guarded::new(&[]);
+    let real = fs::read(mounting::nacre()).unwrap();
+    // An ELF header says for which processor it is, and which loader it needs.
+    let mut foreign = real.clone();
+    foreign[18] ^= 0x7f;
+    let mut unloadable = real.clone();
+    let loader = real.windows(8).position(|window| window == b"/ld-linu").unwrap();
+    unloadable[loader + 1] = b'x';
+    let script = |text: &str| format!("#!/bin/sh\n{text}\n").into_bytes();
+    let copied = format!("exec {} \"$@\"", mounting::nacre().display());
+    let wrong: [(&str, Vec<u8>, u32, &str); 8] = [
+        ("foreign", foreign, 0o755, "for machines of another kind"),
+        ("unloadable", unloadable, 0o755, "cannot be started: No such file or directory"),
+        ("unexecutable", real, 0o644, "cannot be started: Permission denied"),
+        ("failing", script("exit 1"), 0o755, "does not say that it can (exit status: 1)"),
+        ("silent", script("exit 0"), 0o755, "does not say that it can (exit status: 0)"),
+        ("echoing", script("exec cat"), 0o755, "does not say that it can (exit status: 0)"),
+        ("killed", script("kill -9 $$"), 0o755, "does not say that it can (signal: 9"),
+        // It does not know how the mount is noted.
+        ("older", script(&format!("sed 's/\"version\":3/\"version\":9/' | {copied}")), 0o755, "reads version"),
+    ];
+    let before = worker(&guarded.fixture.mountpoint);
+    for (name, content, mode, why) in wrong {
+        let program = program(&guarded, name, &content, mode);
+        let option = format!("--program={}", program.display());
+        let output = guarded.fixture.nacre(["upgrade", &option, guarded.fixture.mountpoint.to_str().unwrap()]);
+        let said = mounting::text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why) && said.contains("no mount"), "{name}: {said}");
+        assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (before, 0), "{name}");
+    }
+    // The process of the mount may find something else there than the command.
+    let program = program(&guarded, "changing", &script("[ -e $0.asked ] && exit 1; : >$0.asked\nexec NACRE"), 0o755);
+    fs::write(&program, fs::read_to_string(&program).unwrap().replace("exec NACRE", &copied)).unwrap();
+    let option = format!("--program={}", program.display());
+    let output = guarded.fixture.nacre(["upgrade", &option, guarded.fixture.mountpoint.to_str().unwrap()]);
+    assert!(mounting::text(&output.stderr).contains("does not say that it can"), "{}", mounting::text(&output.stderr));
+    assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (before, 0));
+    fs::write(guarded.at("file"), "content").unwrap();
+}
+
+/// A program goes on, and its processes die at once: the one before it goes on again.
+#[test]
+fn a_program_whose_processes_die_is_followed_by_the_one_before() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    let newer = program(&guarded, "newer", &fs::read(mounting::nacre()).unwrap(), 0o755);
+    let option = format!("--program={}", newer.display());
+    let output = guarded.fixture.nacre(["upgrade", &option, guarded.fixture.mountpoint.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+    let runs = |process: u32| fs::read_link(format!("/proc/{process}/exe")).unwrap();
+    assert_eq!(runs(guarded.guardian), newer);
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(guarded.at("file")).unwrap();
+    guarded.workers.push(worker(&guarded.fixture.mountpoint));
+    let old = fs::canonicalize(mounting::nacre()).unwrap();
+    for death in 1..=5_u64 {
+        guarded.kill();
+        file.write_all(b"x").unwrap();
+        let program = if death < 3 { &newer } else { &old };
+        let now = (runs(guarded.guardian), runs(worker(&guarded.fixture.mountpoint)));
+        assert_eq!(now, (program.clone(), program.clone()), "death {death}");
+        assert_eq!(guarded.restarts(), death + 1);
+    }
+    assert_eq!(fs::read(guarded.at("file")).unwrap(), b"xxxxx");
+    // It has nobody to go back to.
+    kill(*guarded.workers.last().unwrap(), Signal::KILL);
+    assert_eq!(guarded.fixture.ended(), Some(1));
+}
+
 #[test]
 fn nobody_notices_that_the_process_dies() {
     if !as_root() {
@@ -685,6 +768,22 @@ fn a_process_that_cannot_die_before_it_has_answered_is_followed_by_another_one()
     assert!(!guarded.at("tree/large").exists());
     eventually("nothing is left of the process", || !Path::new(&format!("/proc/{killed}")).exists());
     guarded.fixture.unmount();
+}
+
+#[test]
+fn a_guardian_is_small() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::new(&[]);
+    let private = |process: u32| {
+        let all = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
+        let kilobytes = |line: &str| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        all.lines().filter(|line| line.starts_with("Private_")).map(kilobytes).sum::<u64>()
+    };
+    assert!(private(guarded.guardian) < 3 << 10, "{} KiB", private(guarded.guardian));
+    guarded.kill();
+    assert!(private(guarded.guardian) < 3 << 10, "{} KiB", private(guarded.guardian));
 }
 
 #[test]

@@ -25,11 +25,13 @@ use crate::{
 };
 use nacre_fuse::Survival;
 use nacre_sys::{
-    descriptors,
+    descriptors, memory,
     worker::{self, Ended, Guard, Heard},
 };
+use rustix::fs::{Mode, OFlags};
 use std::{
     io,
+    os::fd::IntoRawFd,
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -41,6 +43,9 @@ const DEATHS: usize = 3;
 /// ... within this time, and it stays down.
 const WITHIN: Duration = Duration::from_secs(60);
 
+/// So long after another program went on, the one before it goes on again where that one's workers die so.
+const TRIAL: Duration = Duration::from_secs(600);
+
 /// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
 /// or act on paths without any of its descriptors.
 const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
@@ -50,6 +55,8 @@ struct Guardian {
     served: Served,
     memory: Survival,
     background: bool,
+    /// The descriptor of the program that went on before this one, and since when this one does.
+    before: Option<(i32, Instant)>,
 }
 
 /// Serves a plan by one worker after the other until the mount ends.
@@ -86,7 +93,8 @@ pub fn go_on(left: Handover) -> Result<(), Failure> {
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
     let mut memory = memory.map_err(|error| failed(&error))?;
     memory.next_life();
-    Guardian { served: left.served, memory, background: left.background }.run()
+    let before = left.before.map(|program| (program, clock::now()));
+    Guardian { served: left.served, memory, background: left.background, before }.run()
 }
 
 fn failed(error: &io::Error) -> Failure {
@@ -96,19 +104,22 @@ fn failed(error: &io::Error) -> Failure {
 impl Guardian {
     fn new(served: Served, background: bool) -> Result<Guardian, Failure> {
         let memory = Survival::new().map_err(|error| failed(&error))?;
-        Ok(Guardian { served, memory, background })
+        Ok(Guardian { served, memory, background, before: None })
     }
 
     fn run(mut self) -> Result<(), Failure> {
         let background = self.background;
         let guard = Guard::new().map_err(|error| failed(&error))?;
-        let handover = Handover::text(&self.memory, background, &self.served)?;
+        let handover = Handover::of(&self.memory, background, &self.served);
+        let handover_text = handover.text()?;
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let served = self.served.clone();
-            let (memory, guardian, signals) = (self.memory.clone(), process::id(), guard.descriptor());
-            let guarded = Guarded { memory, guardian, handover: Arc::clone(&handover) };
-            let worker = guard.start(move || served.work(guarded, signals, background));
+            let (memory, guardian, kept) = (self.memory.clone(), process::id(), self.kept(&guard));
+            let guarded = Guarded { memory, guardian, handover: Arc::clone(&handover_text) };
+            // From here on it waits.
+            memory::leave_code();
+            let worker = guard.start(move || served.work(guarded, &kept, background));
             let worker = worker.map_err(|error| failed(&error))?;
             if !self.memory.resumes() {
                 background::leave_directory()?;
@@ -123,7 +134,7 @@ impl Guardian {
                 None => "was killed".to_owned(),
             };
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
-                self.become_program(&program, &handover, guard.descriptor());
+                self.become_program(&program, &handover.from(current_program()), &guard);
                 // It cannot be started: whoever asked sees that this one goes on.
                 self.memory.next_life();
                 continue;
@@ -131,6 +142,10 @@ impl Guardian {
             let now = clock::now();
             deaths.retain(|death| now.saturating_duration_since(*death) < WITHIN);
             deaths.push(now);
+            if let Some(program) = self.program_before().filter(|_| deaths.len() >= DEATHS && self.memory.can_resume())
+            {
+                self.become_program(&program, &handover, &guard);
+            }
             let over = deaths.len() >= DEATHS || !self.memory.can_resume();
             if over && guard.has_threads_left() {
                 // They would keep devices of mounts open, and nobody were told.
@@ -175,12 +190,28 @@ impl Guardian {
         }
     }
 
+    /// The descriptors that are this guardian's own.
+    fn kept(&self, guard: &Guard) -> Vec<i32> {
+        [guard.descriptor()].into_iter().chain(self.before.map(|(program, _)| program)).collect()
+    }
+
+    /// The program that went on before this one, if that was not long ago: this one's workers die, and they
+    /// may have died of it.
+    fn program_before(&self) -> Option<PathBuf> {
+        let (program, since) = self.before?;
+        let recently = clock::now().saturating_duration_since(since) < TRIAL;
+        recently.then(|| PathBuf::from(format!("/proc/self/fd/{program}")))
+    }
+
     /// Becomes another program, which goes on. Returns where it cannot be started.
-    fn become_program(&self, program: &Path, handover: &str, signals: i32) {
+    fn become_program(&self, program: &Path, handover: &Handover, guard: &Guard) {
         // The kernel would end what was read by descriptors that close with this program.
         // What is wrong the next worker finds as well.
-        let Ok(kept) = self.served.take_over(&self.memory, signals) else { return };
-        let (arguments, settings) = (std::env::args_os().collect(), handover::settings(handover));
+        let Ok(text) = handover.text() else { return };
+        let own: Vec<i32> = self.kept(guard).into_iter().chain(handover.before).collect();
+        let Ok(mut kept) = self.served.take_over(&self.memory, &own) else { return };
+        kept.extend(handover.before);
+        let (arguments, settings) = (std::env::args_os().collect(), handover::settings(&text));
         drop(worker::become_program(program, arguments, settings, &kept));
     }
 }
@@ -201,9 +232,9 @@ impl Served {
         }
     }
 
-    /// Takes over what a worker before this one left, and closes what nobody needs, the guardian's
-    /// signals among it not. Answers what stays open beside these.
-    fn take_over(&self, memory: &Survival, signals: i32) -> Result<Vec<i32>, Failure> {
+    /// Takes over what a worker before this one left, and closes what nobody needs, the guardian's own
+    /// among it not. Answers what stays open beside that.
+    fn take_over(&self, memory: &Survival, own: &[i32]) -> Result<Vec<i32>, Failure> {
         let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
         let left = match self {
             Served::Mount(_) => {
@@ -217,22 +248,22 @@ impl Served {
             }
         };
         let kept = memory.kept(&left);
-        let all: Vec<u32> = kept.iter().copied().chain([signals]).map(i32::cast_unsigned).collect();
+        let all: Vec<u32> = kept.iter().chain(own).copied().map(i32::cast_unsigned).collect();
         descriptors::close_all_from_but(3, &all).map_err(cannot)?;
         Ok(kept)
     }
 
     /// What a worker does; its exit code.
-    fn work(&self, guarded: Guarded, signals: i32, background: bool) -> u8 {
+    fn work(&self, guarded: Guarded, own: &[i32], background: bool) -> u8 {
         let memory = guarded.memory.clone();
         let _ends = Ends(memory.clone());
-        let worked = self.begin(&guarded, signals).and_then(|()| match self {
+        let worked = self.begin(&guarded, own).and_then(|()| match self {
             Served::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
             Served::Pool(start) => pool::process::own(start, Some(guarded)),
         });
         let Err(failure) = worked else {
             if let Served::Pool(_) = self {
-                close_for_others(&memory, signals);
+                close_for_others(&memory, own);
             }
             return 0;
         };
@@ -241,9 +272,9 @@ impl Served {
         failure.code(self.program())
     }
 
-    fn begin(&self, guarded: &Guarded, signals: i32) -> Result<(), Failure> {
+    fn begin(&self, guarded: &Guarded, own: &[i32]) -> Result<(), Failure> {
         if guarded.memory.resumes() {
-            self.take_over(&guarded.memory, signals)?;
+            self.take_over(&guarded.memory, own)?;
         }
         tell_of_death(&guarded.memory, guarded.guardian);
         Ok(())
@@ -273,8 +304,8 @@ impl Drop for Ends {
 
 /// Closes what a worker has not, which has nothing left to do: whoever waits for its end takes what it
 /// had, and the guardian, which has the same table, is there for a moment still.
-fn close_for_others(memory: &Survival, signals: i32) {
-    let kept = memory.main().into_iter().chain([signals, memory.descriptor()]);
+fn close_for_others(memory: &Survival, own: &[i32]) {
+    let kept = memory.main().into_iter().chain([memory.descriptor()]).chain(own.iter().copied());
     let kept: Vec<u32> = kept.map(i32::cast_unsigned).collect();
     // What stays open goes with the guardian.
     let _ = descriptors::close_all_from_but(3, &kept);
@@ -290,4 +321,10 @@ fn tell_of_death(memory: &Survival, guardian: u32) {
         }
         Err(error) => tracing::debug!(%error, "the guardian waits for the end of all threads"),
     }
+}
+
+/// This program, by a descriptor: its file may be replaced. Where there is none, nobody goes back to it.
+fn current_program() -> Option<i32> {
+    let opened = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    opened.ok().map(IntoRawFd::into_raw_fd)
 }

@@ -1,11 +1,12 @@
 //! What a guardian leaves to another program that goes on with its mount or pool, and how that program
 //! takes it.
 //!
-//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which looks
-//! at it first. Invariant: it says by a number how it is noted; a program that does not know that number
+//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which has
+//! the other program look at it first ([`crate::asked`]). Invariant: it says by a number how it is noted; a program that does not know that number
 //! takes nothing.
 
 use crate::{
+    asked,
     failure::Failure,
     left::{Guarded, Left},
     pool::{left::PoolLeft, start::Start},
@@ -30,7 +31,7 @@ pub enum Served {
 }
 
 /// What a guardian leaves to the program that it becomes.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Handover {
     /// The process, which stays the same.
     process: u32,
@@ -40,19 +41,32 @@ pub struct Handover {
     pub background: bool,
     /// What it serves.
     pub served: Served,
+    /// The number of the descriptor of the program that went on with it before.
+    #[serde(default)]
+    pub before: Option<i32>,
 }
 
 impl Handover {
-    /// Of this process, as text.
+    /// Of this process.
+    pub fn of(memory: &Survival, background: bool, served: &Served) -> Handover {
+        let (process, memory) = (std::process::id(), memory.descriptor());
+        Handover { process, memory, background, served: served.clone(), before: None }
+    }
+
+    /// The same as text.
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn text(memory: &Survival, background: bool, served: &Served) -> Result<Arc<str>, Failure> {
-        let (process, memory) = (std::process::id(), memory.descriptor());
-        let handover = Handover { process, memory, background, served: served.clone() };
-        serde_json::to_string(&handover)
+    pub fn text(&self) -> Result<Arc<str>, Failure> {
+        serde_json::to_string(self)
             .map(Arc::from)
             .map_err(|error| Failure::new(format!("what is served cannot be noted: {error}")))
+    }
+
+    /// The same with the program to which the next one can go back.
+    #[must_use]
+    pub fn from(&self, before: Option<i32>) -> Handover {
+        Handover { before, ..self.clone() }
     }
 
     fn read(text: &str) -> Result<Handover, Failure> {
@@ -118,17 +132,22 @@ pub fn settings(handover: &str) -> Vec<OsString> {
     kept.chain([(NAME.into(), handover.into())]).map(|(name, value)| setting(name, value)).collect()
 }
 
-/// Notes which program is to go on with what this process serves.
+/// Notes which program is to go on with what this process serves, which has noted this itself.
 ///
 /// # Errors
 /// Nobody can, or it is no program.
-pub fn note(guarded: &Guarded, program: &Path) -> Result<(), Failure> {
+pub fn note(guarded: &Guarded, left: Vec<u8>, program: &Path) -> Result<(), Failure> {
     if let Some(why) = guarded.memory.why_not() {
         return Err(Failure::new(format!("no program can go on with it: {why}")));
     }
     let is_program = program.is_absolute() && fs::metadata(program).is_ok_and(|file| file.is_file());
-    if !is_program || !guarded.memory.set_program(program) {
-        return Err(Failure::new(format!("{} is no program that could go on", path_text(program))));
+    let no_program = || Failure::new(format!("{} is no program that could go on", path_text(program)));
+    if !is_program {
+        return Err(no_program());
+    }
+    asked::ask(program, &HandedOver::of(guarded, left))?;
+    if !guarded.memory.set_program(program) {
+        return Err(no_program());
     }
     Ok(())
 }
@@ -164,7 +183,7 @@ mod tests {
             crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
-        let handover = Handover::text(&memory, true, &Served::Mount(Box::new(mount))).unwrap();
+        let handover = Handover::of(&memory, true, &Served::Mount(Box::new(mount))).text().unwrap();
         let notes = Notes::of(&memory).unwrap();
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
         let left = memory.text().unwrap();

@@ -23,10 +23,10 @@ use std::{
     fs, io,
     os::unix::{fs::MetadataExt, process::CommandExt},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Where the programs are, and the variable that names another place.
@@ -146,7 +146,9 @@ fn trusted(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(real))
 }
 
-enum Ended {
+/// How a program ended.
+pub(crate) enum Ended {
+    /// By itself, or by somebody else.
     By(ExitStatus),
     /// It was killed.
     Late,
@@ -161,10 +163,17 @@ fn run(program: &Path, kind: &str, details: &[(String, String)], most: Duration)
     });
     command.envs(variables).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     signals::unblocked_in(command.process_group(0));
-    let mut child = command.spawn()?;
+    ended(command.spawn()?, clock::now() + most)
+}
+
+/// Waits for the end of a program that has a process group of its own; what is there of it at that time is
+/// killed.
+///
+/// # Errors
+/// It cannot be waited for.
+pub(crate) fn ended(mut child: Child, until: Instant) -> io::Result<Ended> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
     let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(|end| {
-        let until = clock::now() + most;
         loop {
             let left = until.saturating_duration_since(clock::now());
             let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });

@@ -306,14 +306,14 @@ impl Serving {
                 self.reload(rules.map(|rules| *rules))?;
                 Answer::Done
             }
-            Request::HandOver => {
+            Request::HandOver | Request::Upgrade { .. } => {
                 let guarded = self.guarded()?;
                 let left = guarded.memory.text().unwrap_or_default();
+                if let Request::Upgrade { program } = request {
+                    handover::note(guarded, left, &program)?;
+                    return Ok(Answer::Done);
+                }
                 Answer::HandOver(Box::new(HandedOver::of(guarded, left)))
-            }
-            Request::Upgrade { program } => {
-                handover::note(self.guarded()?, &program)?;
-                Answer::Done
             }
             Request::Unmount { lazy } => {
                 self.unmount(lazy)?;

@@ -1,14 +1,14 @@
 //! `nacre upgrade`: another program goes on with mounts that outlive their process, those of pools among
 //! them, while they are used.
 //!
-//! The program that is to go on is the one that runs the command. It looks at what each mount would
-//! leave to it ([`crate::handover`]) before it touches any. Then, one after the other, it has the process
+//! The program that is to go on is the one that runs the command, or another one that is named. It is
+//! started, and looks at what each mount would leave to it ([`crate::asked`]) before any is touched. Then, one after the other, it has the process
 //! that serves a mount note its path, and calls the guardian, which kills that process, becomes the
 //! new program with the same number and descriptors, and makes the next worker: as after any death
 //! ([`crate::guardian`]).
 
 use crate::{
-    clock,
+    asked, clock,
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},
     figures,
@@ -25,20 +25,25 @@ use std::{
 /// How long a mount may take until the new program serves it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Carries out the command on these mounts, or on all of the user's; what to tell him.
+/// Carries out the command on these mounts, or on all of the user's; what to tell him. Without a
+/// program, this one is to go on.
 ///
 /// # Errors
-/// A mount that this program cannot go on with; then none has been touched. One that it did not come
+/// A mount that the program cannot go on with; then none has been touched. One that it did not come
 /// to serve; those before it have been upgraded.
-pub fn run(mountpoints: &[PathBuf]) -> Result<Vec<String>, Failure> {
-    let failed = |error| Failure::io("cannot find", "this program", &error);
-    let program = fs::read_link("/proc/self/exe").map_err(failed)?;
+pub fn run(mountpoints: &[PathBuf], program: Option<&Path>) -> Result<Vec<String>, Failure> {
+    let program = match program {
+        Some(program) => {
+            fs::canonicalize(program).map_err(|error| Failure::io("cannot find", path_text(program), &error))?
+        }
+        None => fs::read_link("/proc/self/exe").map_err(|error| Failure::io("cannot find", "this program", &error))?,
+    };
     let named = !mountpoints.is_empty();
     let peers = if named { control::at(mountpoints)? } else { control::find(&Whose::Ours).peers };
     let (mut due, mut lines): (Vec<(Peer, u32)>, _) = (Vec::new(), Vec::new());
     for peer in peers {
         let place = printable(peer.report.mountpoint.as_bytes());
-        if runs(peer.report.pid) {
+        if runs(peer.report.pid, &program) {
             continue;
         }
         let Some(survives) = &peer.report.survives else {
@@ -66,7 +71,7 @@ pub fn run(mountpoints: &[PathBuf]) -> Result<Vec<String>, Failure> {
         let Answer::HandOver(handed) = peer.ask(&Request::HandOver)? else {
             return Err(cannot("its process answers something else"));
         };
-        handed.check().map_err(|failure| cannot(&failure.what))?;
+        asked::ask(&program, &handed).map_err(|failure| cannot(&failure.what))?;
         due.push((peer, guardian));
     }
     due.into_iter().try_for_each(|(peer, guardian)| one(&peer, guardian, &program))?;
@@ -74,10 +79,10 @@ pub fn run(mountpoints: &[PathBuf]) -> Result<Vec<String>, Failure> {
 }
 
 /// Whether a process runs this very program.
-fn runs(process: u32) -> bool {
-    let identity = |path: String| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let own = identity("/proc/self/exe".to_owned());
-    own.is_some() && identity(format!("/proc/{process}/exe")) == own
+fn runs(process: u32, program: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let its = identity(program);
+    its.is_some() && identity(Path::new(&format!("/proc/{process}/exe"))) == its
 }
 
 fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
@@ -99,7 +104,7 @@ fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
         now.is_some()
     });
     match now {
-        Some(report) if runs(report.pid) => Ok(()),
+        Some(report) if runs(report.pid, program) => Ok(()),
         Some(_) => {
             let what =
                 format!("{place} goes on with the program that it had: {} could not be started", path_text(program));

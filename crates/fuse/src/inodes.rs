@@ -129,6 +129,9 @@ struct Shard {
     chunks: Vec<Option<Chunk>>,
     /// Chunks (also absent ones) with room, lowest first so that the high ones empty.
     roomy: BTreeSet<u32>,
+    /// The chunk that is kept although it is empty: a file that comes and goes would have it made and given
+    /// back each time.
+    spare: Option<u32>,
     /// File -> place in the shard. Slots whose file was replaced by one of another type are not in
     /// it.
     places: HashTable<u32>,
@@ -514,9 +517,9 @@ impl Inodes {
             kept.no_longer_left(slot);
         }
         shard.unlist(hash, place);
-        let (removed, chunk_is_gone) = shard.remove(place, &self.hasher);
-        if let Some(kept) = self.kept.as_ref().filter(|_| chunk_is_gone) {
-            kept.given_back(inner);
+        let (removed, gone) = shard.remove(place, &self.hasher);
+        if let Some((kept, chunk)) = self.kept.as_ref().zip(gone) {
+            kept.given_back(shard_of(inner), chunk);
         }
         drop(shard);
         self.count.fetch_sub(1, Ordering::Relaxed);
@@ -624,6 +627,7 @@ impl Shard {
             self.roomy.insert(number);
         }
         let mut within = 0;
+        self.spare = self.spare.filter(|spare| *spare != number);
         if let Some(entry) = self.chunks.get_mut(number as usize) {
             let chunk = entry.get_or_insert_with(|| Chunk { slots: Vec::with_capacity(CHUNK), free: Vec::new() });
             within = chunk.free.pop().unwrap_or(chunk.slots.len() as u16);
@@ -638,22 +642,28 @@ impl Shard {
         (place(number as usize, usize::from(within)), reuse)
     }
 
-    /// Frees a slot; answers what is to be dropped, and whether its chunk went with it.
-    fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> (Option<Removed>, bool) {
-        let number = place as usize / CHUNK;
-        let Some(entry) = self.chunks.get_mut(number) else { return (None, false) };
-        let Some(chunk) = entry.as_mut() else { return (None, false) };
-        let Some(slot) = chunk.slots.get_mut(place as usize % CHUNK) else { return (None, false) };
+    /// Frees a slot; answers what is to be dropped, and the number of a chunk that went with it.
+    fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> (Option<Removed>, Option<u32>) {
+        let number = place / CHUNK as u32;
+        let Some(chunk) = self.chunks.get_mut(number as usize).and_then(Option::as_mut) else { return (None, None) };
+        let Some(slot) = chunk.slots.get_mut(place as usize % CHUNK) else { return (None, None) };
         slot.left = false;
         let (node, open) = (slot.node.take(), slot.open.take());
         chunk.free.push((place as usize % CHUNK) as u16);
-        let chunk_is_gone = chunk.live() == 0;
-        if chunk_is_gone {
+        let gone = if chunk.live() == 0 { self.empty(number) } else { None };
+        if let Some(entry) = gone.and_then(|gone| self.chunks.get_mut(gone as usize)) {
             *entry = None;
         }
-        self.roomy.insert(number as u32);
+        self.roomy.insert(number);
         self.shrink(hasher);
-        (node.map(|node| Removed { node, open }), chunk_is_gone)
+        (node.map(|node| Removed { node, open }), gone)
+    }
+
+    /// A chunk is empty: of all such, the lowest is kept. Answers which is not.
+    fn empty(&mut self, number: u32) -> Option<u32> {
+        let other = self.spare.replace(number)?;
+        self.spare = Some(other.min(number));
+        Some(other.max(number))
     }
 
     /// Gives memory of the hash table back when most of it is empty.

@@ -29,6 +29,25 @@ fn resident() -> u64 {
     pages.saturating_mul(rustix::param::page_size() as u64)
 }
 
+/// Takes the pages of code out of this process: those that it needs come back from their files. For a
+/// process that waits for long, and has done most of what it does.
+pub fn leave_code() {
+    let all = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let of_code = all.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (range, access, inode) = (words.next()?, words.next()?, words.nth(2)?);
+        let (start, end) = range.split_once('-').filter(|_| access == "r-xp" && inode != "0")?;
+        Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+    });
+    for (start, end) in of_code {
+        let start = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: the range is a private mapping of a file, by which nothing can be written: each of its pages
+        // is the file's, and reads as such again. What is mapped changes with nothing but this thread's will,
+        // where it is the only one; where another one has unmapped it, the kernel refuses.
+        unsafe { libc::madvise(start, end.saturating_sub(start.addr()), libc::MADV_DONTNEED) };
+    }
+}
+
 /// From now on, blocks of 128 KiB and more are mappings of their own, which go back to the kernel
 /// as soon as they are freed. The allocator would otherwise raise that limit with each large block
 /// that is freed, and keep as much. To be called before there are threads; does nothing where the C

@@ -177,7 +177,8 @@ impl UnionShared {
         let known = self.nodes.by_part(branch.slot, attr.id);
         let id = known.map_or_else(|| self.id_of(&part), |node| Ok(node.id))?;
         let node = self.nodes.get(Known { id, kind: attr.kind, parts: vec![part], floor: branch.index() });
-        if node.place().is_none() {
+        // One with no name where it may be changed may never have had any, and get one.
+        if node.place().is_none() && (attr.nlink > 0 || !branch.is_writable()) {
             node.has_no_name();
         }
         Ok(node)

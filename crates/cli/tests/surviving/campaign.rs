@@ -7,7 +7,7 @@
 
 use super::{
     Guarded, fill_below,
-    loads::{Below, Changes, Locked, Shared, Shell, Tail},
+    loads::{Below, Changes, Locked, Ranges, Shared, Shell, Tail},
 };
 use crate::{
     crashing::{self, Dead, Load, Random, programs},
@@ -199,6 +199,7 @@ impl Life<'_> {
             Box::new(Tail { shared: shared(), lines: 0 }),
             Box::new(Shell { shared: shared(), lines: 0 }),
             Box::new(Locked { shared: shared(), rounds: 0 }),
+            Box::new(Ranges { shared: shared(), rounds: 0 }),
         ];
         if self.is_union {
             loads.push(Box::new(Below { shared: shared(), rounds: 0, all: BELOW }));

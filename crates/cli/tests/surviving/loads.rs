@@ -3,9 +3,11 @@
 
 use super::{Slowest, change_below_once, change_once};
 use crate::crashing::{Dead, Load, expected};
+use nacre_sys::locks::{self, Range};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Write},
+    os::fd::AsFd,
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
     sync::{
@@ -302,5 +304,72 @@ impl Load for Locked {
 
     fn promises(&self) -> String {
         format!("{} rounds of a locked file", self.rounds)
+    }
+}
+
+/// Ranges of files that are locked by an open file, or by a process, of which the kernel knows.
+pub struct Ranges {
+    pub shared: Arc<Shared>,
+    pub rounds: u64,
+}
+
+/// A range of eight bytes, locked for writing.
+fn eight(start: u64) -> Range {
+    Range { kind: locks::Kind::Write, start, length: 8, pid: 0 }
+}
+
+/// A file for a lock.
+fn locked_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+impl Ranges {
+    /// `process` was opened before the process took its lock, which goes with the first descriptor that it
+    /// closes.
+    fn once(at: &Path, holder: &File, process: &File, shared: &Shared) -> io::Result<()> {
+        let other = shared.slowest.of(|| locked_file(&at.join("ranges")))?;
+        assert_eq!(locks::test(other.as_fd(), eight(8))?.kind, locks::Kind::Write, "the open file has its lock");
+        assert_eq!(locks::test(process.as_fd(), eight(0))?.kind, locks::Kind::Write, "the process has its lock");
+        match shared.slowest.of(|| locks::set(other.as_fd(), eight(4), false)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+            Ok(()) => panic!("somebody else got the lock"),
+        }
+        // What nobody has, everybody can get; the close gives it back.
+        shared.slowest.of(|| locks::set(other.as_fd(), eight(0), false))?;
+        assert_eq!(locks::test(holder.as_fd(), eight(0))?.kind, locks::Kind::Write, "it was got");
+        drop(other);
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(())
+    }
+}
+
+impl Load for Ranges {
+    fn work(&mut self, at: &Path, _: u64, dead: &Dead) {
+        let taken = locked_file(&at.join("ranges")).and_then(|holder| {
+            locks::set(holder.as_fd(), eight(8), false)?;
+            let [owner, other] = [locked_file(&at.join("process")), locked_file(&at.join("process"))];
+            let (owner, other) = (owner?, other?);
+            rustix::fs::fcntl_lock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+            Ok((holder, owner, other))
+        });
+        let (holder, _owner, other) = match taken {
+            Ok(taken) => taken,
+            Err(error) => return expected(&error, dead),
+        };
+        let (shared, rounds) = (Arc::clone(&self.shared), &mut self.rounds);
+        until_dead(dead, &shared, |round| {
+            Ranges::once(at, &holder, &other, &shared)?;
+            *rounds = round + 1;
+            Ok(())
+        });
+    }
+
+    fn judge(&mut self, at: &Path, what: &str) {
+        assert!(self.rounds == 0 || at.join("ranges").exists(), "{what}");
+    }
+
+    fn promises(&self) -> String {
+        format!("{} rounds of locked ranges", self.rounds)
     }
 }

@@ -102,7 +102,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
         Request::Union(_) => Failure::new("this mount is no union"),
         Request::HandOver | Request::Upgrade { .. } => match (notes, request) {
             (Some(notes), Request::Upgrade { program }) => {
-                handover::note(&notes.guarded, &program)?;
+                handover::note(&notes.guarded, notes.text(), &program)?;
                 return Ok(Answer::Done);
             }
             (Some(notes), _) => {

@@ -69,9 +69,9 @@ impl Kept {
         self.nodes.unlisted(record_of(super::nodeid(shard, place, 0)));
     }
 
-    /// The chunk that the node was in is gone.
-    pub fn given_back(&self, nodeid: u64) {
-        self.nodes.given_back(record_of(nodeid) / CHUNK * CHUNK, CHUNK);
+    /// A chunk of a shard is gone.
+    pub fn given_back(&self, shard: usize, chunk: u32) {
+        self.nodes.given_back((chunk as usize * SHARDS + shard) * CHUNK, CHUNK);
     }
 
     /// The node has been looked up, or is forgotten.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | CREATE, MKDIR, MKNOD, SYMLINK | the name is there, of this kind, made since it began |
 //! | LINK | the name leads to the file |
-//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began |
+//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know |
 //! | RENAME, also an exchange | the file that had the old name has the new one |
 //! | SETXATTR that creates | the attribute has the value |
 //! | REMOVEXATTR | there is none |
@@ -138,10 +138,11 @@ impl Door {
                 }
             }
             Op::Unlink { name } | Op::Rmdir { name } => {
-                let still = self
-                    .there(header, name)
-                    .is_some_and(|(.., entry)| self.inodes.by_number() || !is_since(&entry.attr, noted.begun));
-                if !still {
+                // A file that was copied since is younger than its name, but known.
+                let is_it = |attr: &Attr| {
+                    self.inodes.by_number() || self.inodes.find(&attr.id).is_some() || !is_since(attr, noted.begun)
+                };
+                if !self.there(header, name).is_some_and(|(.., entry)| is_it(&entry.attr)) {
                     return Ok(());
                 }
             }

@@ -11,7 +11,7 @@ use nacre_vfs::{FileId, Kind};
 use parking_lot::Mutex;
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 /// The most files of one mount that can be noted.
@@ -59,11 +59,17 @@ pub(crate) struct Nodes {
     memory: Survival,
     /// Held while a place changes.
     moving: Arc<Mutex<()>>,
+    /// Whether the rest of any name lies elsewhere.
+    long_names: Arc<AtomicBool>,
 }
 
 impl Nodes {
     pub fn new(memory: &Survival) -> Nodes {
-        Nodes { memory: memory.clone(), moving: Arc::default() }
+        Nodes {
+            memory: memory.clone(),
+            moving: Arc::default(),
+            long_names: Arc::new(AtomicBool::new(memory.resumes())),
+        }
     }
 
     /// Whether there are records of another process.
@@ -125,7 +131,9 @@ impl Nodes {
     pub fn given_back(&self, at: usize, count: usize) {
         if at + count <= MOST {
             self.memory.shared.clear(NODES_AT + at * RECORD, count * RECORD);
-            self.memory.shared.clear(ENDS_AT + at * END, count * END);
+            if self.long_names.load(Relaxed) {
+                self.memory.shared.clear(ENDS_AT + at * END, count * END);
+            }
         }
     }
 
@@ -194,7 +202,10 @@ impl Nodes {
         put(record, SHAPE, shape & 0xffff | (place.name.len() as u64) << 16);
         let (first, rest) = place.name.split_at(place.name.len().min(NAME_WORDS * 8));
         put_bytes(record.get(NAME..).unwrap_or_default(), first);
-        put_bytes(end, rest);
+        if !rest.is_empty() {
+            self.long_names.store(true, Relaxed);
+            put_bytes(end, rest);
+        }
     }
 
     fn has_name(&self, at: usize, record: &[AtomicU64], name: &[u8]) -> bool {

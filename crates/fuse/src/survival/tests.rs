@@ -1,21 +1,23 @@
-//! Tests of what a mount leaves: records cut at every store, tables made again, requests that come
-//! again after they were carried out.
+//! Tests of what a mount leaves: records cut at every store. `lives.rs`: a door in one life after the
+//! other; `repeated.rs`: requests that come again, over layers of every kind; `unions.rs`: the same where
+//! files of a lower branch are copied, hidden and moved.
+
+mod lives;
+mod repeated;
+mod unions;
 
 use super::{
-    Survival, Survives, cut,
+    Survival, cut,
     nodes::{NodePlace, NodeRecord, Nodes},
     numbers::{Sets, Words},
     opens::{OpenLeft, OpenRecord, Opens},
     requests::Requests,
 };
-use crate::{door::Door, options::FuseOptions};
-use fusewire::{Groups, Handler, Header, Op, Reply, Request, SecurityContexts, abi};
-use nacre_layers::host::{Host, HostOptions};
-use nacre_vfs::{Errno, FileId, Kind, Layer, OpenFlags};
+use nacre_vfs::{FileId, Kind, OpenFlags};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::{Arc, mpsc::channel},
+    sync::Arc,
 };
 
 const ID: FileId = FileId { fs: 1, ino: 2, generation: 3 };
@@ -273,206 +275,4 @@ fn what_is_noted_by_number_is_noted_or_not() {
     assert!(taken.take_program().is_some());
     Nodes::new(&taken).made(1, 5 << 32, place(9, b"name"), ID, Kind::Fifo);
     assert!(taken.why_not().is_some(), "there is no room for nodes in it");
-}
-
-/// A door over a directory, in one life after the other.
-struct Lives {
-    source: tempfile::TempDir,
-    memory: Survival,
-    door: Arc<Door>,
-}
-
-impl Lives {
-    fn new() -> Lives {
-        let (source, memory) = (tempfile::tempdir().unwrap(), Survival::new().unwrap());
-        let door = door(source.path(), &memory);
-        Lives { source, memory, door }
-    }
-
-    /// The door dies with all that it has in memory of its own.
-    fn die(&mut self) {
-        self.memory.next_life();
-        let next = door(self.source.path(), &self.memory);
-        // Nobody closes its descriptors, as in a table that is shared.
-        std::mem::forget(std::mem::replace(&mut self.door, next));
-        self.door.take_up_open_files(self.survives());
-    }
-
-    fn survives(&self) -> &Survives {
-        self.door.survives.as_ref().unwrap()
-    }
-
-    fn ask(&self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
-        let header = Header { unique, opcode: 0, nodeid, uid: 0, gid: 0, pid: 0 };
-        let request = Request { header, op, groups: Groups::default(), security: SecurityContexts::default() };
-        let mut space = vec![0; 8192];
-        let mut reply = Reply::new(&mut space);
-        let done = self.door.handle(&request, &mut reply);
-        done.map(|()| reply.built().to_vec()).map_err(|error| error.0)
-    }
-
-    /// Asks, dies, and is asked the same again: the answer is the same.
-    fn again(&mut self, unique: u64, op: Op<'_>) -> Vec<u8> {
-        let first = self.ask(unique, 1, op).unwrap();
-        self.die();
-        assert_eq!(self.ask(unique | abi::UNIQUE_RESEND, 1, op), Ok(first.clone()), "{op:?}");
-        first
-    }
-
-    /// Is asked again what was begun by a door that died before it could note an answer.
-    fn finish(&mut self, unique: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
-        let header = Header { unique, opcode: 0, nodeid: 1, uid: 0, gid: 0, pid: 0 };
-        let request = Request { header, op, groups: Groups::default(), security: SecurityContexts::default() };
-        let mut space = vec![0; 8192];
-        // As far as the answer of the layer: what is noted of the answer is lost.
-        self.door.note_begun(self.survives(), &request).unwrap();
-        let _ = self.door.dispatch(&request, &mut Reply::new(&mut space));
-        self.die();
-        self.ask(unique | abi::UNIQUE_RESEND, 1, op)
-    }
-}
-
-fn door(source: &Path, memory: &Survival) -> Arc<Door> {
-    let layer: Arc<dyn Layer> = Arc::new(Host::open(HostOptions::new(source)).unwrap());
-    let options = FuseOptions { survival: Some(memory.clone()), ..FuseOptions::new("/nowhere") };
-    // What nobody hears is not sent.
-    Arc::new(Door::new(layer, options, channel().0, 0).unwrap())
-}
-
-const CREATE: u32 = 0o102;
-const EXCL: u32 = 0o200;
-
-fn makers() -> Vec<(u64, Op<'static>)> {
-    vec![
-        (10, Op::Mkdir { name: b"directory", mode: 0o755, umask: 0 }),
-        (12, Op::Mknod { name: b"fifo", mode: 0o010_644, rdev: 0, umask: 0 }),
-        (14, Op::Symlink { name: b"link", target: b"target" }),
-        (16, Op::Create { name: b"file", flags: CREATE | EXCL, mode: 0o644, umask: 0, open_flags: 0 }),
-    ]
-}
-
-#[test]
-fn what_was_answered_is_answered_so_again() {
-    let mut lives = Lives::new();
-    for (unique, op) in makers() {
-        lives.again(unique, op);
-    }
-    let rename = Op::Rename { name: b"file", new_dir: 1, new_name: b"moved", flags: 0 };
-    lives.again(20, rename);
-    lives.again(22, Op::Rename { name: b"moved", new_dir: 1, new_name: b"fifo", flags: 2 });
-    lives.again(24, Op::Unlink { name: b"link" });
-    lives.again(26, Op::Rmdir { name: b"directory" });
-    // A refusal is the same refusal, whatever has changed.
-    assert_eq!(lives.ask(30, 1, Op::Unlink { name: b"missing" }), Err(Errno::ENOENT.raw()));
-    lives.die();
-    std::fs::write(lives.source.path().join("missing"), "").unwrap();
-    assert_eq!(lives.ask(30 | abi::UNIQUE_RESEND, 1, Op::Unlink { name: b"missing" }), Err(Errno::ENOENT.raw()));
-    assert!(lives.source.path().join("missing").exists());
-}
-
-#[test]
-fn what_was_carried_out_but_not_answered_is_not_done_twice() {
-    let mut lives = Lives::new();
-    let source = lives.source.path().to_owned();
-    for (unique, op) in makers() {
-        let body = lives.finish(unique, op).unwrap_or_else(|error| panic!("{op:?}: {error}"));
-        assert!(body.len() >= 128, "{op:?}");
-    }
-    for (unique, op) in makers() {
-        assert_eq!(lives.ask(unique + 100, 1, op), Err(Errno::EEXIST.raw()), "{op:?}: it was there before");
-    }
-    let id = |name: &str| std::os::unix::fs::MetadataExt::ino(&std::fs::symlink_metadata(source.join(name)).unwrap());
-    let (file, fifo) = (id("file"), id("fifo"));
-    lives.finish(40, Op::Rename { name: b"file", new_dir: 1, new_name: b"moved", flags: 0 }).unwrap();
-    assert_eq!(id("moved"), file);
-    lives.finish(42, Op::Rename { name: b"moved", new_dir: 1, new_name: b"fifo", flags: 2 }).unwrap();
-    assert_eq!((id("fifo"), id("moved")), (file, fifo), "an exchange is not taken back");
-    lives.finish(44, Op::Unlink { name: b"link" }).unwrap();
-    lives.finish(46, Op::Rmdir { name: b"directory" }).unwrap();
-    assert!(!source.join("link").exists() && !source.join("directory").exists());
-    // What somebody made there since is not removed by it.
-    let unlink = Op::Unlink { name: b"moved" };
-    lives.finish(48, unlink).unwrap();
-    std::fs::write(source.join("moved"), "new").unwrap();
-    lives.die();
-    assert_eq!(lives.ask(48 | abi::UNIQUE_RESEND, 1, unlink), Ok(Vec::new()));
-    assert!(source.join("moved").exists());
-}
-
-#[test]
-fn what_was_only_begun_is_carried_out() {
-    let mut lives = Lives::new();
-    let source = lives.source.path().to_owned();
-    std::fs::write(source.join("old"), "").unwrap();
-    let begun = |lives: &Lives, unique, op| {
-        let header = Header { unique, opcode: 0, nodeid: 1, uid: 0, gid: 0, pid: 0 };
-        let request = Request { header, op, groups: Groups::default(), security: SecurityContexts::default() };
-        lives.door.note_begun(lives.survives(), &request).unwrap();
-    };
-    for (unique, op) in makers() {
-        begun(&lives, unique, op);
-        lives.die();
-        lives.ask(unique | abi::UNIQUE_RESEND, 1, op).unwrap_or_else(|error| panic!("{op:?}: {error}"));
-    }
-    let rename = Op::Rename { name: b"old", new_dir: 1, new_name: b"new", flags: 0 };
-    begun(&lives, 50, rename);
-    lives.die();
-    lives.ask(50 | abi::UNIQUE_RESEND, 1, rename).unwrap();
-    assert!(source.join("new").exists() && !source.join("old").exists());
-}
-
-#[test]
-fn nodes_and_open_files_are_found_again() {
-    let mut lives = Lives::new();
-    let number = |body: &[u8], at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().unwrap());
-    let directory = number(&lives.ask(2, 1, Op::Mkdir { name: b"d", mode: 0o755, umask: 0 }).unwrap(), 0);
-    let create = Op::Create { name: b"f", flags: CREATE, mode: 0o644, umask: 0, open_flags: 0 };
-    let made = lives.ask(4, directory, create).unwrap();
-    let (file, fh) = (number(&made, 0), number(&made, 128));
-    let write =
-        |data: &'static [u8], offset| Op::Write { fh, offset, data, flags: 2, write_flags: 0, lock_owner: None };
-    lives.ask(6, file, write(b"before", 0)).unwrap();
-    lives.die();
-    assert_eq!(lives.ask(8, directory, Op::Lookup { name: b"f" }).map(|body| number(&body, 0)), Ok(file));
-    lives.ask(10, file, write(b" after", 6)).unwrap();
-    assert_eq!(std::fs::read(lives.source.path().join("d/f")).unwrap(), b"before after");
-    // Nothing but the open file leads to it.
-    lives.ask(12, directory, Op::Unlink { name: b"f" }).unwrap();
-    lives.die();
-    lives.ask(14, file, write(b"nowhere", 0)).unwrap();
-    let read = Op::Read { fh, offset: 0, size: 100, flags: 2, lock_owner: None, read_flags: 0 };
-    assert_eq!(lives.ask(16, file, read), Ok(b"nowhereafter".to_vec()));
-    lives.ask(18, file, Op::Getattr { fh: Some(fh) }).unwrap();
-    // Two look-ups were counted, and with the last one it is forgotten.
-    lives.ask(20, file, Op::Release { fh, flags: 2, release_flags: 0, lock_owner: None }).unwrap();
-    lives.die();
-    assert!(lives.ask(22, file, read).is_err());
-    lives.door.forget(file, 2);
-    assert!(!lives.door.inodes.is_known(file));
-    assert!(lives.door.inodes.is_known(directory));
-}
-
-#[test]
-fn an_append_that_was_cut_short_is_completed() {
-    let mut lives = Lives::new();
-    let number = |body: &[u8], at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().unwrap());
-    let create = Op::Create { name: b"log", flags: CREATE | 0o2000, mode: 0o644, umask: 0, open_flags: 0 };
-    let made = lives.ask(2, 1, create).unwrap();
-    let (file, fh) = (number(&made, 0), number(&made, 128));
-    let append =
-        |data: &'static [u8]| Op::Write { fh, offset: 0, data, flags: 0o2002, write_flags: 0, lock_owner: None };
-    lives.ask(4, file, append(b"first\n")).unwrap();
-    let path = lives.source.path().join("log");
-    for (unique, written) in [(6, 0), (8, 3), (10, 7)] {
-        let before = std::fs::read(&path).unwrap();
-        let op = append(b"second\n");
-        let header = Header { unique, opcode: 0, nodeid: file, uid: 0, gid: 0, pid: 0 };
-        let request = Request { header, op, groups: Groups::default(), security: SecurityContexts::default() };
-        lives.door.note_begun(lives.survives(), &request).unwrap();
-        std::fs::write(&path, [before.as_slice(), &b"second\n"[..written]].concat()).unwrap();
-        lives.die();
-        let answer = lives.ask(unique | abi::UNIQUE_RESEND, file, op).unwrap();
-        assert_eq!(answer.first(), Some(&7), "all of it is said to be written");
-        assert_eq!(std::fs::read(&path).unwrap(), [before.as_slice(), b"second\n"].concat());
-    }
 }

@@ -1,0 +1,172 @@
+//! A door over a layer, in one life after the other.
+//!
+//! Used by `repeated.rs` and `unions.rs`. There is no kernel: requests are handed to the door as the
+//! kernel would hand them, and handed again to the door of the next life.
+
+use super::super::{Survival, Survives};
+use crate::{door::Door, options::FuseOptions};
+use fusewire::{Groups, Handler, Header, Op, Reply, Request, SecurityContexts, abi};
+use nacre_layers::context::Context;
+use nacre_stack::spec::StackSpec;
+use nacre_vfs::{Layer, LeftNumbers};
+use parking_lot::Mutex;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc::channel},
+};
+
+/// How a process dies with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Death {
+    /// It does not.
+    None,
+    /// After it noted that it begins.
+    Begun,
+    /// After the layer had carried it out.
+    CarriedOut,
+    /// After it noted the answer.
+    Answered,
+}
+
+impl Death {
+    pub const ALL: [Death; 3] = [Death::Begun, Death::CarriedOut, Death::Answered];
+}
+
+/// What a union notes, kept over deaths.
+#[derive(Debug, Default)]
+struct Numbers(Mutex<Vec<u64>>);
+
+impl LeftNumbers for Numbers {
+    fn read(&self) -> Vec<u64> {
+        self.0.lock().clone()
+    }
+
+    fn note(&self, numbers: &[u64]) {
+        *self.0.lock() = numbers.to_vec();
+    }
+
+    fn give_up(&self, why: &str) {
+        panic!("{why}");
+    }
+}
+
+pub(super) struct Lives {
+    _place: tempfile::TempDir,
+    /// Where what is made in the mount is to be found.
+    pub source: PathBuf,
+    /// The branch below it, of a union.
+    pub lower: PathBuf,
+    line: String,
+    numbers: Arc<Numbers>,
+    memory: Survival,
+    pub door: Arc<Door>,
+    pub layer: Arc<dyn Layer>,
+    unique: u64,
+}
+
+impl Lives {
+    /// Over what this line makes of SOURCE and of LOWER, which is filled first.
+    pub fn over(line: &str, fill: impl FnOnce(&Path)) -> Lives {
+        let place = tempfile::tempdir().unwrap();
+        let [source, lower] = ["source", "lower"].map(|name| place.path().join(name));
+        [&source, &lower].into_iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
+        fill(&lower);
+        let line = line.replace("SOURCE", source.to_str().unwrap()).replace("LOWER", lower.to_str().unwrap());
+        let (numbers, memory) = (Arc::<Numbers>::default(), Survival::new().unwrap());
+        let layer = layer(&line, &numbers);
+        let door = door(&layer, &memory);
+        Lives { _place: place, source, lower, line, numbers, memory, door, layer, unique: 1000 }
+    }
+
+    /// The door dies with all that it has in memory of its own.
+    pub fn die(&mut self) {
+        self.memory.next_life();
+        let next = layer(&self.line, &self.numbers);
+        let next_door = door(&next, &self.memory);
+        // Nobody closes its descriptors, as in a table that is shared.
+        std::mem::forget(std::mem::replace(&mut self.door, next_door));
+        std::mem::forget(std::mem::replace(&mut self.layer, next));
+        self.door.take_up_open_files(self.survives());
+    }
+
+    pub fn survives(&self) -> &Survives {
+        self.door.survives.as_ref().unwrap()
+    }
+
+    pub fn ask(&self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
+        let mut space = vec![0; 8192];
+        let mut reply = Reply::new(&mut space);
+        let done = self.door.handle(&request(unique, nodeid, op), &mut reply);
+        done.map(|()| reply.built().to_vec()).map_err(|error| error.0)
+    }
+
+    /// Notes that a request is about to be carried out.
+    pub fn begin(&self, unique: u64, nodeid: u64, op: Op<'_>) {
+        self.door.note_begun(self.survives(), &request(unique, nodeid, op)).unwrap();
+    }
+
+    /// Asks, dies, and is asked the same again: the answer is the same.
+    pub fn again(&mut self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
+        let first = self.ask(unique, nodeid, op);
+        self.die();
+        assert_eq!(self.ask(unique | abi::UNIQUE_RESEND, nodeid, op), first, "{op:?}");
+        first
+    }
+
+    /// Is asked again what was begun by a door that died before it could note an answer.
+    pub fn finish(&mut self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
+        let mut space = vec![0; 8192];
+        // As far as the answer of the layer: what is noted of the answer is lost.
+        self.begin(unique, nodeid, op);
+        let _ = self.door.dispatch(&request(unique, nodeid, op), &mut Reply::new(&mut space));
+        self.die();
+        self.ask(unique | abi::UNIQUE_RESEND, nodeid, op)
+    }
+
+    /// Carries out a request with this death.
+    pub fn carry_out(&mut self, death: Death, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
+        self.unique += 2;
+        let unique = self.unique;
+        match death {
+            Death::None => self.ask(unique, nodeid, op),
+            Death::Begun => {
+                self.begin(unique, nodeid, op);
+                self.die();
+                self.ask(unique | abi::UNIQUE_RESEND, nodeid, op)
+            }
+            Death::CarriedOut => self.finish(unique, nodeid, op),
+            Death::Answered => self.again(unique, nodeid, op),
+        }
+    }
+
+    /// The node at a path, by a look-up of each name.
+    pub fn node(&mut self, path: &str) -> u64 {
+        path.split('/').filter(|name| !name.is_empty()).fold(1, |parent, name| {
+            let found = self.carry_out(Death::None, parent, Op::Lookup { name: name.as_bytes() });
+            number(&found.unwrap_or_else(|error| panic!("{path}: {error}")), 0)
+        })
+    }
+}
+
+/// The number at this place of an answer.
+pub(super) fn number(body: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(body[at..at + 8].try_into().unwrap())
+}
+
+fn request(unique: u64, nodeid: u64, op: Op<'_>) -> Request<'_> {
+    let header = Header { unique, opcode: 0, nodeid, uid: 0, gid: 0, pid: 0 };
+    Request { header, op, groups: Groups::default(), security: SecurityContexts::default() }
+}
+
+fn layer(line: &str, numbers: &Arc<Numbers>) -> Arc<dyn Layer> {
+    let spec = StackSpec::from_line(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"));
+    let mut context = Context::system().unwrap();
+    context.left_numbers = Some(Arc::clone(numbers) as Arc<dyn LeftNumbers>);
+    nacre_stack::build(&spec, &context).unwrap_or_else(|error| panic!("{line}: {error}")).layer
+}
+
+fn door(layer: &Arc<dyn Layer>, memory: &Survival) -> Arc<Door> {
+    let options = FuseOptions { survival: Some(memory.clone()), ..FuseOptions::new("/nowhere") };
+    // What nobody hears is not sent.
+    Arc::new(Door::new(Arc::clone(layer), options, channel().0, 0).unwrap())
+}
