@@ -196,7 +196,7 @@ impl Gate {
 pub struct Entered<'a> {
     open: RwLockReadGuard<'a, Txg>,
     /// What the operation may append to the kept log; given back behind the gate.
-    _room: Option<keeping::Room<'a>>,
+    _room: Option<keeping::KeptRoom<'a>>,
 }
 
 impl Entered<'_> {

@@ -18,13 +18,16 @@ mod pools;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use beyond::Beyond;
 use crash_model::World;
 use everything::{Held, assert_same, look};
 use nacre_pool::device::Simulator;
-use nacre_pool::engine::NewDataset;
+use nacre_pool::engine::{NewDataset, Pace};
+use nacre_pool::files::{FileError, Inode, NewInode, ParentView};
 use nacre_pool::log::KeptLog;
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 use nacre_sys::shared_words::SharedWords;
 use pools::{Imported, Random, check, create_kept, number, open_kept};
@@ -66,8 +69,12 @@ fn leave(disks: &[Arc<Simulator>], kept: &KeptLog, torn: bool) -> Left {
 fn go_on(left: Left, random: &mut Random, what: &str) -> (Left, Imported) {
     let mut left = left;
     while random.below(3) == 0 {
-        for disk in &left.disks {
-            disk.fail_after(random.below(60));
+        // Anywhere, or where its commit ends: as many operations as one makes that lives on.
+        let late = random.below(2) == 0;
+        let tried = leave(&left.disks, &left.kept, false);
+        drop(open_kept(&tried.disks, 1, Access::ReadWrite, Some(&tried.kept)));
+        for (disk, tried) in left.disks.iter().zip(&tried.disks) {
+            disk.fail_after(if late { tried.operations().saturating_sub(random.below(4)) } else { random.below(60) });
         }
         let died = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
         if let Ok(imported) = died {
@@ -75,6 +82,11 @@ fn go_on(left: Left, random: &mut Random, what: &str) -> (Left, Imported) {
             drop(imported);
         }
         left = leave(&left.disks, &left.kept, random.below(2) == 0);
+        if left.disks.len() > 1 {
+            // Each of several devices fails at its own moment, and a label that was not written twice makes
+            // one an older copy of itself.
+            break;
+        }
     }
     let imported = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
     let imported = imported.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -152,4 +164,88 @@ fn a_process_that_dies_loses_nothing_that_was_acknowledged() {
         Ok(seed) => campaign(seed.parse().unwrap(), rounds),
         Err(_) => (0..4).for_each(|seed| campaign(seed, rounds)),
     }
+}
+
+fn file(imported: &Imported, name: &str) -> Arc<Inode> {
+    let dataset = imported.pool.dataset(imported.pool.root().unwrap()).unwrap();
+    let new = |parent: &ParentView| {
+        let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
+        Ok(NewInode { row, target: None, attributes: Vec::new() })
+    };
+    dataset.files().make(&dataset.files().root(), name.as_bytes(), b"", &new).unwrap().0
+}
+
+/// Far from both bounds: what has anybody wait is the log alone.
+const PACE: Pace = Pace { every: Duration::from_secs(3600), begin: 1 << 30, most: 1 << 30 };
+
+#[test]
+fn who_finds_the_log_full_waits_for_a_commit() {
+    let disks = [Arc::new(Simulator::new("disk", 192 << 20))];
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let imported = create_kept(&disks, 1, Some(&kept));
+    let committer = imported.pool.start_committer(PACE).unwrap();
+    let committed = imported.store.durable();
+    let dataset = imported.pool.dataset(imported.pool.root().unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (file, dataset) = (file(&imported, &format!("f{thread}")), &dataset);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                for at in 0..150u64 {
+                    // The last ones have more content than the log takes at once.
+                    let length = if at > 147 { 3 << 20 } else { 1 + random.below(200_000) };
+                    let data = vec![random.next() as u8; length as usize];
+                    let offset = Some(random.below(900_000));
+                    assert_eq!(dataset.files().write(&file, offset, &data).unwrap().written, data.len());
+                    dataset.files().set_attribute(&file, b"user.at", &at.to_le_bytes(), None, None).unwrap();
+                }
+            });
+        }
+    });
+    assert!(imported.store.durable() > committed);
+    assert_eq!(kept.given_up(), None);
+    // Ends without a commit.
+    drop(committer);
+    let before = look(&imported, &[]);
+    let left = leave(&disks, &kept, true);
+    let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
+    assert_same(&before, &look(&next, &[]), "behind a full log");
+    check(&next);
+}
+
+#[test]
+fn who_waits_for_room_in_the_log_hears_that_the_pool_is_suspended() {
+    let disks = [Arc::new(Simulator::new("disk", 192 << 20))];
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let imported = create_kept(&disks, 1, Some(&kept));
+    let committer = imported.pool.start_committer(PACE).unwrap();
+    let file = file(&imported, "file");
+    let dataset = imported.pool.dataset(imported.pool.root().unwrap()).unwrap();
+    // A file that lies in memory alone, so that nothing but a commit meets the device.
+    dataset.files().write(&file, Some(0), &[1; 5000]).unwrap();
+    disks[0].fail_after(0);
+    let error = (0..10_000u64).find_map(|at| dataset.files().write(&file, Some(at), &[at as u8; 5000]).err());
+    assert!(matches!(error, Some(FileError::Pool(_))), "{error:?}");
+    assert!(committer.stop().is_err());
+    let before = look(&imported, &[]);
+    let left = leave(&disks, &kept, true);
+    let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
+    assert_same(&before, &look(&next, &[]), "after a commit that failed");
+}
+
+#[test]
+fn what_was_gone_back_from_stays_away_and_its_numbers_are_not_given_again() {
+    let disks = [Arc::new(Simulator::new("disk", 96 << 20))];
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let imported = create_kept(&disks, 1, Some(&kept));
+    let root = imported.pool.root().unwrap();
+    imported.pool.snapshot(&[(root, "then".to_owned())]).unwrap();
+    let given = (0..20).map(|at| file(&imported, &format!("gone{at}")).number()).max().unwrap();
+    imported.pool.roll_back(root, "then").unwrap();
+    let before = look(&imported, &[]);
+    let left = leave(&disks, &kept, false);
+    let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
+    assert_same(&before, &look(&next, &[]), "after going back");
+    assert!(file(&next, "new").number() > given);
+    check(&next);
 }

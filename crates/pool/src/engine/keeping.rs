@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::commit::passed_over;
-use super::logging::{REPLAYED_AT_ONCE, judge, replay_record};
+use super::logging::{judge, replay_record};
 use super::replay_skip::ReplaySkip;
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
@@ -22,7 +22,11 @@ use crate::files::Keeper;
 use crate::log::{Blocks, KeptLog};
 use crate::pointer::Txg;
 
-/// So much of what is replayed is held in memory before it is committed, bytes.
+/// So much of what is replayed is held in memory before it becomes frames, bytes.
+const HELD_AT_ONCE: u64 = 64 << 20;
+/// So much may be promised to it before, bytes: more than is needed, where parts of records are written.
+const PROMISED_AT_ONCE: u64 = 1 << 30;
+/// So much is held in memory before it is committed, bytes.
 const COMMITTED_AT_ONCE: u64 = 256 << 20;
 
 impl Pool {
@@ -57,7 +61,7 @@ impl Pool {
         self.record(false);
         self.holds_left.store(true, Ordering::Release);
         let there = self.usable_datasets()?;
-        let (mut promised, mut skipped, mut before) = (0, ReplaySkip::default(), None);
+        let (mut promised, mut held, mut skipped, mut before) = (0, 0, ReplaySkip::default(), None);
         kept.replay(&mut |record, place| {
             let begins = before.replace(place);
             // What was destroyed after the record takes it along.
@@ -69,14 +73,17 @@ impl Pool {
                 skipped.leave_out(&dataset, record);
                 return Ok(());
             };
-            if self.reservations.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
+            let is_much = self.held() > HELD_AT_ONCE.saturating_add(held)
+                || self.reservations.outstanding() > PROMISED_AT_ONCE.saturating_add(promised);
+            if is_much {
                 promised = self.store_replayed()?;
+                held = self.held();
             }
             if self.held() > COMMITTED_AT_ONCE
                 && let Some(begins) = begins
             {
                 self.commit_replayed(&kept, begins)?;
-                promised = 0;
+                (promised, held) = (0, 0);
             }
             let replay = || replay_record(&dataset, record, &adjusted);
             let mut done = replay();
@@ -89,7 +96,7 @@ impl Pool {
             {
                 // What it frees may be had again. What was applied of the record is applied again.
                 self.commit_replayed(&kept, begins)?;
-                promised = 0;
+                (promised, held) = (0, 0);
                 done = replay();
             }
             done

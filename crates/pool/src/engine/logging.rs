@@ -22,7 +22,7 @@ pub(super) struct PoolLog {
 }
 
 /// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
-pub(super) const REPLAYED_AT_ONCE: u64 = 32 << 20;
+const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
     fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket {

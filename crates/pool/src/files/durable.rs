@@ -13,6 +13,7 @@ use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Range,
 use crate::error::PoolError;
 use crate::log::{LogChange, Ticket};
 use crate::pointer::Txg;
+use crate::rows::inode::flags::{CUT, HAS_PATCHES};
 use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Xattr, keys};
 
 /// What a replay copies at once where it cannot share, bytes.
@@ -252,7 +253,13 @@ impl<T: Table> Files<T> {
     /// An inode becomes what was recorded; what it is charged stays what the engine knows.
     fn replay_inode(&self, number: u64, row: &InodeRow) -> Result<()> {
         let inode = self.known.get(number);
-        if matches!(self.attributes(&inode), Err(FileError::NotFound)) {
+        let there = self.attributes(&inode);
+        if let Ok(there) = &there
+            && self.replay_same_size(&inode, there, row)?
+        {
+            return Ok(());
+        }
+        if matches!(there, Err(FileError::NotFound)) {
             let entered = self.gate.enter();
             let mut batch = Batch::default();
             let new = InodeRow {
@@ -264,6 +271,9 @@ impl<T: Table> Files<T> {
             self.apply(entered.txg(), &batch)?;
             self.numbers.objects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             self.count_owner(&new, 0, 1);
+            if new.size == row.size {
+                return Ok(());
+            }
         }
         let change = AttributeChange {
             permissions: Some(row.mode & 0o7777),
@@ -293,15 +303,44 @@ impl<T: Table> Files<T> {
         if row.file_type() == Some(FileType::Directory) {
             edited.row.size = row.size;
         }
-        if row.links > 0
-            && let Some(active) = edited.active.as_mut()
-        {
-            (active.nameless, active.linkable) = (false, false);
-        }
+        self.replay_links(&mut edited);
         edited.put(&mut batch);
         self.apply(entered.txg(), &batch)?;
         self.finish(&inode, edited);
         Ok(())
+    }
+
+    /// The same where neither owner nor size change, which is most often so: in one step.
+    fn replay_same_size(&self, inode: &Arc<Inode>, there: &InodeRow, row: &InodeRow) -> Result<bool> {
+        let regular = row.file_type() == Some(FileType::Regular);
+        if (there.uid, there.gid) != (row.uid, row.gid) || (regular && there.size != row.size) || there.flags & CUT != 0
+        {
+            return Ok(false);
+        }
+        let entered = self.gate.enter();
+        let mut edited = self.edit(inode)?;
+        let now = edited.row;
+        edited.row = InodeRow {
+            charged: now.charged,
+            flags: row.flags & !(HAS_PATCHES | CUT) | now.flags & (HAS_PATCHES | CUT),
+            record_shift: if now.record_shift == 0 { row.record_shift } else { now.record_shift },
+            ..*row
+        };
+        self.replay_links(&mut edited);
+        let mut batch = Batch::default();
+        edited.put(&mut batch);
+        self.apply(entered.txg(), &batch)?;
+        self.finish(inode, edited);
+        Ok(true)
+    }
+
+    /// What memory has of names follows the row.
+    fn replay_links(&self, edited: &mut Editing<'_>) {
+        if edited.row.links > 0
+            && let Some(active) = edited.active.as_mut()
+        {
+            (active.nameless, active.linkable) = (false, false);
+        }
     }
 
     fn replay_delete(&self, key: &[u8]) -> Result<()> {

@@ -19,7 +19,7 @@
 //! Invariants:
 //! - The order in the log is that in which changes were applied: rows are appended under the table's
 //!   lock, content under the inode's. Whoever builds on a change comes behind it.
-//! - Room is asked for before anything is held ([`Room`]), and nobody who makes room appends.
+//! - Room is asked for before anything is held ([`KeptRoom`]), and nobody who makes room appends.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,13 +38,13 @@ pub(super) const NEW: u64 = 256 << 10;
 
 /// Room in the kept log for what an operation may append.
 #[derive(Debug)]
-pub(super) struct Room<'f> {
+pub(super) struct KeptRoom<'f> {
     keeper: &'f Keeper,
     throttle: &'f Throttle,
     bytes: u64,
 }
 
-impl Drop for Room<'_> {
+impl Drop for KeptRoom<'_> {
     fn drop(&mut self) {
         self.keeper.log.give_back(self.bytes);
         if self.keeper.waiting.load(Ordering::SeqCst) > 0 {
@@ -80,7 +80,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Waits until there is room for what an operation may append. Not under any lock.
-    pub(super) fn room_to_keep(&self, bytes: u64) -> Result<Option<Room<'_>>> {
+    pub(super) fn room_to_keep(&self, bytes: u64) -> Result<Option<KeptRoom<'_>>> {
         let Some(keeper) = self.keeper.get().filter(|_| bytes > 0) else { return Ok(None) };
         if !keeper.log.make_room(bytes) {
             let has_room = std::cell::Cell::new(false);
@@ -95,14 +95,16 @@ impl<T: Table> Files<T> {
                 return admitted.map(|()| None).map_err(Into::into);
             }
         }
-        Ok(Some(Room { keeper, throttle: &self.throttle, bytes }))
+        Ok(Some(KeptRoom { keeper, throttle: &self.throttle, bytes }))
     }
 
     /// The same without waiting; the outer `None` where there is none.
-    pub(super) fn room_now(&self, bytes: u64) -> Option<Option<Room<'_>>> {
+    pub(super) fn room_now(&self, bytes: u64) -> Option<Option<KeptRoom<'_>>> {
         match self.keeper.get() {
             None => Some(None),
-            Some(keeper) => keeper.log.make_room(bytes).then(|| Some(Room { keeper, throttle: &self.throttle, bytes })),
+            Some(keeper) => {
+                keeper.log.make_room(bytes).then(|| Some(KeptRoom { keeper, throttle: &self.throttle, bytes }))
+            }
         }
     }
 

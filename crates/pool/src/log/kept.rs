@@ -57,6 +57,8 @@ const COMMITTED: usize = 8;
 const RING: usize = 512;
 /// Words before the changes of a record.
 const HEAD: u64 = 3;
+/// So many records are replayed in well under a second; with more a commit is due.
+const RECORDS: u64 = 100_000;
 /// The least ring, bytes: several of the largest operations have room in it.
 const LEAST: usize = 4 << 20;
 
@@ -66,6 +68,8 @@ pub struct KeptLog {
     appending: Mutex<Appending>,
     /// What records take, and what was promised to operations, bytes.
     taken: AtomicU64,
+    /// How many records there are since the last txg was closed.
+    records: AtomicU64,
 }
 
 /// Where records go, and where those of closed txgs end.
@@ -115,7 +119,7 @@ impl KeptLog {
     }
 
     fn over(shared: SharedWords) -> Self {
-        Self { shared, appending: Mutex::default(), taken: AtomicU64::new(0) }
+        Self { shared, appending: Mutex::default(), taken: AtomicU64::new(0), records: AtomicU64::new(0) }
     }
 
     /// The memory, to be left open for the next process.
@@ -148,9 +152,9 @@ impl KeptLog {
         Some(Txg(self.get(MISSING))).filter(|txg| txg.0 > self.get(COMMITTED))
     }
 
-    /// Whether a commit is due before it is full.
+    /// Whether a commit is due: before it is full, or a replay takes long.
     pub(crate) fn is_half_full(&self) -> bool {
-        self.used() > self.length() / 2
+        self.used() > self.length() / 2 || self.records.load(Ordering::Relaxed) > RECORDS
     }
 
     /// The most that one operation may append, bytes.
@@ -193,7 +197,8 @@ impl KeptLog {
         self.set(END, appending.end);
         drop(appending);
         let before = self.taken.fetch_add(words * 8, Ordering::Relaxed);
-        before <= self.length() / 2 && self.is_half_full()
+        let records = self.records.fetch_add(1, Ordering::Relaxed);
+        records == RECORDS || (before <= self.length() / 2 && self.used() > self.length() / 2)
     }
 
     /// Something of this txg is not in the log. Until it is committed, nothing can be replayed.
@@ -209,6 +214,7 @@ impl KeptLog {
         let mut appending = self.appending.lock();
         let end = appending.end;
         appending.closed.push_back((txg, end));
+        self.records.store(0, Ordering::Relaxed);
     }
 
     /// A txg is durable: its records are not needed any more.
