@@ -81,7 +81,8 @@ fn what_a_pool_lies_on_is_gone_on_with_as_it_is() {
         assert_ne!(yard.process(&name), before.1);
         assert_eq!(states(), before.0);
         for file in files.iter().zip(states()).filter(|(_, state)| state.is_some()).map(|(file, _)| file) {
-            let lock = rustix::fs::flock(File::open(file).unwrap(), rustix::fs::FlockOperation::NonBlockingLockExclusive);
+            let lock =
+                rustix::fs::flock(File::open(file).unwrap(), rustix::fs::FlockOperation::NonBlockingLockExclusive);
             assert_eq!(lock, Err(rustix::io::Errno::WOULDBLOCK), "{file} is the pool's");
         }
     };
@@ -129,9 +130,11 @@ fn open_files_and_what_was_answered_are_there_after_a_death() {
     rustix::fs::flock(&named, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let (ino, gone) = (named.metadata().unwrap().ino(), nameless.metadata().unwrap().ino());
     let mut tail = Command::new("tail");
-    let mut tail = tail.args(["-n", "+1", "-s", "0.05", "-f"]).arg(at("a/b/named")).stdout(Stdio::piped()).spawn().unwrap();
+    let mut tail =
+        tail.args(["-n", "+1", "-s", "0.05", "-f"]).arg(at("a/b/named")).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(tail.stdout.take().unwrap());
-    let mut shell = Command::new("sh").current_dir(at("a/b")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shell =
+        Command::new("sh").current_dir(at("a/b")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (mut input, mut answers) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
     let mut size = 3;
     for round in 1..=2_u64 {

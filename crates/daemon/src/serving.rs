@@ -310,7 +310,7 @@ impl Serving {
                 let guarded = self.guarded()?;
                 let left = guarded.memory.text().unwrap_or_default();
                 Answer::HandOver(Box::new(HandedOver::of(guarded, left)))
-            },
+            }
             Request::Upgrade { program } => {
                 handover::note(self.guarded()?, &program)?;
                 Answer::Done

@@ -16,7 +16,7 @@ use crate::{
         own_mount::{self, Entered, InodeKey},
     },
     status::{self, Status},
-    survival::doubts,
+    survival::{Survival, doubts},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::{descriptors, mounts::MountAttributes, worker};
@@ -89,8 +89,14 @@ impl Mount {
     /// Mounts `layer` and serves it; returns when the mount can be used.
     ///
     /// # Errors
-    /// See [`MountError`]; nothing is left mounted then.
+    /// See [`MountError`]; nothing is left mounted then, or what was to be gone on with has no session any
+    /// more.
     pub fn start(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
+        let memory = options.survival.clone().filter(Survival::resumes);
+        Mount::make(layer, options).inspect_err(|_| memory.iter().for_each(Survival::let_go))
+    }
+
+    fn make(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
         let (sender, receiver) = mpsc::channel();
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;

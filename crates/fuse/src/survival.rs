@@ -50,7 +50,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release},
     },
 };
 
@@ -137,6 +137,8 @@ pub struct Survival {
     shared: Arc<SharedWords>,
     /// Held while a number that was given out is noted.
     giving: Arc<Mutex<()>>,
+    /// The session of the process before this one belongs to a mount, or is closed.
+    taken: Arc<AtomicBool>,
     life: u64,
 }
 
@@ -159,7 +161,7 @@ impl Survival {
     }
 
     fn of(words: SharedWords) -> io::Result<Survival> {
-        let memory = Survival { shared: Arc::new(words), giving: Arc::default(), life: 0 };
+        let memory = Survival { shared: Arc::new(words), giving: Arc::default(), taken: Arc::default(), life: 0 };
         memory.set(Head::Version, VERSION);
         Ok(memory)
     }
@@ -172,7 +174,7 @@ impl Survival {
         let is_small = rustix::fs::fstat(&memory)?.st_size.cast_unsigned() == SMALL as u64 * 8;
         let words = if is_small { SMALL } else { ALL };
         let words = Arc::new(SharedWords::taken_over(memory, words)?);
-        let mut memory = Survival { shared: words, giving: Arc::default(), life: 0 };
+        let mut memory = Survival { shared: words, giving: Arc::default(), taken: Arc::default(), life: 0 };
         if memory.head(Head::Version) != VERSION {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
@@ -300,6 +302,19 @@ impl Survival {
     /// The descriptor's number that the session had.
     pub fn device(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Device)).ok()?.checked_sub(1)
+    }
+
+    /// The session's device, once.
+    fn take_device(&self) -> io::Result<OwnedFd> {
+        let device = self.device().filter(|_| !self.taken.swap(true, Relaxed));
+        descriptors::take_over(device.ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?)
+    }
+
+    /// Nobody goes on with the session of the process before this one: whoever uses the mount is told.
+    /// Nothing where a mount has it.
+    pub fn let_go(&self) {
+        // Where it is closed already, that is as good.
+        drop(self.take_device());
     }
 
     fn set_session(&self, (agreed, device): (Agreed, i32)) {

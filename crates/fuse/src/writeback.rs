@@ -292,12 +292,15 @@ impl Writeback {
         let Some(notifier) = self.notifier.read().clone() else { return };
         // Without pages, this takes no lock that a request could hold. But it waits for the end of an inode
         // that is being given up.
-        let told = || notifier.inval_inode(nodeid, -1, 0);
-        let told = if self.outlives.load(Ordering::Acquire) { worker::waiting(told) } else { told() };
-        if let Err(error) = told {
+        if let Err(error) = self.tell(|| notifier.inval_inode(nodeid, -1, 0)) {
             // Not known any more: about to be closed. Or the mount has just ended.
             tracing::trace!(%error, nodeid, "a file could not be recalled");
         }
+    }
+
+    /// Tells the kernel something, which may wait for an answer of ours.
+    pub fn tell<T>(&self, tell: impl FnOnce() -> T) -> T {
+        if self.outlives.load(Ordering::Acquire) { worker::waiting(tell) } else { tell() }
     }
 
     /// A file is being opened; whether its writes are collected. If so, it is entered in the table

@@ -21,7 +21,11 @@ fn hear(make_durable: impl Fn() + Send + Sync + 'static, stuck: bool) -> Option<
         println!("skipped: needs root and loop devices");
         return None;
     }
-    match SyncCalls::hear(Duty { make_durable: Box::new(make_durable), stuck: Box::new(move || stuck), opened: Box::new(|_, _| ()) }) {
+    match SyncCalls::hear(Duty {
+        make_durable: Box::new(make_durable),
+        stuck: Box::new(move || stuck),
+        opened: Box::new(|_, _| ()),
+    }) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("skipped: {error}");
             None

@@ -92,7 +92,14 @@ struct Blocks {
 impl Blocks {
     fn command(&self, at: &Path, words: &[&str]) -> Command {
         let mut command = Command::new("fio");
-        command.args(["--name=load", "--ioengine=psync", "--bs=4k", "--size=4m", "--verify=crc32c", "--verify_fatal=1"]);
+        command.args([
+            "--name=load",
+            "--ioengine=psync",
+            "--bs=4k",
+            "--size=4m",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+        ]);
         command.arg(format!("--filename={}", at.join(self.name).display()));
         command.args(words).current_dir(std::env::temp_dir());
         command
@@ -231,7 +238,8 @@ impl Verbs {
     fn ask(&self, words: &[&str]) -> bool {
         let output = self.pool.run(words);
         let said = text(&output.stderr);
-        let killed = said.contains("ended before it answered") || said.contains("the pool is busy with another command");
+        let killed =
+            said.contains("ended before it answered") || said.contains("the pool is busy with another command");
         assert!(output.status.success() || killed, "{words:?}: {said}");
         output.status.success()
     }
@@ -265,7 +273,8 @@ impl Load for Verbs {
             self.make("snapshot", &snapshot);
             self.ask(&["pool", "sync", "%"]);
             if let Some(before) = round.checked_sub(2) {
-                let (dataset, snapshot) = (self.pool.of(&format!("d{before}")), format!("{}@s{before}", self.pool.name));
+                let (dataset, snapshot) =
+                    (self.pool.of(&format!("d{before}")), format!("{}@s{before}", self.pool.name));
                 if before % 3 != 0 {
                     self.destroy(&dataset);
                 }
@@ -392,8 +401,7 @@ impl Life<'_> {
             shared
         };
         let pool = Arc::clone(&self.surviving.pool);
-        let verbs =
-            Verbs { pool, there: BTreeSet::new(), gone: BTreeSet::new(), rounds: 0, shared: shared() };
+        let verbs = Verbs { pool, there: BTreeSet::new(), gone: BTreeSet::new(), rounds: 0, shared: shared() };
         let mut loads: Vec<Box<dyn Load>> = vec![
             Box::new(Changes { number: 1, shared: shared(), rounds: 0 }),
             Box::new(Tail { shared: shared(), lines: 0 }),

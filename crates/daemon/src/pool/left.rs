@@ -140,7 +140,9 @@ impl LeftDevice {
         let adopted = descriptors::take_over(self.number)
             .and_then(|descriptor| FileDevice::adopt(self.path.display().to_string(), descriptor));
         adopted
-            .inspect_err(|error| tracing::warn!(device = %self.path.display(), %error, "a device is missing from here on"))
+            .inspect_err(
+                |error| tracing::warn!(device = %self.path.display(), %error, "a device is missing from here on"),
+            )
             .ok()
     }
 }
@@ -151,7 +153,9 @@ impl PoolLeft {
     /// # Errors
     /// It cannot be read.
     pub fn of(memory: &Survival) -> Result<PoolLeft, Failure> {
-        PoolLeft::read(&noted(memory).map_err(|error| Failure::io("cannot read", "what the last process noted", &error))?)
+        PoolLeft::read(
+            &noted(memory).map_err(|error| Failure::io("cannot read", "what the last process noted", &error))?,
+        )
     }
 
     /// What is noted as this text.

@@ -116,7 +116,8 @@ impl FuseMounts {
             left.into_iter().partition(|mount| matches!(mount.door, LeftDoor::Own { .. }));
         for mount in own {
             let (at, source) = (mount.at.clone(), mount.options.source.clone());
-            let of_it = |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
+            let of_it =
+                |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
             let members: Vec<LeftMount> = within.extract_if(.., of_it).collect();
             let whats: Vec<What> = members.iter().chain([&mount]).map(|mount| mount.what).collect();
             match self.resume(mount, members) {
@@ -155,16 +156,23 @@ impl FuseMounts {
         let memory = descriptors::take_over(memory).and_then(Survival::taken_over);
         let mut memory = memory.map_err(|error| Refusal::new(Kind::Io, error.to_string()))?;
         if device.is_none() || !memory.can_resume() {
+            memory.let_go();
             return memory.why_not().map_or(Ok(Vec::new()), |why| Err(Refusal::new(Kind::Io, why)));
         }
         memory.next_life();
-        let layer = self.left_layer(what, &options)?;
-        let mut put_in = Vec::new();
-        for member in &members {
-            let LeftDoor::Within { on, .. } = member.door else { continue };
-            put_in.push((self.left_layer(member.what, &member.options)?, on, member.options.clone()));
-        }
-        let carrier = Carrier::start(&layer, what.snapshot.is_none(), &place, &options, Some(memory), &put_in)?;
+        let carried = || {
+            let layer = self.left_layer(what, &options)?;
+            let mut put_in = Vec::new();
+            for member in &members {
+                let LeftDoor::Within { on, .. } = member.door else { continue };
+                put_in.push((self.left_layer(member.what, &member.options)?, on, member.options.clone()));
+            }
+            let head = what.snapshot.is_none();
+            let carrier = Carrier::start(&layer, head, &place, &options, Some(memory.clone()), &put_in)?;
+            Ok((layer, put_in, carrier))
+        };
+        // Otherwise whoever uses it would wait for good.
+        let (layer, put_in, carrier) = carried().inspect_err(|_: &Refusal| memory.let_go())?;
         tracing::info!(mountpoint = %path_text(&at), source = options.source, "the mount goes on");
         let carrier = Arc::new(carrier);
         let socket = self.socket(&carrier, &options.source);

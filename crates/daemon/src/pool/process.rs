@@ -657,8 +657,10 @@ fn go_on(
     let devices: Vec<Arc<dyn Device>> = left.adopt().into_iter().map(|device| Arc::new(device) as _).collect();
     // Its log has nothing that the kept one has not.
     let imported = Imported::open(devices, Access::WithoutLog, None, opening);
-    let imported = imported
-        .map_err(|refusal| Refusal { what: format!("cannot go on with '{}': {}", start.name, refusal.what), ..refusal })?;
+    let imported = imported.map_err(|refusal| Refusal {
+        what: format!("cannot go on with '{}': {}", start.name, refusal.what),
+        ..refusal
+    })?;
     tracing::info!(pool = start.name, "another process goes on with the pool");
     Ok((imported, number, None))
 }

@@ -184,11 +184,11 @@ impl Writeback {
 
     /// The same for a mount that is in no tree of ours any more, so that its files cannot be
     /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
-    /// would hang, so this is for such mounts alone.
+    /// would hang, unless another process goes on, so this is for such mounts alone.
     pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {
-            if let Err(error) = notifier.inval_inode(nodeid, 0, 0) {
+            if let Err(error) = self.tell(|| notifier.inval_inode(nodeid, 0, 0)) {
                 tracing::warn!(%error, "what was written to a file may not have been passed on by the kernel");
             }
         }

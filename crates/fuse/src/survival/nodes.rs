@@ -204,7 +204,11 @@ impl Nodes {
     }
 
     fn record(&self, at: usize) -> Option<&[AtomicU64]> {
-        (at < MOST).then(|| self.memory.part(NODES_AT + at * RECORD, RECORD))
+        if at >= MOST {
+            return None;
+        }
+        // There are none in a small memory.
+        Some(self.memory.part(NODES_AT + at * RECORD, RECORD)).filter(|record| !record.is_empty())
     }
 
     fn end(&self, at: usize) -> Option<&[AtomicU64]> {

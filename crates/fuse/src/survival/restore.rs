@@ -40,8 +40,7 @@ impl Survival {
         } else if let Some(survives) = &door.survives {
             door.take_up_open_files(survives);
         }
-        let device = self.device().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF));
-        let device = device.and_then(descriptors::take_over).map_err(MountError::Session)?;
+        let device = self.take_device().map_err(MountError::Session)?;
         let options = &door.options;
         let by_fusermount = self.head(Head::Fusermount) == 1;
         let place = options.mountpoint.clone();

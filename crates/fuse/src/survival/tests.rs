@@ -4,6 +4,7 @@
 use super::{
     Survival, Survives, cut,
     nodes::{NodePlace, NodeRecord, Nodes},
+    numbers::{Sets, Words},
     opens::{OpenLeft, OpenRecord, Opens},
     requests::Requests,
 };
@@ -202,6 +203,76 @@ fn texts_replace_each_other_whole() {
     };
     killed_everywhere(prepare, |memory| assert!(memory.set_text(b"the second")), check);
     assert!(!Survival::new().unwrap().set_text(&[0; 1 << 17]));
+}
+
+#[test]
+fn what_is_noted_by_number_is_noted_or_not() {
+    // Files that may hold writes: in place of one, another.
+    let prepare = || {
+        let memory = Survival::small().unwrap();
+        assert_eq!(Words::written(&memory).add(7), Some(0));
+        memory
+    };
+    let act = |memory: &Survival| {
+        let words = Words::written(memory);
+        words.remove(0);
+        assert_eq!((words.add(8), words.add(9)), (Some(0), Some(1)));
+        words.remove(1);
+        assert_eq!(words.add(10), Some(1));
+    };
+    let check = |memory: &Survival, whole: bool| {
+        let all: Vec<u64> = Words::written(memory).all().into_iter().map(|(_, word)| word).collect();
+        let some: [&[u64]; 4] = [&[7], &[], &[8], &[8, 9]];
+        assert!(all == [8, 10] || !whole && some.contains(&&*all), "{all:?}");
+    };
+    killed_everywhere(prepare, act, check);
+    // Sets of files: one that was another before has nothing of it.
+    let prepare = || {
+        let memory = Survival::small().unwrap();
+        let sets = Sets::new(&memory);
+        assert_eq!(sets.add(5), Some(0));
+        sets.set(0, 3, 0xff);
+        memory
+    };
+    let act = |memory: &Survival| {
+        let sets = Sets::new(memory);
+        sets.remove(0);
+        assert_eq!(sets.add(6), Some(0));
+        sets.set(0, 4, 1);
+    };
+    let check = |memory: &Survival, whole: bool| {
+        let mut memory = memory.clone();
+        memory.next_life();
+        let all = Sets::new(&memory).left();
+        assert!(all.len() <= 1 && (!whole || all.len() == 1));
+        for set in all {
+            let bits = (set.words[3], set.words[4]);
+            assert!(
+                (set.key, bits) == (6, (0, 1)) || !whole && [(5, (0xff, 0)), (6, (0, 0))].contains(&(set.key, bits)),
+                "{} {bits:?}",
+                set.key
+            );
+        }
+    };
+    killed_everywhere(prepare, act, check);
+    // Numbers that are given out, by whoever has the memory.
+    let act = |memory: &Survival| {
+        memory.given_numbers().give([1, 2, 3]);
+        memory.clone().given_numbers().give([4, 5, 6]);
+    };
+    let check = |memory: &Survival, whole: bool| {
+        let all = memory.given_numbers().all();
+        let most = [[1, 2, 3], [4, 5, 6]];
+        assert!(most.starts_with(&all) && (!whole || all.len() == 2), "{all:?}");
+    };
+    killed_everywhere(|| Survival::small().unwrap(), act, check);
+    // Both kinds of memory are told apart.
+    let small = Survival::small().unwrap();
+    small.set_program(Path::new("/bin/program"));
+    let taken = Survival::taken_over(small.shared.descriptor().try_clone_to_owned().unwrap()).unwrap();
+    assert!(taken.take_program().is_some());
+    Nodes::new(&taken).made(1, 5 << 32, place(9, b"name"), ID, Kind::Fifo);
+    assert!(taken.why_not().is_some(), "there is no room for nodes in it");
 }
 
 /// A door over a directory, in one life after the other.

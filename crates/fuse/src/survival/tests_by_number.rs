@@ -31,6 +31,7 @@ fn pool() -> Arc<Pool> {
         clock: Arc::new(|| Timestamp { seconds: 1000, nanoseconds: 7 }),
         entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
         cache: 64 << 20,
+        kept: None,
     };
     Arc::new(Pool::create(config, "tank").unwrap())
 }

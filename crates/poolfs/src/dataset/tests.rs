@@ -1,13 +1,15 @@
 //! The conformance suite over a dataset of a pool in memory, and what a crash leaves.
 
-use super::Dataset;
+use super::{Dataset, WritebackGroup};
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, NewPool, Store};
 use nacre_vfs::{Caller, Layer, Name, OpenFlags, WriteAhead, WriteOrigin};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Pages of a page cache.
@@ -224,6 +226,99 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     while let Ok(some) = file.write(&block, at + block.len() as u64, PAGES) {
         stored += some;
         assert!(stored < 1 << 20, "more than what was promised for naming");
+    }
+}
+
+/// A door that goes on: it holds back as much until it is let pass that on.
+struct Heir {
+    passing: Mutex<Receiver<()>>,
+    asked: AtomicU64,
+}
+
+impl Heir {
+    fn of(layer: &Dataset) -> (Arc<Heir>, Sender<()>) {
+        let (pass, passing) = channel();
+        let heir = Arc::new(Heir { passing: Mutex::new(passing), asked: AtomicU64::new(0) });
+        let door = Arc::clone(&heir) as Arc<dyn nacre_vfs::WritebackHost>;
+        assert!(layer.capabilities().writeback.unwrap().accept(&door));
+        (heir, pass)
+    }
+}
+
+impl nacre_vfs::WritebackHost for Heir {
+    fn dirty_limit(&self, _files: usize) -> u64 {
+        4 << 20
+    }
+    fn opens_unasked(&self) -> bool {
+        true
+    }
+    fn lets_in(&self) {}
+    fn recall(&self) {}
+    fn flush(&self) -> nacre_vfs::Result<()> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        // At the end of the test nobody waits any more.
+        let _ = self.passing.lock().recv();
+        Ok(())
+    }
+}
+
+#[test]
+fn what_was_accepted_before_a_death_finds_its_room() {
+    use nacre_pool::engine::NewDataset;
+    let pool = create(&Arc::new(Simulator::new("disk", 256 << 20)));
+    let top = pool.find("tank").unwrap().unwrap();
+    let below =
+        pool.create_dataset(&NewDataset { parent: top, name: "below".to_owned(), properties: Vec::new() }).unwrap();
+    let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+    let (block, root) = (noise(), |layer: &Dataset| layer.root().unwrap().node);
+    for id in [top, below] {
+        let layer = Dataset::open(&pool, id).unwrap();
+        layer.create(&Caller::ROOT, &root(&layer), name("f"), 0o600, OpenFlags::WRITE).unwrap();
+    }
+    // Others take all the room that there is.
+    let layer = Dataset::open(&pool, top).unwrap();
+    let other = layer.create(&Caller::ROOT, &root(&layer), name("other"), 0o600, OpenFlags::WRITE).unwrap().1;
+    let mut taken = 0;
+    while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
+        taken += block.len() as u64;
+    }
+    // The process dies, and two doors go on.
+    let group = Arc::new(WritebackGroup::default());
+    let open = |id| {
+        let layer = Dataset::open_among(&pool, id, &group).unwrap();
+        let node = layer.lookup(&Caller::ROOT, &root(&layer), name("f")).unwrap().node;
+        let file = layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE).unwrap();
+        (layer, file)
+    };
+    let ((first, one), (second, two)) = (open(top), open(below));
+    assert_eq!(one.write(&block, 0, PAGES), Err(nacre_vfs::Errno::ENOSPC), "it is a store to a mapping");
+    let (heir, pass) = Heir::of(&first);
+    one.writeback_lease().unwrap().begin_unopened();
+    first.capabilities().writeback.unwrap().goes_on();
+    assert_eq!(one.write(&block, 0, PAGES), Ok(block.len()));
+    let asked = |times| {
+        while heir.asked.load(Ordering::Relaxed) < times {
+            std::thread::yield_now();
+        }
+    };
+    // The second one comes while all that the first one holds back is passed on.
+    asked(1);
+    let (_, pass_second) = Heir::of(&second);
+    two.writeback_lease().unwrap().begin_unopened();
+    second.capabilities().writeback.unwrap().goes_on();
+    drop(pass_second);
+    pass.send(()).unwrap();
+    asked(2);
+    for at in 0..3 {
+        assert_eq!(two.write(&block, at << 20, PAGES), Ok(block.len()), "{at}");
+    }
+    // What has been passed on is over.
+    drop(pass);
+    let refused = |at| two.write(&block, at, PAGES) == Err(nacre_vfs::Errno::ENOSPC);
+    let mut at = 3 << 20;
+    while !refused(at) {
+        at += 1 << 20;
+        assert!(at < 16 << 20, "no end of it");
     }
 }
 
