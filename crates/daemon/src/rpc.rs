@@ -56,7 +56,11 @@ pub enum CallError {
 
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> CallError {
-        CallError::Unreachable(error)
+        match error.kind() {
+            // What had been sent was not read any more.
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => CallError::Ended,
+            _ => CallError::Unreachable(error),
+        }
     }
 }
 
