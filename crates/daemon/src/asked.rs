@@ -8,7 +8,8 @@
 use crate::{
     clock,
     failure::{Failure, reason},
-    handover::HandedOver,
+    handed_over::HandedOver,
+    handover,
     hooks::{self, Ended},
     report::{path_text, printable},
 };
@@ -97,7 +98,7 @@ pub fn answer() -> Result<(), Failure> {
     let read = read.map_err(|error| Failure::io("cannot read", "what was given", &error))?;
     let checked = serde_json::from_slice::<HandedOver>(given.get(..read).unwrap_or_default())
         .map_err(|error| Failure::new(format!("what was given is not understood: {error}")))
-        .and_then(|handed| handed.check());
+        .and_then(|handed| handover::check(&handed));
     let said = match checked {
         Ok(()) => YES.to_owned(),
         Err(failure) => format!("{NO}{}", failure.what),

@@ -11,7 +11,7 @@ use crate::{
     },
     clock,
     failure::{Exit, Failure},
-    handover::HandedOver,
+    handed_over::HandedOver,
     mountinfo,
     report::Report,
     rpc::{

@@ -14,7 +14,7 @@
 use crate::{
     background, clock,
     failure::Failure,
-    handover::{self, Handover, Served},
+    handover::{self, Handover, Survivor},
     left::{Guarded, Left},
     log, outliving,
     plan::{MountPlan, Transport},
@@ -52,7 +52,7 @@ const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
 
 /// What is served, and what stays of it when its worker dies.
 struct Guardian {
-    served: Served,
+    served: Survivor,
     memory: Survival,
     background: bool,
     /// The descriptor of the program that went on before this one, and since when this one does.
@@ -71,7 +71,7 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     plan.door.transport = Transport::Device;
     let unwritten = || Failure::new("a mount of these layers cannot outlive its process: they cannot be noted");
     let mount = MountRequest::new(&plan, resolved, reason).ok_or_else(unwritten)?;
-    Guardian::new(Served::Mount(Box::new(mount)), background)?.run()
+    Guardian::new(Survivor::Mount(Box::new(mount)), background)?.run()
 }
 
 /// Owns a pool by one worker after the other until it is let go.
@@ -80,7 +80,7 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
 /// Why it is not imported, or why it was let go before its time.
 pub fn run_pool(start: &Start) -> Result<(), Failure> {
     outliving::check_pool(start)?;
-    Guardian::new(Served::Pool(Box::new(start.clone())), true)?.run()
+    Guardian::new(Survivor::Pool(Box::new(start.clone())), true)?.run()
 }
 
 /// Goes on with what is served for the program that became this one.
@@ -102,7 +102,7 @@ fn failed(error: &io::Error) -> Failure {
 }
 
 impl Guardian {
-    fn new(served: Served, background: bool) -> Result<Guardian, Failure> {
+    fn new(served: Survivor, background: bool) -> Result<Guardian, Failure> {
         let memory = Survival::new().map_err(|error| failed(&error))?;
         Ok(Guardian { served, memory, background, before: None })
     }
@@ -216,19 +216,19 @@ impl Guardian {
     }
 }
 
-impl Served {
+impl Survivor {
     /// Whose worker it is.
     fn whose(&self) -> String {
         match self {
-            Served::Mount(mount) => format!("the process that served {}", path_text(mount.mountpoint())),
-            Served::Pool(start) => format!("the process that owned the pool '{}'", printable(start.name.as_bytes())),
+            Survivor::Mount(mount) => format!("the process that served {}", path_text(mount.mountpoint())),
+            Survivor::Pool(start) => format!("the process that owned the pool '{}'", printable(start.name.as_bytes())),
         }
     }
 
     fn program(&self) -> &str {
         match self {
-            Served::Mount(mount) => mount.program(),
-            Served::Pool(start) => start.program(),
+            Survivor::Mount(mount) => mount.program(),
+            Survivor::Pool(start) => start.program(),
         }
     }
 
@@ -237,11 +237,11 @@ impl Served {
     fn take_over(&self, memory: &Survival, own: &[i32]) -> Result<Vec<i32>, Failure> {
         let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
         let left = match self {
-            Served::Mount(_) => {
+            Survivor::Mount(_) => {
                 memory.resend().map_err(cannot)?;
                 Left::read(&memory.text().unwrap_or_default())?.descriptors()
             }
-            Served::Pool(_) => {
+            Survivor::Pool(_) => {
                 let left = PoolLeft::of(memory)?;
                 left.send_again();
                 left.descriptors(memory)
@@ -258,11 +258,11 @@ impl Served {
         let memory = guarded.memory.clone();
         let _ends = Ends(memory.clone());
         let worked = self.begin(&guarded, own).and_then(|()| match self {
-            Served::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
-            Served::Pool(start) => pool::process::own(start, Some(guarded)),
+            Survivor::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
+            Survivor::Pool(start) => pool::process::own(start, Some(guarded)),
         });
         let Err(failure) = worked else {
-            if let Served::Pool(_) = self {
+            if let Survivor::Pool(_) = self {
                 close_for_others(&memory, own);
             }
             return 0;
@@ -283,8 +283,8 @@ impl Served {
     /// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
     fn ended_badly(&self, background: bool, what: String) -> Failure {
         let logged = match self {
-            Served::Mount(mount) => mount.plan().and_then(|plan| log::start(&plan, background)),
-            Served::Pool(start) => pool::process::ended_badly(start, &what),
+            Survivor::Mount(mount) => mount.plan().and_then(|plan| log::start(&plan, background)),
+            Survivor::Pool(start) => pool::process::ended_badly(start, &what),
         };
         if logged.is_ok() {
             tracing::error!("{what}");

@@ -8,6 +8,7 @@
 use crate::{
     asked,
     failure::Failure,
+    handed_over::HandedOver,
     left::{Guarded, Left},
     pool::{left::PoolLeft, start::Start},
     report::path_text,
@@ -23,7 +24,7 @@ const NAME: &str = "NACRE_GOES_ON";
 /// What outlives the process that serves it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Served {
+pub enum Survivor {
     /// A mount.
     Mount(Box<MountRequest>),
     /// A pool with its mounts.
@@ -40,7 +41,7 @@ pub struct Handover {
     /// Whether it serves in the background.
     pub background: bool,
     /// What it serves.
-    pub served: Served,
+    pub served: Survivor,
     /// The number of the descriptor of the program that went on with it before.
     #[serde(default)]
     pub before: Option<i32>,
@@ -48,7 +49,7 @@ pub struct Handover {
 
 impl Handover {
     /// Of this process.
-    pub fn of(memory: &Survival, background: bool, served: &Served) -> Handover {
+    pub fn of(memory: &Survival, background: bool, served: &Survivor) -> Handover {
         let (process, memory) = (std::process::id(), memory.descriptor());
         Handover { process, memory, background, served: served.clone(), before: None }
     }
@@ -74,39 +75,26 @@ impl Handover {
     }
 }
 
-/// What another program has to understand to go on with a mount.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct HandedOver {
-    /// How it is noted: [`SURVIVAL_VERSION`].
-    version: u64,
-    handover: String,
-    left: Vec<u8>,
+/// What another program has to understand to go on with what this process serves, which has noted `left`.
+pub fn hand_over(guarded: &Guarded, left: Vec<u8>) -> HandedOver {
+    HandedOver { version: SURVIVAL_VERSION, handover: guarded.handover.to_string(), left }
 }
 
-impl HandedOver {
-    /// Of a mount or pool of this process, which has noted this.
-    pub fn of(guarded: &Guarded, left: Vec<u8>) -> HandedOver {
-        HandedOver { version: SURVIVAL_VERSION, handover: guarded.handover.to_string(), left }
+/// Whether this program can go on with it.
+///
+/// # Errors
+/// Why not.
+pub fn check(handed: &HandedOver) -> Result<(), Failure> {
+    if handed.version != SURVIVAL_VERSION {
+        let (its, ours) = (handed.version, SURVIVAL_VERSION);
+        return Err(Failure::new(format!("what it notes has version {its}, and this program reads version {ours}")));
     }
-
-    /// Whether this program can go on with it.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn check(&self) -> Result<(), Failure> {
-        if self.version != SURVIVAL_VERSION {
-            let (its, ours) = (self.version, SURVIVAL_VERSION);
-            return Err(Failure::new(format!(
-                "what it notes has version {its}, and this program reads version {ours}"
-            )));
+    match Handover::read(&handed.handover)?.served {
+        Survivor::Mount(mount) => {
+            mount.plan()?;
+            Left::read(&handed.left)?.spec().map(drop)
         }
-        match Handover::read(&self.handover)?.served {
-            Served::Mount(mount) => {
-                mount.plan()?;
-                Left::read(&self.left)?.spec().map(drop)
-            }
-            Served::Pool(_) => PoolLeft::read(&self.left).map(drop),
-        }
+        Survivor::Pool(_) => PoolLeft::read(&handed.left).map(drop),
     }
 }
 
@@ -145,7 +133,7 @@ pub fn note(guarded: &Guarded, left: Vec<u8>, program: &Path) -> Result<(), Fail
     if !is_program {
         return Err(no_program());
     }
-    asked::ask(program, &HandedOver::of(guarded, left))?;
+    asked::ask(program, &hand_over(guarded, left))?;
     if !guarded.memory.set_program(program) {
         return Err(no_program());
     }
@@ -183,16 +171,16 @@ mod tests {
             crate::plan::Resolved { spec: spec.clone(), mountpoint: plan.mountpoint.clone(), log_target: None };
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
-        let handover = Handover::of(&memory, true, &Served::Mount(Box::new(mount))).text().unwrap();
+        let handover = Handover::of(&memory, true, &Survivor::Mount(Box::new(mount))).text().unwrap();
         let notes = Notes::of(&memory).unwrap();
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
         let left = memory.text().unwrap();
-        HandedOver::of(&Guarded { memory, guardian: 1, handover }, left)
+        hand_over(&Guarded { memory, guardian: 1, handover }, left)
     }
 
     #[test]
     fn what_another_version_notes_is_not_gone_on_with() {
-        assert_eq!(handed().check(), Ok(()));
+        assert_eq!(check(&handed()), Ok(()));
         let wrong = [
             HandedOver { version: SURVIVAL_VERSION + 1, ..handed() },
             HandedOver { handover: handed().handover.replace("\"memory\"", "\"memories\""), ..handed() },
@@ -200,7 +188,7 @@ mod tests {
             HandedOver { left: b"{}".to_vec(), ..handed() },
         ];
         for handed in wrong {
-            assert!(handed.check().is_err(), "{handed:?}");
+            assert!(check(&handed).is_err(), "{handed:?}");
         }
     }
 }

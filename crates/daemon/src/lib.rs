@@ -15,6 +15,7 @@ pub mod failure;
 pub mod figures;
 pub mod fuse_conf;
 pub mod guardian;
+mod handed_over;
 pub mod handover;
 pub mod hooks;
 pub mod kernel_engine;

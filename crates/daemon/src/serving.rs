@@ -15,8 +15,7 @@ use crate::{
     control::{self, Answer, Request, Sockets},
     door,
     failure::{Exit, Failure},
-    figures,
-    handover::{self, HandedOver},
+    figures, handover,
     left::{Directories, Guarded, Left, Notes},
     log::Log,
     opening,
@@ -313,7 +312,7 @@ impl Serving {
                     handover::note(guarded, left, &program)?;
                     return Ok(Answer::Done);
                 }
-                Answer::HandOver(Box::new(HandedOver::of(guarded, left)))
+                Answer::HandOver(Box::new(handover::hand_over(guarded, left)))
             }
             Request::Unmount { lazy } => {
                 self.unmount(lazy)?;

@@ -14,8 +14,7 @@ use crate::{
     clock,
     control::{self, Answer, Request, Sockets},
     failure::{Exit, Failure},
-    figures,
-    handover::{self, HandedOver},
+    figures, handover,
     report::path_text,
     rpc::endpoint::Listener,
     unmount,
@@ -106,7 +105,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
                 return Ok(Answer::Done);
             }
             (Some(notes), _) => {
-                return Ok(Answer::HandOver(Box::new(HandedOver::of(&notes.guarded, notes.text()))));
+                return Ok(Answer::HandOver(Box::new(handover::hand_over(&notes.guarded, notes.text()))));
             }
             (None, _) => Failure::new("mounts of a pool end with the process that owns it")
                 .next("export the pool, and import it with --survive"),
