@@ -191,6 +191,22 @@ impl Pages {
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
+    /// Has all of it in memory, and writable by the kernel at once: a thread that is killed while the kernel
+    /// writes to a page that it would have to make first has the request answered with EIO. A process that
+    /// forks shares its pages, each of which it has to make its own again: so these are not for forks.
+    ///
+    /// # Errors
+    /// As `madvise(2)`.
+    pub(crate) fn make_resident(&mut self) -> io::Result<()> {
+        // SAFETY: the range is this mapping, whose content stays; a process that is forked does not have it,
+        // and begins another program without looking at it.
+        if unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.bytes_mut().fill(0);
+        Ok(())
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is `len` bytes long, readable, initialised (zeroed by the kernel),
         // and lives as long as `self`.

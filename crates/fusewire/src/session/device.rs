@@ -71,7 +71,7 @@ fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     // The kernel wants room for a whole WRITE, whatever it has to say.
     let mut input = Pages::new(shared.max_io + rustix::param::page_size())?;
     if shared.options.resident {
-        input.bytes_mut().fill(0);
+        input.make_resident()?;
     }
     let output = Pages::new(shared.max_io + size_of::<OutHeader>())?;
     if let Err(error) = sys::schedule(0, sys::Class::Batch) {
