@@ -295,7 +295,8 @@ impl Load for Verbs {
         for dataset in self.there.iter().filter(|name| !name.contains('@')) {
             let short = dataset.rsplit('/').next().unwrap();
             let content = fs::read_to_string(at.join(short).join("file"));
-            assert_eq!(content.ok().as_ref(), Some(dataset), "{what}");
+            let mounted = self.pool.nacre(&["fs", "list", "-H", "-o", "name,mounted,readonly,mountpoint", dataset]);
+            assert!(content.as_ref().is_ok_and(|content| content == dataset), "{what}: {content:?}, {mounted}");
         }
     }
 
