@@ -6,6 +6,7 @@ use crate::{
     clap_args::View,
     columns::{self, Align, Column, left, right},
 };
+use nacre_admin::pool::Survives;
 use nacre_daemon::{
     control::{self, Peer},
     failure::{Exit, Failure},
@@ -291,16 +292,7 @@ fn detail(report: &Report, exact: bool) -> String {
 
 /// Whether the mount goes on when its process dies; nothing where nobody asked for that.
 fn survives(report: &Report) -> String {
-    let Some(survives) = &report.survives else { return String::new() };
-    let restarts = match survives.restarts {
-        1 => "restarted once".to_owned(),
-        restarts => format!("restarted {restarts} times"),
-    };
-    match (&survives.why_not, survives.guardian) {
-        (Some(why), _) => format!("no: {why} ({restarts})"),
-        (None, None) => format!("no: its guardian is gone ({restarts})"),
-        (None, Some(guardian)) => format!("yes, by process {guardian} ({restarts})"),
-    }
+    report.survives.as_ref().map(Survives::text).unwrap_or_default()
 }
 
 fn operations(operations: &[OperationReport], exact: bool) -> String {

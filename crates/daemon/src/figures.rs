@@ -1,7 +1,8 @@
 //! The figures of a running mount as a [`Report`]: the one place that knows both sides.
 
 use crate::left::Guarded;
-use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, SurvivalReport, path_text};
+use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, path_text};
+use nacre_admin::pool::Survives;
 use nacre_fuse::{OperationCounts, Status, Transport};
 use nacre_vfs::Coherence;
 use std::time::Instant;
@@ -64,9 +65,9 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
 }
 
 /// How it goes on when this process is killed.
-pub fn survives(guarded: &Guarded) -> SurvivalReport {
+pub fn survives(guarded: &Guarded) -> Survives {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().unsigned_abs());
-    SurvivalReport {
+    Survives {
         guardian: parent.filter(|parent| *parent == guarded.guardian),
         restarts: guarded.memory.restarts(),
         why_not: guarded.memory.why_not(),

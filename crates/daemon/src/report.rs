@@ -6,6 +6,7 @@
 //! added, never renamed.
 
 use crate::{cage::report::CageReport, union::report::BranchReport};
+use nacre_admin::pool::Survives;
 use nacre_vfs::Description;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;
@@ -65,19 +66,6 @@ pub struct PassthroughReport {
     /// The kernel reads and writes the source's files itself.
     pub on: bool,
     /// Why not, where it does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why_not: Option<String>,
-}
-
-/// How a mount goes on when its process dies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SurvivalReport {
-    /// The process that makes the next one; none where it is gone: then there will be no next one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guardian: Option<u32>,
-    /// How often that has happened.
-    pub restarts: u64,
-    /// Why it will not happen, where it will not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
 }
@@ -146,7 +134,7 @@ pub struct Report {
     pub operations: Vec<OperationReport>,
     /// Whether it goes on when its process dies, where that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub survives: Option<SurvivalReport>,
+    pub survives: Option<Survives>,
     /// The cages in the stack, from the bottom up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cages: Vec<CageReport>,

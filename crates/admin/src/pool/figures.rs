@@ -103,14 +103,16 @@ pub struct Figures {
     pub engine: EngineFigures,
 }
 
-/// How a pool goes on when its process is killed.
+/// How a mount or a pool goes on when its process is killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survives {
     /// The process that makes the next one; none where it is gone: then there will be no next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guardian: Option<u32>,
     /// How often that has happened.
     pub restarts: u64,
     /// Why it will not happen, where it will not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
 }
 

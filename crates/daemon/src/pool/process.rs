@@ -113,8 +113,7 @@ impl Office {
     }
 
     fn survives(&self) -> Option<Survives> {
-        let report = figures::survives(&self.notes.as_ref()?.guarded);
-        Some(Survives { guardian: report.guardian, restarts: report.restarts, why_not: report.why_not })
+        self.notes.as_ref().map(|notes| figures::survives(&notes.guarded))
     }
 
     fn tell(&self) {
