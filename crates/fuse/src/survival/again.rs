@@ -316,16 +316,7 @@ impl Door {
 /// Whether a request is noted before and after it is carried out.
 fn is_noted(op: &Op<'_>) -> bool {
     match op {
-        Op::Create { .. }
-        | Op::Tmpfile { .. }
-        | Op::Mkdir { .. }
-        | Op::Mknod { .. }
-        | Op::Symlink { .. }
-        | Op::Link { .. }
-        | Op::Unlink { .. }
-        | Op::Rmdir { .. }
-        | Op::Rename { .. }
-        | Op::Removexattr { .. } => true,
+        Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } | Op::Removexattr { .. } => true,
         Op::Setxattr { flags, .. } => flags & XATTR_CREATE != 0,
         Op::Write { flags, write_flags, .. } => {
             OpenFlags(*flags).appends() && write_flags & abi::flag::WRITE_CACHE == 0
@@ -333,7 +324,7 @@ fn is_noted(op: &Op<'_>) -> bool {
         Op::Fallocate { mode, .. } => {
             AllocateMode(*mode).any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE)
         }
-        _ => false,
+        _ => is_making(op),
     }
 }
 
