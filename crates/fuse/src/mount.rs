@@ -298,7 +298,8 @@ impl Mount {
             // What is seen at the place must be this mount. And stays it, whatever becomes of the
             // path.
             let _mount = Entered::new(&place, device)?;
-            rustix::mount::mount_remount(c".", flags, c"")
+            // Among those who write may be a thread of ours that sets a file's times.
+            fusewire::patiently(|| Ok(rustix::mount::mount_remount(c".", flags, c"")?)).map_err(own_mount::number)
         })?;
         Ok(remounting.join().map_err(|_| io::Error::from(SysErrno::IO))??)
     }

@@ -44,7 +44,7 @@ pub use errno::Errno;
 pub use handler::{Handler, Offer, Settings};
 pub use mount::{
     Device, FusermountRefusal, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached,
-    mount_on_device, mounted_anywhere, unmount, unmount_path,
+    mount_on_device, mounted_anywhere, patiently, unmount, unmount_path,
 };
 pub use notify::Notifier;
 pub use reply::{Directory, Reply};

@@ -498,23 +498,27 @@ fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
     })
 }
 
-/// The pauses between attempts to unmount what is busy: 310 ms in all.
+/// The pauses between attempts at a mount that is busy: 310 ms in all.
 const PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
-/// Tries again for a moment while the mount is busy. A mount that nobody uses is busy for
-/// microseconds whenever somebody walks over it, reads the table of mounts or copies the mount
-/// namespace, as each fusermount3 does that unmounts something else.
+/// Unmounts, or makes read-only, and tries again for a moment while the mount is busy. A mount that
+/// nobody uses is busy for microseconds whenever somebody walks over it, reads the table of mounts or
+/// copies the mount namespace, as each fusermount3 does that unmounts something else; and one that
+/// nobody has a file open in for writing is being written to while somebody sets a file's times.
+///
+/// # Errors
+/// Those of the last attempt.
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a mount is not busy any more")]
-fn patiently(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub fn patiently(mut change: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for pause in PAUSES {
-        match unmount() {
+        match change() {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(std::time::Duration::from_millis(pause))
             }
             other => return other,
         }
     }
-    unmount()
+    change()
 }
 
 fn c_string(bytes: Vec<u8>) -> io::Result<CString> {

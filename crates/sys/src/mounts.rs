@@ -192,7 +192,8 @@ pub fn show(
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
-            .name("nacre-show".to_owned())
+            // Where this is the worker of a guardian, another one may have to answer it.
+            .name(crate::worker::WAITS.to_owned())
             .stack_size(128 << 10)
             .spawn_scoped(scope, show)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that attaches the mount panicked")))

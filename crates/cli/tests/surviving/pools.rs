@@ -265,7 +265,10 @@ impl Load for Verbs {
             let (dataset, snapshot) = (self.pool.of(&format!("d{round}")), format!("{}@s{round}", self.pool.name));
             self.make("create", &dataset);
             if self.there.contains(&dataset) {
-                fs::write(at.join(format!("d{round}/file")), dataset.as_bytes()).expect("a write");
+                let path = at.join(format!("d{round}/file"));
+                fs::write(&path, dataset.as_bytes()).expect("a write");
+                let device = |path: &Path| fs::metadata(path).expect("attributes").dev();
+                assert_ne!(device(&path), device(at), "{dataset} is not mounted any more");
                 let compression = ["lz4", "zstd", "off"][round as usize % 3];
                 self.ask(&["fs", "set", &format!("compression={compression}"), &dataset]);
                 self.ask(&["fs", "set", &format!("readonly={}", ["on", "off"][round as usize % 2]), &dataset]);

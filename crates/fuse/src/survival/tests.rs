@@ -15,6 +15,7 @@ use super::{
 };
 use nacre_vfs::{FileId, Kind, OpenFlags};
 use std::{
+    os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::Arc,
@@ -275,4 +276,28 @@ fn what_is_noted_by_number_is_noted_or_not() {
     assert!(taken.take_program().is_some());
     Nodes::new(&taken).made(1, 5 << 32, place(9, b"name"), ID, Kind::Fifo);
     assert!(taken.why_not().is_some(), "there is no room for nodes in it");
+}
+
+/// What it waits for is the next worker's answer, where it was killed in that moment.
+#[test]
+fn a_thread_that_shows_a_mount_below_another_is_known_to_wait() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let unanswered = fusewire::mount(place.path(), &fusewire::MountOptions::default()).unwrap();
+    let (mount, at) = (nacre_sys::mounts::clone_tree(Path::new("/proc"), false).unwrap(), place.path().join("below"));
+    let show = move || nacre_sys::mounts::show(mount.as_fd(), None, &at, nacre_sys::mounts::MountAttributes::empty());
+    let showing = std::thread::spawn(show);
+    let waits = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let within = std::fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
+        name.trim_end() == nacre_sys::worker::WAITS && within.contains("fuse")
+    };
+    while !std::fs::read_dir("/proc/self/task").unwrap().any(|task| task.is_ok_and(waits)) {
+        assert!(!showing.is_finished(), "it waited for nobody");
+        std::thread::yield_now();
+    }
+    drop(unanswered);
+    assert!(showing.join().unwrap().is_err());
 }
