@@ -128,6 +128,18 @@ impl Default for Writer {
 }
 
 impl Writer {
+    /// One with room for so many bytes.
+    #[must_use]
+    pub fn with_room(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes) }
+    }
+
+    /// How many bytes a number takes as a [`Self::varint`].
+    #[must_use]
+    pub const fn length_of(value: u64) -> usize {
+        (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+    }
+
     /// Bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -205,7 +217,9 @@ mod tests {
             writer.u16(b);
             writer.u32(c);
             writer.u64(d);
+            let before = writer.len();
             writer.varint(e);
+            prop_assert_eq!(writer.len() - before, Writer::length_of(e));
             writer.string(&s);
             let bytes = writer.finish();
             let mut reader = Reader::new(&bytes);

@@ -68,7 +68,7 @@ use spin_lock::{SpinMutex, SpinRwLock};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::frames::{CompressionSetting, Frames, NewFrame};
-use crate::log::{LogChange, Ticket};
+use crate::log::{LogRecord, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
 use crate::rows::{DatasetHead, Folding, Timestamp, keys};
@@ -302,8 +302,8 @@ impl<T> fmt::Debug for Files<T> {
 /// Takes what operations do, so that an fsync need not wait for a commit: the intent log. Called
 /// with the txg held open.
 pub trait Recorder: Send + Sync {
-    /// An operation has changed these rows.
-    fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket;
+    /// An operation of this txg has changed what its [record](LogRecord::encoded) says.
+    fn record(&self, txg: Txg, record: Vec<u8>) -> Ticket;
 
     /// An operation has changed what no record can hold: until this txg is committed, only a commit
     /// makes anything durable.
@@ -562,15 +562,21 @@ impl<T: Table> Files<T> {
     /// Applies what an operation changes, and records it.
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply_and(txg, batch, || {
-            self.record_rows(txg, batch);
-            self.keep_rows(txg, batch);
+            let kept = self.keep_rows(txg, batch);
+            self.record_rows(txg, batch, kept);
         })
     }
 
-    fn record_rows(&self, txg: Txg, batch: &Batch) {
+    /// Records the rows of a batch; `encoded` is their record, where it has been made already.
+    fn record_rows(&self, txg: Txg, batch: &Batch, encoded: Option<Vec<u8>>) {
         if let Some(recorder) = self.recorder.get() {
-            recorder.record(txg, self.dataset, batch.changes().iter().map(RowChange::as_change).collect());
+            recorder.record(txg, encoded.unwrap_or_else(|| self.record_of(txg, batch)));
         }
+    }
+
+    fn record_of(&self, txg: Txg, batch: &Batch) -> Vec<u8> {
+        let changes = batch.changes().iter().map(RowChange::as_change).collect();
+        LogRecord { txg, dataset: self.dataset, changes }.encoded()
     }
 
     /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device

@@ -212,30 +212,28 @@ impl<B: Blocks> Log<B> {
         }
     }
 
-    /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg
-    /// open meanwhile, so that records come in the order of their txgs.
-    pub fn record(&self, record: &LogRecord<'_>) -> Ticket {
-        let mut encoded = crate::codec::Writer::default();
-        record.encode(&mut encoded);
-        let encoded = encoded.finish();
+    /// Notes an operation of a txg by its [record](LogRecord::encoded). It is in memory only until a
+    /// flush or a commit. The caller holds the txg open meanwhile, so that records come in the order of
+    /// their txgs.
+    pub fn record(&self, txg: Txg, encoded: Vec<u8>) -> Ticket {
         let mut state = self.state.lock();
         state.last.0 = state.last.0.wrapping_add(1);
         let last = state.last;
-        state.newest = state.newest.max(record.txg);
-        if state.dropped.is_some_and(|txg| txg >= record.txg) {
+        state.newest = state.newest.max(txg);
+        if state.dropped.is_some_and(|dropped| dropped >= txg) {
             return last;
         }
         if state.bytes.saturating_add(encoded.len()) > FLUSH_MOST {
-            state.drop_through(record.txg);
+            state.drop_through(txg);
             return last;
         }
         state.bytes = state.bytes.saturating_add(encoded.len());
         match state.pending.back_mut() {
-            Some(batch) if batch.txg == record.txg => {
+            Some(batch) if batch.txg == txg => {
                 batch.records.extend_from_slice(&encoded);
                 batch.last = last;
             }
-            _ => state.pending.push_back(Batch { txg: record.txg, records: encoded, last }),
+            _ => state.pending.push_back(Batch { txg, records: encoded, last }),
         }
         last
     }

@@ -32,9 +32,12 @@ use nacre_pool::store::Access;
 use nacre_sys::shared_words::SharedWords;
 use pools::{Imported, Random, check, create_kept, number, open_kept};
 
-/// Where the ring of the log begins, and the word that says where the next record comes.
-const RING: usize = 512;
+/// The words that say where the next record comes, and where the parts of the places lie.
 const END: usize = 3;
+const PARTS: usize = 16;
+/// Where the parts begin, and how long one is, words.
+const FIRST: usize = 512;
+const PART: usize = 1 << 17;
 
 /// What a process leaves.
 struct Left {
@@ -45,17 +48,24 @@ struct Left {
 /// The log as it is now; with `torn`, as if somebody had died while he appended.
 fn copy(kept: &KeptLog, torn: bool) -> Arc<KeptLog> {
     let bytes = kept.descriptor().try_clone_to_owned().unwrap();
-    let count = RING + kept.length() as usize / 8;
+    // One part more than it is long.
+    let count = FIRST + kept.length() as usize / 8 + PART;
     let from = SharedWords::taken_over(bytes, count).unwrap();
     let to = SharedWords::new(c"test", count).unwrap();
     for (to, from) in to.words().iter().zip(from.words()) {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     if torn {
-        let ring = count - RING;
-        let end = to.words()[END].load(Ordering::Relaxed) as usize;
-        for at in 0..100.min((kept.length() - kept.used()) as usize / 8) {
-            to.words()[RING + (end + at) % ring].store(0x1234_5678_9abc_def0 ^ at as u64, Ordering::Relaxed);
+        // What lies behind the end in its part; and another part was taken for what follows.
+        let (parts, end) = ((count - FIRST) / PART, to.words()[END].load(Ordering::Relaxed) as usize);
+        let part = to.words()[PARTS + end / PART % parts].load(Ordering::Relaxed) as usize;
+        let room = if end.is_multiple_of(PART) { 0 } else { (PART - end % PART).min(100) };
+        for at in 0..room {
+            let word = FIRST + part * PART + end % PART + at;
+            to.words()[word].store(0x1234_5678_9abc_def0 ^ at as u64, Ordering::Relaxed);
+        }
+        if kept.length() - kept.used() > 2 * PART as u64 * 8 {
+            to.words()[PARTS + end.div_ceil(PART) % parts].store(u64::MAX, Ordering::Relaxed);
         }
     }
     KeptLog::taken_over(to.descriptor().try_clone_to_owned().unwrap()).unwrap()

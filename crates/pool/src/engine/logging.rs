@@ -25,12 +25,12 @@ pub(super) struct PoolLog {
 const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
-    fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket {
+    fn record(&self, txg: Txg, record: Vec<u8>) -> Ticket {
         if self.off.load(Ordering::Relaxed) {
             self.log.cannot_record(txg);
             return self.log.newest();
         }
-        self.log.record(&LogRecord { txg, dataset, changes })
+        self.log.record(txg, record)
     }
 
     fn cannot_record(&self, txg: Txg) {

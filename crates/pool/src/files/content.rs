@@ -393,7 +393,7 @@ impl<T: Table> Files<T> {
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_and(txg, &batch, || {
-            self.record_rows(txg, &batch);
+            self.record_rows(txg, &batch, None);
             self.keep_row(txg, &edited, Some(LogChange::Write { inode: edited.number, offset: 0, data }));
         });
         self.admission.charge(self.dataset, txg, promised, 0);

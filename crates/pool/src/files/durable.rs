@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::inodes::Editing;
 use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Range, Recorder, Result, Table, TimeChange};
 use crate::error::PoolError;
-use crate::log::{LogChange, Ticket};
+use crate::log::{LogChange, LogRecord, Ticket};
 use crate::pointer::Txg;
 use crate::rows::inode::flags::{CUT, HAS_PATCHES};
 use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Xattr, keys};
@@ -79,7 +79,7 @@ impl<T: Table> Files<T> {
             return Durability::Recorded;
         }
         changes.push(LogChange::Put { key: &key, value: &encoded });
-        let ticket = recorder.record(txg, self.dataset, changes);
+        let ticket = recorder.record(txg, LogRecord { txg, dataset: self.dataset, changes }.encoded());
         for buffered in active.records.values_mut() {
             buffered.unrecorded = None;
             buffered.fragments.recorded();

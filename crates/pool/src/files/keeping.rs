@@ -108,10 +108,15 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Keeps the rows of a batch, as users see them.
-    pub(super) fn keep_rows(&self, txg: Txg, batch: &Batch) {
-        if self.keeper.get().is_none() {
-            return;
+    /// Keeps the rows of a batch, as users see them. Where the table has the same, as of most batches,
+    /// answers the record, which is that of the intent log.
+    pub(super) fn keep_rows(&self, txg: Txg, batch: &Batch) -> Option<Vec<u8>> {
+        self.keeper.get()?;
+        let differs = |kind| matches!(kind, Some(keys::EXTENT | keys::PATCH | keys::CUT | keys::XATTR));
+        if batch.kept_as.is_empty() && !batch.changes().iter().any(|change| differs(change.key.first().copied())) {
+            let encoded = self.record_of(txg, batch);
+            self.keep_encoded(txg, &encoded, &[]);
+            return Some(encoded);
         }
         let mut inodes = Vec::new();
         let mut changes = Vec::new();
@@ -137,6 +142,7 @@ impl<T: Table> Files<T> {
             changes.splice(0..0, inodes);
         }
         self.keep(txg, changes, &[]);
+        None
     }
 
     /// Keeps what became of content, if anything did, and the row as users see it.
@@ -173,8 +179,12 @@ impl<T: Table> Files<T> {
     }
 
     fn keep(&self, txg: Txg, changes: Vec<LogChange<'_>>, content: &[u8]) {
+        self.keep_encoded(txg, &LogRecord { txg, dataset: self.dataset, changes }.encoded(), content);
+    }
+
+    fn keep_encoded(&self, txg: Txg, record: &[u8], content: &[u8]) {
         if let Some(keeper) = self.keeper.get()
-            && keeper.log.append(&LogRecord { txg, dataset: self.dataset, changes }, content)
+            && keeper.log.append(txg, record, content)
         {
             self.throttle.ask();
         }

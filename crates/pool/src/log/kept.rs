@@ -3,7 +3,8 @@
 //!
 //! Called by files (each change is appended before it is answered: `files/keeping.rs`), by commits (what
 //! they hold is taken out) and by the import that follows a death (`engine/keeping.rs`). The memory is
-//! a ring of words behind a page of numbers; who makes the next process keeps its descriptor.
+//! parts for words behind a page of numbers (`kept/places.rs`); who makes the next process keeps its
+//! descriptor.
 //!
 //! Invariants:
 //! - Records lie in the order in which they were applied, those of one txg before those of the next. A
@@ -20,7 +21,8 @@
 //!        5  the txg into which records were replayed, up to the place in  6
 //!        7  the last txg of which records are missing
 //!        8  the last txg that is committed
-//!  from 512 on: the ring
+//!  from 16 on: where each part of the places lies
+//!  from 512 on: the parts of the memory
 //!  a record: its length in words, that of the encoded changes in bytes, that of content in bytes; the
 //!  changes; the content of the write among them, which is empty there
 //! ```
@@ -35,13 +37,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_sys::shared_words::SharedWords;
 use parking_lot::Mutex;
 
+use self::places::{Parts, Places};
 use super::record::{LogChange, LogRecord};
-use crate::codec::{Reader, Writer};
+use crate::codec::Reader;
 use crate::error::{Damage, PoolError};
 use crate::pointer::Txg;
 
+mod places;
+
 /// Which way it is kept: another number with each change of the records or the words.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// The first word: the name, and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"nakept\0\0") + VERSION;
 const KIND: usize = 0;
@@ -53,18 +58,16 @@ const INTO: usize = 5;
 const THROUGH: usize = 6;
 const MISSING: usize = 7;
 const COMMITTED: usize = 8;
-/// Where the ring begins, words: what comes before is a page.
-const RING: usize = 512;
 /// Words before the changes of a record.
 const HEAD: u64 = 3;
 /// So many records are replayed in well under a second; with more a commit is due.
 const RECORDS: u64 = 100_000;
-/// The least ring, bytes: several of the largest operations have room in it.
+/// The least log, bytes: several of the largest operations have room in it.
 const LEAST: usize = 4 << 20;
 
 /// The log. One process at a time writes to it.
 pub struct KeptLog {
-    shared: SharedWords,
+    places: Places,
     appending: Mutex<Appending>,
     /// What records take, and what was promised to operations, bytes.
     taken: AtomicU64,
@@ -77,6 +80,8 @@ pub struct KeptLog {
 struct Appending {
     end: u64,
     closed: VecDeque<(Txg, u64)>,
+    /// None before anything is [served](KeptLog::serve).
+    parts: Parts,
 }
 
 impl fmt::Debug for KeptLog {
@@ -89,13 +94,12 @@ impl KeptLog {
     /// How large one is, bytes, where nothing else is said.
     pub const BYTES: usize = 256 << 20;
 
-    /// An empty log with room for so many bytes, at least 4 MiB.
+    /// An empty log with room for so many bytes, at least 4 MiB and less than 500.
     ///
     /// # Errors
     /// As `memfd_create(2)` and `mmap(2)`.
     pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
-        let shared = SharedWords::new(c"nacre-kept-log", RING + bytes.max(LEAST) / size_of::<u64>())?;
-        let log = Self::over(shared);
+        let log = Self::over(SharedWords::new(c"nacre-kept-log", places::words_for(bytes.max(LEAST)))?)?;
         log.set(KIND, MAGIC);
         Ok(Arc::new(log))
     }
@@ -107,10 +111,10 @@ impl KeptLog {
     pub fn taken_over(memory: OwnedFd) -> io::Result<Arc<Self>> {
         let bytes = rustix::fs::fstat(&memory)?.st_size.cast_unsigned();
         let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u64>();
-        let log = Self::over(SharedWords::taken_over(memory, count)?);
+        let log = Self::over(SharedWords::taken_over(memory, count)?)?;
         let (begin, end) = (log.get(BEGIN), log.get(END));
-        let is_whole = begin <= end && end - begin <= log.words();
-        if count <= RING || log.get(KIND) != MAGIC || !is_whole {
+        let is_whole = begin <= end && end - begin <= log.words() && log.places.are_whole(begin, end);
+        if log.get(KIND) != MAGIC || !is_whole {
             return Err(io::Error::from(io::ErrorKind::InvalidData));
         }
         log.appending.lock().end = end;
@@ -118,13 +122,14 @@ impl KeptLog {
         Ok(Arc::new(log))
     }
 
-    fn over(shared: SharedWords) -> Self {
-        Self { shared, appending: Mutex::default(), taken: AtomicU64::new(0), records: AtomicU64::new(0) }
+    fn over(shared: SharedWords) -> io::Result<Self> {
+        let places = Places::of(shared).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(Self { places, appending: Mutex::default(), taken: AtomicU64::new(0), records: AtomicU64::new(0) })
     }
 
     /// The memory, to be left open for the next process.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.descriptor()
+        self.places.shared().descriptor()
     }
 
     /// Whether a process has served the pool with it: an import goes on from there.
@@ -173,25 +178,23 @@ impl KeptLog {
         self.taken.fetch_sub(bytes, Ordering::SeqCst);
     }
 
-    /// Appends what an operation has changed; `content` is that of the write among the changes, which
-    /// is empty there. The caller holds the txg open, and whatever orders the change among others.
+    /// Appends what an operation has changed: its [record](LogRecord::encoded), and the content of the
+    /// write among the changes, which is empty there. The caller holds the txg open, and whatever orders the change among others.
     /// Answers whether a commit is due.
-    pub(crate) fn append(&self, record: &LogRecord<'_>, content: &[u8]) -> bool {
-        let mut encoded = Writer::default();
-        record.encode(&mut encoded);
-        let encoded = encoded.finish();
-        let words = HEAD + words_of(encoded.len()) + words_of(content.len());
+    pub(crate) fn append(&self, txg: Txg, record: &[u8], content: &[u8]) -> bool {
+        let words = HEAD + words_of(record.len()) + words_of(content.len());
         let mut appending = self.appending.lock();
         let at = appending.end;
-        if at + words - self.get(BEGIN) > self.words() {
+        let is_room = at + words - self.get(BEGIN) <= self.words();
+        if !is_room || !self.places.reach(&mut appending.parts, at + words) {
             drop(appending);
-            self.give_up(record.txg);
+            self.give_up(txg);
             return true;
         }
-        let head = [words, encoded.len() as u64, content.len() as u64];
-        head.iter().zip(at..).for_each(|(word, at)| self.put(at, *word));
-        self.fill(at + HEAD, &encoded);
-        self.fill(at + HEAD + words_of(encoded.len()), content);
+        let head = [words, record.len() as u64, content.len() as u64];
+        head.iter().zip(at..).for_each(|(word, at)| self.places.put(at, *word));
+        self.places.fill(at + HEAD, record);
+        self.places.fill(at + HEAD + words_of(record.len()), content);
         appending.end = at + words;
         // Last: now it counts.
         self.set(END, appending.end);
@@ -204,7 +207,7 @@ impl KeptLog {
     /// Something of this txg is not in the log. Until it is committed, nothing can be replayed.
     fn give_up(&self, txg: Txg) {
         tracing::error!(txg = txg.0, "the kept log is full: until the next commit the pool cannot outlive its process");
-        self.shared.words().get(MISSING).iter().for_each(|word| {
+        self.places.shared().words().get(MISSING).iter().for_each(|word| {
             word.fetch_max(txg.0, Ordering::Release);
         });
     }
@@ -230,6 +233,7 @@ impl KeptLog {
         }
         self.set(COMMITTED, txg.0);
         self.set(BEGIN, begin);
+        self.places.leave(&mut appending.parts, begin);
         drop(appending);
         self.give_back((begin - before) * 8);
     }
@@ -328,6 +332,7 @@ impl KeptLog {
         let mut appending = self.appending.lock();
         appending.end = self.get(END);
         appending.closed.clear();
+        appending.parts = self.places.parts(appending.end, appending.end);
         self.set(COMMITTED, durable.0);
         self.set(BEGIN, appending.end);
         self.set(INTO, 0);
@@ -339,7 +344,7 @@ impl KeptLog {
 
     fn read(&self, at: u64) -> Result<(Stored, u64), PoolError> {
         let left = self.get(END).saturating_sub(at);
-        let [words, changes, content] = [0, 1, 2].map(|field| if left < HEAD { 0 } else { self.at(at + field) });
+        let [words, changes, content] = [0, 1, 2].map(|field| if left < HEAD { 0 } else { self.places.at(at + field) });
         let bytes = |bytes: u64| usize::try_from(bytes).ok().filter(|_| bytes <= self.length());
         let (Some(changes), Some(content)) = (bytes(changes), bytes(content)) else {
             return Err(damaged("a record of the kept log that is too long"));
@@ -348,66 +353,23 @@ impl KeptLog {
             return Err(damaged("a record of the kept log with another length"));
         }
         let behind = at + HEAD + words_of(changes);
-        Ok((Stored { changes: self.copy(at + HEAD, changes), content: self.copy(behind, content) }, at + words))
+        Ok((
+            Stored { changes: self.places.copy(at + HEAD, changes), content: self.places.copy(behind, content) },
+            at + words,
+        ))
     }
 
-    fn copy(&self, at: u64, bytes: usize) -> Vec<u8> {
-        let mut copied = Vec::with_capacity(bytes.next_multiple_of(8));
-        for words in self.spans(at, words_of(bytes)) {
-            words.iter().for_each(|word| copied.extend_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()));
-        }
-        copied.truncate(bytes);
-        copied
-    }
-
-    fn fill(&self, at: u64, bytes: &[u8]) {
-        let mut rest = bytes;
-        for words in self.spans(at, words_of(bytes.len())) {
-            let (now, later) = rest.split_at(rest.len().min(words.len() * 8));
-            rest = later;
-            let (whole, part) = now.as_chunks::<8>();
-            for (word, bytes) in words.iter().zip(whole) {
-                word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
-            }
-            if let (Some(word), false) = (words.get(whole.len()), part.is_empty()) {
-                let mut last = [0; 8];
-                last.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
-                word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// The words of a range of the ring: one piece, or two.
-    fn spans(&self, at: u64, words: u64) -> [&[AtomicU64]; 2] {
-        let ring = self.shared.words().get(RING..).unwrap_or_default();
-        // Both are below the length of the ring, which is in memory.
-        let from = (at % self.words()) as usize;
-        let first = (words as usize).min(ring.len() - from);
-        let second = (words as usize) - first;
-        [ring.get(from..from + first).unwrap_or_default(), ring.get(..second).unwrap_or_default()]
-    }
-
-    fn at(&self, at: u64) -> u64 {
-        let [words, _] = self.spans(at, 1);
-        words.first().map_or(0, |word| word.load(Ordering::Relaxed))
-    }
-
-    fn put(&self, at: u64, value: u64) {
-        let [words, _] = self.spans(at, 1);
-        words.iter().for_each(|word| word.store(value, Ordering::Relaxed));
-    }
-
-    /// How long the ring is, words.
+    /// How long it is, words.
     fn words(&self) -> u64 {
-        self.shared.words().len().saturating_sub(RING) as u64
+        self.places.length()
     }
 
     fn get(&self, number: usize) -> u64 {
-        self.shared.words().get(number).map_or(0, |word| word.load(Ordering::Acquire))
+        self.places.get(number)
     }
 
     fn set(&self, number: usize, value: u64) {
-        self.shared.words().get(number).iter().for_each(|word| word.store(value, Ordering::Release));
+        self.places.set(number, value);
     }
 }
 
@@ -429,12 +391,9 @@ fn damaged(what: &'static str) -> PoolError {
 mod tests {
     use super::*;
 
-    fn record(txg: u64, key: &[u8]) -> LogRecord<'_> {
-        LogRecord {
-            txg: Txg(txg),
-            dataset: 1,
-            changes: vec![LogChange::Write { inode: 2, offset: 3, data: &[] }, LogChange::Delete { key }],
-        }
+    fn append(log: &KeptLog, txg: u64, key: &[u8], content: &[u8]) -> bool {
+        let changes = vec![LogChange::Write { inode: 2, offset: 3, data: &[] }, LogChange::Delete { key }];
+        log.append(Txg(txg), &LogRecord { txg: Txg(txg), dataset: 1, changes }.encoded(), content)
     }
 
     fn keys(log: &KeptLog) -> Vec<(u64, Vec<u8>, usize)> {
@@ -456,16 +415,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_appended_is_there_for_the_next_process_all_around_the_ring() {
+    fn what_was_appended_is_there_for_the_next_process_in_whatever_part() {
         let log = KeptLog::new(0).unwrap();
         log.serve(Txg(4));
         let content: Vec<u8> = (0..100_003).map(|at| at as u8).collect();
         for txg in 5..300 {
             for part in [0, 1, 7, 8, 100_003] {
-                log.append(&record(txg, b"key"), &content[..part]);
+                append(&log, txg, b"key", &content[..part]);
             }
             log.close(Txg(txg));
-            log.append(&record(txg + 1, b"later"), &[]);
+            append(&log, txg + 1, b"later", &[]);
             if txg > 5 {
                 log.committed(Txg(txg - 1));
                 assert!(log.given_up().is_none());
@@ -485,9 +444,9 @@ mod tests {
     fn who_dies_while_appending_leaves_a_whole_log() {
         let log = KeptLog::new(0).unwrap();
         log.serve(Txg(4));
-        log.append(&record(5, b"one"), b"\0\x01");
-        log.put(log.end(), 77);
-        log.put(log.end() + 1, u64::MAX);
+        append(&log, 5, b"one", b"\0\x01");
+        log.places.put(log.end(), 77);
+        log.places.put(log.end() + 1, u64::MAX);
         let next = after_death(&log);
         next.begin_replay(Txg(4)).unwrap();
         assert_eq!(keys(&next), [(5, b"one".to_vec(), 2)]);
@@ -498,10 +457,10 @@ mod tests {
         let log = KeptLog::new(0).unwrap();
         log.serve(Txg(4));
         for key in [b"a", b"b", b"c"] {
-            log.append(&record(5, key), &[]);
+            append(&log, 5, key, &[]);
         }
         log.close(Txg(5));
-        log.append(&record(6, b"d"), &[]);
+        append(&log, 6, b"d", &[]);
         let next = after_death(&log);
         next.begin_replay(Txg(4)).unwrap();
         let mut places = Vec::new();
@@ -533,7 +492,7 @@ mod tests {
     fn a_log_that_does_not_go_on_from_what_is_durable_is_refused() {
         let log = KeptLog::new(0).unwrap();
         log.serve(Txg(4));
-        log.append(&record(5, b"one"), &[]);
+        append(&log, 5, b"one", &[]);
         for (durable, goes) in [(3, false), (4, true)] {
             assert_eq!(log.begin_replay(Txg(durable)).is_ok(), goes);
         }
@@ -549,7 +508,7 @@ mod tests {
         let most = vec![0; log.most()];
         let mut due = 0;
         while log.given_up().is_none() {
-            due += u64::from(log.append(&record(5, b"key"), &most));
+            due += u64::from(append(&log, 5, b"key", &most));
         }
         assert_eq!(due, 2, "at half, and when it is full");
         assert!(!log.make_room(log.length() - log.used() + 1) && log.make_room(8));
@@ -557,7 +516,7 @@ mod tests {
         log.close(Txg(5));
         log.committed(Txg(5));
         assert_eq!((log.given_up(), log.used()), (None, 8));
-        log.append(&record(6, b"key"), &most);
+        append(&log, 6, b"key", &most);
         after_death(&log).begin_replay(Txg(5)).unwrap();
     }
 }

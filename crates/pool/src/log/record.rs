@@ -77,17 +77,20 @@ impl LogChange<'_> {
     }
 }
 
-/// The most that the numbers before the changes take, bytes.
-const HEAD: usize = 20;
+/// The most that a number takes, bytes.
+const NUMBER: usize = 10;
 
-/// The most that a change takes in a record, bytes: what it says, its kind, and two numbers.
-fn room_for(change: &LogChange<'_>) -> usize {
-    21 + match change {
-        LogChange::Put { key, value } => key.len() + value.len(),
-        LogChange::Delete { key } => key.len(),
-        LogChange::DeleteRange { from, to } => from.len() + to.len(),
-        LogChange::Write { data, .. } => 10 + data.len(),
-        LogChange::Zero { .. } | LogChange::Share { .. } => 40,
+/// How much a change takes in a record, bytes.
+fn length_of(change: &LogChange<'_>) -> usize {
+    let string = |bytes: &[u8]| Writer::length_of(bytes.len() as u64) + bytes.len();
+    let numbers = |numbers: &[u64]| numbers.iter().map(|number| Writer::length_of(*number)).sum::<usize>();
+    1 + match change {
+        LogChange::Put { key, value } => string(key) + string(value),
+        LogChange::Delete { key } => string(key),
+        LogChange::DeleteRange { from, to } => string(from) + string(to),
+        LogChange::Write { inode, offset, data } => numbers(&[*inode, *offset]) + string(data),
+        LogChange::Zero { inode, offset, length } => numbers(&[*inode, *offset, *length]),
+        LogChange::Share { from, to, at, length } => numbers(&[*from, *to, at.0, at.1, *length]),
     }
 }
 
@@ -105,45 +108,57 @@ pub struct LogRecord<'a> {
 impl<'a> LogRecord<'a> {
     /// Appends the record: its length, then its fields.
     pub fn encode(&self, to: &mut Writer) {
-        let room = HEAD + self.changes.iter().map(room_for).sum::<usize>();
-        let mut body = Writer::default();
-        body.reserve(room);
-        to.reserve(HEAD + room);
-        body.varint(self.txg.0);
-        body.varint(self.dataset);
+        let length = self.length();
+        to.reserve(NUMBER + length);
+        to.varint(length as u64);
+        to.varint(self.txg.0);
+        to.varint(self.dataset);
         for change in &self.changes {
             match change {
                 LogChange::Put { key, value } => {
-                    body.u8(PUT);
-                    body.string(key);
-                    body.string(value);
+                    to.u8(PUT);
+                    to.string(key);
+                    to.string(value);
                 }
                 LogChange::Delete { key } => {
-                    body.u8(DELETE);
-                    body.string(key);
+                    to.u8(DELETE);
+                    to.string(key);
                 }
-                LogChange::DeleteRange { from, to } => {
-                    body.u8(DELETE_RANGE);
-                    body.string(from);
-                    body.string(to);
+                LogChange::DeleteRange { from, to: end } => {
+                    to.u8(DELETE_RANGE);
+                    to.string(from);
+                    to.string(end);
                 }
                 LogChange::Write { inode, offset, data } => {
-                    body.u8(WRITE);
-                    body.varint(*inode);
-                    body.varint(*offset);
-                    body.string(data);
+                    to.u8(WRITE);
+                    to.varint(*inode);
+                    to.varint(*offset);
+                    to.string(data);
                 }
                 LogChange::Zero { inode, offset, length } => {
-                    body.u8(ZERO);
-                    [inode, offset, length].into_iter().for_each(|number| body.varint(*number));
+                    to.u8(ZERO);
+                    [inode, offset, length].into_iter().for_each(|number| to.varint(*number));
                 }
-                LogChange::Share { from, to, at, length } => {
-                    body.u8(SHARE);
-                    [from, to, &at.0, &at.1, length].into_iter().for_each(|number| body.varint(*number));
+                LogChange::Share { from, to: into, at, length } => {
+                    to.u8(SHARE);
+                    [from, into, &at.0, &at.1, length].into_iter().for_each(|number| to.varint(*number));
                 }
             }
         }
-        to.string(&body.finish());
+    }
+
+    /// The record alone.
+    #[must_use]
+    pub fn encoded(&self) -> Vec<u8> {
+        let mut to = Writer::with_room(NUMBER + self.length());
+        self.encode(&mut to);
+        to.finish()
+    }
+
+    /// How long its fields are, bytes.
+    fn length(&self) -> usize {
+        let numbers = Writer::length_of(self.txg.0) + Writer::length_of(self.dataset);
+        numbers + self.changes.iter().map(length_of).sum::<usize>()
     }
 
     /// Reads a record.

@@ -132,7 +132,7 @@ impl<T: Table> Files<T> {
         let mut batch = Batch::default();
         let dropped = self.drop_rows(&mut edited, &mut batch).and_then(|()| {
             edited.put(&mut batch);
-            self.apply_and(entered.txg(), &batch, || self.record_rows(entered.txg(), &batch))
+            self.apply_and(entered.txg(), &batch, || self.record_rows(entered.txg(), &batch, None))
         });
         if dropped.is_err()
             && let Some(active) = edited.active.as_mut()

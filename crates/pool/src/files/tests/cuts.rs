@@ -1,7 +1,9 @@
 //! Files that are cut off and punched: what fails changes nothing, what is long goes in steps.
 
 use super::*;
+use crate::codec::Reader;
 use crate::files::content::STEP;
+use crate::log::{LogChange, LogRecord};
 
 fn watched(files: &MapFiles) -> Arc<Watched> {
     files.look_at_table(|table| Arc::clone(&table.1))
@@ -267,14 +269,15 @@ enum Recorded {
 }
 
 impl Recorder for Log {
-    fn record(&self, _: Txg, _: u64, changes: Vec<LogChange<'_>>) -> Ticket {
+    fn record(&self, _: Txg, record: Vec<u8>) -> Ticket {
         let one = |change: &LogChange<'_>| match change {
             LogChange::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
             LogChange::Delete { key } => Recorded::Delete(key.to_vec()),
             LogChange::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
             _ => panic!("{change:?} is not recorded"),
         };
-        self.0.lock().push(changes.iter().map(one).collect());
+        let record = LogRecord::decode(&mut Reader::new(&record)).unwrap();
+        self.0.lock().push(record.changes.iter().map(one).collect());
         Ticket::default()
     }
 

@@ -14,11 +14,7 @@ fn log(length: u64) -> (Log<Ring<Memory>>, Memory) {
 
 fn note<B: Blocks>(log: &Log<B>, number: u64, txg: u64, bytes: usize) -> Ticket {
     let data = vec![3; bytes];
-    log.record(&LogRecord {
-        txg: Txg(txg),
-        dataset: 1,
-        changes: vec![LogChange::Write { inode: number, offset: 0, data: &data }],
-    })
+    log.record(Txg(txg), operation(number, txg, &data))
 }
 
 fn replayed(memory: &Memory, start: Start, committed: u64) -> Vec<u64> {

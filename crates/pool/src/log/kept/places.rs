@@ -1,0 +1,209 @@
+//! The memory of the kept log: places that only grow, one for each word, in parts of the memory that
+//! are used again and again.
+//!
+//! Called by [`super`] alone. The first touch of a page costs many times what a copy into it does, and
+//! most of the log is empty most of the time: so what comes next lies in the part that was emptied last,
+//! which is in memory, and often in the processor's cache, and not in one that nobody has touched yet.
+//!
+//! Invariants:
+//! - A part is said to hold some places ([`PARTS`]) before [`super::END`] reaches them, and is taken for
+//!   others only when [`super::BEGIN`] has left all of it. Which parts are free is known to the process
+//!   alone: whoever comes next finds it in those two.
+//! - There is one part more than the log is long: a full log begins and ends in the middle of one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_sys::shared_words::SharedWords;
+
+/// The word that says in which part of the memory the first part of the places lies; one for each follows.
+const PARTS: usize = 16;
+/// Where the parts begin, words: what comes before is a page.
+pub(super) const FIRST: usize = 512;
+/// How long a part is, words: 1 MiB.
+pub(super) const PART: u64 = 1 << 17;
+/// So many there are at most.
+const MOST: usize = FIRST - PARTS;
+
+/// How many words a log is, with room for so many bytes, or as many as there can be.
+pub(super) fn words_for(bytes: usize) -> usize {
+    FIRST + (bytes.div_ceil(PART as usize * 8) + 1).min(MOST) * PART as usize
+}
+
+/// The words of the log.
+pub(super) struct Places {
+    shared: SharedWords,
+    count: u64,
+}
+
+/// Which parts hold places, as the process that appends knows it.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// Those that hold none; the last is taken first.
+    free: Vec<u64>,
+    /// The first of the places' parts that is held, and the one behind the last.
+    held: (u64, u64),
+}
+
+impl Places {
+    /// Those of some memory; `None` where it is too short, or too long.
+    pub(super) fn of(shared: SharedWords) -> Option<Self> {
+        let count = shared.words().len().checked_sub(FIRST)? / PART as usize;
+        (1 < count && count <= MOST).then_some(Self { shared, count: count as u64 })
+    }
+
+    pub(super) fn shared(&self) -> &SharedWords {
+        &self.shared
+    }
+
+    /// How many places can be in use at a time.
+    pub(super) fn length(&self) -> u64 {
+        (self.count - 1) * PART
+    }
+
+    /// Whether the places from `begin` to `end`, and what comes next, lie in parts that there are, each in
+    /// its own.
+    pub(super) fn are_whole(&self, begin: u64, end: u64) -> bool {
+        let used: Vec<u64> = (begin / PART..end.div_ceil(PART)).map(|part| self.get(self.where_is(part))).collect();
+        used.iter().enumerate().all(|(at, part)| *part < self.count && !used.iter().take(at).any(|other| other == part))
+    }
+
+    /// Which parts are free while the places from `begin` to `end` are in use.
+    pub(super) fn parts(&self, begin: u64, end: u64) -> Parts {
+        let held = (begin / PART, end.div_ceil(PART).max(begin / PART));
+        let used: Vec<u64> = (held.0..held.1).map(|part| self.get(self.where_is(part))).collect();
+        // The first is taken first.
+        Parts { free: (0..self.count).rev().filter(|part| !used.contains(part)).collect(), held }
+    }
+
+    /// Has memory for all places up to here; whether there is enough.
+    pub(super) fn reach(&self, parts: &mut Parts, end: u64) -> bool {
+        while parts.held.1 * PART < end {
+            let Some(part) = parts.free.pop() else { return false };
+            self.set(self.where_is(parts.held.1), part);
+            parts.held.1 += 1;
+        }
+        true
+    }
+
+    /// What lies before here is not used any more.
+    pub(super) fn leave(&self, parts: &mut Parts, begin: u64) {
+        while parts.held.0 < (begin / PART).min(parts.held.1) {
+            parts.free.push(self.get(self.where_is(parts.held.0)));
+            parts.held.0 += 1;
+        }
+    }
+
+    pub(super) fn copy(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut copied = Vec::with_capacity(bytes.next_multiple_of(8));
+        for words in self.pieces(at, super::words_of(bytes)) {
+            words.iter().for_each(|word| copied.extend_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()));
+        }
+        copied.truncate(bytes);
+        copied
+    }
+
+    pub(super) fn fill(&self, at: u64, bytes: &[u8]) {
+        let mut rest = bytes;
+        for words in self.pieces(at, super::words_of(bytes.len())) {
+            let (now, later) = rest.split_at(rest.len().min(words.len() * 8));
+            rest = later;
+            let (whole, part) = now.as_chunks::<8>();
+            for (word, bytes) in words.iter().zip(whole) {
+                word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+            }
+            if let (Some(word), false) = (words.get(whole.len()), part.is_empty()) {
+                let mut last = [0; 8];
+                last.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
+                word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn at(&self, at: u64) -> u64 {
+        self.pieces(at, 1).flatten().next().map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn put(&self, at: u64, value: u64) {
+        self.pieces(at, 1).flatten().for_each(|word| word.store(value, Ordering::Relaxed));
+    }
+
+    /// The words of some places, part by part. A part that cannot be, which damage has made, has none.
+    fn pieces(&self, at: u64, words: u64) -> impl Iterator<Item = &[AtomicU64]> {
+        let end = at.saturating_add(words);
+        let mut next = at;
+        std::iter::from_fn(move || {
+            let from = next;
+            next = (from / PART + 1).saturating_mul(PART).min(end);
+            (from < end).then(|| {
+                let part = self.get(self.where_is(from / PART)).min(self.count);
+                // Below the length of the memory, or empty.
+                let start = FIRST + (part * PART + from % PART) as usize;
+                self.shared.words().get(start..start + (next - from) as usize).unwrap_or_default()
+            })
+        })
+    }
+
+    /// The word that says where a part of the places lies.
+    fn where_is(&self, part: u64) -> usize {
+        PARTS + (part % self.count) as usize
+    }
+
+    pub(super) fn get(&self, number: usize) -> u64 {
+        self.shared.words().get(number).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    pub(super) fn set(&self, number: usize, value: u64) {
+        self.shared.words().get(number).iter().for_each(|word| word.store(value, Ordering::Release));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_emptied_last_is_used_first_and_nothing_is_used_twice() {
+        let places = Places::of(SharedWords::new(c"test", words_for(8 << 20)).unwrap()).unwrap();
+        assert_eq!(places.length(), 8 * PART);
+        let mut parts = places.parts(0, 0);
+        let (mut begin, mut end) = (0, 0);
+        for step in 0..1000 {
+            // Never more than a quarter, so that no more than that is ever touched.
+            end += PART / 3 + step;
+            assert!(places.reach(&mut parts, end));
+            let held: Vec<u64> =
+                (begin / PART..end.div_ceil(PART)).map(|part| places.get(places.where_is(part))).collect();
+            assert!(held.iter().all(|part| *part < 4), "{held:?}");
+            assert!(held.iter().enumerate().all(|(at, part)| !held[..at].contains(part)), "{held:?}");
+            // Another process finds the same.
+            let mut found = places.parts(begin, end);
+            found.free.sort_unstable();
+            let mut known = parts.free.clone();
+            known.sort_unstable();
+            assert_eq!((found.free, found.held), (known, parts.held));
+            places.put(end - 1, step);
+            assert_eq!(places.at(end - 1), step);
+            if step % 4 == 3 {
+                begin = end - PART;
+                places.leave(&mut parts, begin);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_log_begins_and_ends_in_the_middle_of_a_part() {
+        let places = Places::of(SharedWords::new(c"test", words_for(4 << 20)).unwrap()).unwrap();
+        let mut parts = places.parts(0, 0);
+        assert!(places.reach(&mut parts, 7));
+        places.leave(&mut parts, 7);
+        assert!(places.reach(&mut parts, 7 + places.length()));
+        assert!(!places.reach(&mut parts, 5 * PART + 1));
+        places.leave(&mut parts, PART);
+        assert!(places.reach(&mut parts, 5 * PART + 1));
+        assert!(places.are_whole(PART, 5 * PART + 1));
+        for part in [places.get(places.where_is(2)), places.count] {
+            places.set(places.where_is(1), part);
+            assert!(!places.are_whole(PART, 5 * PART + 1) && places.are_whole(2 * PART, 5 * PART + 1));
+        }
+    }
+}
