@@ -98,11 +98,11 @@ impl FuseMounts {
     #[must_use]
     pub fn new(pool: Arc<Pool>, harmless: bool, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
         FuseMounts {
+            telling: Telling::start(&pool, notes.clone()),
             pool,
             live: Arc::default(),
             verbs: Arc::default(),
             writeback: Arc::default(),
-            telling: Telling::start(notes.clone()),
             shares: Arc::new(Shares::new(harmless)),
             harmless,
             places: Mutex::default(),
