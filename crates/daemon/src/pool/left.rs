@@ -106,6 +106,9 @@ pub struct PoolLeft {
     pub coming: Vec<PathBuf>,
     /// The device and the mount by which sync(2) is heard.
     pub hearing: Option<(i32, i32)>,
+    /// Those of processes before, until what these had acknowledged is durable.
+    #[serde(default)]
+    pub heard: Vec<(i32, i32)>,
     /// The log of what was acknowledged.
     pub kept_log: Option<i32>,
     /// All mount points lie below it.
@@ -183,10 +186,15 @@ impl PoolLeft {
     pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
         let text = place(memory).ok();
         let of_mounts = self.mounts.iter().flat_map(|mount| mount.door.descriptors());
-        let hearing = self.hearing.map(|(device, mount)| [device, mount]).into_iter().flatten().map(Some);
+        let hearing = self.heard().into_iter().flat_map(|(device, mount)| [Some(device), Some(mount)]);
         let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
         let devices = self.devices.iter().map(|device| Some(device.number));
         of_mounts.chain(hearing).chain(own).chain(devices).chain([text]).flatten().collect()
+    }
+
+    /// By which anybody may have called sync(2).
+    pub fn heard(&self) -> Vec<(i32, i32)> {
+        self.heard.iter().copied().chain(self.hearing).collect()
     }
 
     /// Makes the kernel send again what the mounts have not answered.

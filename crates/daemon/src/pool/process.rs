@@ -213,7 +213,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
-    let left_hearing = left.as_ref().and_then(|left| left.hearing);
+    let left_hearing = left.as_ref().map(PoolLeft::heard).unwrap_or_default();
     let left_socket = left.as_ref().map(|left| left.socket);
     // Before anything asks for a path, which may lead through them.
     mounts.go_on(left.map(|left| left.mounts).unwrap_or_default());
@@ -266,17 +266,28 @@ impl Hearing {
     }
 }
 
-/// Makes durable what a process before this one has acknowledged, while users go on. Whoever called sync(2)
-/// meanwhile has done so by what that one heard by, which is let go of then.
-fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, left: Option<(i32, i32)>) -> Result<Hearing, Failure> {
+/// Makes durable what processes before this one have acknowledged, while users go on. Whoever called sync(2)
+/// meanwhile waits for what these `heard` by, which is let go of then.
+fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, heard: Vec<(i32, i32)>) -> Result<Hearing, Failure> {
     let (office, mounts) = (Arc::clone(office), Arc::clone(mounts));
     let work = move || {
+        let note = |heard: &[(i32, i32)]| {
+            if let Some(notes) = &office.notes {
+                notes.change(|left| {
+                    left.hearing = left.hearing.filter(|now| !heard.contains(now));
+                    left.heard = heard.to_vec();
+                });
+            }
+        };
+        note(&heard);
+        // Whoever calls from here on is heard; who has called before has done so before the commit.
+        let hearing = hear_sync(&office, &mounts);
         if let Err(error) = office.imported.commit_changes() {
             // The pool is suspended, and says so to whoever asks.
             tracing::debug!(%error, "what was acknowledged is not durable");
         }
-        let hearing = hear_sync(&office, &mounts);
-        left.into_iter().for_each(|(device, mount)| nacre_fuse::let_go_of_sync_calls(device, mount));
+        note(&[]);
+        heard.into_iter().for_each(|(device, mount)| nacre_fuse::let_go_of_sync_calls(device, mount));
         hearing
     };
     let thread = thread::Builder::new().name("nacre-settles".to_owned()).spawn(work);
