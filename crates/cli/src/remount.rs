@@ -24,7 +24,7 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
     let text = path_text(&mountpoint);
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let entry = entry.ok_or_else(|| Failure::new(format!("nothing is mounted at {text}")).exit(Exit::NotFound))?;
-    let peers = control::find(&control::whose(std::slice::from_ref(&mountpoint))).peers;
+    let peers = control::find_at(std::slice::from_ref(&mountpoint)).peers;
     let peer = peers.iter().find(|peer| peer.report.mountpoint == text);
     let of_the_kernel = kernel_engine::records()?.iter().any(|report| report.mountpoint == text);
     if peer.is_none() && !of_the_kernel && !is_of_a_pool(&entry) {

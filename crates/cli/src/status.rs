@@ -98,15 +98,15 @@ pub fn gather_silently(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<R
 }
 
 fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Vec<Report>, Failure> {
-    let found = control::find(&match mountpoints {
-        [] => Whose::told(everybody),
-        named => control::whose(named),
-    });
+    let found = match mountpoints {
+        [] => control::find(&Whose::told(everybody)),
+        named => control::find_at(named),
+    };
     if told {
         found.tell_silent();
     }
     // To ask a mount whose process is stuck would be to wait for it.
-    let dead = if found.silent.is_empty() { dead(&found.peers) } else { Vec::new() };
+    let dead = if found.silent.is_empty() && found.is_whole { dead(&found.peers) } else { Vec::new() };
     if mountpoints.is_empty() && told {
         for lost in expected::lost(&[]) {
             let failure = lost.failure();

@@ -16,7 +16,7 @@ use crate::{
     report::Report,
     rpc::{
         self, CallError, Source,
-        deadline::{DeadlineReader, ask_all, left},
+        deadline::{DeadlineReader, ask_until, left},
         endpoint::{Caller, Endpoint, Listener},
         line,
     },
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for the end of a mount that is unmounted already.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// The same for the figures of all mounts of ours together, which are at hand at any time.
-const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+pub const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 /// The same for those of all other users together.
 pub const FOREIGN_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -197,6 +197,8 @@ pub struct FoundMounts {
     pub silent: Vec<String>,
     /// Other users who keep sockets at which nobody answers in time.
     pub unheard: BTreeSet<u32>,
+    /// Everybody was waited for.
+    pub is_whole: bool,
 }
 
 impl FoundMounts {
@@ -215,13 +217,43 @@ impl FoundMounts {
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
 pub fn find(whose: &Whose) -> FoundMounts {
+    find_until(whose, STATUS_PATIENCE, &mut |_| false)
+}
+
+/// The same of those who can tell of these places. Where the table of mounts says which mounts these are,
+/// nobody else is waited for.
+pub fn find_at(mountpoints: &[PathBuf]) -> FoundMounts {
+    let table = mountinfo::read().unwrap_or_default();
+    let shown = |mountpoint: &PathBuf| {
+        let path = lexical(mountpoint).ok()?;
+        let entry = table.iter().rfind(|entry| entry.mountpoint == path).filter(|entry| entry.is_served())?;
+        Some((mountinfo::device_text(entry.device.0, entry.device.1), entry.user()?))
+    };
+    let mut missing: Option<Vec<(String, u32)>> = mountpoints.iter().map(shown).collect();
+    find_until(&whose(mountpoints), STATUS_PATIENCE, &mut |report| {
+        let Some(missing) = &mut missing else { return false };
+        missing.retain(|(device, user)| report.device.as_ref() != Some(device) || report.uid != *user);
+        missing.is_empty()
+    })
+}
+
+/// The same until those who were heard are `enough`, or somebody keeps silent for so long.
+pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Report) -> bool) -> FoundMounts {
     let uid = rustix::process::geteuid().as_raw();
     let mut found = FoundMounts::default();
     let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
         runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
-    for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {
+    let mut is_enough = false;
+    for (sockets, patience) in [(ours, patience), (foreign, patience.min(FOREIGN_PATIENCE))] {
+        if is_enough {
+            break;
+        }
         let until = clock::now() + patience;
-        for (socket, answer) in ask_all(sockets, until, move |socket| status(socket, until)) {
+        let answers = ask_until(sockets, until, move |socket| status(socket, until), &mut |_, answer| {
+            is_enough = matches!(answer, Ok(Answer::Status(report)) if enough(report));
+            is_enough
+        });
+        for (socket, answer) in answers {
             let late = match answer {
                 Some(Ok(Answer::Status(report))) => {
                     found.peers.push(Peer { socket, report: *report });
@@ -240,7 +272,7 @@ pub fn find(whose: &Whose) -> FoundMounts {
                     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
                 }
                 Some(Ok(_) | Err(CallError::Ended | CallError::Failed(_))) => false,
-                None => true,
+                None => !is_enough,
             };
             if late {
                 let pid =
@@ -252,6 +284,7 @@ pub fn find(whose: &Whose) -> FoundMounts {
             }
         }
     }
+    found.is_whole = !is_enough;
     // Of several at one place our own come first, since others may claim any place; of these the
     // topmost, which is the youngest: within one second, the higher process number.
     let order = |peer: &Peer| {
@@ -318,7 +351,7 @@ fn status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
 /// # Errors
 /// A mount point where no mount of ours answers.
 pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
-    let mut peers = find(&whose(mountpoints)).peers;
+    let mut peers = find_at(mountpoints).peers;
     let mut chosen = Vec::new();
     for mountpoint in mountpoints {
         let absolute = lexical(mountpoint)?;

@@ -1,6 +1,7 @@
 //! The figures of a running mount as a [`Report`]: the one place that knows both sides.
 
 use crate::left::Guarded;
+use crate::mountinfo::device_text;
 use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, path_text};
 use nacre_admin::pool::Survives;
 use nacre_fuse::{OperationCounts, Status, Transport};
@@ -30,6 +31,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
     let transport_reason = status.transport_fallback.or_else(ends).filter(|_| status.transport == Transport::Device);
     Report {
         mountpoint: path_text(&status.mountpoint),
+        device: status.device.map(|device| device_text(rustix::fs::major(device), rustix::fs::minor(device))),
         source: about.source.clone(),
         pid: std::process::id(),
         uid: rustix::process::geteuid().as_raw(),

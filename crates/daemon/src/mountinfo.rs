@@ -43,6 +43,11 @@ impl MountEntry {
     }
 }
 
+/// A device number as the table has it.
+pub fn device_text(major: u32, minor: u32) -> String {
+    format!("{major}:{minor}")
+}
+
 /// Reads the table of this process' mount namespace.
 ///
 /// # Errors

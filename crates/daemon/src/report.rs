@@ -75,6 +75,9 @@ pub struct PassthroughReport {
 pub struct Report {
     /// Where.
     pub mountpoint: String,
+    /// Its device, as the table of mounts has it (`0:43`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// What: the first column of the mount table.
     pub source: String,
     /// The process that serves it; 0 where the kernel alone does.

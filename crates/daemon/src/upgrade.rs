@@ -24,6 +24,8 @@ use std::{
 
 /// How long a mount may take until the new program serves it.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often is looked whether it does.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Carries out the command on these mounts, or on all of the user's; what to tell him. Without a
 /// program, this one is to go on.
@@ -90,16 +92,20 @@ fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
     peer.ask(&Request::Upgrade { program: program.to_owned() })?;
     nacre_sys::worker::call(guardian)
         .map_err(|error| Failure::io("cannot call", format!("process {guardian}, the guardian of {place}"), &error))?;
-    let next = || {
-        let peers = control::find(&Whose::Ours).peers.into_iter();
-        let of_it = |report: &Report| {
-            report.mountpoint == peer.report.mountpoint
-                && report.survives.as_ref().is_some_and(|now| now.guardian == Some(guardian))
-        };
-        peers.map(|peer| peer.report).find(|report| of_it(report) && report.pid != peer.report.pid)
+    let of_it = |report: &Report| {
+        report.mountpoint == peer.report.mountpoint
+            && report.pid != peer.report.pid
+            && report.survives.as_ref().is_some_and(|now| now.guardian == Some(guardian))
+    };
+    let mut patience = LOOK;
+    let mut next = || {
+        // It has no socket yet at the first looks: those who keep silent are not waited for then.
+        patience = (patience * 2).min(control::STATUS_PATIENCE);
+        let peers = control::find_until(&Whose::Ours, patience, &mut |report| of_it(report)).peers.into_iter();
+        peers.map(|peer| peer.report).find(of_it)
     };
     let mut now = None;
-    clock::look_until(PATIENCE, Duration::from_millis(10), || {
+    clock::look_until(PATIENCE, LOOK, || {
         now = next();
         now.is_some()
     });

@@ -195,7 +195,7 @@ impl Mount {
 
     /// Its figures at this moment.
     pub fn status(&self) -> Status {
-        status::read(&self.door, &self.session, &self.counts)
+        status::read(&self.door, self.device, &self.session, &self.counts)
     }
 
     /// Makes the kernel ask for everything again: after a change of rules, or where something

@@ -77,6 +77,8 @@ pub struct WritebackCounts {
 pub struct Status {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
+    /// Its device number, as stat(2) shows it.
+    pub device: Option<u64>,
     /// It is still there, as this process sees it. One that is not is held by whoever has it open,
     /// or by other mount namespaces.
     pub attached: bool,
@@ -124,7 +126,7 @@ impl Status {
 }
 
 /// Reads all figures.
-pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) -> Status {
+pub(crate) fn read(door: &Door, device: Option<u64>, session: &Session, counts: &InvalidationCounts) -> Status {
     let counters = session.counters();
     let operations = counters.snapshot().into_iter().map(|op| OperationCounts {
         name: op.name,
@@ -138,6 +140,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
     let refusal = door.open.passthrough.refusal().map(str::to_owned);
     Status {
         mountpoint: door.options.mountpoint.clone(),
+        device,
         attached: session.is_mounted(),
         transport: match session.transport() {
             fusewire::Transport::Uring => Transport::Uring,

@@ -58,6 +58,9 @@ pub trait Blocks: Send {
     /// A root that holds this txg is durable: the blocks before its start are not needed.
     fn forget(&mut self, txg: Txg);
 
+    /// What was replayed is in this txg, whatever it is noted with: it is needed until that is durable.
+    fn hold_until(&mut self, txg: Txg);
+
     /// How much is in use, bytes.
     fn used(&self) -> u64;
 
@@ -87,6 +90,10 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
 
     fn forget(&mut self, txg: Txg) {
         (**self).forget(txg);
+    }
+
+    fn hold_until(&mut self, txg: Txg) {
+        (**self).hold_until(txg);
     }
 
     fn used(&self) -> u64 {
@@ -246,6 +253,12 @@ impl<B: Blocks> Log<B> {
         state.last.0 = state.last.0.wrapping_add(1);
         state.newest = state.newest.max(txg);
         state.drop_through(txg);
+    }
+
+    /// What was replayed, and whatever else is done in this txg, is durable with its commit alone.
+    pub(crate) fn begin_with(&self, txg: Txg) {
+        self.ring.lock().hold_until(txg);
+        self.cannot_record(txg);
     }
 
     /// The ticket of the newest record: what an fsync of everything waits for.

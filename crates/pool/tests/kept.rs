@@ -79,17 +79,17 @@ fn leave(disks: &[Arc<Simulator>], kept: &KeptLog, torn: bool) -> Left {
 fn go_on(left: Left, random: &mut Random, what: &str) -> (Left, Imported) {
     let mut left = left;
     while random.below(3) == 0 {
-        // Anywhere, or where its commit ends: as many operations as one makes that lives on.
+        // Anywhere, or where its first commit ends: as many operations as one makes that lives on.
         let late = random.below(2) == 0;
         let tried = leave(&left.disks, &left.kept, false);
-        drop(open_kept(&tried.disks, 1, Access::ReadWrite, Some(&tried.kept)));
+        let _ = open_kept(&tried.disks, 1, Access::ReadWrite, Some(&tried.kept)).map(|tried| tried.pool.commit());
         for (disk, tried) in left.disks.iter().zip(&tried.disks) {
             disk.fail_after(if late { tried.operations().saturating_sub(random.below(4)) } else { random.below(60) });
         }
         let died = open_kept(&left.disks, random.next(), Access::ReadWrite, Some(&left.kept));
         if let Ok(imported) = died {
-            // It lived on, and nobody came.
-            drop(imported);
+            // It lives on, and dies in its first commit, or after it.
+            let _ = imported.pool.commit();
         }
         left = leave(&left.disks, &left.kept, random.below(2) == 0);
         if left.disks.len() > 1 {
@@ -241,6 +241,37 @@ fn who_waits_for_room_in_the_log_hears_that_the_pool_is_suspended() {
     let left = leave(&disks, &kept, true);
     let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
     assert_same(&before, &look(&next, &[]), "after a commit that failed");
+}
+
+#[test]
+fn what_is_synced_before_the_first_commit_after_a_death_is_durable() {
+    let disks = [Arc::new(Simulator::new("disk", 96 << 20))];
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let imported = create_kept(&disks, 1, Some(&kept));
+    let root = imported.pool.root().unwrap();
+    imported.pool.commit().unwrap();
+    let old = file(&imported, "old");
+    imported.pool.dataset(root).unwrap().files().write(&old, Some(0), b"acknowledged").unwrap();
+    let committed = imported.store.durable();
+    let left = leave(&disks, &kept, false);
+    let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
+    assert_eq!(next.store.durable(), committed, "nobody waits for a commit");
+    let dataset = next.pool.dataset(root).unwrap();
+    // It is as it was: nothing of it is new to the log.
+    next.pool.sync_file(&dataset, &dataset.files().inode(old.number())).unwrap();
+    let before = look(&next, &[]);
+    // Power fails: what is in memory is gone.
+    let off = leave(&left.disks, &left.kept, false);
+    assert_same(&before, &look(&open_kept(&off.disks, 3, Access::ReadWrite, None).unwrap(), &[]), "power failed");
+    // From that commit on, the log takes what is synced.
+    let new = file(&next, "new");
+    dataset.files().write(&new, Some(0), b"synced").unwrap();
+    let committed = next.store.durable();
+    next.pool.sync_file(&dataset, &new).unwrap();
+    assert_eq!(next.store.durable(), committed);
+    let before = look(&next, &[]);
+    let off = leave(&left.disks, &left.kept, false);
+    assert_same(&before, &look(&open_kept(&off.disks, 3, Access::ReadWrite, None).unwrap(), &[]), "it failed again");
 }
 
 #[test]

@@ -42,6 +42,10 @@ pub struct LeftDevice {
 /// A mount that is there, or about to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LeftMount {
+    /// Which of the mounts that this process has, or had: the same may be mounted anew before the last of
+    /// an ended one is gone.
+    #[serde(skip)]
+    pub number: u64,
     /// What.
     pub what: What,
     /// Where.
@@ -102,6 +106,9 @@ pub struct PoolLeft {
     pub coming: Vec<PathBuf>,
     /// The device and the mount by which sync(2) is heard.
     pub hearing: Option<(i32, i32)>,
+    /// Those of processes before, until what these had acknowledged is durable.
+    #[serde(default)]
+    pub heard: Vec<(i32, i32)>,
     /// The log of what was acknowledged.
     pub kept_log: Option<i32>,
     /// All mount points lie below it.
@@ -179,10 +186,15 @@ impl PoolLeft {
     pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
         let text = place(memory).ok();
         let of_mounts = self.mounts.iter().flat_map(|mount| mount.door.descriptors());
-        let hearing = self.hearing.map(|(device, mount)| [device, mount]).into_iter().flatten().map(Some);
+        let hearing = self.heard().into_iter().flat_map(|(device, mount)| [Some(device), Some(mount)]);
         let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
         let devices = self.devices.iter().map(|device| Some(device.number));
         of_mounts.chain(hearing).chain(own).chain(devices).chain([text]).flatten().collect()
+    }
+
+    /// By which anybody may have called sync(2).
+    pub fn heard(&self) -> Vec<(i32, i32)> {
+        self.heard.iter().copied().chain(self.hearing).collect()
     }
 
     /// Makes the kernel send again what the mounts have not answered.
@@ -239,6 +251,8 @@ struct Noted {
     left: PoolLeft,
     file: Option<OwnedFd>,
     begun: bool,
+    /// How many mounts have a number.
+    numbers: u64,
 }
 
 impl PoolNotes {
@@ -247,10 +261,15 @@ impl PoolNotes {
     /// # Errors
     /// That cannot be read.
     pub fn of(guarded: Guarded) -> Result<(PoolNotes, Option<PoolLeft>), Failure> {
-        let left = guarded.memory.resumes().then(|| PoolLeft::of(&guarded.memory)).transpose()?;
+        let mut left = guarded.memory.resumes().then(|| PoolLeft::of(&guarded.memory)).transpose()?;
+        let mut numbers = 0;
+        for mount in left.iter_mut().flat_map(|left| &mut left.mounts) {
+            numbers += 1;
+            mount.number = numbers;
+        }
         let file = left.as_ref().map(|_| place(&guarded.memory).and_then(descriptors::take_over)).transpose();
         let file = file.map_err(|error| Failure::io("cannot go on with", "what the last process noted", &error))?;
-        let now = Noted { left: left.clone().unwrap_or_default(), file, begun: left.is_some() };
+        let now = Noted { left: left.clone().unwrap_or_default(), file, begun: left.is_some(), numbers };
         Ok((PoolNotes { guarded, now: Mutex::new(now) }, left))
     }
 
@@ -293,11 +312,23 @@ impl PoolNotes {
         }
     }
 
-    /// A mount is there, or about to be; what was noted of it before is not any more.
+    /// The number of a mount that is about to be.
+    pub fn number(&self) -> u64 {
+        let mut now = self.now.lock();
+        now.numbers += 1;
+        now.numbers
+    }
+
+    /// A mount is there, or about to be. Another one of the same, and what lies in that, has ended.
     pub fn put(&self, mount: LeftMount) {
-        self.change(|left| match left.mounts.iter_mut().find(|there| there.what == mount.what) {
-            Some(there) => *there = mount,
-            None => left.mounts.push(mount),
+        self.change(|left| {
+            if let Some(there) = left.mounts.iter_mut().find(|there| there.number == mount.number) {
+                *there = mount;
+                return;
+            }
+            let lies_in = |door: &LeftDoor| matches!(door, LeftDoor::Within { mount: of, .. } if *of == mount.what);
+            left.mounts.retain(|there| there.what != mount.what && !lies_in(&there.door));
+            left.mounts.push(mount);
         });
     }
 
@@ -309,9 +340,9 @@ impl PoolNotes {
         });
     }
 
-    /// A mount is gone.
-    pub fn forget(&self, what: What) {
-        self.change(|left| left.mounts.retain(|there| there.what != what));
+    /// The mount with this number is gone.
+    pub fn forget(&self, number: u64) {
+        self.change(|left| left.mounts.retain(|there| there.number != number));
     }
 
     /// What is noted, as another program would read it.
@@ -347,6 +378,38 @@ mod tests {
         again.change(|left| left.coming.clear());
         assert!(PoolLeft::of(&memory).unwrap().coming.is_empty());
         assert!(PoolLeft::read(&serde_json::to_vec(&PoolLeft::default()).unwrap()).is_err(), "another version");
+    }
+
+    #[test]
+    fn a_mount_that_ended_takes_no_note_of_the_next_one_along() {
+        let scratch = tempfile::tempdir().unwrap();
+        let memory = Survival::new().unwrap();
+        let (notes, _) = PoolNotes::of(guarded(&memory)).unwrap();
+        notes.begin(|left| left.socket = 7);
+        let place = MountPoint::prepare(&scratch.path().join("at"), &MountOptions::default()).unwrap();
+        let own = |memory| LeftDoor::Own { memory, device: None };
+        let put = |number, dataset, door| {
+            let (what, at, options) = (What::head(dataset), place.path().to_owned(), MountOptions::default());
+            notes.put(LeftMount { number, what, at, options, place: place.clone(), door });
+        };
+        let noted = || -> Vec<(u64, Option<i32>)> {
+            let left = PoolLeft::of(&memory).unwrap().mounts.into_iter();
+            left.map(|mount| (mount.what.dataset, mount.door.descriptors()[0])).collect()
+        };
+        let [first, within, second] = [(); 3].map(|()| notes.number());
+        put(first, 1, own(10));
+        put(within, 2, LeftDoor::Within { mount: What::head(1), on: 5 });
+        assert_eq!(noted(), [(1, Some(10)), (2, None)]);
+        // It is unmounted from outside and mounted again, before the process has let go of it.
+        put(second, 1, own(11));
+        notes.forget(within);
+        notes.forget(first);
+        assert_eq!(noted(), [(1, Some(11))]);
+        // It answers now.
+        put(second, 1, LeftDoor::Own { memory: 11, device: Some(12) });
+        assert_eq!(noted(), [(1, Some(11))]);
+        notes.forget(second);
+        assert_eq!(noted(), []);
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub struct FuseMounts {
 struct Live {
     /// Its control socket, closed before anything else of it goes.
     _socket: Option<Sockets>,
+    /// By which it is noted.
+    number: u64,
     what: What,
     at: PathBuf,
     options: Mutex<MountOptions>,
@@ -80,7 +82,7 @@ struct Live {
 impl Drop for Live {
     fn drop(&mut self) {
         // Before its descriptors are closed.
-        self.notes.iter().for_each(|notes| notes.forget(self.what));
+        self.notes.iter().for_each(|notes| notes.forget(self.number));
         tracing::info!(mountpoint = %path_text(&self.at), "unmounted");
     }
 }
@@ -96,11 +98,11 @@ impl FuseMounts {
     #[must_use]
     pub fn new(pool: Arc<Pool>, harmless: bool, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
         FuseMounts {
+            telling: Telling::start(&pool, notes.clone()),
             pool,
             live: Arc::default(),
             verbs: Arc::default(),
             writeback: Arc::default(),
-            telling: Telling::start(notes.clone()),
             shares: Arc::new(Shares::new(harmless)),
             harmless,
             places: Mutex::default(),
@@ -119,16 +121,16 @@ impl FuseMounts {
             let of_it =
                 |other: &mut LeftMount| matches!(other.door, LeftDoor::Within { mount: of, .. } if of == mount.what);
             let members: Vec<LeftMount> = within.extract_if(.., of_it).collect();
-            let whats: Vec<What> = members.iter().chain([&mount]).map(|mount| mount.what).collect();
+            let numbers: Vec<u64> = members.iter().chain([&mount]).map(|mount| mount.number).collect();
             match self.resume(mount, members) {
                 Ok(live) if !live.is_empty() => all.extend(live),
                 // It was about to be made, or had ended.
                 Ok(_) => tracing::info!(mountpoint = %path_text(&at), source, "not mounted any more"),
                 Err(refusal) => tracing::error!(mountpoint = %path_text(&at), %refusal, "a mount does not go on"),
             }
-            for what in whats {
-                if !all.iter().any(|live| live.what == what) {
-                    self.notes.iter().for_each(|notes| notes.forget(what));
+            for number in numbers {
+                if !all.iter().any(|live| live.number == number) {
+                    self.notes.iter().for_each(|notes| notes.forget(number));
                     ended.push(at.clone());
                 }
             }
@@ -137,7 +139,7 @@ impl FuseMounts {
         for live in all.iter().filter(|live| live.what.snapshot.is_none()) {
             live.carrier.forget_control(live.what.dataset);
         }
-        within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.what)));
+        within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.number)));
         drop(all);
         // Whoever had files without a name has them by now.
         if let Err(error) = self.pool.let_left_go() {
@@ -151,7 +153,7 @@ impl FuseMounts {
     }
 
     fn resume(&self, mount: LeftMount, members: Vec<LeftMount>) -> Result<Vec<Arc<Live>>, Refusal> {
-        let LeftMount { what, at, options, place, door } = mount;
+        let LeftMount { number, what, at, options, place, door } = mount;
         let LeftDoor::Own { memory, device } = door else { return Ok(Vec::new()) };
         let memory = descriptors::take_over(memory).and_then(Survival::taken_over);
         let mut memory = memory.map_err(|error| Refusal::new(Kind::Io, error.to_string()))?;
@@ -176,10 +178,11 @@ impl FuseMounts {
         tracing::info!(mountpoint = %path_text(&at), source = options.source, "the mount goes on");
         let carrier = Arc::new(carrier);
         let socket = self.socket(&carrier, &options.source);
-        let mut live = vec![self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), socket), false)];
+        let mut live =
+            vec![self.live((what, number), (&at, place), &options, (layer, Arc::clone(&carrier), socket), false)];
         for (member, (layer, ..)) in members.into_iter().zip(put_in) {
-            let LeftMount { what, at, options, place, .. } = member;
-            live.push(self.live(what, (&at, place), &options, (layer, Arc::clone(&carrier), None), true));
+            let LeftMount { number, what, at, options, place, .. } = member;
+            live.push(self.live((what, number), (&at, place), &options, (layer, Arc::clone(&carrier), None), true));
         }
         Ok(live)
     }
@@ -216,7 +219,7 @@ impl FuseMounts {
 
     fn live(
         &self,
-        what: What,
+        (what, number): (What, u64),
         (at, place): (&Path, MountPoint),
         options: &MountOptions,
         (layer, carrier, socket): (Arc<Dataset>, Arc<Carrier>, Option<Sockets>),
@@ -224,6 +227,7 @@ impl FuseMounts {
     ) -> Arc<Live> {
         Arc::new(Live {
             _socket: socket,
+            number,
             what,
             at: at.to_owned(),
             options: Mutex::new(options.clone()),
@@ -247,7 +251,7 @@ impl FuseMounts {
     fn carrier(
         &self,
         layer: &Arc<Dataset>,
-        what: What,
+        (what, number): (What, u64),
         (at, place): (&Path, &MountPoint),
         options: &MountOptions,
     ) -> Result<Carrier, Refusal> {
@@ -258,6 +262,7 @@ impl FuseMounts {
         })?;
         let (at, place_left, of_mount) = (at.to_owned(), place.clone(), options.clone());
         let about = |device| LeftMount {
+            number,
             what,
             at: at.clone(),
             options: of_mount.clone(),
@@ -266,7 +271,7 @@ impl FuseMounts {
         };
         notes.put(about(None));
         let carrier = Carrier::start(layer, head, place, options, Some(memory.clone()), &[]);
-        let carrier = carrier.inspect_err(|_| notes.forget(what))?;
+        let carrier = carrier.inspect_err(|_| notes.forget(number))?;
         if let Some(why) = memory.why_not() {
             notes.guarded.memory.give_up(&format!("the mount of '{}' does not go on: {why}", options.source));
         }
@@ -339,6 +344,7 @@ impl FuseMounts {
         let source = &options.source;
         let layer = self.opened(what, options)?;
         let head = what.snapshot.is_none();
+        let number = self.notes.as_ref().map_or(0, |notes| notes.number());
         let above = if head { carrier::at(at, all.iter().map(|live| &live.carrier)) } else { None };
         let within = above.is_some();
         let carrier = match above {
@@ -346,15 +352,16 @@ impl FuseMounts {
                 let of = all.iter().find(|live| !live.within && Arc::ptr_eq(&live.carrier, &carrier));
                 if let (Some(notes), Some(of)) = (&self.notes, of) {
                     let (at, place, options) = (at.to_owned(), place.clone(), options.clone());
-                    notes.put(LeftMount { what, at, options, place, door: LeftDoor::Within { mount: of.what, on } });
+                    let door = LeftDoor::Within { mount: of.what, on };
+                    notes.put(LeftMount { number, what, at, options, place, door });
                 }
                 let put_in = carrier.put_in(&layer, (at, on), options);
-                put_in.inspect_err(|_| self.notes.iter().for_each(|notes| notes.forget(what)))?;
+                put_in.inspect_err(|_| self.notes.iter().for_each(|notes| notes.forget(number)))?;
                 carrier
             }
             None => {
                 let reserved = if head { self.shares.before_mount(&options.sharing) } else { None };
-                let carrier = self.carrier(&layer, what, (at, &place), options)?;
+                let carrier = self.carrier(&layer, (what, number), (at, &place), options)?;
                 if let (Some(reserved), Some(mount)) = (reserved, carrier.mount.identity())
                     && mount.device.1 != reserved.number
                 {
@@ -365,7 +372,7 @@ impl FuseMounts {
             }
         };
         let socket = if within { None } else { self.socket(&carrier, source) };
-        Ok(self.live(what, (at, place), options, (layer, carrier, socket), within))
+        Ok(self.live((what, number), (at, place), options, (layer, carrier, socket), within))
     }
 
     /// Shares a mount that is not shared just now.

@@ -63,7 +63,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -213,13 +213,14 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
-    let left_hearing = left.as_ref().and_then(|left| left.hearing);
+    let left_hearing = left.as_ref().map(PoolLeft::heard).unwrap_or_default();
     let left_socket = left.as_ref().map(|left| left.socket);
     // Before anything asks for a path, which may lead through them.
     mounts.go_on(left.map(|left| left.mounts).unwrap_or_default());
-    let hearing = hear_sync(&office, &mounts);
-    // What was done before they called sync(2) is durable.
-    left_hearing.into_iter().for_each(|(device, mount)| nacre_fuse::let_go_of_sync_calls(device, mount));
+    let hearing = match left_socket {
+        Some(_) => settle(&office, &mounts, left_hearing)?,
+        None => Hearing::Now(hear_sync(&office, &mounts)),
+    };
     mounts.begin_sharing();
     follow(&office, start.mount)?;
     if let (Some(notes), false) = (&office.notes, left_socket.is_some()) {
@@ -233,7 +234,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     }
     let served = serve(start, (&directory, left_socket), &office, signals, &mut fresh);
     tracing::info!(pool = start.name, "the pool is let go");
-    drop(hearing);
+    hearing.end();
     let ended = match &fresh {
         _ if office.gone.load(Ordering::SeqCst) => Ok(()),
         Some(_) => undo(&office),
@@ -247,6 +248,50 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     }
     drop((number, name));
     served.and(ended)
+}
+
+/// What hears sync(2), or the thread that has it heard.
+enum Hearing {
+    Now(Option<SyncCalls>),
+    Soon(JoinHandle<Option<SyncCalls>>),
+}
+
+impl Hearing {
+    fn end(self) {
+        match self {
+            Hearing::Now(hearing) => drop(hearing),
+            // It waits for a commit, which whoever ends the pool gives up.
+            Hearing::Soon(settling) => drop(settling.join()),
+        }
+    }
+}
+
+/// Makes durable what processes before this one have acknowledged, while users go on. Whoever called sync(2)
+/// meanwhile waits for what these `heard` by, which is let go of then.
+fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, heard: Vec<(i32, i32)>) -> Result<Hearing, Failure> {
+    let (office, mounts) = (Arc::clone(office), Arc::clone(mounts));
+    let work = move || {
+        let note = |heard: &[(i32, i32)]| {
+            if let Some(notes) = &office.notes {
+                notes.change(|left| {
+                    left.hearing = left.hearing.filter(|now| !heard.contains(now));
+                    left.heard = heard.to_vec();
+                });
+            }
+        };
+        note(&heard);
+        // Whoever calls from here on is heard; who has called before has done so before the commit.
+        let hearing = hear_sync(&office, &mounts);
+        if let Err(error) = office.imported.commit_changes() {
+            // The pool is suspended, and says so to whoever asks.
+            tracing::debug!(%error, "what was acknowledged is not durable");
+        }
+        note(&[]);
+        heard.into_iter().for_each(|(device, mount)| nacre_fuse::let_go_of_sync_calls(device, mount));
+        hearing
+    };
+    let thread = thread::Builder::new().name("nacre-settles".to_owned()).spawn(work);
+    thread.map(Hearing::Soon).map_err(|error| Failure::io("cannot start", "the thread that commits", &error))
 }
 
 /// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us

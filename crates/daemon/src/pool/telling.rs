@@ -7,7 +7,9 @@
 use std::sync::{
     Arc, Weak,
     atomic::{AtomicU64, Ordering},
+    mpsc,
 };
+use std::{thread, time::Duration};
 
 use super::{carrier::Carrier, left::PoolNotes};
 use crate::{
@@ -19,11 +21,17 @@ use crate::{
     rpc::endpoint::Listener,
     unmount,
 };
+use nacre_pool::engine::Pool;
+
+/// So long a pool may take to commit before another program goes on with it, which replays what is not.
+/// Whoever asked for that waits no longer than [`control`] does.
+const SHORTENING: Duration = Duration::from_secs(3);
 
 /// The sockets of a pool's mounts.
 pub(super) struct Telling {
     /// Who goes on with all of them.
     notes: Option<Arc<PoolNotes>>,
+    pool: Weak<Pool>,
     /// None where no thread could be had to listen.
     listener: Option<Arc<Listener>>,
     next: AtomicU64,
@@ -31,10 +39,10 @@ pub(super) struct Telling {
 
 impl Telling {
     /// Starts to listen; no mount is told of yet.
-    pub fn start(notes: Option<Arc<PoolNotes>>) -> Telling {
+    pub fn start(pool: &Arc<Pool>, notes: Option<Arc<PoolNotes>>) -> Telling {
         let listener = Listener::start()
             .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
-        Telling { notes, listener: listener.ok(), next: AtomicU64::new(0) }
+        Telling { notes, pool: Arc::downgrade(pool), listener: listener.ok(), next: AtomicU64::new(0) }
     }
 
     /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
@@ -54,9 +62,9 @@ impl Telling {
         let device = carrier.mount.device_number();
         // The socket must not keep the mount.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
-        let notes = self.notes.clone();
+        let (notes, pool) = (self.notes.clone(), self.pool.clone());
         let answer = move |request| match carrier.upgrade() {
-            Some(carrier) => answer(&carrier, (&about, notes.as_deref()), request, &ended),
+            Some(carrier) => answer(&carrier, (&about, notes.as_deref(), &pool), request, &ended),
             None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
         };
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
@@ -67,7 +75,7 @@ impl Telling {
 
 fn answer<E: Fn() + Send + Sync + 'static>(
     carrier: &Arc<Carrier>,
-    (about, notes): (&figures::About, Option<&PoolNotes>),
+    (about, notes, pool): (&figures::About, Option<&PoolNotes>, &Weak<Pool>),
     request: Request,
     ended: &Arc<E>,
 ) -> Result<Answer, Failure> {
@@ -102,6 +110,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
         Request::HandOver | Request::Upgrade { .. } => match (notes, request) {
             (Some(notes), Request::Upgrade { program }) => {
                 handover::note(&notes.guarded, notes.text(), &program)?;
+                pool.upgrade().into_iter().for_each(shorten_kept);
                 return Ok(Answer::Done);
             }
             (Some(notes), _) => {
@@ -112,6 +121,19 @@ fn answer<E: Fn() + Send + Sync + 'static>(
         },
     };
     Err(refused)
+}
+
+/// Has the pool commit, so that users wait shortly for the program that goes on. One that cannot, or not
+/// soon, is gone on with all the same.
+fn shorten_kept(pool: Arc<Pool>) {
+    let (done, committed) = mpsc::channel();
+    // Nobody may wait for it any more.
+    let commit = move || drop(done.send(pool.shorten_kept()));
+    let started = thread::Builder::new().name("nacre-shortens".to_owned()).spawn(commit);
+    let shortened = started.map(|_| committed.recv_timeout(SHORTENING));
+    if !matches!(shortened, Ok(Ok(Ok(())))) {
+        tracing::info!(?shortened, "the program that goes on will have more to replay");
+    }
 }
 
 /// What the kernel holds of files is passed on first: unmounting says so where that fails.

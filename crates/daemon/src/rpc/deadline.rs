@@ -31,6 +31,16 @@ pub fn ask_all<R: Send + 'static>(
     until: Instant,
     ask: impl Fn(&Socket) -> R + Send + Sync + 'static,
 ) -> Vec<(Socket, Option<R>)> {
+    ask_until(sockets, until, ask, &mut |_, _| false)
+}
+
+/// The same; whoever has not answered when somebody's answer is `enough` is waited for no longer.
+pub fn ask_until<R: Send + 'static>(
+    sockets: Vec<Socket>,
+    until: Instant,
+    ask: impl Fn(&Socket) -> R + Send + Sync + 'static,
+    enough: &mut dyn FnMut(&Socket, &R) -> bool,
+) -> Vec<(Socket, Option<R>)> {
     let mut answers: Vec<(Socket, Option<R>)> = sockets.into_iter().map(|socket| (socket, None)).collect();
     let mut queues: BTreeMap<Option<u32>, VecDeque<(usize, Socket)>> = BTreeMap::new();
     for (place, (socket, _)) in answers.iter().enumerate() {
@@ -57,8 +67,11 @@ pub fn ask_all<R: Send + 'static>(
     }
     drop(sender);
     while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(clock::now())) {
-        if let Some((_, slot)) = answers.get_mut(place) {
-            *slot = Some(answer);
+        let Some((socket, slot)) = answers.get_mut(place) else { continue };
+        let is_enough = enough(socket, &answer);
+        *slot = Some(answer);
+        if is_enough {
+            break;
         }
     }
     answers
@@ -88,4 +101,27 @@ impl Read for DeadlineReader<'_> {
 /// The time until then.
 pub fn left(until: Instant) -> Duration {
     until.saturating_duration_since(clock::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    #[test]
+    fn who_is_silent_is_waited_for_until_enough_was_heard() {
+        let sockets = ["silent", "heard"].map(|name| Socket::ours(PathBuf::from(name))).to_vec();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let ask = move |socket: &Socket| {
+            // Until the end of the test.
+            let silent = socket.path.ends_with("silent");
+            silent.then(|| released.lock().recv())
+        };
+        let until = clock::now() + Duration::from_secs(1 << 20);
+        let answers = ask_until(sockets, until, ask, &mut |socket, _| socket.path.ends_with("heard"));
+        let heard: Vec<bool> = answers.iter().map(|(_, answer)| answer.is_some()).collect();
+        assert_eq!(heard, [false, true]);
+        drop(release);
+    }
 }

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! - What is replayed is in the memory of this process and in the log, until its commit; then in that
-//!   alone. The log knows which commit that is before it is made: a death at any moment of a replay has the
-//!   next process replay what is missing, and nothing twice.
+//!   alone. The log knows which commit that is before it is made, and before anything else goes into it: a
+//!   death at any moment has the next process replay what is missing, and nothing twice.
+//! - Until that commit nothing can be made durable by the intent log, which lacks what was replayed.
 //! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
@@ -26,6 +27,8 @@ use crate::pointer::Txg;
 const HELD_AT_ONCE: u64 = 64 << 20;
 /// So much may be promised to it before, bytes: more than is needed, where parts of records are written.
 const PROMISED_AT_ONCE: u64 = 1 << 30;
+/// So many commits make the log short, while others write on: the first takes long, and as much comes meanwhile.
+const SHORTENED_BY: u32 = 4;
 /// So much is held in memory before it is committed, bytes.
 const COMMITTED_AT_ONCE: u64 = 256 << 20;
 
@@ -33,6 +36,10 @@ impl Pool {
     /// From now on everything that is done to files is kept. Called once, by whoever makes the pool.
     pub(super) fn keep_with(&self, log: Arc<KeptLog>) {
         log.serve(Txg(self.committed.load(Ordering::Acquire)));
+        self.keep_on(log);
+    }
+
+    fn keep_on(&self, log: Arc<KeptLog>) {
         let keeper = Arc::new(Keeper::new(log));
         for dataset in self.datasets.read().values() {
             dataset.files().keep_with(Arc::clone(&keeper));
@@ -46,8 +53,19 @@ impl Pool {
         self.keeper.get().map(|keeper| &keeper.log)
     }
 
-    /// Goes on from where a process has died: applies what it kept beyond the last commit, commits that,
-    /// and keeps on. The intent log has nothing that the kept one has not.
+    /// Commits, so that who goes on from here finds little to replay: what came during the last of a few
+    /// commits.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn shorten_kept(&self) -> Result<(), PoolError> {
+        let is_long = || self.kept().is_some_and(|kept| !kept.is_short());
+        (0..SHORTENED_BY).try_for_each(|_| if is_long() { self.commit().map(drop) } else { Ok(()) })
+    }
+
+    /// Goes on from where a process has died: applies what it kept beyond the last commit, and keeps on.
+    /// That is durable with the next commit, which whoever calls this makes soon: the log has less room until
+    /// then. The intent log has nothing that the kept one has not.
     pub(super) fn replay_kept(
         &self,
         mut blocks: Box<dyn Blocks>,
@@ -102,10 +120,15 @@ impl Pool {
             done
         })?;
         if before.is_some() {
-            self.commit_replayed(&kept, kept.end())?;
+            // Nobody has to wait for its commit: who dies before it leaves all of it in the log.
+            let txg = self.gate.enter().txg();
+            kept.serve_before(txg);
+            self.log.get().into_iter().for_each(|log| log.begin_after(txg));
+        } else {
+            kept.serve(durable.txg);
         }
         self.record(true);
-        self.keep_with(kept);
+        self.keep_on(kept);
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().find_cuts()).map_err(as_pool_error)
     }
 

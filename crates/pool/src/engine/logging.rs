@@ -4,7 +4,7 @@
 //! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
@@ -19,6 +19,8 @@ pub(super) struct PoolLog {
     log: Log<Box<dyn Blocks>>,
     /// Nothing is recorded: an fsync waits for a commit.
     off: AtomicBool,
+    /// Nor of this txg and those before it.
+    after: AtomicU64,
 }
 
 /// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
@@ -26,7 +28,7 @@ const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
     fn record(&self, txg: Txg, record: Vec<u8>) -> Ticket {
-        if self.off.load(Ordering::Relaxed) {
+        if self.off.load(Ordering::Relaxed) || txg.0 <= self.after.load(Ordering::Relaxed) {
             self.log.cannot_record(txg);
             return self.log.newest();
         }
@@ -39,6 +41,13 @@ impl Recorder for PoolLog {
 }
 
 impl PoolLog {
+    /// This txg has what was replayed, and is yet to be committed: nothing before that commit can be
+    /// logged.
+    pub(super) fn begin_after(&self, txg: Txg) {
+        self.after.store(txg.0, Ordering::Relaxed);
+        self.log.begin_with(txg);
+    }
+
     pub(super) fn newest(&self) -> Ticket {
         self.log.newest()
     }
@@ -63,7 +72,7 @@ impl PoolLog {
 
 impl Pool {
     pub(super) fn start_log(&self, blocks: Box<dyn Blocks>) {
-        let log = Arc::new(PoolLog { log: Log::new(blocks), off: AtomicBool::new(false) });
+        let log = Arc::new(PoolLog { log: Log::new(blocks), off: AtomicBool::new(false), after: AtomicU64::new(0) });
         for dataset in self.datasets.read().values() {
             dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
         }

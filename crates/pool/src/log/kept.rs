@@ -12,12 +12,14 @@
 //! - Operations are let in only when what they may append has room ([`KeptLog::make_room`]), so that nobody
 //!   waits who holds anything. What finds no room all the same is told ([`KeptLog::given_up`]), and makes
 //!   a replay without it impossible.
-//! - A record is replayed into one txg only: [`INTO`] says which, before its commit is made.
+//! - A record is replayed into one txg only: [`INTO`] says which, before its commit is made. Whoever
+//!   replayed all of it goes on before that commit: what comes since lies behind [`THROUGH`].
 //!
 //! ```text
 //!  word  0  what it is                 1  a pool has served with it
 //!        2  where the first record is  3  where the next one comes
-//!        4  all of it is to be replayed, whatever the txg
+//!        4  1: all of it is to be replayed, whatever the txg; 2: all of it was, and the pool is served,
+//!           what lies up to 6 is in the txg of 5
 //!        5  the txg into which records were replayed, up to the place in  6
 //!        7  the last txg of which records are missing
 //!        8  the last txg that is committed
@@ -60,8 +62,17 @@ const MISSING: usize = 7;
 const COMMITTED: usize = 8;
 /// Words before the changes of a record.
 const HEAD: u64 = 3;
+/// The value of [`REPLAYING`] while records are replayed.
+const REPLAYS: u64 = 1;
+/// The same when all of them were, and the pool is served, until they are durable.
+const WAS_REPLAYED: u64 = 2;
+/// So few records are replayed within the time of an import without any ...
+const FEW: u64 = 1000;
+/// ... if they have no more content than this, bytes.
+const LITTLE: u64 = 8 << 20;
 /// So many records are replayed in well under a second; with more a commit is due.
 const RECORDS: u64 = 100_000;
+const LACKS: &str = "something that was acknowledged found no room in the kept log, and is lost";
 /// The least log, bytes: several of the largest operations have room in it.
 const LEAST: usize = 4 << 20;
 
@@ -162,6 +173,11 @@ impl KeptLog {
         self.used() > self.length() / 2 || self.records.load(Ordering::Relaxed) > RECORDS
     }
 
+    /// Whether who went on from here would replay it in no time.
+    pub(crate) fn is_short(&self) -> bool {
+        self.used() < LITTLE && self.records.load(Ordering::Relaxed) < FEW
+    }
+
     /// The most that one operation may append, bytes.
     pub(crate) fn most(&self) -> usize {
         usize::try_from(self.length() / 4).unwrap_or(usize::MAX)
@@ -179,8 +195,8 @@ impl KeptLog {
     }
 
     /// Appends what an operation has changed: its [record](LogRecord::encoded), and the content of the
-    /// write among the changes, which is empty there. The caller holds the txg open, and whatever orders the change among others.
-    /// Answers whether a commit is due.
+    /// write among the changes, which is empty there. The caller holds the txg open, and whatever orders
+    /// the change among others. Answers whether a commit is due.
     pub(crate) fn append(&self, txg: Txg, record: &[u8], content: &[u8]) -> bool {
         let words = HEAD + words_of(record.len()) + words_of(content.len());
         let mut appending = self.appending.lock();
@@ -224,7 +240,12 @@ impl KeptLog {
     pub(crate) fn committed(&self, txg: Txg) {
         let mut appending = self.appending.lock();
         let before = self.get(BEGIN);
-        let mut begin = before;
+        if self.get(REPLAYING) == WAS_REPLAYED {
+            self.settled();
+            // From here on records are in the txg that they are noted with.
+            self.set(REPLAYING, 0);
+        }
+        let mut begin = self.get(BEGIN);
         while let Some((closed, end)) = appending.closed.front().copied()
             && closed <= txg
         {
@@ -251,23 +272,34 @@ impl KeptLog {
         if durable.0 < self.get(COMMITTED) {
             return refused("what was committed last cannot be read: the kept log does not go on from there");
         }
-        if self.get(REPLAYING) != 0 {
-            // Whoever replayed it has died, too: before his commit, or after it.
-            match self.get(INTO) {
-                0 if durable.0 == self.get(COMMITTED) => return Ok(()),
-                into if durable.0 == into => {
+        let lacks = || self.get(MISSING) > durable.0;
+        let into = self.get(INTO);
+        match self.get(REPLAYING) {
+            // What was replayed is durable: the rest is noted with the txgs of who replayed it.
+            WAS_REPLAYED if into == 0 || durable.0 == into => {
+                if into != 0 {
                     self.settled();
-                    return Ok(());
                 }
-                _ if durable.0 == self.get(COMMITTED) => return Ok(()),
-                _ => return refused("somebody else has written to the pool since the kept log was written"),
+                self.set(REPLAYING, 0);
             }
+            0 => {}
+            // Whoever replayed it has died, too: before his commit, or after it.
+            _ if into != 0 && durable.0 == into => {
+                self.settled();
+                return Ok(());
+            }
+            _ if durable.0 == self.get(COMMITTED) && lacks() => return refused(LACKS),
+            _ if durable.0 == self.get(COMMITTED) => {
+                self.set(REPLAYING, REPLAYS);
+                return Ok(());
+            }
+            _ => return refused("somebody else has written to the pool since the kept log was written"),
         }
         if durable.0 > self.get(COMMITTED) + 1 {
             return refused("somebody else has written to the pool since the kept log was written");
         }
-        if self.get(MISSING) > durable.0 {
-            return refused("something that was acknowledged found no room in the kept log, and is lost");
+        if lacks() {
+            return refused(LACKS);
         }
         let mut begin = self.get(BEGIN);
         while begin < self.get(END) {
@@ -279,7 +311,7 @@ impl KeptLog {
         }
         self.set(COMMITTED, durable.0);
         self.set(BEGIN, begin);
-        self.set(REPLAYING, 1);
+        self.set(REPLAYING, REPLAYS);
         Ok(())
     }
 
@@ -322,8 +354,21 @@ impl KeptLog {
         self.set(INTO, 0);
     }
 
+    /// All of it was replayed, and is in this open txg. From now on it is written to; what it has stays until
+    /// that txg is durable.
+    pub(crate) fn serve_before(&self, txg: Txg) {
+        let mut appending = self.appending.lock();
+        appending.end = self.get(END);
+        appending.closed.clear();
+        appending.parts = self.places.parts(self.get(BEGIN), appending.end);
+        self.commits_into(appending.end, txg);
+        self.set(REPLAYING, WAS_REPLAYED);
+        self.taken.store((appending.end - self.get(BEGIN)) * 8, Ordering::Relaxed);
+    }
+
     /// The place behind all records.
-    pub(crate) fn end(&self) -> u64 {
+    #[cfg(test)]
+    fn end(&self) -> u64 {
         self.get(END)
     }
 
@@ -486,6 +531,47 @@ mod tests {
         next.settled();
         next.serve(Txg(6));
         assert_eq!((next.used(), keys(&after_death(&next)).len()), (0, 0));
+    }
+
+    #[test]
+    fn who_serves_before_its_commit_leaves_all_of_it() {
+        let log = KeptLog::new(0).unwrap();
+        let names = |log: &KeptLog| keys(log).into_iter().map(|(_, key, _)| key).collect::<Vec<_>>();
+        log.serve(Txg(4));
+        append(&log, 5, b"a", &[]);
+        log.close(Txg(5));
+        append(&log, 6, b"b", &[]);
+        let next = after_death(&log);
+        next.begin_replay(Txg(4)).unwrap();
+        next.serve_before(Txg(5));
+        assert_eq!(next.used(), log.used());
+        append(&next, 5, b"c", &[]);
+        // Dies before that commit: whatever the txg, all of it is missing.
+        let next = after_death(&next);
+        next.begin_replay(Txg(4)).unwrap();
+        assert_eq!(names(&next), [b"a", b"b", b"c"]);
+        next.serve_before(Txg(5));
+        append(&next, 5, b"d", &[]);
+        next.close(Txg(5));
+        append(&next, 6, b"e", &[]);
+        // Dies behind it, before that is noted.
+        let next = after_death(&next);
+        next.begin_replay(Txg(5)).unwrap();
+        assert_eq!(names(&next), [b"e"]);
+        next.serve_before(Txg(6));
+        append(&next, 6, b"f", &[]);
+        next.close(Txg(6));
+        append(&next, 7, b"g", &[]);
+        next.committed(Txg(6));
+        assert!(next.used() < log.used());
+        // Dies when that is noted.
+        let next = after_death(&next);
+        next.begin_replay(Txg(6)).unwrap();
+        assert_eq!(names(&next), [b"g"]);
+        next.serve_before(Txg(7));
+        next.give_up(Txg(7));
+        assert!(after_death(&next).begin_replay(Txg(6)).is_err(), "something is missing");
+        after_death(&next).begin_replay(Txg(7)).unwrap();
     }
 
     #[test]

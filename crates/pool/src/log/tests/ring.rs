@@ -209,3 +209,21 @@ fn another_pools_log_is_not_ours() {
     assert!(Ring::new(Memory::new(4096 + 512), POOL, Start::default()).is_err());
     assert!(Ring::new(Memory::new(0), POOL, Start::default()).is_err());
 }
+
+#[test]
+fn what_was_replayed_is_needed_until_the_commit_that_has_it() {
+    let memory = Memory::new(64 * 1024);
+    let mut ring = Ring::new(memory.clone(), POOL, Start::default()).unwrap();
+    for txg in [5, 6] {
+        assert!(ring.append(Txg(txg), &operation(txg, txg, b"")).unwrap());
+    }
+    let (mut ring, replayed, _) = open(&memory, Start::default(), 4);
+    assert_eq!(replayed.blocks, 2);
+    ring.hold_until(Txg(5));
+    assert_eq!(ring.start_after(Txg(4)), Start::default());
+    let behind = ring.start_after(Txg(5));
+    assert!(ring.append(Txg(6), &operation(7, 6, b"")).unwrap());
+    assert_eq!(open(&memory, behind, 5).2, vec![7], "and not what the commit has");
+    ring.forget(Txg(5));
+    assert_eq!(ring.used(), 4096);
+}
