@@ -465,14 +465,16 @@ impl Bucket for CountedBucket {
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         let (mut found, length) = (None, range.as_ref().map_or(0, |range| range.end - range.start));
-        self.reading(length, || self.ask(|| self.bucket.get(key, range)).map(|got| found = got))?;
+        let get = || self.ask(|| self.bucket.get(key, range.clone()));
+        self.reading(length, || self.failing.read(&self.name, get).map(|got| found = got))?;
         Ok(found)
     }
 
     fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let (mut is_there, length) = (false, range.end.saturating_sub(range.start));
         self.reading(length, || {
-            self.ask(|| self.bucket.get_by_pieces(key, range, piece)).map(|found| is_there = found)
+            let get = || self.ask(|| self.bucket.get_by_pieces(key, range.clone(), piece));
+            self.failing.read(&self.name, get).map(|found| is_there = found)
         })?;
         Ok(is_there)
     }

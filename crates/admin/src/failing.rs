@@ -1,4 +1,5 @@
-//! What becomes of a write that a device refuses: the pool's property `failmode`.
+//! What becomes of a write that a device refuses: the pool's property `failmode`. Whoever goes on after a process
+//! that has died waits for a store whatever that says, also with reads, until the pool is imported.
 //!
 //! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is tried again
 //! only as a whole, with the same bytes at the same place, and nothing later is written before by
@@ -35,6 +36,8 @@ pub struct Failing {
     mode: AtomicU8,
     /// The pool can do without a device.
     redundant: AtomicBool,
+    /// Whoever asks waits, whatever the mode.
+    patient: AtomicBool,
     /// Told why, before the process ends by the mode.
     ending: OnceLock<Ending>,
     state: Mutex<FailingState>,
@@ -76,6 +79,19 @@ impl Failing {
         (state.waiting > 0).then(|| state.why.clone())
     }
 
+    /// Whether everybody waits, whatever the mode, also who reads from a store.
+    pub fn be_patient(&self, patient: bool) {
+        self.patient.store(patient, Ordering::Relaxed);
+    }
+
+    /// Reads from a store; waits where everybody does.
+    pub(crate) fn read<T>(&self, store: &str, mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        match read() {
+            Err(error) if self.patient.load(Ordering::Relaxed) => self.again(("reading", store), error, read),
+            read => read,
+        }
+    }
+
     /// Whoever waits tries again at once.
     pub fn try_again(&self) {
         self.changed.notify_all();
@@ -88,7 +104,7 @@ impl Failing {
     }
 
     /// Whether the pool is about to be let go.
-    pub(crate) fn is_given_up(&self) -> bool {
+    pub fn is_given_up(&self) -> bool {
         self.state.lock().given_up
     }
 
@@ -105,28 +121,38 @@ impl Failing {
     pub(crate) fn write_again<E: std::fmt::Display>(
         &self,
         device: &str,
-        mut error: E,
-        mut write: impl FnMut() -> Result<(), E>,
+        error: E,
+        write: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         self.end_by(device, &error);
+        self.again(("writing", device), error, write)
+    }
+
+    fn again<T, E: std::fmt::Display>(
+        &self,
+        (doing, device): (&str, &str),
+        mut error: E,
+        mut request: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut state = self.state.lock();
         state.waiting += 1;
-        let written = loop {
-            if state.given_up || self.mode.load(Ordering::Relaxed) != WAIT {
+        let done = loop {
+            let waits = self.patient.load(Ordering::Relaxed) || self.mode.load(Ordering::Relaxed) == WAIT;
+            if state.given_up || !waits {
                 break Err(error);
             }
             if state.why.is_empty() {
-                tracing::error!(device, %error, "a write failed: it waits until it can be made (failmode=wait)");
+                tracing::error!(device, %error, "{doing} failed: everybody waits until it can be done");
             }
-            state.why = format!("writing {device}: {error}");
+            state.why = format!("{doing} {device}: {error}");
             self.changed.wait_for(&mut state, AGAIN);
             drop(state);
-            let tried = write();
+            let tried = request();
             state = self.state.lock();
             match tried {
-                Ok(()) => {
-                    tracing::info!(device, "the write was made");
-                    break Ok(());
+                Ok(reply) => {
+                    tracing::info!(device, "{doing} goes on");
+                    break Ok(reply);
                 }
                 Err(other) => error = other,
             }
@@ -135,7 +161,7 @@ impl Failing {
         if state.waiting == 0 {
             state.why.clear();
         }
-        written
+        done
     }
 
     /// The pool can do without a device: nobody waits for one, and nothing ends for it.

@@ -13,7 +13,7 @@ use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
-use nacre_pool::label::{self, Root};
+use nacre_pool::label::{self, Identity, PoolState, Root};
 use nacre_pool::log::KeptLog;
 use nacre_pool::properties::{OF_NEW_POOLS, spelling};
 use nacre_pool::rows::Timestamp;
@@ -52,6 +52,17 @@ pub struct Opening {
     pub state: Option<PathBuf>,
     /// What is to outlive this process; with what one that has died left, the import goes on from there.
     pub kept: Option<Arc<KeptLog>>,
+    /// The process that has died, where the pool lies in a store and this one goes on after it.
+    pub after: Option<After>,
+}
+
+/// A process that has died, which has written to a store.
+#[derive(Clone, Debug)]
+pub struct After {
+    /// The number by which it did ([`Imported::writer`]).
+    pub writer: u64,
+    /// Where to say that its successor is to wait for the store no longer.
+    pub failing: Arc<Failing>,
 }
 
 impl std::fmt::Debug for Opening {
@@ -213,16 +224,38 @@ impl Below {
             Some(cached) => Arc::clone(cached) as _,
             None => counted,
         };
-        let (nonce, host) = ((opening.entropy)(), opening.host.1.clone());
+        let nonce = opening.after.as_ref().map_or_else(|| (opening.entropy)(), |after| after.writer);
+        let host = opening.host.1.clone();
         let objects = Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) });
-        let objects = Arc::new(objects.with_local_log(log));
+        let objects = objects.with_local_log(log);
+        let objects = Arc::new(if opening.after.is_some() { objects.going_on() } else { objects });
         self.objects = Some(Arc::clone(&objects));
         Ok(objects)
     }
 }
 
+impl Below {
+    /// What the pool of this identity lies on.
+    fn in_bucket(
+        at: (Arc<dyn Bucket>, String),
+        identity: &Identity,
+        writes: bool,
+        opening: &Opening,
+    ) -> Result<(Arc<dyn Backend>, Below), Refusal> {
+        let size = identity.members.iter().map(|member| member.length).sum();
+        let mut below = Below::default();
+        if let Some(after) = &opening.after {
+            below.failing = Arc::clone(&after.failing);
+        }
+        let backend = below.backend(at, identity.pool, (identity.slot, size), writes, opening)?;
+        Ok((backend, below))
+    }
+}
+
 /// The length of segments in buckets, bytes.
 const IN_BUCKET_SEGMENT: u64 = 8 << 20;
+/// So often the process before this one can have been late: it had one commit under way, and lists show it.
+const LATE_MOST: usize = 8;
 /// What a pool in a bucket may take where nothing is said, bytes.
 const IN_BUCKET: u64 = 1 << 50;
 
@@ -322,19 +355,48 @@ impl Imported {
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root, below) = match opened.into() {
             Opened::Devices(devices) => Self::open_devices(devices, &import)?,
+            Opened::Bucket(bucket, address) if opening.after.is_some() => {
+                Self::open_left((bucket, address), &import, &opening)?
+            }
             Opened::Bucket(bucket, address) => {
                 let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
                 if import.access.writes() {
                     in_bucket::check(&*bucket, (opening.entropy)())?;
                 }
-                let (mut below, size) = (Below::default(), identity.members.iter().map(|member| member.length).sum());
-                let (of, writes) = (identity.pool, import.access.writes());
-                let backend = below.backend((bucket, address), of, (identity.slot, size), writes, &opening)?;
+                let writes = import.access.writes();
+                let (backend, below) = Below::in_bucket((bucket, address), &identity, writes, &opening)?;
                 let (store, root) = Store::open_in(backend, identity, &import)?;
                 (store, root, below)
             }
         };
         Self::take_up(store, root, below, &import, opening)
+    }
+
+    /// The pool of a process that has died, in a store, which is waited for. What that one had under way may
+    /// still arrive, until a root of ours is there: then what was read before is old.
+    fn open_left(
+        (bucket, address): (Arc<dyn Bucket>, String),
+        import: &Import,
+        opening: &Opening,
+    ) -> Result<(Store, Root, Below), Refusal> {
+        let failing = opening.after.as_ref().map(|after| Arc::clone(&after.failing)).unwrap_or_default();
+        let patient = CountedBucket::new(Arc::clone(&bucket), failing, Arc::default());
+        let mut tries = 0;
+        loop {
+            let identity = in_bucket::find(&patient)?.ok_or_else(|| in_bucket::no_pool(&patient))?;
+            if identity.state == PoolState::Destroyed {
+                return Err(Refusal::new(Kind::NotFound, format!("the pool in '{}' was destroyed", patient.name())));
+            }
+            tries += 1;
+            let at = (Arc::clone(&bucket), address.clone());
+            let (backend, below) = Below::in_bucket(at, &identity, true, opening)?;
+            match Store::open_in(backend, identity, import) {
+                Err(error @ PoolError::Overtaken) if tries < LATE_MOST => {
+                    tracing::info!(%error, "the newest state is looked for once more");
+                }
+                opened => return opened.map(|(store, root)| (store, root, below)).map_err(Refusal::from),
+            }
+        }
     }
 
     fn open_devices(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Store, Root, Below), Refusal> {
@@ -715,6 +777,12 @@ impl Imported {
             Some(address) => vec![PathBuf::from(address)],
             None => self.devices.read().iter().map(|device| PathBuf::from(Device::name(&**device))).collect(),
         }
+    }
+
+    /// By which number it writes to a store, where it lies in one: whoever goes on after this process has to know.
+    #[must_use]
+    pub fn writer(&self) -> Option<u64> {
+        self.objects.as_ref().map(|objects| objects.writer())
     }
 
     /// The server of the bucket that it lies in, where its address names one.

@@ -56,7 +56,7 @@ impl Refusal {
     pub fn pool(doing: impl fmt::Display, error: &PoolError) -> Self {
         let kind = match error {
             PoolError::NoSpace => Kind::NoSpace,
-            PoolError::Busy | PoolError::Refused(_) => Kind::Invalid,
+            PoolError::Busy | PoolError::Overtaken | PoolError::Refused(_) => Kind::Invalid,
             _ => Kind::Io,
         };
         Self::new(kind, format!("{doing}: {error}"))

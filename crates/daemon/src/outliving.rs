@@ -96,11 +96,6 @@ pub fn check_branch(branch: &BranchSpec, mountpoint: &Path) -> Result<(), Failur
 /// Why not.
 pub fn check_pool(start: &Start) -> Result<(), Failure> {
     let refused = |why: &str| Err(Failure::usage(format!("--survive is not possible here: {why}")));
-    if start.devices.iter().any(|device| nacre_remote::is_address(device)) {
-        return refused(
-            "the pool lies in an object store, and what it has promised the store is known to this process alone",
-        );
-    }
     if let How::Import { read_only: true, .. } = &start.how {
         return refused("what is imported read-only has nothing to lose");
     }

@@ -9,6 +9,7 @@ pub mod client;
 pub mod dates;
 mod events;
 pub mod expected;
+mod going_on;
 pub mod known;
 pub mod left;
 mod mount_point;

@@ -121,6 +121,9 @@ pub enum PoolError {
         /// Why.
         reason: String,
     },
+    /// A process that has died has put a root at the last moment, after its successor had read the newest: that
+    /// one has to begin again.
+    Overtaken,
     /// Somebody uses the dataset.
     Busy,
     /// The pool, its format or a request does not allow it; the text says what and why.
@@ -147,6 +150,7 @@ impl fmt::Display for PoolError {
             Self::Property(error) => error.fmt(f),
             Self::Limit { why, .. } => why.fmt(f),
             Self::Suspended { durable, reason } => write!(f, "the pool is suspended after txg {durable}: {reason}"),
+            Self::Overtaken => f.write_str("a commit of the process before this one was late"),
             Self::Busy => f.write_str("dataset is busy"),
             Self::Refused(why) => f.write_str(why),
         }

@@ -51,6 +51,9 @@ pub trait Blocks: Send {
     /// any more. [`PoolError::Refused`] where the pool is another program's by now.
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError>;
 
+    /// What the blocks so far say goes into this txg, whichever they were written in.
+    fn settle(&mut self, txg: Txg);
+
     /// The start for a root that holds this txg: the first block with records of a later one, or
     /// where the next block goes.
     fn start_after(&self, txg: Txg) -> Start;
@@ -82,6 +85,10 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
 
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
         (**self).append(txg, records)
+    }
+
+    fn settle(&mut self, txg: Txg) {
+        (**self).settle(txg);
     }
 
     fn start_after(&self, txg: Txg) -> Start {

@@ -24,6 +24,8 @@ use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
 };
 
+#[path = "backends/going_on.rs"]
+mod going_on;
 #[path = "backends/local_log.rs"]
 mod local_log;
 #[path = "backends/next_writers.rs"]

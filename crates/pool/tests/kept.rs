@@ -290,3 +290,31 @@ fn what_was_gone_back_from_stays_away_and_its_numbers_are_not_given_again() {
     assert!(file(&next, "new").number() > given);
     check(&next);
 }
+
+/// What is synced while a commit is under way is in the intent log, of the next txg, and in the kept log. Once the
+/// next process has replayed that one, with what came later, the other must not bring it back when the power
+/// fails as well.
+#[test]
+fn the_intent_log_brings_nothing_back_that_was_replayed_from_the_kept_one() {
+    let disks = [Arc::new(Simulator::new("disk", 96 << 20))];
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let imported = create_kept(&disks, 1, Some(&kept));
+    let root = imported.pool.root().unwrap();
+    let dataset = imported.pool.dataset(root).unwrap();
+    let mut left = None;
+    let mut dies = || {
+        file(&imported, "stays");
+        file(&imported, "goes");
+        imported.pool.sync_names().unwrap();
+        dataset.files().unlink(&dataset.files().root(), b"goes").unwrap();
+        left = Some(leave(&disks, &kept, false));
+    };
+    imported.pool.snapshot_at(&[(root, "then".to_owned())], &[], &mut dies).unwrap();
+    let left = left.unwrap();
+    let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
+    let there = look(&next, &[]);
+    drop(next);
+    let again = open_kept(&left.disks, 3, Access::ReadWrite, None).unwrap();
+    assert_same(&there, &look(&again, &[]), "after a power failure");
+    check(&again);
+}

@@ -3,12 +3,15 @@
 //! Invariant: nothing is put into a bucket that has a pool, and none is made in one that does not
 //! keep the condition that tells two writers apart.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nacre_pool::PoolError;
 use nacre_pool::backend::{Bucket, LastWriter, Objects};
 use nacre_pool::label::{Identity, PoolState};
+use nacre_remote::Address;
 
+use super::kept_parts;
 use super::prices::{PRICES, Prices};
 use crate::refusal::{Kind, Refusal};
 
@@ -71,6 +74,39 @@ pub fn last_writer(bucket: &dyn Bucket) -> Result<Option<LastWriter>, Refusal> {
 /// There is none.
 pub(crate) fn no_pool(bucket: &dyn Bucket) -> Refusal {
     Refusal::new(Kind::NotFound, format!("'{}': there is no pool", bucket.name()))
+}
+
+/// What has to be opened on this machine for a pool at this address: nothing of it may lie in a file system of the
+/// pool itself, where whoever opens it is to serve that. `state` is the directory for what survives a reboot.
+#[must_use]
+pub fn needed(address: &Path, state: Option<&Path>) -> Vec<PathBuf> {
+    /// Where credentials are that no option names, by their usual names.
+    const USUAL: [&str; 3] = [".aws", ".azure", ".config/gcloud"];
+    /// Where programs have found the names of their files before.
+    const NAMED: [&str; 5] = [
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_CONFIG_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    ];
+    let settings = match Address::parse(&address.to_string_lossy()) {
+        Ok(Address::Bucket(place)) => place.settings,
+        Ok(Address::Directory(directory)) => return vec![directory],
+        Err(_) => return Vec::new(),
+    };
+    let of_user = |path: &str| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(path));
+    let credentials = match settings.credentials_file {
+        Some(file) => vec![file],
+        None => {
+            let named = NAMED.iter().filter_map(|name| std::env::var_os(name).map(PathBuf::from));
+            named.chain(USUAL.iter().filter_map(|path| of_user(path))).collect()
+        }
+    };
+    let cache = settings.cache_dir.or_else(kept_parts::directory).filter(|_| settings.cache_size != Some(0));
+    let log = settings.log_dir.or_else(|| state.map(Path::to_owned));
+    let all = credentials.into_iter().chain(cache).chain(log);
+    all.map(|path| path.canonicalize().unwrap_or(path)).collect()
 }
 
 /// Whether the store can hold a pool.

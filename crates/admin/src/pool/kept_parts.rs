@@ -19,7 +19,7 @@ const MOST: u64 = 4 << 30;
 const LEAST: u64 = 64 << 20;
 
 /// The directory of caches; none where neither `XDG_CACHE_HOME` nor `HOME` is set.
-fn directory() -> Option<PathBuf> {
+pub(super) fn directory() -> Option<PathBuf> {
     if rustix::process::getuid().is_root() {
         return Some(PathBuf::from("/var/cache/nacre"));
     }

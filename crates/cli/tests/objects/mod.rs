@@ -7,6 +7,7 @@
 
 mod others;
 mod readers;
+mod surviving;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

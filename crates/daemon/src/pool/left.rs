@@ -7,7 +7,7 @@
 //! as long as it is, and the next worker closes all others; what is noted is noted before anybody is
 //! told of it, and a mount that goes is taken out before its descriptors are closed.
 
-use crate::{failure::Failure, left::Guarded};
+use crate::{failure::Failure, left::Guarded, report::path_text};
 use nacre_admin::{MountOptions, mounts::What};
 use nacre_fuse::Survival;
 use nacre_pool::device::{Device, FileDevice};
@@ -23,12 +23,13 @@ use std::{
         unix::fs::{FileExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use super::mount_point::MountPoint;
 
 /// Which way it is noted: another number with each change, and that of the kept log.
-pub const VERSION: (u64, u64) = (1, nacre_pool::log::KEPT_VERSION);
+pub const VERSION: (u64, u64) = (2, nacre_pool::log::KEPT_VERSION);
 
 /// A device that is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,6 +101,8 @@ pub struct PoolLeft {
     pub number: Option<i32>,
     /// The pool's number.
     pub guid: u64,
+    /// The number by which it is written to a store, where it lies in one.
+    pub writer: Option<u64>,
     /// What it lies on, as far as that is there.
     pub devices: Vec<LeftDevice>,
     /// What a command is about to take into the pool.
@@ -243,6 +246,8 @@ fn noted(memory: &Survival) -> io::Result<Vec<u8>> {
 pub struct PoolNotes {
     /// The guardian.
     pub guarded: Guarded,
+    /// What the next process opens before it serves the mounts.
+    needed: OnceLock<Vec<PathBuf>>,
     now: Mutex<Noted>,
 }
 
@@ -270,12 +275,18 @@ impl PoolNotes {
         let file = left.as_ref().map(|_| place(&guarded.memory).and_then(descriptors::take_over)).transpose();
         let file = file.map_err(|error| Failure::io("cannot go on with", "what the last process noted", &error))?;
         let now = Noted { left: left.clone().unwrap_or_default(), file, begun: left.is_some(), numbers };
-        Ok((PoolNotes { guarded, now: Mutex::new(now) }, left))
+        Ok((PoolNotes { guarded, needed: OnceLock::new(), now: Mutex::new(now) }, left))
     }
 
     /// Whether this worker goes on with what another one left.
     pub fn resumes(&self) -> bool {
         self.guarded.memory.resumes()
+    }
+
+    /// These the next process opens before it serves the mounts, in which none of them may lie.
+    pub fn needs(&self, paths: Vec<PathBuf>) {
+        // The pool lies in one place as long as it is imported.
+        let _ = self.needed.set(paths);
     }
 
     /// The pool is imported.
@@ -321,6 +332,11 @@ impl PoolNotes {
 
     /// A mount is there, or about to be. Another one of the same, and what lies in that, has ended.
     pub fn put(&self, mount: LeftMount) {
+        let within = self.needed.get().and_then(|needed| needed.iter().find(|path| path.starts_with(&mount.at)));
+        if let Some(path) = within {
+            let (path, at) = (path_text(path), path_text(&mount.at));
+            self.guarded.memory.give_up(&format!("{path}, which the next process needs, is below {at}"));
+        }
         self.change(|left| {
             if let Some(there) = left.mounts.iter_mut().find(|there| there.number == mount.number) {
                 *there = mount;

@@ -10,7 +10,7 @@
 use super::{
     client, events,
     expected::{self, Expected},
-    known,
+    going_on, known,
     left::{LeftDevice, PoolLeft, PoolNotes},
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
@@ -30,7 +30,9 @@ use crate::{
     runtime,
 };
 use nacre_admin::{
-    Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
+    Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb,
+    failing::Failing,
+    fs,
     pool::{
         self, PoolAnswer, PoolRequest, Survives,
         devices::{self, Opened},
@@ -60,7 +62,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -168,9 +170,11 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         None => NameLock::take(&directory, start)?,
     };
     log(&directory, start, left.is_some())?;
+    let told = Arc::new(Told::default());
+    obey(signals, Arc::clone(&told))?;
     let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
     let imported = match &left {
-        Some(left) => go_on(start, &directory, left, kept.clone()),
+        Some(left) => going_on::go_on(start, &directory, left, kept.clone(), &told.failing),
         None => import(start, &directory, kept.clone()),
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {
@@ -193,6 +197,9 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         None => matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported),
     };
     events::start(&imported);
+    if let (Some(notes), [place]) = (&notes, start.devices.as_slice()) {
+        notes.needs(pool::in_bucket::needed(place, imported.opening.state.as_deref()));
+    }
     let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless, notes.clone()));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
@@ -205,6 +212,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         ending: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
+    told.tell(&office);
     let behind = Arc::downgrade(&office);
     mounts.carry_out(Arc::new(move |request| {
         let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
@@ -229,10 +237,11 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
             left.guid = office.imported.store.identity().pool;
             (left.name, left.number) = (name.descriptor(), number.as_ref().map(NameLock::descriptor));
             (left.devices, left.altroot, left.harmless) = (devices, altroot, harmless);
+            left.writer = office.imported.writer();
             left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
         });
     }
-    let served = serve(start, (&directory, left_socket), &office, signals, &mut fresh);
+    let served = serve(start, (&directory, left_socket), &office, &mut fresh);
     tracing::info!(pool = start.name, "the pool is let go");
     hearing.end();
     let ended = match &fresh {
@@ -362,10 +371,8 @@ fn serve(
     start: &Start,
     (directory, left): (&Path, Option<i32>),
     office: &Arc<Office>,
-    signals: Signals,
     fresh: &mut Option<devices::Fresh>,
 ) -> Result<(), Failure> {
-    obey(signals, Arc::clone(office))?;
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
     let (listener, serving) = (Listener::start()?, Arc::new(move |caller: &Caller| answer(caller, &busy)));
@@ -543,6 +550,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         home,
         state,
         kept: None,
+        after: None,
     }
 }
 
@@ -683,32 +691,6 @@ fn kept_log(start: &Start, left: Option<&PoolLeft>) -> Result<Arc<KeptLog>, Fail
     kept.map_err(|error| Failure::io("cannot have", "the log of what is acknowledged", &error))
 }
 
-/// The pool of a process that was killed.
-fn go_on(
-    start: &Start,
-    directory: &Path,
-    left: &PoolLeft,
-    kept: Option<Arc<KeptLog>>,
-) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = Opening { kept, ..opening(start.cache, left.altroot.clone()) };
-    if let How::Import { old, temporary: true, .. } = &start.how
-        && start.name != *old
-    {
-        opening.alias = Some(start.name.clone());
-    }
-    let number = left.number.map(|number| NameLock::left_number(directory, left.guid, number)).transpose();
-    let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
-    let devices: Vec<Arc<dyn Device>> = left.adopt().into_iter().map(|device| Arc::new(device) as _).collect();
-    // Its log has nothing that the kept one has not.
-    let imported = Imported::open(devices, Access::WithoutLog, None, opening);
-    let imported = imported.map_err(|refusal| Refusal {
-        what: format!("cannot go on with '{}': {}", start.name, refusal.what),
-        ..refusal
-    })?;
-    tracing::info!(pool = start.name, "another process goes on with the pool");
-    Ok((imported, number, None))
-}
-
 /// A pool in a bucket that has none.
 fn create_in_bucket(
     start: &Start,
@@ -836,16 +818,42 @@ fn entropy() -> nacre_pool::engine::Entropy {
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
+/// Who is told that the process is to end: whoever goes on after another one and waits for a store, then
+/// the office.
+#[derive(Default)]
+struct Told {
+    asked: AtomicBool,
+    failing: Arc<Failing>,
+    office: OnceLock<Arc<Office>>,
+}
+
+impl Told {
+    fn end(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+        self.failing.give_up();
+        if let Some(office) = self.office.get() {
+            office.ending.store(true, Ordering::SeqCst);
+            // Whoever waits for a device would keep us from ending.
+            office.imported.give_up();
+            office.tell();
+        }
+    }
+
+    /// From now on the office is told, also of what came before.
+    fn tell(&self, office: &Arc<Office>) {
+        // There is one.
+        let _ = self.office.set(Arc::clone(office));
+        if self.asked.load(Ordering::SeqCst) {
+            self.end();
+        }
+    }
+}
+
+fn obey(signals: Signals, told: Arc<Told>) -> Result<(), Failure> {
     let act = move || {
         loop {
             match signals.next() {
-                Ok(Signal::Interrupt | Signal::Terminate) => {
-                    office.ending.store(true, Ordering::SeqCst);
-                    // Whoever waits for a device would keep us from ending.
-                    office.imported.give_up();
-                    office.tell();
-                }
+                Ok(Signal::Interrupt | Signal::Terminate) => told.end(),
                 Ok(Signal::Hangup | Signal::User1) => {}
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             }

@@ -18,6 +18,8 @@
 //!   ([`WriterId`] tells), the pool belongs to another writer, and nothing is put any more.
 //! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
 //!   overwrites what is another's.
+//! - Who goes on as a process that has died ([`Objects::going_on`]) is another writer of the same number: the
+//!   newest root has to be of that number, and his first one ends what the dead one may have under way.
 //! - A segment is removed after a root of this writer that does not name it, and only if a list
 //!   made after that shows no newer root. It stays for [`READABLE`] after the first such root: readers
 //!   elsewhere, who write nothing and so can hold nothing, are at that root by then.
@@ -76,7 +78,7 @@ const LOOKED: usize = 64;
 const SWEEP: u64 = 256;
 /// Who puts roots: tells one writer's from another's.
 pub struct WriterId {
-    /// A random number, new with each import.
+    /// A random number, new with each import; who goes on as a process that has died has its number.
     pub nonce: u64,
     /// The name of the machine.
     pub host: String,
@@ -93,6 +95,8 @@ pub struct Objects {
     total: u64,
     /// The log on this machine.
     local: Option<Arc<LocalLog>>,
+    /// This process goes on as one that has died, which had the same number.
+    goes_on: bool,
     state: Arc<Mutex<State>>,
     uploads: Uploads,
     /// The newest root that was put here.
@@ -164,6 +168,8 @@ struct Body {
     /// The epoch of the import whose log, on its machine, has what was synced after this; 0: none.
     log: u32,
     time: u64,
+    /// The number of whoever has put it.
+    nonce: u64,
     host: String,
 }
 
@@ -183,7 +189,7 @@ const HOST_MOST: usize = 255;
 const END: usize = 25;
 
 impl Body {
-    fn encode(&self, nonce: u64) -> Result<Vec<u8>> {
+    fn encode(&self) -> Result<Vec<u8>> {
         let mut to = Writer::default();
         let host = self.host.as_bytes().get(..HOST_MOST).unwrap_or(self.host.as_bytes());
         to.bytes(&self.root.encode()?);
@@ -192,7 +198,7 @@ impl Body {
         to.u32(self.epoch);
         to.u32(self.log);
         to.u64(self.time);
-        to.u64(nonce);
+        to.u64(self.nonce);
         let mut body = to.finish();
         let sum = checksum::structure(&body);
         body.extend(sum);
@@ -210,7 +216,8 @@ impl Body {
         let length = usize::from(from.u8()?);
         let (record, host) = named.split_at_checked(named.len().saturating_sub(length)).ok_or_else(wrong)?;
         let host = String::from_utf8_lossy(host).into_owned();
-        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, log: from.u32()?, time: from.u64()?, host })
+        let root = Root::decode(record)?;
+        Ok(Self { root, epoch: from.u32()?, log: from.u32()?, time: from.u64()?, nonce: from.u64()?, host })
     }
 }
 
@@ -263,6 +270,7 @@ impl Objects {
             segment_length,
             total,
             local: None,
+            goes_on: false,
             state,
             uploads,
             newest: Arc::default(),
@@ -274,6 +282,18 @@ impl Objects {
     #[must_use]
     pub fn with_local_log(self, local: Option<LocalLog>) -> Self {
         Self { local: local.map(Arc::new), ..self }
+    }
+
+    /// The same, going on as a process that has died and had the number of this writer.
+    #[must_use]
+    pub fn going_on(self) -> Self {
+        Self { goes_on: true, ..self }
+    }
+
+    /// The number of the writer.
+    #[must_use]
+    pub fn writer(&self) -> u64 {
+        self.writer.nonce
     }
 
     /// Makes the file of this import on this machine; `false` where none can lie there.
@@ -780,8 +800,14 @@ impl Backend for Objects {
             return Ok(self.fenced(root.generation));
         }
         let (host, log) = (self.writer.host.clone(), self.log_of(root));
-        let body = Body { root: root.clone(), epoch, log, time: now, host }.encode(self.writer.nonce)?;
-        if !make(&*self.bucket, &root_key(root.generation), &body)? {
+        let nonce = self.writer.nonce;
+        let body = Body { root: root.clone(), epoch, log, time: now, nonce, host }.encode()?;
+        let key = root_key(root.generation);
+        if !make(&*self.bucket, &key, &body)? {
+            let is_own = |there: &Result<Body>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
+            if self.goes_on && self.read_root(&key)?.as_ref().is_some_and(is_own) {
+                return Err(PoolError::Overtaken);
+            }
             return Ok(self.fenced(root.generation));
         }
         // Whoever stood still for long before the root was there may have taken a name that was free again.
@@ -817,6 +843,9 @@ impl Backend for Objects {
         let mut lost = 0;
         while let Some(key) = keys.pop() {
             if let Some(Ok(body)) = self.read_root(&key)? {
+                if self.goes_on && body.nonce != self.writer.nonce {
+                    return Err(PoolError::Refused(format!("the pool was taken over by '{}'", body.host)));
+                }
                 let mut state = self.state.lock();
                 (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
                 state.last = Some((body.root.generation, now));

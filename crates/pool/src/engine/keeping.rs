@@ -73,8 +73,11 @@ impl Pool {
         durable: &Durable,
     ) -> Result<(), PoolError> {
         kept.begin_replay(durable.txg)?;
-        // It has to know where its next block goes.
+        // It has to know where its next block goes. What it says is kept as well, and goes into the next commit
+        // with all that came after it: replayed once more on that, by an import after a power failure, it would
+        // bring back what was.
         blocks.replay(durable.log, durable.txg, &mut |_| Ok(()))?;
+        blocks.settle(Txg(durable.txg.0 + 1));
         self.start_log(blocks);
         self.record(false);
         self.holds_left.store(true, Ordering::Release);

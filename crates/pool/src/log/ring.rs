@@ -393,6 +393,10 @@ impl<A: Area> Blocks for Ring<A> {
         Ok(true)
     }
 
+    fn settle(&mut self, txg: Txg) {
+        self.blocks.iter_mut().for_each(|block| block.txg = txg);
+    }
+
     fn start_after(&self, txg: Txg) -> Start {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
     }

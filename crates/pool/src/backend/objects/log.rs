@@ -245,6 +245,10 @@ impl Blocks for ObjectLog {
         Ok(true)
     }
 
+    fn settle(&mut self, txg: Txg) {
+        self.blocks.iter_mut().for_each(|block| block.txg = txg);
+    }
+
     fn start_after(&self, txg: Txg) -> Start {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
     }
@@ -313,6 +317,11 @@ impl Blocks for Logs {
             Some(local) => local.append(txg, records),
             None => self.objects.append(txg, records),
         }
+    }
+
+    fn settle(&mut self, txg: Txg) {
+        // The log on this machine goes with the first root that holds what it says.
+        self.objects.settle(txg);
     }
 
     fn start_after(&self, txg: Txg) -> Start {
