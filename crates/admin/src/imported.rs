@@ -52,6 +52,8 @@ pub struct Opening {
     pub state: Option<PathBuf>,
     /// What is to outlive this process; with what one that has died left, the import goes on from there.
     pub kept: Option<Arc<KeptLog>>,
+    /// What becomes of writes that a device refuses.
+    pub failing: Arc<Failing>,
 }
 
 impl std::fmt::Debug for Opening {
@@ -60,6 +62,7 @@ impl std::fmt::Debug for Opening {
     }
 }
 
+const FAILMODE: &str = "failmode";
 /// The name under which damage is kept among the pool's properties; it is none of them.
 const DAMAGE: &str = "damage";
 /// The longest text of it, bytes: a row of the catalog has no room for more.
@@ -145,6 +148,18 @@ fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolCon
         cache: opening.cache,
         kept: opening.kept.clone().filter(|_| logged),
     })
+}
+
+/// Has devices that their groups cannot do without be waited for by the mode.
+fn heed_needed(store: &Store, failing: &Arc<Failing>) {
+    let (Some(disks), failing) = (store.on_devices(), Arc::clone(failing)) else { return };
+    disks.on_needed_failure(move |device, error, again| match again {
+        Some(again) => failing.write_again(device, error.clone(), again).is_ok(),
+        None => {
+            failing.end_by(device, error);
+            false
+        }
+    });
 }
 
 fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>, watch: &Arc<Watch>) -> Vec<Arc<Counted>> {
@@ -257,7 +272,7 @@ impl Imported {
         opening: Opening,
     ) -> Result<Self, Refusal> {
         let first = first_properties(name, root)?;
-        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+        let (failing, watch) = (Arc::clone(&opening.failing), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
         let new = new_pool(name, &opening, true);
         let made = if groups.is_empty() {
@@ -285,7 +300,8 @@ impl Imported {
         let first = first_properties(name, root)?;
         let size = size.unwrap_or(IN_BUCKET);
         in_bucket::check_new(&*bucket, name, (opening.entropy)())?;
-        let (mut below, new) = (Below::default(), new_pool(name, &opening, false));
+        let mut below = Below { failing: Arc::clone(&opening.failing), ..Below::default() };
+        let new = new_pool(name, &opening, false);
         let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), true, &opening)?;
         let made = Store::create_in(backend, &new, size);
         let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
@@ -301,6 +317,7 @@ impl Imported {
         opening: Opening,
     ) -> Result<Self, Refusal> {
         let store = Arc::new(store);
+        heed_needed(&store, &below.failing);
         let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), first));
         let pool = pool.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
         let imported = Self::running(Arc::new(pool), store, below, false, opening)?;
@@ -321,13 +338,14 @@ impl Imported {
     ) -> Result<Self, Refusal> {
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root, below) = match opened.into() {
-            Opened::Devices(devices) => Self::open_devices(devices, &import)?,
+            Opened::Devices(devices) => Self::open_devices(devices, &import, &opening.failing)?,
             Opened::Bucket(bucket, address) => {
                 let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
                 if import.access.writes() {
                     in_bucket::check(&*bucket, (opening.entropy)())?;
                 }
-                let (mut below, size) = (Below::default(), identity.members.iter().map(|member| member.length).sum());
+                let mut below = Below { failing: Arc::clone(&opening.failing), ..Below::default() };
+                let size = identity.members.iter().map(|member| member.length).sum();
                 let (of, writes) = (identity.pool, import.access.writes());
                 let backend = below.backend((bucket, address), of, (identity.slot, size), writes, &opening)?;
                 let (store, root) = Store::open_in(backend, identity, &import)?;
@@ -337,8 +355,12 @@ impl Imported {
         Self::take_up(store, root, below, &import, opening)
     }
 
-    fn open_devices(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Store, Root, Below), Refusal> {
-        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+    fn open_devices(
+        devices: Vec<Arc<dyn Device>>,
+        import: &Import,
+        failing: &Arc<Failing>,
+    ) -> Result<(Store, Root, Below), Refusal> {
+        let (failing, watch) = (Arc::clone(failing), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
         let grouped = |device: &Arc<Counted>| {
             label::probe(&**device).is_ok_and(|identity| identity.is_some_and(|identity| !identity.groups.is_empty()))
@@ -357,7 +379,13 @@ impl Imported {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
         let store = Arc::new(store);
-        let pool = Pool::open(config(&store, &opening, !read_only)?, &durable(&root)?)?;
+        heed_needed(&store, &below.failing);
+        let waits_by_its_mode = &mut |pool: &Pool| {
+            let all = pool.pool_properties()?;
+            all.iter().filter(|(name, _)| name == FAILMODE).for_each(|(_, value)| below.failing.set(value));
+            Ok(())
+        };
+        let pool = Pool::open_after(config(&store, &opening, !read_only)?, &durable(&root)?, waits_by_its_mode)?;
         pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;
@@ -412,14 +440,6 @@ impl Imported {
         if let Some(disks) = store.on_devices().filter(|_| !read_only) {
             let resilver = Arc::downgrade(&resilver);
             disks.on_failure(move || resilver.upgrade().iter().for_each(Resilver::want_spares));
-            let failing = Arc::clone(&failing);
-            disks.on_needed_failure(move |device, error, again| match again {
-                Some(again) => failing.write_again(device, error.clone(), again).is_ok(),
-                None => {
-                    failing.end_by(device, error);
-                    false
-                }
-            });
         }
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
@@ -477,7 +497,7 @@ impl Imported {
     pub(crate) fn apply_property(&self, name: &str, value: &str) {
         match name {
             "autotrim" => self.store.set_autotrim(value == "on"),
-            "failmode" => self.failing.set(value),
+            FAILMODE => self.failing.set(value),
             _ => {}
         }
     }

@@ -131,6 +131,7 @@ fn opening() -> Opening {
         home: PathBuf::from("/nowhere"),
         state: None,
         kept: None,
+        failing: Arc::default(),
     }
 }
 

@@ -26,6 +26,7 @@ fn opening() -> Opening {
         home: PathBuf::from("/"),
         state: None,
         kept: None,
+        failing: Arc::default(),
     }
 }
 

@@ -29,6 +29,7 @@ use crate::{
     },
     runtime,
 };
+use nacre_admin::failing::Failing;
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
     pool::{
@@ -60,7 +61,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -163,6 +164,11 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     let directory = runtime::own()?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
+    let orders = Arc::new(Orders::default());
+    obey(signals, Arc::clone(&orders))?;
+    if let Some(notes) = notes.clone() {
+        orders.failing.before_end(move |why| notes.guarded.memory.give_up(why));
+    }
     let name = match &left {
         Some(left) => NameLock::left_name(&directory, start, left.name)?,
         None => NameLock::take(&directory, start)?,
@@ -170,8 +176,8 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     log(&directory, start, left.is_some())?;
     let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
     let imported = match &left {
-        Some(left) => go_on(start, &directory, left, kept.clone()),
-        None => import(start, &directory, kept.clone()),
+        Some(left) => go_on(start, &directory, left, kept.clone(), &orders),
+        None => import(start, &directory, kept.clone(), &orders),
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
@@ -183,9 +189,6 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         client::failure(&refusal)
     })?;
     let imported = Arc::new(imported);
-    if let Some(notes) = notes.clone() {
-        imported.failing.before_end(move |why| notes.guarded.memory.give_up(why));
-    }
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
     let harmless = match &left {
@@ -205,6 +208,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         ending: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
+    orders.are_for(&office);
     let behind = Arc::downgrade(&office);
     mounts.carry_out(Arc::new(move |request| {
         let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
@@ -231,7 +235,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
             left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
         });
     }
-    let served = serve(start, (&directory, left_socket), &office, signals, &mut fresh);
+    let served = serve(start, (&directory, left_socket), &office, &mut fresh);
     tracing::info!(pool = start.name, "the pool is let go");
     drop(hearing);
     let ended = match &fresh {
@@ -317,10 +321,8 @@ fn serve(
     start: &Start,
     (directory, left): (&Path, Option<i32>),
     office: &Arc<Office>,
-    signals: Signals,
     fresh: &mut Option<devices::Fresh>,
 ) -> Result<(), Failure> {
-    obey(signals, Arc::clone(office))?;
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
     let (listener, serving) = (Listener::start()?, Arc::new(move |caller: &Caller| answer(caller, &busy)));
@@ -498,6 +500,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         home,
         state,
         kept: None,
+        failing: Arc::default(),
     }
 }
 
@@ -552,8 +555,10 @@ fn import(
     start: &Start,
     directory: &Path,
     kept: Option<Arc<KeptLog>>,
+    orders: &Orders,
 ) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = Opening { kept, ..opening(start.cache, start.altroot.clone()) };
+    let mut opening =
+        Opening { kept, failing: Arc::clone(&orders.failing), ..opening(start.cache, start.altroot.clone()) };
     let (imported, number) = match &start.how {
         How::Create { size, force, properties, groups } => {
             let shape = Shape::read(groups)?;
@@ -644,8 +649,10 @@ fn go_on(
     directory: &Path,
     left: &PoolLeft,
     kept: Option<Arc<KeptLog>>,
+    orders: &Orders,
 ) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = Opening { kept, ..opening(start.cache, left.altroot.clone()) };
+    let mut opening =
+        Opening { kept, failing: Arc::clone(&orders.failing), ..opening(start.cache, left.altroot.clone()) };
     if let How::Import { old, temporary: true, .. } = &start.how
         && start.name != *old
     {
@@ -710,7 +717,7 @@ fn try_out(
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let opening = Opening { kept: None, ..opening.clone() };
+    let opening = Opening { kept: None, failing: Arc::default(), ..opening.clone() };
     let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
@@ -791,16 +798,40 @@ fn entropy() -> nacre_pool::engine::Entropy {
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
+/// Signals, for the pool that there is, or is about to be.
+#[derive(Default)]
+struct Orders {
+    failing: Arc<Failing>,
+    ending: AtomicBool,
+    office: OnceLock<Arc<Office>>,
+}
+
+impl Orders {
+    /// The pool is there.
+    fn are_for(&self, office: &Arc<Office>) {
+        let _ = self.office.set(Arc::clone(office));
+        if self.ending.load(Ordering::SeqCst) {
+            self.end();
+        }
+    }
+
+    fn end(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        // Whoever waits for a device would keep us from ending.
+        self.failing.give_up();
+        if let Some(office) = self.office.get() {
+            office.ending.store(true, Ordering::SeqCst);
+            office.imported.give_up();
+            office.tell();
+        }
+    }
+}
+
+fn obey(signals: Signals, orders: Arc<Orders>) -> Result<(), Failure> {
     let act = move || {
         loop {
             match signals.next() {
-                Ok(Signal::Interrupt | Signal::Terminate) => {
-                    office.ending.store(true, Ordering::SeqCst);
-                    // Whoever waits for a device would keep us from ending.
-                    office.imported.give_up();
-                    office.tell();
-                }
+                Ok(Signal::Interrupt | Signal::Terminate) => orders.end(),
                 Ok(Signal::Hangup | Signal::User1) => {}
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             }
