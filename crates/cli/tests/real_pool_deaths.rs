@@ -9,7 +9,7 @@ mod mounting;
 mod surviving;
 
 use mounting::{
-    as_root, eventually, finish, is_gone, is_mounted, kill, needs,
+    as_root, eventually, is_gone, kill, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -242,15 +242,15 @@ fn other_signals_than_that_of_a_kill_are_deaths_as_well() {
 fn a_mirror_loses_a_device_between_deaths() {
     needs!(as_root());
     let yard = Yard::new();
-    let files: Vec<String> = ["one", "other", "log"].map(|name| yard.path(name).to_str().unwrap().to_owned()).into();
+    let files: Vec<String> =
+        ["one", "other", "log", "new"].map(|name| yard.path(name).to_str().unwrap().to_owned()).into();
     for file in &files {
         File::create(file).unwrap().set_len(128 << 20).unwrap();
     }
     let (name, at) = (yard.name("lossy"), yard.path("at"));
     let words = ["pool", "create", "--survive", "-m", at.to_str().unwrap(), &name, "mirror", &files[0], &files[1]];
     yard.nacre(&words);
-    let log = yard.run(&["pool", "add", "%", "log", &files[2]]);
-    eprintln!("{log:?}");
+    yard.nacre(&["pool", "add", "-f", "%", "log", &files[2]]);
     let dies = || {
         let before = yard.process(&name);
         kill(before, Signal::KILL);
@@ -260,110 +260,124 @@ fn a_mirror_loses_a_device_between_deaths() {
     let file = File::create(at.join("file")).unwrap();
     file.write_all_at(&vec![1; 4 << 20], 0).unwrap();
     file.sync_all().unwrap();
-    // What is on it is gone: a scrub finds that, and the other has it.
+    // What is on it is gone.
     let lost = File::options().write(true).open(&files[1]).unwrap();
     lost.write_all_at(&vec![0; 64 << 20], 8 << 20).unwrap();
     file.write_all_at(&vec![2; 1 << 20], 0).unwrap();
     dies();
     yard.told(&["pool", "scrub", "-w", "%"]);
-    yard.nacre(&["pool", "clear", "%"]);
-    // It is shorter than it was: nothing behind its end can be read or written.
+    // It is cut off: the next process cannot use it.
     lost.set_len(4 << 20).unwrap();
     file.write_all_at(&vec![3; 1 << 20], 1 << 20).unwrap();
     file.sync_all().unwrap();
-    eprintln!("{:?}", yard.run(&["pool", "status", "%"]));
     dies();
-    eprintln!("{:?}", yard.run(&["pool", "status", "%"]));
     let content = fs::read(at.join("file")).unwrap();
     assert!(content[..1 << 20] == vec![2; 1 << 20] && content[1 << 20..2 << 20] == vec![3; 1 << 20]);
     assert!(content[2 << 20..] == vec![1; 2 << 20]);
+    let said = yard.nacre(&["pool", "status", "%"]);
+    assert!(said.contains(" DEGRADED ") && said.contains(" (restarted 2 times)"), "{said}");
+    assert!(yard.nacre(&["pool", "check", "%"]).contains("no problems"));
+    drop((file, lost));
+    yard.nacre(&["pool", "replace", "-w", "%", &files[1], &files[3]]);
+    yard.nacre(&["pool", "scrub", "-w", "%"]);
+    assert_eq!(yard.nacre(&["pool", "status", "-x", "%"]), format!("pool '{name}' is healthy\n"));
+    assert!(fs::read(at.join("file")).unwrap() == content);
 }
 
-/// What a command was in the midst of when the process died is done, or not; it says when nobody knows.
+/// Runs a command, and kills the process of the pool after so many milliseconds; whether it was answered that the
+/// command was done. If not, it may have been done.
+fn struck(pool: &Pool, after: u64, command: &mut Command) -> bool {
+    let process = pool.process(&pool.name);
+    let running = command.stderr(Stdio::piped()).spawn().unwrap();
+    thread::sleep(Duration::from_millis(after));
+    kill(process, Signal::KILL);
+    let output = running.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() || said.contains("ended before it answered"), "{command:?}: {said}");
+    output.status.success()
+}
+
 #[test]
 fn commands_under_way_at_a_death_are_done_or_not() {
     needs!(as_root());
-    for round in 0..4_u64 {
-        let surviving = Surviving::made("under", "512M", &[]);
+    for after in [2, 20, 70] {
+        let made = |short: &str| {
+            let surviving = Surviving::made(short, "512M", &[]);
+            let pool = &surviving.pool;
+            pool.nacre(&["fs", "create", &pool.of("a")]);
+            (0..100).for_each(|number| fs::write(pool.at(&format!("a/f{number}")), "then").unwrap());
+            fs::write(pool.at("a/large"), crashing::Random(after).bytes(16 << 20)).unwrap();
+            pool.nacre(&["fs", "snapshot", &pool.of("a@one")]);
+            fs::write(pool.at("a/f0"), "now").unwrap();
+            surviving
+        };
+        let ended = |surviving: &Surviving| {
+            surviving.pool.told(&["pool", "scrub", "-w", "%"]);
+            is_sound(&surviving.pool);
+            surviving.has_ended();
+            assert_eq!(mounting::mounts_below(surviving.pool.place.path()), Vec::<std::path::PathBuf>::new());
+        };
+        let names = |pool: &Pool| {
+            let said = pool.nacre(&["fs", "list", "-H", "-o", "name", "-t", "all", "-r", "%"]);
+            said.lines().map(|name| name.trim_start_matches(&pool.name).to_owned()).collect::<Vec<_>>()
+        };
+        let read = |pool: &Pool, name: &str| fs::read_to_string(pool.at(name)).unwrap();
+
+        // Streams.
+        let surviving = made("streams");
         let pool = &surviving.pool;
-        pool.nacre(&["fs", "create", &pool.of("a")]);
-        let noise: Vec<u8> =
-            (0..24_u64 << 17).flat_map(|word| (word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_ne_bytes()).collect();
-        fs::write(pool.at("a/large"), &noise).unwrap();
-        (0..300).for_each(|number| fs::write(pool.at(&format!("a/f{number}")), "small").unwrap());
-        pool.nacre(&["fs", "snapshot", &pool.of("a@one")]);
-        fs::write(pool.at("a/f0"), "changed").unwrap();
         let stream = pool.path("stream");
-        let begin = |script: &str| {
-            let mut command = pool.command("sh");
-            let nacre = mounting::nacre();
-            let script = script.replace("NACRE", nacre.to_str().unwrap()).replace('%', &pool.name);
-            let mut shell = Command::new("sh");
-            shell.arg("-c").arg(script).current_dir(pool.place.path()).env("NACRE_STATE_DIR", pool.state());
-            drop(command.stdin(Stdio::null()));
-            shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let send = || {
+            let mut command = pool.command("nacre");
+            command.args(["fs", "send", &pool.of("a@one")]).stdout(File::create(&stream).unwrap());
+            command
         };
-        let strike = |script: &str| {
-            let child = begin(script);
-            thread::sleep(Duration::from_millis(5 + round * 23 % 60));
-            surviving.kill();
-            let output = child.wait_with_output().unwrap();
-            let said = text(&output.stderr);
-            eprintln!("{round} {script}: {:?} {said}", output.status.code());
-            let killed = said.contains("ended before it answered") || said.contains("busy with another command");
-            assert!(output.status.success() || killed, "{script}: {said}");
-            output.status.success()
+        struck(pool, after, &mut send());
+        assert!(send().status().unwrap().success());
+        let receive = |more: &[&str]| {
+            let mut command = pool.command("nacre");
+            command.args(["fs", "receive"]).args(more).arg(pool.of("b")).stdin(File::open(&stream).unwrap());
+            command
         };
-        match round {
-            0 => {
-                if !strike("NACRE fs send %/a@one >stream") {
-                    pool.run(&["fs", "list"]);
-                }
-                let sent = begin("NACRE fs send %/a@one >stream").wait().unwrap();
-                assert!(sent.success());
-                let done = strike("NACRE fs receive %/b <stream");
-                eprintln!("{}", pool.nacre(&["fs", "list", "-t", "all", "-r", "%"]));
-                if !done {
-                    assert!(begin("NACRE fs receive -F %/b <stream").wait().unwrap().success());
-                }
-                assert!(fs::read(pool.at("b/large")).unwrap() == noise);
-                assert_eq!(fs::read_to_string(pool.at("b/f0")).unwrap(), "small");
-            }
-            1 => {
-                strike("NACRE pool scrub -w %");
-                pool.told(&["pool", "scrub", "-w", "%"]);
-                strike("NACRE fs rename %/a %/c");
-                let names = pool.nacre(&["fs", "list", "-H", "-o", "name", "-r", "%"]);
-                let renamed = names.contains("/c\n");
-                assert_ne!(renamed, names.contains("/a\n"), "{names}");
-                let place = if renamed { "c" } else { "a" };
-                pool.run(&["fs", "mount", &pool.of(place)]);
-                assert_eq!(fs::read_to_string(pool.at(&format!("{place}/f0"))).unwrap(), "changed");
-            }
-            2 => {
-                strike("NACRE fs clone %/a@one %/c");
-                let names = pool.nacre(&["fs", "list", "-H", "-o", "name", "-r", "%"]);
-                if !names.contains("/c\n") {
-                    pool.nacre(&["fs", "clone", &pool.of("a@one"), &pool.of("c")]);
-                }
-                pool.run(&["fs", "mount", &pool.of("c")]);
-                assert_eq!(fs::read_to_string(pool.at("c/f0")).unwrap(), "small");
-                strike("mkdir at/a/.zfs/snapshot/two || echo ended before it answered >&2");
-                let names = pool.nacre(&["fs", "list", "-H", "-o", "name", "-t", "snapshot", "-r", "%"]);
-                assert!(names.contains("a@two\n"), "{names}");
-                assert_eq!(fs::read_to_string(pool.at("a/.zfs/snapshot/two/f0")).unwrap(), "changed");
-            }
-            _ => {
-                strike("NACRE fs rollback %/a@one");
-                eprintln!("{:?}", pool.run(&["fs", "list", "%"]));
-                eprintln!("{:?}", fs::read_to_string(pool.at("a/f0")));
-            }
+        let received = struck(pool, after, &mut receive(&[]));
+        if !names(pool).contains(&"/b@one".to_owned()) {
+            assert!(!received, "it was answered that it is there");
+            assert!(receive(&["-F"]).status().unwrap().success());
         }
-        assert!(fs::read_dir(pool.at("")).is_ok());
-        let _ = &stream;
-        is_sound(pool);
-        surviving.has_ended();
-        assert!(!is_mounted(&pool.at("")));
-        let _ = finish(&mut Command::new("true"));
+        pool.run(&["fs", "mount", &pool.of("b")]);
+        assert_eq!(read(pool, "b/f0"), "then");
+        assert!(fs::read(pool.at("b/large")).unwrap() == fs::read(pool.at("a/large")).unwrap());
+        ended(&surviving);
+
+        // Names, and clones.
+        let surviving = made("names");
+        let pool = &surviving.pool;
+        let renamed = struck(pool, after, pool.command("nacre").args(["fs", "rename", &pool.of("a"), &pool.of("c")]));
+        let name = if names(pool).contains(&"/c".to_owned()) { "c" } else { "a" };
+        assert!(!renamed || name == "c");
+        assert_eq!(names(pool), ["".to_owned(), format!("/{name}"), format!("/{name}@one")]);
+        // A command that was cut off may have left it without its mount.
+        pool.run(&["fs", "mount", &pool.of(name)]);
+        assert_eq!(read(pool, &format!("{name}/f0")), "now");
+        let clone = [&pool.of(&format!("{name}@one")), &pool.of("d")];
+        let cloned = struck(pool, after, pool.command("nacre").args(["fs", "clone"]).args(clone));
+        if !names(pool).contains(&"/d".to_owned()) {
+            assert!(!cloned);
+            pool.nacre(&["fs", "clone", clone[0], clone[1]]);
+        }
+        pool.run(&["fs", "mount", &pool.of("d")]);
+        assert_eq!(read(pool, "d/f0"), "then");
+        ended(&surviving);
+
+        // A snapshot by its directory is asked for by a request, which comes again.
+        let surviving = made("back");
+        let pool = &surviving.pool;
+        assert!(struck(pool, after, Command::new("mkdir").arg(pool.at("a/.zfs/snapshot/two"))));
+        assert_eq!(read(pool, "a/.zfs/snapshot/two/f0"), "now");
+        let back = struck(pool, after, pool.command("nacre").args(["fs", "rollback", "-r", &pool.of("a@one")]));
+        pool.run(&["fs", "mount", &pool.of("a")]);
+        let now = read(pool, "a/f0");
+        assert!(now == "then" || !back && now == "now", "{now}");
+        ended(&surviving);
     }
 }
