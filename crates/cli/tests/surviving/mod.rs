@@ -73,8 +73,13 @@ impl Guarded {
 
     /// Kills the process that serves, and waits until another one does.
     pub fn kill(&mut self) {
+        self.die_of(Signal::KILL);
+    }
+
+    /// The same by this signal.
+    pub fn die_of(&mut self, signal: Signal) {
         let killed = *self.workers.last().unwrap();
-        kill(killed, Signal::KILL);
+        kill(killed, signal);
         eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
         self.workers.push(worker(&self.fixture.mountpoint));
     }
