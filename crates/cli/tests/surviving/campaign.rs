@@ -139,7 +139,9 @@ impl Life<'_> {
     fn new<'a>(kind: usize, round: String, seed: u64, told: &'a Told, programs: &'a Programs) -> Life<'a> {
         let (name, make) = KINDS[kind];
         told.mounted();
-        let guarded = make();
+        let mut guarded = make();
+        // Its number may be another process's before this mount is dropped.
+        guarded.workers.clear();
         let killer = Killer::new(guarded.guardian, &guarded.fixture.mountpoint, (told, programs));
         Life {
             guarded,
@@ -225,8 +227,6 @@ impl Life<'_> {
         let killer = &mut self.killer;
         let (guardian, child) = (self.guarded.guardian, killer.next());
         let way = killer.random.below(3);
-        // Their numbers may be others' before this mount is dropped.
-        self.guarded.workers.clear();
         if way == 0 {
             killer.note("kill the guardian");
             self.guarded.workers.push(child);

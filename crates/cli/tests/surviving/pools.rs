@@ -3,7 +3,8 @@
 //! Each pool is used by all loads from its beginning, and commands make and destroy file systems and
 //! snapshots meanwhile. Its processes are killed, replaced by another program, killed while they go on;
 //! then the loads end, the pool is exported, checked, imported, and whatever was answered has to be
-//! there. Said of each failure: the seed, the pool, and what was done to it.
+//! there. One pool in three is not exported: its guardian is killed with the process, under loads that know what
+//! was synced. Said of each failure: the seed, the pool, and what was done to it.
 
 use super::{
     campaign::Told,
