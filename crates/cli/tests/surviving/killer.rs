@@ -138,7 +138,9 @@ impl<'a> Killer<'a> {
         self.copy = 1 - self.copy;
         let mut command = Command::new(&self.programs.copies[self.copy]);
         command.arg("upgrade").arg(&self.place);
-        self.state.iter().for_each(|state| drop(command.env("NACRE_STATE_DIR", state)));
+        if let Some(state) = &self.state {
+            command.env("NACRE_STATE_DIR", state);
+        }
         self.note("upgrade");
         self.told.upgraded();
         let Some(most) = killed else {
