@@ -382,7 +382,8 @@ impl Life<'_> {
         fs::create_dir(&place).unwrap();
         pool.nacre(&["pool", "sync", "%"]);
         let working = crashing::begin(programs::all(pool.place.path()), &place, &dead, &mut self.killer.random);
-        self.killer.pause(2_000_000);
+        thread::sleep(Duration::from_millis(500));
+        self.killer.pause(4_000_000);
         dead.set();
         let child = self.killer.next();
         self.killer.note("kill the guardian and its process");
