@@ -52,16 +52,10 @@ pub struct Opening {
     pub state: Option<PathBuf>,
     /// What is to outlive this process; with what one that has died left, the import goes on from there.
     pub kept: Option<Arc<KeptLog>>,
-    /// The process that has died, where the pool lies in a store and this one goes on after it.
-    pub after: Option<After>,
-}
-
-/// A process that has died, which has written to a store.
-#[derive(Clone, Debug)]
-pub struct After {
-    /// The number by which it did ([`Imported::writer`]).
-    pub writer: u64,
-    /// Where to say that its successor is to wait for the store no longer.
+    /// The number by which a process that has died wrote to a store ([`Imported::writer`]), where this one goes
+    /// on after it.
+    pub after: Option<u64>,
+    /// What becomes of writes that a device refuses.
     pub failing: Arc<Failing>,
 }
 
@@ -71,6 +65,7 @@ impl std::fmt::Debug for Opening {
     }
 }
 
+const FAILMODE: &str = "failmode";
 /// The name under which damage is kept among the pool's properties; it is none of them.
 const DAMAGE: &str = "damage";
 /// The longest text of it, bytes: a row of the catalog has no room for more.
@@ -158,6 +153,18 @@ fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolCon
     })
 }
 
+/// Has devices that their groups cannot do without be waited for by the mode.
+fn heed_needed(store: &Store, failing: &Arc<Failing>) {
+    let (Some(disks), failing) = (store.on_devices(), Arc::clone(failing)) else { return };
+    disks.on_needed_failure(move |device, error, again| match again {
+        Some(again) => failing.write_again(device, error.clone(), again).is_ok(),
+        None => {
+            failing.end_by(device, error);
+            false
+        }
+    });
+}
+
 fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>, watch: &Arc<Watch>) -> Vec<Arc<Counted>> {
     let counted = |device| Arc::new(Counted::new(device, Arc::clone(failing), Arc::clone(watch)));
     devices.into_iter().map(counted).collect()
@@ -224,7 +231,7 @@ impl Below {
             Some(cached) => Arc::clone(cached) as _,
             None => counted,
         };
-        let nonce = opening.after.as_ref().map_or_else(|| (opening.entropy)(), |after| after.writer);
+        let nonce = opening.after.unwrap_or_else(|| (opening.entropy)());
         let host = opening.host.1.clone();
         let objects = Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) });
         let objects = objects.with_local_log(log);
@@ -243,10 +250,7 @@ impl Below {
         opening: &Opening,
     ) -> Result<(Arc<dyn Backend>, Below), Refusal> {
         let size = identity.members.iter().map(|member| member.length).sum();
-        let mut below = Below::default();
-        if let Some(after) = &opening.after {
-            below.failing = Arc::clone(&after.failing);
-        }
+        let mut below = Below { failing: Arc::clone(&opening.failing), ..Below::default() };
         let backend = below.backend(at, identity.pool, (identity.slot, size), writes, opening)?;
         Ok((backend, below))
     }
@@ -290,7 +294,7 @@ impl Imported {
         opening: Opening,
     ) -> Result<Self, Refusal> {
         let first = first_properties(name, root)?;
-        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+        let (failing, watch) = (Arc::clone(&opening.failing), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
         let new = new_pool(name, &opening, true);
         let made = if groups.is_empty() {
@@ -318,7 +322,8 @@ impl Imported {
         let first = first_properties(name, root)?;
         let size = size.unwrap_or(IN_BUCKET);
         in_bucket::check_new(&*bucket, name, (opening.entropy)())?;
-        let (mut below, new) = (Below::default(), new_pool(name, &opening, false));
+        let mut below = Below { failing: Arc::clone(&opening.failing), ..Below::default() };
+        let new = new_pool(name, &opening, false);
         let backend = below.backend((bucket, address), new.guid, (IN_BUCKET_SEGMENT, size), true, &opening)?;
         let made = Store::create_in(backend, &new, size);
         let (store, _) = made.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
@@ -334,6 +339,7 @@ impl Imported {
         opening: Opening,
     ) -> Result<Self, Refusal> {
         let store = Arc::new(store);
+        heed_needed(&store, &below.failing);
         let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), first));
         let pool = pool.map_err(|error| Refusal::pool(format!("cannot create '{name}'"), &error))?;
         let imported = Self::running(Arc::new(pool), store, below, false, opening)?;
@@ -354,7 +360,7 @@ impl Imported {
     ) -> Result<Self, Refusal> {
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root, below) = match opened.into() {
-            Opened::Devices(devices) => Self::open_devices(devices, &import)?,
+            Opened::Devices(devices) => Self::open_devices(devices, &import, &opening.failing)?,
             Opened::Bucket(bucket, address) if opening.after.is_some() => {
                 Self::open_left((bucket, address), &import, &opening)?
             }
@@ -379,8 +385,7 @@ impl Imported {
         import: &Import,
         opening: &Opening,
     ) -> Result<(Store, Root, Below), Refusal> {
-        let failing = opening.after.as_ref().map(|after| Arc::clone(&after.failing)).unwrap_or_default();
-        let patient = CountedBucket::new(Arc::clone(&bucket), failing, Arc::default());
+        let patient = CountedBucket::new(Arc::clone(&bucket), Arc::clone(&opening.failing), Arc::default());
         let mut tries = 0;
         loop {
             let identity = in_bucket::find(&patient)?.ok_or_else(|| in_bucket::no_pool(&patient))?;
@@ -399,8 +404,12 @@ impl Imported {
         }
     }
 
-    fn open_devices(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Store, Root, Below), Refusal> {
-        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+    fn open_devices(
+        devices: Vec<Arc<dyn Device>>,
+        import: &Import,
+        failing: &Arc<Failing>,
+    ) -> Result<(Store, Root, Below), Refusal> {
+        let (failing, watch) = (Arc::clone(failing), Arc::new(Watch::default()));
         let devices = counted(devices, &failing, &watch);
         let grouped = |device: &Arc<Counted>| {
             label::probe(&**device).is_ok_and(|identity| identity.is_some_and(|identity| !identity.groups.is_empty()))
@@ -419,7 +428,13 @@ impl Imported {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
         let store = Arc::new(store);
-        let pool = Pool::open(config(&store, &opening, !read_only)?, &durable(&root)?)?;
+        heed_needed(&store, &below.failing);
+        let waits_by_its_mode = &mut |pool: &Pool| {
+            let all = pool.pool_properties()?;
+            all.iter().filter(|(name, _)| name == FAILMODE).for_each(|(_, value)| below.failing.set(value));
+            Ok(())
+        };
+        let pool = Pool::open_after(config(&store, &opening, !read_only)?, &durable(&root)?, waits_by_its_mode)?;
         pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;
@@ -474,14 +489,6 @@ impl Imported {
         if let Some(disks) = store.on_devices().filter(|_| !read_only) {
             let resilver = Arc::downgrade(&resilver);
             disks.on_failure(move || resilver.upgrade().iter().for_each(Resilver::want_spares));
-            let failing = Arc::clone(&failing);
-            disks.on_needed_failure(move |device, error, again| match again {
-                Some(again) => failing.write_again(device, error.clone(), again).is_ok(),
-                None => {
-                    failing.end_by(device, error);
-                    false
-                }
-            });
         }
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
@@ -539,7 +546,7 @@ impl Imported {
     pub(crate) fn apply_property(&self, name: &str, value: &str) {
         match name {
             "autotrim" => self.store.set_autotrim(value == "on"),
-            "failmode" => self.failing.set(value),
+            FAILMODE => self.failing.set(value),
             _ => {}
         }
     }

@@ -35,7 +35,7 @@ mod reading;
 pub mod refusal;
 pub mod watch;
 
-pub use imported::{After, Imported, Opening};
+pub use imported::{Imported, Opening};
 pub use mounts::{AtOneMoment, MountOptions, Mounted, Mounts, NoMounts, Sharing, What};
 pub use progress::{Progress, Silent};
 pub use refusal::{Kind, Refusal};

@@ -409,6 +409,11 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     pool.import();
     held("after the end of its process");
     whole("after the end of its process", "below/file");
+    survive_from_now_on(&pool);
+    held("imported to survive");
+    pool.die();
+    held("another process goes on");
+    whole("another process goes on", "below/file");
     // Who is shared changes with the mounts.
     pool.nacre(&["fs", "rename", "%/below", "%/moved"]);
     eventually("the new place", || nfs("nfs-cat", &pool.at("moved/file")).is_some_and(|content| content == b"below"));
@@ -431,6 +436,12 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     eventually("the snapshot", || nfs("nfs-cat", &then).is_some_and(|content| content == b"content"));
     pool.nacre(&["fs", "rollback", "%@then"]);
     whole("rolled back", "dir/file");
+}
+
+/// From now on its process is followed by another one.
+fn survive_from_now_on(pool: &Pool) {
+    pool.nacre(&["pool", "export", "%"]);
+    pool.nacre(&["pool", "import", "--survive", "-d", pool.device.to_str().unwrap(), "%"]);
 }
 
 /// Samba with shares of users, and the template that docs/exports.md has.
@@ -512,16 +523,24 @@ fn smb_clients_write_rename_and_see_previous_versions() {
     assert_eq!(fs::read(&back).unwrap(), b"then");
     let (_, said) = samba.told("nacre-test-ro", &format!("put {} new", local.display()));
     assert!(said.contains("NT_STATUS_ACCESS_DENIED") && !pool.at("reading/new").exists(), "{said}");
-    for again in ["export", "die"] {
-        if again == "die" {
-            pool.nacre(&["pool", "sync", "%"]);
-            pool.die();
-            pool.leave();
-        } else {
-            pool.nacre(&["pool", "export", "%"]);
-            assert!(samba.told(&share, "ls").1.contains("BAD_NETWORK_NAME"));
+    for again in ["export", "die", "die and go on"] {
+        match again {
+            "export" => {
+                pool.nacre(&["pool", "export", "%"]);
+                assert!(samba.told(&share, "ls").1.contains("BAD_NETWORK_NAME"));
+                pool.import();
+            }
+            "die" => {
+                pool.nacre(&["pool", "sync", "%"]);
+                pool.die();
+                pool.leave();
+                pool.import();
+            }
+            _ => {
+                survive_from_now_on(&pool);
+                pool.die();
+            }
         }
-        pool.import();
         eventually("the share", || samba.told(&share, &format!("get file {}", back.display())).0);
         assert_eq!(fs::read(&back).unwrap(), b"now", "{again}");
     }

@@ -695,14 +695,10 @@ fn is_there(process: u32) -> bool {
     Path::new(&format!("/proc/{process}")).exists()
 }
 
-#[test]
-fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
-    if !as_root() {
-        return;
-    }
+fn a_process_that_waits_dies_of(signal: Signal) {
     let (mut guarded, mut holder, making) = telling_in_vain();
     let first = guarded.workers[0];
-    guarded.kill();
+    guarded.die_of(signal);
     assert_eq!(states(first, "nacre-waits"), "D", "it waits for what the other process answers");
     drop(holder.stdin.take());
     assert!(holder.wait().unwrap().success());
@@ -712,6 +708,21 @@ fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
     eventually("it is dead", || !is_there(first));
     guarded.kill();
     assert_eq!(guarded.restarts(), 2);
+}
+
+#[test]
+fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
+    if as_root() {
+        a_process_that_waits_dies_of(Signal::KILL);
+    }
+}
+
+/// The kernel writes no core for it: before, it would wait for what waits for the next process.
+#[test]
+fn a_process_that_crashes_while_it_waits_is_followed_by_another_one() {
+    if as_root() {
+        a_process_that_waits_dies_of(Signal::ABORT);
+    }
 }
 
 #[test]

@@ -293,12 +293,14 @@ impl Survivor {
     }
 }
 
-/// Notes that a worker ends by itself, when it does.
+/// Notes that a worker ends by itself, when it does: one that panics has died.
 struct Ends(Survival);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        self.0.ends();
+        if !std::thread::panicking() {
+            self.0.ends();
+        }
     }
 }
 

@@ -57,8 +57,10 @@ pub enum CallError {
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> CallError {
         match error.kind() {
-            // What had been sent was not read any more.
-            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => CallError::Ended,
+            // What had been sent was not read any more, or a line or a stream was cut.
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+                CallError::Ended
+            }
             _ => CallError::Unreachable(error),
         }
     }

@@ -356,7 +356,20 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the store; a damaged catalog.
-    pub fn open(mut config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
+    pub fn open(config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
+        Self::open_after(config, durable, &mut |_| Ok(()))
+    }
+
+    /// The same; `before` is called before what a process that has died kept is applied, where there is any:
+    /// nobody else has that, and whoever writes it may have to wait for a device.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and those of `before`.
+    pub fn open_after(
+        mut config: PoolConfig,
+        durable: &Durable,
+        before: &mut dyn FnMut(&Self) -> Result<(), PoolError>,
+    ) -> Result<Self, PoolError> {
         let (blocks, kept) = (config.log.take(), config.kept.take());
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
@@ -368,7 +381,10 @@ impl Pool {
         }
         pool.storage.opened()?;
         match (blocks, kept) {
-            (Some(blocks), Some(kept)) if kept.has_served() => pool.replay_kept(blocks, kept, durable)?,
+            (Some(blocks), Some(kept)) if kept.has_served() => {
+                before(&pool)?;
+                pool.replay_kept(blocks, kept, durable)?;
+            }
             (Some(blocks), kept) => {
                 pool.replay_log(blocks, durable)?;
                 kept.into_iter().for_each(|kept| pool.keep_with(kept));

@@ -330,10 +330,44 @@ fn wait_for_others() -> io::Result<()> {
 fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
     // A terminal's signals are for the guardian, which passes them on.
     let _ = rustix::process::setpgid(None, None);
-    let code = mask(libc::SIG_UNBLOCK, &set_of([libc::SIGCHLD]))
-        .and_then(|()| thread::Builder::new().name("nacre-main".to_owned()).spawn(body))
-        .map_or(1, |running| running.join().unwrap_or(101));
-    process::exit(i32::from(code))
+    let running = mask(libc::SIG_UNBLOCK, &set_of([libc::SIGCHLD]))
+        .and_then(|()| die_without_core())
+        .and_then(|()| thread::Builder::new().name("nacre-main".to_owned()).spawn(body));
+    let Ok(running) = running else { process::exit(1) };
+    match running.join() {
+        Ok(code) => process::exit(i32::from(code)),
+        // It did not end by itself.
+        Err(_) => process::abort(),
+    }
+}
+
+/// Signals by which a process dies of what it did itself.
+const FAULTS: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
+
+/// Has this process die of such a signal as of any other. The kernel would write its memory to a file first,
+/// and before that wait for all of its threads, also for those that wait for the next worker, which is
+/// made when this one is dead.
+fn die_without_core() -> io::Result<()> {
+    extern "C" fn dies(signal: libc::c_int) {
+        // SAFETY: both may be called at any point. The signal is blocked here, and what it does is as in every
+        // process again: it ends this one on the way back.
+        unsafe {
+            libc::prctl(libc::PR_SET_DUMPABLE, 0);
+            libc::raise(signal);
+        }
+    }
+    FAULTS.into_iter().try_for_each(|signal| {
+        // SAFETY: a zeroed `sigaction` is a valid value to fill in, with an empty set of signals; the function lives
+        // as long as the program.
+        let done = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = dies as extern "C" fn(libc::c_int) as usize;
+            action.sa_flags = libc::SA_ONSTACK | libc::SA_RESETHAND;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+        };
+        check(libc::c_long::from(done)).map(drop)
+    })
 }
 
 fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {

@@ -132,6 +132,7 @@ fn opening() -> Opening {
         state: None,
         kept: None,
         after: None,
+        failing: Arc::default(),
     }
 }
 

@@ -27,6 +27,7 @@ fn opening() -> Opening {
         state: None,
         kept: None,
         after: None,
+        failing: Arc::default(),
     }
 }
 

@@ -7,17 +7,16 @@
 
 use super::{
     Guarded, fill_below,
+    killer::{DEATHS, Killer, Programs},
     loads::{Below, Changes, Locked, Ranges, Shared, Shell, Tail},
 };
 use crate::{
     crashing::{self, Dead, Load, Random, programs},
-    mounting::{self, eventually, is_gone, kill},
+    mounting::{self, eventually, is_gone},
 };
-use rustix::process::Signal;
 use std::{
     fs,
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -28,8 +27,6 @@ use std::{
 
 /// Files of the branch below of each union.
 const BELOW: u64 = 2000;
-/// Deaths that a guardian allows within a minute.
-const DEATHS: u32 = 2;
 
 /// What the campaign has come to.
 #[derive(Debug, Default)]
@@ -91,29 +88,6 @@ impl Told {
     }
 }
 
-/// Two other copies of the program.
-pub struct Programs {
-    _place: tempfile::TempDir,
-    copies: [PathBuf; 2],
-}
-
-impl Programs {
-    /// One of them.
-    pub fn copy(&self, which: usize) -> &Path {
-        &self.copies[which]
-    }
-
-    /// Makes them.
-    pub fn new() -> Programs {
-        let place = mounting::scratch();
-        let copies = ["one", "other"].map(|name| place.path().join(name));
-        for copy in &copies {
-            fs::copy(mounting::nacre(), copy).expect("a copy of the program");
-        }
-        Programs { _place: place, copies }
-    }
-}
-
 /// Kills until there were so many, on so many mounts at a time.
 pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
     let (told, programs) = (Told::default(), Programs::new());
@@ -156,15 +130,7 @@ const KINDS: [Kind; 6] = [
 /// A mount until its death.
 struct Life<'a> {
     guarded: Guarded,
-    what: String,
-    random: Random,
-    told: &'a Told,
-    programs: &'a Programs,
-    /// The copy that serves, once one does.
-    copy: usize,
-    deaths: u32,
-    /// The process that was killed last.
-    killed: Option<u32>,
+    killer: Killer<'a>,
     is_union: bool,
     progress: Vec<Arc<Shared>>,
 }
@@ -173,15 +139,13 @@ impl Life<'_> {
     fn new<'a>(kind: usize, round: String, seed: u64, told: &'a Told, programs: &'a Programs) -> Life<'a> {
         let (name, make) = KINDS[kind];
         told.mounted();
+        let mut guarded = make();
+        // Its number may be another process's before this mount is dropped.
+        guarded.workers.clear();
+        let killer = Killer::new(guarded.guardian, &guarded.fixture.mountpoint, (told, programs));
         Life {
-            guarded: make(),
-            what: format!("{name}, {round}"),
-            random: Random(seed),
-            told,
-            programs,
-            copy: 0,
-            deaths: 0,
-            killed: None,
+            guarded,
+            killer: killer.of(format!("{name}, {round}"), seed),
             is_union: name.contains("union"),
             progress: Vec::new(),
         }
@@ -208,106 +172,36 @@ impl Life<'_> {
             loads.push(Box::<programs::Fio>::default());
         }
         if programs::is_there("sqlite3") {
-            let journal = ["DELETE", "WAL", "TRUNCATE"][self.random.below(3) as usize];
+            let journal = ["DELETE", "WAL", "TRUNCATE"][self.killer.random.below(3) as usize];
             loads.push(Box::new(programs::Sqlite::new(journal)));
         }
         let place = self.guarded.fixture.mountpoint.clone();
-        let working = crashing::begin(loads, &place, &dead, &mut self.random);
+        let working = crashing::begin(loads, &place, &dead, &mut self.killer.random);
         self.goes_on();
-        while self.deaths < DEATHS {
-            self.pause(200_000);
-            match self.random.below(6) {
-                0 => self.upgrade(false),
-                1 => self.upgrade(true),
-                2 if self.deaths + 2 <= DEATHS => {
-                    self.strike();
-                    self.strike_next();
-                }
-                _ => self.strike(),
-            }
+        while self.killer.deaths < DEATHS {
+            self.killer.act([200_000, 8000, 60_000]);
             self.answers();
-            assert!(!working.iter().any(thread::JoinHandle::is_finished), "{}: a load has ended", self.what);
+            assert!(!working.iter().any(thread::JoinHandle::is_finished), "{}: a load has ended", self.killer.what);
             self.goes_on();
         }
         self.die(&dead);
         eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
         let source = self.guarded.fixture.source.clone();
         for load in working {
-            let mut load = load.join().unwrap_or_else(|_| panic!("{}", self.what));
-            load.judge(&source, &self.what);
+            let mut load = load.join().unwrap_or_else(|_| panic!("{}", self.killer.what));
+            load.judge(&source, &self.killer.what);
         }
-        self.progress.iter().for_each(|shared| self.told.slowest_of(shared.slowest.time()));
-    }
-
-    fn pause(&mut self, most: u64) {
-        thread::sleep(Duration::from_micros(self.random.below(most)));
-    }
-
-    /// The process that serves now, or is about to.
-    fn child(&self) -> u32 {
-        let mut child = None;
-        eventually("a process is there", || {
-            child = self.guarded.child().filter(|child| Some(*child) != self.killed);
-            child.is_some()
-        });
-        child.unwrap()
-    }
-
-    fn strike(&mut self) {
-        let child = self.child();
-        self.note(&format!("kill {child}"));
-        self.kill(child);
-        self.deaths += 1;
-    }
-
-    fn kill(&mut self, process: u32) {
-        self.killed = Some(process);
-        // Its number may be another process's before this mount is dropped.
-        self.guarded.workers.retain(|worker| *worker != process);
-        kill(process, Signal::KILL);
-        self.told.killed();
-    }
-
-    /// Kills the process that is about to go on.
-    fn strike_next(&mut self) {
-        let next = self.child();
-        self.pause(8000);
-        self.note(&format!("kill {next}, which went on"));
-        self.kill(next);
-        self.deaths += 1;
-    }
-
-    /// Has another copy of the program go on; perhaps the process is killed meanwhile.
-    fn upgrade(&mut self, killed: bool) {
-        self.copy = 1 - self.copy;
-        let mut command = Command::new(&self.programs.copies[self.copy]);
-        command.arg("upgrade").arg(&self.guarded.fixture.mountpoint);
-        self.note("upgrade");
-        self.told.upgraded();
-        if !killed {
-            let output = mounting::finish(&mut command);
-            assert!(output.status.success(), "{}: {}", self.what, mounting::text(&output.stderr));
-            return;
-        }
-        let upgrading = thread::spawn(move || drop(mounting::finish(&mut command)));
-        self.pause(60_000);
-        self.strike();
-        upgrading.join().unwrap();
-    }
-
-    fn note(&mut self, what: &str) {
-        self.what.push_str(", ");
-        self.what.push_str(what);
+        self.progress.iter().for_each(|shared| self.killer.told.slowest_of(shared.slowest.time()));
     }
 
     /// How long it takes until something is answered that the kernel does not know.
     fn answers(&mut self) {
-        let name = self.guarded.at(&format!("nothing-{}", self.random.next()));
+        let name = self.guarded.at(&format!("nothing-{}", self.killer.random.next()));
         let start = Instant::now();
         let answer = fs::symlink_metadata(name);
-        self.told.answered(start.elapsed());
+        self.killer.told.answered(start.elapsed());
         let absent = answer.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        assert!(absent, "{}: {answer:?}", self.what);
+        assert!(absent, "{}: {answer:?}", self.killer.what);
     }
 
     /// Waits until each of the loads has done something.
@@ -330,25 +224,28 @@ impl Life<'_> {
 
     /// The end of the mount.
     fn die(&mut self, dead: &Dead) {
-        let (guardian, child) = (self.guarded.guardian, self.child());
-        let way = self.random.below(3);
+        let killer = &mut self.killer;
+        let (guardian, child) = (self.guarded.guardian, killer.next());
+        let way = killer.random.below(3);
         if way == 0 {
-            self.note("kill the guardian");
+            killer.note("kill the guardian");
             self.guarded.workers.push(child);
-            self.kill(guardian);
+            killer.kill(guardian);
             self.answers();
             self.goes_on();
+            self.guarded.workers.clear();
         }
         dead.set();
+        let killer = &mut self.killer;
         if way == 1 {
-            self.note("kill the guardian and its process");
-            self.kill(guardian);
+            killer.note("kill the guardian and its process");
+            killer.kill(guardian);
         }
-        self.kill(child);
+        killer.kill(child);
         // Where the guardian lives it counts deaths, from anew where it became another program.
         eventually("the mount is dead", || {
-            if let Some(next) = self.guarded.child().filter(|next| Some(*next) != self.killed) {
-                self.kill(next);
+            if let Some(next) = killer.next_if_any() {
+                killer.kill(next);
             }
             is_gone(guardian) && is_gone(child) && is_dead(&self.guarded.fixture.mountpoint)
         });

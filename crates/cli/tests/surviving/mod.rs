@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod campaign;
+pub mod killer;
 pub mod loads;
 pub mod pools;
 
@@ -72,8 +73,13 @@ impl Guarded {
 
     /// Kills the process that serves, and waits until another one does.
     pub fn kill(&mut self) {
+        self.die_of(Signal::KILL);
+    }
+
+    /// The same by this signal.
+    pub fn die_of(&mut self, signal: Signal) {
         let killed = *self.workers.last().unwrap();
-        kill(killed, Signal::KILL);
+        kill(killed, signal);
         eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
         self.workers.push(worker(&self.fixture.mountpoint));
     }
@@ -85,9 +91,7 @@ impl Guarded {
 
     /// The process that serves now, or is about to, if there is one.
     pub fn child(&self) -> Option<u32> {
-        let guardian = self.guardian;
-        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
-        children.split_whitespace().next_back().and_then(|child| child.parse().ok())
+        killer::child(self.guardian)
     }
 }
 
@@ -129,6 +133,15 @@ impl Slowest {
         Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 
+    /// Makes a call that has to succeed as long as the mount lives; says which one did not.
+    fn step<T, E: Into<io::Error>>(&self, what: &str, call: impl FnOnce() -> Result<T, E>) -> io::Result<T> {
+        self.of(call).map_err(|error| {
+            let error = error.into();
+            eprintln!("{what}: {error}");
+            error
+        })
+    }
+
     /// Makes a call.
     pub fn of<T>(&self, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
@@ -141,30 +154,31 @@ impl Slowest {
 /// Makes, moves and removes things; every call has to do what it says.
 pub fn change_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> io::Result<()> {
     let name = |what: &str| place.join(format!("{number}-{round}-{what}"));
-    let timed = |call: &mut dyn FnMut() -> io::Result<()>| slowest.of(call);
     let moved = name("directory").join("moved");
     let content = vec![round as u8; 3000];
-    let mut file = slowest.of(|| OpenOptions::new().write(true).read(true).create_new(true).open(name("file")))?;
-    timed(&mut || file.write_all(&content))?;
-    timed(&mut || fs::create_dir(name("directory")))?;
-    timed(&mut || fs::rename(name("file"), &moved))?;
-    timed(&mut || fs::hard_link(&moved, name("linked")))?;
-    timed(&mut || std::os::unix::fs::symlink("target", name("link")))?;
+    let create = || OpenOptions::new().write(true).read(true).create_new(true).open(name("file"));
+    let mut file = slowest.step("create", create)?;
+    slowest.step("write", || file.write_all(&content))?;
+    slowest.step("mkdir", || fs::create_dir(name("directory")))?;
+    slowest.step("rename", || fs::rename(name("file"), &moved))?;
+    slowest.step("link", || fs::hard_link(&moved, name("linked")))?;
+    slowest.step("symlink", || std::os::unix::fs::symlink("target", name("link")))?;
     let fifo = rustix::fs::FileType::Fifo;
-    slowest.of(|| rustix::fs::mknodat(rustix::fs::CWD, name("fifo"), fifo, rustix::fs::Mode::RWXU, 0))?;
-    slowest.of(|| rustix::fs::setxattr(name("linked"), c"user.x", b"1", rustix::fs::XattrFlags::CREATE))?;
+    slowest.step("mknod", || rustix::fs::mknodat(rustix::fs::CWD, name("fifo"), fifo, rustix::fs::Mode::RWXU, 0))?;
+    let create = rustix::fs::XattrFlags::CREATE;
+    slowest.step("setxattr", || rustix::fs::setxattr(name("linked"), c"user.x", b"1", create))?;
     let mut log = OpenOptions::new().append(true).create(true).open(place.join(format!("log-{number}")))?;
-    timed(&mut || log.write_all(format!("{round}\n").as_bytes()))?;
+    slowest.step("append", || log.write_all(format!("{round}\n").as_bytes()))?;
     assert_eq!(fs::read(name("linked"))?, content);
     assert_eq!(fs::read_link(name("link"))?, Path::new("target"));
     assert_eq!(fs::read_dir(name("directory"))?.collect::<io::Result<Vec<_>>>()?.len(), 1);
     assert_eq!(std::os::unix::fs::MetadataExt::nlink(&file.metadata()?), 2);
-    slowest.of(|| rustix::fs::removexattr(name("linked"), c"user.x"))?;
+    slowest.step("removexattr", || rustix::fs::removexattr(name("linked"), c"user.x"))?;
     for gone in [moved, name("linked"), name("link"), name("fifo")] {
-        timed(&mut || fs::remove_file(&gone))?;
+        slowest.step("unlink", || fs::remove_file(&gone))?;
     }
-    timed(&mut || fs::remove_dir(name("directory")))?;
-    timed(&mut || file.write_all_at(b"still", 0))
+    slowest.step("rmdir", || fs::remove_dir(name("directory")))?;
+    slowest.step("write at", || file.write_all_at(b"still", 0))
 }
 
 /// The same as long as it may.
@@ -196,18 +210,19 @@ pub fn change_below_once(place: &Path, number: u64, round: u64, slowest: &Slowes
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     };
-    let mut file = slowest.of(|| OpenOptions::new().append(true).read(true).open(name("file")))?;
-    slowest.of(|| file.write_all(b"+more"))?;
+    let mut file =
+        slowest.step("open of the branch below", || OpenOptions::new().append(true).read(true).open(name("file")))?;
+    slowest.step("append of the branch below", || file.write_all(b"+more"))?;
     assert_eq!(fs::read_to_string(name("file"))?, "below+more");
-    slowest.of(|| fs::rename(name("file"), name("moved")))?;
-    slowest.of(|| file.write_all(b"+last"))?;
+    slowest.step("rename of the branch below", || fs::rename(name("file"), name("moved")))?;
+    slowest.step("append of the branch below", || file.write_all(b"+last"))?;
     assert!(!is_there("file")?, "what was moved is there no more");
-    slowest.of(|| fs::remove_file(name("old")))?;
+    slowest.step("unlink of the branch below", || fs::remove_file(name("old")))?;
     assert!(!is_there("old")?, "what was removed is there no more");
-    slowest.of(|| fs::remove_dir_all(name("directory")))?;
-    slowest.of(|| fs::create_dir(name("directory")))?;
+    slowest.step("rm -r of the branch below", || fs::remove_dir_all(name("directory")))?;
+    slowest.step("mkdir of the branch below", || fs::create_dir(name("directory")))?;
     assert_eq!(fs::read_dir(name("directory"))?.collect::<io::Result<Vec<_>>>()?.len(), 0);
-    slowest.of(|| fs::rename(name("one"), name("other")))?;
+    slowest.step("rename over of the branch below", || fs::rename(name("one"), name("other")))?;
     assert_eq!(fs::read_to_string(name("other"))?, "one");
     Ok(())
 }

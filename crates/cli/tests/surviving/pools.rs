@@ -3,10 +3,12 @@
 //! Each pool is used by all loads from its beginning, and commands make and destroy file systems and
 //! snapshots meanwhile. Its processes are killed, replaced by another program, killed while they go on;
 //! then the loads end, the pool is exported, checked, imported, and whatever was answered has to be
-//! there. Said of each failure: the seed, the pool, and what was done to it.
+//! there. One pool in three is not exported: its guardian is killed with the process, under loads that know what
+//! was synced. Said of each failure: the seed, the pool, and what was done to it.
 
 use super::{
-    campaign::{Programs, Told},
+    campaign::Told,
+    killer::{DEATHS, Killer, Programs, child},
     loads::{Changes, Locked, Shared, Shell, Tail},
 };
 use crate::{
@@ -25,9 +27,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-/// Deaths that a guardian allows within a minute.
-const DEATHS: u32 = 2;
 
 /// A pool that outlives its process.
 pub struct Surviving {
@@ -51,9 +50,7 @@ impl Surviving {
 
     /// The process that owns it now, or is about to, if there is one.
     pub fn child(&self) -> Option<u32> {
-        let guardian = self.guardian;
-        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
-        children.split_whitespace().next_back().and_then(|child| child.parse().ok())
+        child(self.guardian)
     }
 
     /// Kills the process that owns it; its number.
@@ -311,13 +308,7 @@ impl Load for Verbs {
 /// A pool until its end.
 struct Life<'a> {
     surviving: Surviving,
-    what: String,
-    random: Random,
-    told: &'a Told,
-    programs: &'a Programs,
-    copy: usize,
-    deaths: u32,
-    killed: Option<u32>,
+    killer: Killer<'a>,
     progress: Vec<Arc<Shared>>,
 }
 
@@ -344,58 +335,66 @@ pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
 impl Life<'_> {
     fn new<'a>(what: String, seed: u64, told: &'a Told, programs: &'a Programs) -> Life<'a> {
         told.mounted();
-        Life {
-            surviving: Surviving::made("campaign", "1G", &[]),
-            what,
-            random: Random(seed),
-            told,
-            programs,
-            copy: 0,
-            deaths: 0,
-            killed: None,
-            progress: Vec::new(),
-        }
+        let surviving = Surviving::made("campaign", "2G", &[]);
+        let killer = Killer::new(surviving.guardian, &surviving.pool.at(""), (told, programs));
+        let killer = killer.of(what, seed).reached_by(surviving.pool.state());
+        Life { surviving, killer, progress: Vec::new() }
     }
 
     fn live(mut self) {
         let (dead, pool) = (Arc::new(Dead::default()), Arc::clone(&self.surviving.pool));
         let loads = self.loads();
-        let working = crashing::begin(loads, &pool.at(""), &dead, &mut self.random);
+        let working = crashing::begin(loads, &pool.at(""), &dead, &mut self.killer.random);
         self.goes_on();
-        while self.deaths < DEATHS {
-            thread::sleep(Duration::from_micros(self.random.below(400_000)));
-            match self.random.below(6) {
-                0 => self.upgrade(false),
-                1 => self.upgrade(true),
-                2 if self.deaths + 2 <= DEATHS => {
-                    self.strike();
-                    let next = self.next();
-                    thread::sleep(Duration::from_micros(self.random.below(60_000)));
-                    self.note(&format!("kill {next}, which went on"));
-                    self.kill(next);
-                }
-                _ => self.strike(),
-            }
+        while self.killer.deaths < DEATHS {
+            self.killer.act([400_000, 60_000, 200_000]);
             self.answers();
-            assert!(!working.iter().any(thread::JoinHandle::is_finished), "{}: a load has ended", self.what);
+            assert!(!working.iter().any(thread::JoinHandle::is_finished), "{}: a load has ended", self.killer.what);
             self.goes_on();
         }
         dead.end();
         eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
         let mut loads: Vec<_> =
-            working.into_iter().map(|load| load.join().unwrap_or_else(|_| panic!("{}", self.what))).collect();
-        pool.nacre(&["pool", "export", "%"]);
+            working.into_iter().map(|load| load.join().unwrap_or_else(|_| panic!("{}", self.killer.what))).collect();
+        let mut cut_off = match self.killer.random.below(3) {
+            0 => self.crash(),
+            _ => {
+                pool.nacre(&["pool", "export", "%"]);
+                Vec::new()
+            }
+        };
         self.surviving.has_ended();
         let said = pool.told(&["pool", "check", "-d", pool.device.to_str().unwrap()]);
-        assert!(said.starts_with("no problems: "), "{}: {said}", self.what);
+        assert!(said.starts_with("no problems: "), "{}: {said}", self.killer.what);
         pool.import();
-        loads.iter_mut().for_each(|load| load.judge(&pool.at(""), &self.what));
+        loads.iter_mut().for_each(|load| load.judge(&pool.at(""), &self.killer.what));
+        cut_off.iter_mut().for_each(|load| load.judge(&pool.at("cut-off"), &self.killer.what));
         pool.told(&["pool", "scrub", "-w", "%"]);
         let healthy = format!("pool '{}' is healthy\n", pool.name);
-        assert_eq!(pool.told(&["pool", "status", "-x", "%"]), healthy, "{}", self.what);
-        self.progress.iter().for_each(|shared| self.told.slowest_of(shared.slowest.time()));
-        let promises: Vec<String> = loads.iter().map(|load| load.promises()).collect();
-        println!("{}: {}", self.what, promises.join(", "));
+        assert_eq!(pool.told(&["pool", "status", "-x", "%"]), healthy, "{}", self.killer.what);
+        self.progress.iter().for_each(|shared| self.killer.told.slowest_of(shared.slowest.time()));
+        let promises: Vec<String> = loads.iter().chain(&cut_off).map(|load| load.promises()).collect();
+        println!("{}: {}", self.killer.what, promises.join(", "));
+    }
+
+    /// The end of the guardian as well: what was synced is there at the next import, and so is what the loads have
+    /// done before. Answers those that were at work then.
+    fn crash(&mut self) -> Vec<Box<dyn Load>> {
+        let (dead, pool) = (Arc::new(Dead::default()), Arc::clone(&self.surviving.pool));
+        let place = pool.at("cut-off");
+        fs::create_dir(&place).unwrap();
+        pool.nacre(&["pool", "sync", "%"]);
+        let working = crashing::begin(programs::all(pool.place.path()), &place, &dead, &mut self.killer.random);
+        thread::sleep(Duration::from_millis(500));
+        self.killer.pause(4_000_000);
+        dead.set();
+        let child = self.killer.next();
+        self.killer.note("kill the guardian and its process");
+        self.killer.kill(self.surviving.guardian);
+        self.killer.kill(child);
+        eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
+        eventually("no process is left", || pool.processes().is_empty());
+        working.into_iter().map(|load| load.join().unwrap_or_else(|_| panic!("{}", self.killer.what))).collect()
     }
 
     fn loads(&mut self) -> Vec<Box<dyn Load>> {
@@ -423,66 +422,20 @@ impl Life<'_> {
             }
         }
         if programs::is_there("sqlite3") {
-            let journal = ["DELETE", "WAL", "TRUNCATE"][self.random.below(3) as usize];
+            let journal = ["DELETE", "WAL", "TRUNCATE"][self.killer.random.below(3) as usize];
             loads.push(Box::new(programs::Sqlite::new(journal)));
         }
         loads
     }
 
-    /// The process that owns the pool now, or is about to.
-    fn next(&self) -> u32 {
-        let mut child = None;
-        eventually("a process is there", || {
-            child = self.surviving.child().filter(|child| Some(*child) != self.killed);
-            child.is_some()
-        });
-        child.unwrap()
-    }
-
-    fn strike(&mut self) {
-        let child = self.next();
-        self.note(&format!("kill {child}"));
-        self.kill(child);
-    }
-
-    fn kill(&mut self, process: u32) {
-        self.killed = Some(process);
-        kill(process, Signal::KILL);
-        self.told.killed();
-        self.deaths += 1;
-    }
-
-    /// Has another copy of the program go on; perhaps the process is killed meanwhile.
-    fn upgrade(&mut self, killed: bool) {
-        self.copy = 1 - self.copy;
-        let mut command = Command::new(self.programs.copy(self.copy));
-        command.arg("upgrade").arg(self.surviving.pool.at("")).env("NACRE_STATE_DIR", self.surviving.pool.state());
-        self.note("upgrade");
-        self.told.upgraded();
-        if !killed {
-            let output = finish(&mut command);
-            assert!(output.status.success(), "{}: {}", self.what, text(&output.stderr));
-            return;
-        }
-        let upgrading = thread::spawn(move || drop(finish(&mut command)));
-        thread::sleep(Duration::from_micros(self.random.below(200_000)));
-        self.strike();
-        upgrading.join().unwrap();
-    }
-
-    fn note(&mut self, what: &str) {
-        self.what.push_str(", ");
-        self.what.push_str(what);
-    }
-
     /// How long it takes until something is answered that the kernel does not know.
     fn answers(&mut self) {
-        let name = self.surviving.pool.at(&format!("nothing-{}", self.random.next()));
+        let name = self.surviving.pool.at(&format!("nothing-{}", self.killer.random.next()));
         let start = Instant::now();
         let answer = fs::symlink_metadata(name);
-        self.told.answered(start.elapsed());
+        self.killer.told.answered(start.elapsed());
         let absent = answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        assert!(absent, "{}: {answer:?}", self.what);
+        assert!(absent, "{}: {answer:?}", self.killer.what);
     }
 
     /// Waits until each of the loads has done something.

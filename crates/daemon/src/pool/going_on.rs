@@ -13,7 +13,7 @@ use super::{
 };
 use crate::clock;
 use nacre_admin::{
-    After, Imported, Kind, Opening, Refusal,
+    Imported, Kind, Opening, Refusal,
     failing::Failing,
     pool::devices::{self, Fresh, Opened},
 };
@@ -35,7 +35,8 @@ pub(super) fn go_on(
     kept: Option<Arc<KeptLog>>,
     failing: &Arc<Failing>,
 ) -> Result<(Imported, Option<NameLock>, Option<Fresh>), Refusal> {
-    let mut opening = Opening { kept, ..process::opening(start.cache, left.altroot.clone()) };
+    let opening = process::opening(start.cache, left.altroot.clone());
+    let mut opening = Opening { kept, failing: Arc::clone(failing), ..opening };
     if let How::Import { old, temporary: true, .. } = &start.how
         && start.name != *old
     {
@@ -46,7 +47,7 @@ pub(super) fn go_on(
     let opened = match left.writer {
         Some(writer) => {
             failing.be_patient(true);
-            opening.after = Some(After { writer, failing: Arc::clone(failing) });
+            opening.after = Some(writer);
             open_store(&start.devices, failing)
         }
         None => {

@@ -165,17 +165,20 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     let directory = runtime::own()?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
+    let orders = Arc::new(Orders::default());
+    obey(signals, Arc::clone(&orders))?;
+    if let Some(notes) = notes.clone() {
+        orders.failing.before_end(move |why| notes.guarded.memory.give_up(why));
+    }
     let name = match &left {
         Some(left) => NameLock::left_name(&directory, start, left.name)?,
         None => NameLock::take(&directory, start)?,
     };
     log(&directory, start, left.is_some())?;
-    let told = Arc::new(Told::default());
-    obey(signals, Arc::clone(&told))?;
     let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
     let imported = match &left {
-        Some(left) => going_on::go_on(start, &directory, left, kept.clone(), &told.failing),
-        None => import(start, &directory, kept.clone()),
+        Some(left) => going_on::go_on(start, &directory, left, kept.clone(), &orders.failing),
+        None => import(start, &directory, kept.clone(), &orders.failing),
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
@@ -187,9 +190,6 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         client::failure(&refusal)
     })?;
     let imported = Arc::new(imported);
-    if let Some(notes) = notes.clone() {
-        imported.failing.before_end(move |why| notes.guarded.memory.give_up(why));
-    }
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
     let harmless = match &left {
@@ -212,7 +212,7 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
         ending: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
-    told.tell(&office);
+    orders.are_for(&office);
     let behind = Arc::downgrade(&office);
     mounts.carry_out(Arc::new(move |request| {
         let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
@@ -551,6 +551,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         state,
         kept: None,
         after: None,
+        failing: Arc::default(),
     }
 }
 
@@ -605,8 +606,9 @@ fn import(
     start: &Start,
     directory: &Path,
     kept: Option<Arc<KeptLog>>,
+    failing: &Arc<Failing>,
 ) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
-    let mut opening = Opening { kept, ..opening(start.cache, start.altroot.clone()) };
+    let mut opening = Opening { kept, failing: Arc::clone(failing), ..opening(start.cache, start.altroot.clone()) };
     let (imported, number) = match &start.how {
         How::Create { size, force, properties, groups } => {
             let shape = Shape::read(groups)?;
@@ -737,7 +739,7 @@ fn try_out(
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let opening = Opening { kept: None, ..opening.clone() };
+    let opening = Opening { kept: None, failing: Arc::default(), ..opening.clone() };
     let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
@@ -818,42 +820,40 @@ fn entropy() -> nacre_pool::engine::Entropy {
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Who is told that the process is to end: whoever goes on after another one and waits for a store, then
-/// the office.
+/// Signals, for the pool that there is, or is about to be.
 #[derive(Default)]
-struct Told {
-    asked: AtomicBool,
+struct Orders {
     failing: Arc<Failing>,
+    ending: AtomicBool,
     office: OnceLock<Arc<Office>>,
 }
 
-impl Told {
+impl Orders {
+    /// The pool is there.
+    fn are_for(&self, office: &Arc<Office>) {
+        let _ = self.office.set(Arc::clone(office));
+        if self.ending.load(Ordering::SeqCst) {
+            self.end();
+        }
+    }
+
     fn end(&self) {
-        self.asked.store(true, Ordering::SeqCst);
+        self.ending.store(true, Ordering::SeqCst);
+        // Whoever waits for a device would keep us from ending.
         self.failing.give_up();
         if let Some(office) = self.office.get() {
             office.ending.store(true, Ordering::SeqCst);
-            // Whoever waits for a device would keep us from ending.
             office.imported.give_up();
             office.tell();
         }
     }
-
-    /// From now on the office is told, also of what came before.
-    fn tell(&self, office: &Arc<Office>) {
-        // There is one.
-        let _ = self.office.set(Arc::clone(office));
-        if self.asked.load(Ordering::SeqCst) {
-            self.end();
-        }
-    }
 }
 
-fn obey(signals: Signals, told: Arc<Told>) -> Result<(), Failure> {
+fn obey(signals: Signals, orders: Arc<Orders>) -> Result<(), Failure> {
     let act = move || {
         loop {
             match signals.next() {
-                Ok(Signal::Interrupt | Signal::Terminate) => told.end(),
+                Ok(Signal::Interrupt | Signal::Terminate) => orders.end(),
                 Ok(Signal::Hangup | Signal::User1) => {}
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             }

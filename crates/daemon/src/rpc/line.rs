@@ -29,6 +29,7 @@ pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead, source: Source) -
     match line.last() {
         None => return Ok(None),
         Some(b'\n') => {}
+        Some(_) if line.len() as u64 == source.most => return Err(io::ErrorKind::InvalidData.into()),
         Some(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
     }
     if source.harmless {

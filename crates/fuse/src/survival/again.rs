@@ -11,8 +11,8 @@
 //! | LINK | the name leads to the file |
 //! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know |
 //! | RENAME, also an exchange | the file that had the old name has the new one |
-//! | SETXATTR that creates | the attribute has the value |
-//! | REMOVEXATTR | there is none |
+//! | SETXATTR that creates | the attribute has the value, and was not there |
+//! | REMOVEXATTR | there is none, and there was one |
 //! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
 //! | FALLOCATE that moves the end | the end has moved |
 //!
@@ -101,7 +101,15 @@ impl Door {
             Op::Create { name, .. } | Op::Mkdir { name, .. } | Op::Mknod { name, .. } | Op::Symlink { name, .. }
                 if self.inodes.by_number() =>
             {
-                [if self.there(header, name).is_some() { THERE } else { NOT_THERE }, 0, 0]
+                [if self.there(header, name)?.is_some() { THERE } else { NOT_THERE }, 0, 0]
+            }
+            Op::Setxattr { name, .. } | Op::Removexattr { name } => {
+                let node = self.node(header.nodeid)?;
+                match self.layer.getxattr(&caller(header), &node, name, &mut []) {
+                    Ok(_) => [THERE, 0, 0],
+                    Err(Errno::ENODATA) => [NOT_THERE, 0, 0],
+                    Err(error) => return Err(error.into()),
+                }
             }
             Op::Write { fh, .. } | Op::Fallocate { fh, .. } => [self.size(header, fh)?.saturating_add(1), 0, 0],
             _ => Facts::default(),
@@ -116,7 +124,7 @@ impl Door {
                 if self.created_before(header, name, reply)? {
                     return Ok(());
                 }
-                if let Some((parent, id, entry)) = self.made_since(header, name, noted, Some(Kind::File)) {
+                if let Some((parent, id, entry)) = self.made_since(header, name, noted, Some(Kind::File))? {
                     let flags = reopened(layer_flags(flags));
                     let file = self.layer.open(&caller(header), &entry.node, flags)?;
                     let out = self.found(&entry, Found::at(header.nodeid, id, name), self.new_name_time(&parent));
@@ -132,7 +140,7 @@ impl Door {
             Op::Link { nodeid, name } => {
                 let linked = self.inodes.node_and_id(nodeid).map(|(_, id)| id);
                 if let Some((parent, id, entry)) =
-                    self.there(header, name).filter(|(.., entry)| Some(entry.attr.id) == linked)
+                    self.there(header, name)?.filter(|(.., entry)| Some(entry.attr.id) == linked)
                 {
                     return self.entered(&entry, &parent, Found::at(header.nodeid, id, name), reply);
                 }
@@ -142,16 +150,16 @@ impl Door {
                 let is_it = |attr: &Attr| {
                     self.inodes.by_number() || self.inodes.find(&attr.id).is_some() || !is_since(attr, noted.begun)
                 };
-                if !self.there(header, name).is_some_and(|(.., entry)| is_it(&entry.attr)) {
+                if !self.there(header, name)?.is_some_and(|(.., entry)| is_it(&entry.attr)) {
                     return Ok(());
                 }
             }
             Op::Rename { name, new_dir, new_name, flags }
-                if self.has_moved(header, noted, name, (new_dir, new_name)) =>
+                if self.has_moved(header, noted, name, (new_dir, new_name))? =>
             {
                 return self.note_moved(header, name, (new_dir, new_name), flags);
             }
-            Op::Setxattr { name, value, .. } => {
+            Op::Setxattr { name, value, .. } if noted.facts.first() != Some(&THERE) => {
                 let mut known = vec![0; value.len()];
                 let node = self.node(header.nodeid)?;
                 let size = self.layer.getxattr(&caller(header), &node, name, &mut known);
@@ -159,7 +167,7 @@ impl Door {
                     return Ok(());
                 }
             }
-            Op::Removexattr { .. } => {
+            Op::Removexattr { .. } if noted.facts.first() != Some(&NOT_THERE) => {
                 return match self.dispatch(request, reply) {
                     Err(failure) if failure == Errno::ENODATA.into() => Ok(()),
                     other => other,
@@ -190,7 +198,7 @@ impl Door {
         kind: Option<Kind>,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        match self.made_since(&request.header, name, noted, kind) {
+        match self.made_since(&request.header, name, noted, kind)? {
             Some((parent, id, entry)) => {
                 self.entered(&entry, &parent, Found::at(request.header.nodeid, id, name), reply)
             }
@@ -262,11 +270,15 @@ impl Door {
         Some((handle.nodeid, out))
     }
 
-    /// What a name leads to, with the directory and its identity.
-    fn there(&self, header: &Header, bytes: &[u8]) -> Option<(Node, FileId, Entry)> {
-        let (parent, id) = self.parent(header.nodeid).ok()?;
-        let entry = self.layer.lookup(&caller(header), &parent, name(bytes).ok()?).ok()?;
-        Some((parent, id, entry))
+    /// What a name leads to, with the directory and its identity. An error is none of these: whether
+    /// something has been done is not known then.
+    fn there(&self, header: &Header, bytes: &[u8]) -> Outcome<Option<(Node, FileId, Entry)>> {
+        let (parent, id) = self.parent(header.nodeid)?;
+        match self.layer.lookup(&caller(header), &parent, name(bytes)?) {
+            Ok(entry) => Ok(Some((parent, id, entry))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn made_since(
@@ -275,24 +287,24 @@ impl Door {
         bytes: &[u8],
         noted: &Noted,
         kind: Option<Kind>,
-    ) -> Option<(Node, FileId, Entry)> {
-        self.there(header, bytes).filter(|(.., entry)| Some(entry.attr.kind) == kind).filter(|(.., entry)| match noted
-            .facts
-            .first()
-        {
+    ) -> Outcome<Option<(Node, FileId, Entry)>> {
+        let is_its_own = |attr: &Attr| match noted.facts.first() {
             Some(&THERE) => false,
             Some(&NOT_THERE) => true,
-            _ => is_since(&entry.attr, noted.begun),
-        })
+            _ => is_since(attr, noted.begun),
+        };
+        let there = self.there(header, bytes)?;
+        Ok(there.filter(|(.., entry)| Some(entry.attr.kind) == kind && is_its_own(&entry.attr)))
     }
 
-    fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> bool {
+    fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> Outcome<bool> {
         let [fs, ino, generation] = noted.facts;
         let moving = FileId { fs, ino, generation };
         let is_at = |nodeid: u64, name: &[u8]| {
-            self.there(&Header { nodeid, ..*header }, name).is_some_and(|(.., entry)| entry.attr.id == moving)
+            let there = self.there(&Header { nodeid, ..*header }, name)?;
+            Outcome::Ok(there.is_some_and(|(.., entry)| entry.attr.id == moving))
         };
-        noted.facts != Facts::default() && !is_at(header.nodeid, old) && is_at(new_dir, new)
+        Ok(noted.facts != Facts::default() && !is_at(header.nodeid, old)? && is_at(new_dir, new)?)
     }
 
     /// What is left to do of a rename that has been done.

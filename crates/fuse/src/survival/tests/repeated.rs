@@ -1,7 +1,7 @@
 //! Requests that come again after they were begun, carried out or answered, on layers of every kind that
 //! can outlive its process; nodes and open files that are found again.
 
-use super::lives::{Lives, number};
+use super::lives::{Death, Lives, number};
 use fusewire::{Handler, Op, abi};
 use nacre_vfs::Errno;
 
@@ -50,6 +50,20 @@ fn what_was_answered_is_answered_so_again() {
         std::fs::write(lives.source.join("missing"), "").unwrap();
         assert_eq!(lives.ask(30 | abi::UNIQUE_RESEND, 1, Op::Unlink { name: b"missing" }), Err(Errno::ENOENT.raw()));
         assert!(lives.source.join("missing").exists());
+    });
+}
+
+/// What was only begun is refused where it would have been refused at first.
+#[test]
+fn attributes_that_were_there_before_are_not_the_requests_own() {
+    over_all(|mut lives| {
+        let set = Op::Setxattr { name: b"user.a", value: b"1", flags: 1, setxattr_flags: 0 };
+        let remove = Op::Removexattr { name: b"user.a" };
+        assert_eq!(lives.carry_out(Death::Begun, 1, remove), Err(Errno::ENODATA.raw()));
+        lives.carry_out(Death::CarriedOut, 1, set).unwrap();
+        assert_eq!(lives.carry_out(Death::Begun, 1, set), Err(Errno::EEXIST.raw()));
+        lives.carry_out(Death::CarriedOut, 1, remove).unwrap();
+        lives.carry_out(Death::Begun, 1, set).unwrap();
     });
 }
 
