@@ -24,7 +24,7 @@ use beyond::Beyond;
 use crash_model::World;
 use everything::{Held, assert_same, look};
 use nacre_pool::device::Simulator;
-use nacre_pool::engine::{NewDataset, Pace};
+use nacre_pool::engine::{Dataset, NewDataset, Pace};
 use nacre_pool::files::{FileError, Inode, NewInode, ParentView};
 use nacre_pool::log::KeptLog;
 use nacre_pool::rows::{FileType, InodeRow};
@@ -177,7 +177,10 @@ fn a_process_that_dies_loses_nothing_that_was_acknowledged() {
 }
 
 fn file(imported: &Imported, name: &str) -> Arc<Inode> {
-    let dataset = imported.pool.dataset(imported.pool.root().unwrap()).unwrap();
+    file_in(&imported.pool.dataset(imported.pool.root().unwrap()).unwrap(), name)
+}
+
+fn file_in(dataset: &Dataset, name: &str) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
         Ok(NewInode { row, target: None, attributes: Vec::new() })
@@ -303,8 +306,9 @@ fn the_intent_log_brings_nothing_back_that_was_replayed_from_the_kept_one() {
     let dataset = imported.pool.dataset(root).unwrap();
     let mut left = None;
     let mut dies = || {
-        file(&imported, "stays");
-        file(&imported, "goes");
+        // Administration is busy with the commit.
+        file_in(&dataset, "stays");
+        file_in(&dataset, "goes");
         imported.pool.sync_names().unwrap();
         dataset.files().unlink(&dataset.files().root(), b"goes").unwrap();
         left = Some(leave(&disks, &kept, false));

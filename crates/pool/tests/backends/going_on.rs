@@ -134,6 +134,7 @@ fn what_was_answered_is_there_after_deaths() {
         }
         assert!(deaths > 3, "seed {seed}: {deaths} deaths");
         drop(process);
+        ground.bucket.fail_after(None);
         // Who imports it without what was kept finds all that was committed in order.
         let again = (0..50).find_map(|_| PoolInBucket::open(ground.open_store(Access::WithoutLog).ok()?).ok());
         assert!(again.is_some(), "seed {seed}");
