@@ -89,6 +89,9 @@ fn room(disk: &Path, more: u64) {
     assert!(mounting::run("mount", ["-o", &size, disk.to_str().unwrap()]).status.success());
 }
 
+/// More than there is room for on the disk, MiB, and less than a replay has to write before it is done.
+const FILL: usize = 30;
+
 /// A pool on a disk that gets full.
 struct Short {
     yard: Yard,
@@ -100,7 +103,7 @@ impl Short {
         let yard = Yard::new();
         let disk = yard.path("disk");
         fs::create_dir(&disk).unwrap();
-        let tmpfs = ["-t", "tmpfs", "-o", "size=40m", "tmpfs", disk.to_str().unwrap()];
+        let tmpfs = ["-t", "tmpfs", "-o", "size=24m", "tmpfs", disk.to_str().unwrap()];
         assert!(mounting::run("mount", tmpfs).status.success());
         let (name, mode) = (yard.name("short"), format!("failmode={failmode}"));
         let at = yard.path("at");
@@ -116,7 +119,8 @@ impl Short {
     /// More than there is room for.
     fn fill(&self, file: &str) -> Child {
         let target = format!("of={}", self.yard.path("at").join(file).display());
-        let words = ["if=/dev/urandom", &target, "bs=1M", "count=60", "conv=fsync", "status=none"];
+        let count = format!("count={FILL}");
+        let words = ["if=/dev/urandom", &target, "bs=1M", &count, "conv=fsync", "status=none"];
         Command::new("dd").args(words).stderr(Stdio::null()).spawn().unwrap()
     }
 
@@ -176,7 +180,7 @@ fn a_suspended_pool_that_waits_goes_on_waiting_after_a_death() {
     short.room(100);
     assert!(filling.wait().unwrap().success(), "it was only kept waiting");
     eventually("the pool goes on", || short.health() == "ONLINE");
-    assert_eq!(fs::read(at.join("kept")).unwrap().len(), 60 << 20);
+    assert_eq!(fs::read(at.join("kept")).unwrap().len(), FILL << 20);
     for name in ["answered", "while-it-waits"] {
         assert_eq!(fs::read_to_string(at.join(name)).unwrap(), "answered");
     }
@@ -190,7 +194,7 @@ fn a_suspended_pool_that_waits_goes_on_waiting_after_a_death() {
     eventually("the guardian ends", || is_gone(guardian));
     assert!(!filling.wait().unwrap().success());
     short.is_down("has ended without");
-    assert_eq!(fs::read(at.join("kept")).unwrap().len(), 60 << 20, "it was synced");
+    assert_eq!(fs::read(at.join("kept")).unwrap().len(), FILL << 20, "it was synced");
 }
 
 #[test]

@@ -317,6 +317,7 @@ fn the_intent_log_brings_nothing_back_that_was_replayed_from_the_kept_one() {
     let left = left.unwrap();
     let next = open_kept(&left.disks, 2, Access::ReadWrite, Some(&left.kept)).unwrap();
     let there = look(&next, &[]);
+    next.pool.commit().unwrap();
     drop(next);
     let again = open_kept(&left.disks, 3, Access::ReadWrite, None).unwrap();
     assert_same(&there, &look(&again, &[]), "after a power failure");

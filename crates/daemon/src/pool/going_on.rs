@@ -8,7 +8,6 @@
 use super::{
     left::PoolLeft,
     name_lock::NameLock,
-    process,
     start::{How, Start},
 };
 use crate::clock;
@@ -17,7 +16,7 @@ use nacre_admin::{
     failing::Failing,
     pool::devices::{self, Fresh, Opened},
 };
-use nacre_pool::{device::Device, log::KeptLog, store::Access};
+use nacre_pool::{device::Device, store::Access};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -32,11 +31,9 @@ pub(super) fn go_on(
     start: &Start,
     directory: &Path,
     left: &PoolLeft,
-    kept: Option<Arc<KeptLog>>,
-    failing: &Arc<Failing>,
+    mut opening: Opening,
 ) -> Result<(Imported, Option<NameLock>, Option<Fresh>), Refusal> {
-    let opening = process::opening(start.cache, left.altroot.clone());
-    let mut opening = Opening { kept, failing: Arc::clone(failing), ..opening };
+    let failing = Arc::clone(&opening.failing);
     if let How::Import { old, temporary: true, .. } = &start.how
         && start.name != *old
     {
@@ -48,7 +45,7 @@ pub(super) fn go_on(
         Some(writer) => {
             failing.be_patient(true);
             opening.after = Some(writer);
-            open_store(&start.devices, failing)
+            open_store(&start.devices, &failing)
         }
         None => {
             Ok(Opened::Devices(left.adopt().into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect()))

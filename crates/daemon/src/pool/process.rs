@@ -177,7 +177,11 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
     log(&directory, start, left.is_some())?;
     let kept = notes.as_ref().map(|_| kept_log(start, left.as_ref())).transpose()?;
     let imported = match &left {
-        Some(left) => going_on::go_on(start, &directory, left, kept.clone(), &orders.failing),
+        Some(left) => {
+            let opening = opening(start.cache, left.altroot.clone());
+            let opening = Opening { kept: kept.clone(), failing: Arc::clone(&orders.failing), ..opening };
+            going_on::go_on(start, &directory, left, opening)
+        }
         None => import(start, &directory, kept.clone(), &orders.failing),
     };
     let (imported, number, mut fresh) = imported.map_err(|refusal| {

@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_sys::shared_words::SharedWords;
 use parking_lot::Mutex;
 
-use self::places::{Parts, Places};
+use self::places::{HeldParts, Places};
 use super::record::{LogChange, LogRecord};
 use crate::codec::Reader;
 use crate::error::{Damage, PoolError};
@@ -92,7 +92,7 @@ struct Appending {
     end: u64,
     closed: VecDeque<(Txg, u64)>,
     /// None before anything is [served](KeptLog::serve).
-    parts: Parts,
+    parts: HeldParts,
 }
 
 impl fmt::Debug for KeptLog {

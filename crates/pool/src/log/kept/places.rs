@@ -37,7 +37,7 @@ pub(super) struct Places {
 
 /// Which parts hold places, as the process that appends knows it.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct HeldParts {
     /// Those that hold none; the last is taken first.
     free: Vec<u64>,
     /// The first of the places' parts that is held, and the one behind the last.
@@ -68,15 +68,15 @@ impl Places {
     }
 
     /// Which parts are free while the places from `begin` to `end` are in use.
-    pub(super) fn parts(&self, begin: u64, end: u64) -> Parts {
+    pub(super) fn parts(&self, begin: u64, end: u64) -> HeldParts {
         let held = (begin / PART, end.div_ceil(PART).max(begin / PART));
         let used: Vec<u64> = (held.0..held.1).map(|part| self.get(self.where_is(part))).collect();
         // The first is taken first.
-        Parts { free: (0..self.count).rev().filter(|part| !used.contains(part)).collect(), held }
+        HeldParts { free: (0..self.count).rev().filter(|part| !used.contains(part)).collect(), held }
     }
 
     /// Has memory for all places up to here; whether there is enough.
-    pub(super) fn reach(&self, parts: &mut Parts, end: u64) -> bool {
+    pub(super) fn reach(&self, parts: &mut HeldParts, end: u64) -> bool {
         while parts.held.1 * PART < end {
             let Some(part) = parts.free.pop() else { return false };
             self.set(self.where_is(parts.held.1), part);
@@ -86,7 +86,7 @@ impl Places {
     }
 
     /// What lies before here is not used any more.
-    pub(super) fn leave(&self, parts: &mut Parts, begin: u64) {
+    pub(super) fn leave(&self, parts: &mut HeldParts, begin: u64) {
         while parts.held.0 < (begin / PART).min(parts.held.1) {
             parts.free.push(self.get(self.where_is(parts.held.0)));
             parts.held.0 += 1;
