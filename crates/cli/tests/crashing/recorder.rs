@@ -224,7 +224,14 @@ impl Recorder {
                 );
                 if found != slot(key, version) {
                     let torn = is_torn(found, key, version, slot_of.0);
-                    assert!(torn, "{place} never was so (version {version}, expected {slot_of:?})");
+                    let cut =
+                        found.iter().zip(&slot(key, version)).position(|(one, other)| one != other).unwrap_or(SLOT);
+                    let rest: Vec<u64> =
+                        (0..=slot_of.1).filter(|other| found[cut..] == slot(key, *other)[cut..]).collect();
+                    assert!(
+                        torn,
+                        "{place} never was so (version {version} to byte {cut}, {rest:?} from there, expected {slot_of:?})"
+                    );
                     whole.push((at, slot(key, version)));
                 }
                 *slot_of = (version, version);
