@@ -51,7 +51,8 @@ pub trait Blocks: Send {
     /// any more. [`PoolError::Refused`] where the pool is another program's by now.
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError>;
 
-    /// What the blocks so far say goes into this txg, whichever they were written in.
+    /// What the blocks so far say goes into this txg, whichever they were written in: they are needed until
+    /// that is durable, and no longer.
     fn settle(&mut self, txg: Txg);
 
     /// The start for a root that holds this txg: the first block with records of a later one, or
@@ -60,9 +61,6 @@ pub trait Blocks: Send {
 
     /// A root that holds this txg is durable: the blocks before its start are not needed.
     fn forget(&mut self, txg: Txg);
-
-    /// What was replayed is in this txg, whatever it is noted with: it is needed until that is durable.
-    fn hold_until(&mut self, txg: Txg);
 
     /// How much is in use, bytes.
     fn used(&self) -> u64;
@@ -97,10 +95,6 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
 
     fn forget(&mut self, txg: Txg) {
         (**self).forget(txg);
-    }
-
-    fn hold_until(&mut self, txg: Txg) {
-        (**self).hold_until(txg);
     }
 
     fn used(&self) -> u64 {
@@ -260,12 +254,6 @@ impl<B: Blocks> Log<B> {
         state.last.0 = state.last.0.wrapping_add(1);
         state.newest = state.newest.max(txg);
         state.drop_through(txg);
-    }
-
-    /// What was replayed, and whatever else is done in this txg, is durable with its commit alone.
-    pub(crate) fn begin_with(&self, txg: Txg) {
-        self.ring.lock().hold_until(txg);
-        self.cannot_record(txg);
     }
 
     /// The ticket of the newest record: what an fsync of everything waits for.

@@ -45,7 +45,7 @@ impl PoolLog {
     /// logged.
     pub(super) fn begin_after(&self, txg: Txg) {
         self.after.store(txg.0, Ordering::Relaxed);
-        self.log.begin_with(txg);
+        self.log.cannot_record(txg);
     }
 
     pub(super) fn newest(&self) -> Ticket {

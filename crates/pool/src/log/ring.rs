@@ -407,10 +407,6 @@ impl<A: Area> Blocks for Ring<A> {
         }
     }
 
-    fn hold_until(&mut self, txg: Txg) {
-        self.blocks.iter_mut().for_each(|block| block.txg = block.txg.min(txg));
-    }
-
     fn used(&self) -> u64 {
         self.blocks.front().map_or(0, |block| self.next.position.wrapping_sub(block.start.position))
     }

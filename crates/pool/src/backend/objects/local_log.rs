@@ -370,13 +370,6 @@ impl LocalLog {
         }
     }
 
-    /// What was replayed is in this txg.
-    pub(super) fn hold_until(&self, txg: Txg) {
-        if let Some(own) = &mut self.state.lock().own {
-            own.ring.hold_until(txg);
-        }
-    }
-
     /// How much is in use, bytes.
     pub(super) fn used(&self) -> u64 {
         self.state.lock().own.as_ref().map_or(0, |own| own.ring.used())

@@ -261,10 +261,6 @@ impl Blocks for ObjectLog {
         self.doomed.retain(|key| attempt(bucket, "removing from", || bucket.delete(key)).is_err());
     }
 
-    fn hold_until(&mut self, txg: Txg) {
-        self.blocks.iter_mut().for_each(|block| block.txg = block.txg.min(txg));
-    }
-
     fn used(&self) -> u64 {
         self.blocks.iter().map(|block| block.length).sum()
     }
@@ -332,13 +328,6 @@ impl Blocks for Logs {
         self.objects.forget(txg);
         if let Some(local) = &self.local {
             local.forget(txg);
-        }
-    }
-
-    fn hold_until(&mut self, txg: Txg) {
-        self.objects.hold_until(txg);
-        if let Some(local) = &self.local {
-            local.hold_until(txg);
         }
     }
 

@@ -219,7 +219,7 @@ fn what_was_replayed_is_needed_until_the_commit_that_has_it() {
     }
     let (mut ring, replayed, _) = open(&memory, Start::default(), 4);
     assert_eq!(replayed.blocks, 2);
-    ring.hold_until(Txg(5));
+    ring.settle(Txg(5));
     assert_eq!(ring.start_after(Txg(4)), Start::default());
     let behind = ring.start_after(Txg(5));
     assert!(ring.append(Txg(6), &operation(7, 6, b"")).unwrap());
