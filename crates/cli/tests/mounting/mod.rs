@@ -533,6 +533,12 @@ pub fn without_passthrough() -> &'static [&'static str] {
     if *known { &["--passthrough=off"] } else { &["--read-rate=1000G", "--write-rate=1000G"] }
 }
 
+/// The process that a guardian has serve, or is about to, if there is one.
+pub fn child_of(guardian: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
+    children.split_whitespace().next_back().and_then(|child| child.parse().ok())
+}
+
 /// Sends a signal to a process that a test started.
 pub fn kill(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use super::{Moto, Weather};
 use crate::{
     InBucket, Machine, SECRET,
-    mounting::{as_root, errno, eventually, finish, is_gone, is_mounted, kill, nacre, needs, text},
+    mounting::{as_root, child_of, errno, eventually, finish, is_gone, is_mounted, kill, nacre, needs, text},
 };
 
 impl InBucket {
@@ -43,13 +43,9 @@ impl InBucket {
 
 /// Kills the process that owns the pool, once it is another one than `before`; its number.
 fn strike(guardian: u32, before: u32) -> u32 {
-    let child = || {
-        let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
-        children.split_whitespace().next_back().and_then(|child| child.parse::<u32>().ok())
-    };
     let mut found = None;
     eventually("a process", || {
-        found = child().filter(|child| *child != before);
+        found = child_of(guardian).filter(|child| *child != before);
         found.is_some()
     });
     kill(found.unwrap(), Signal::KILL);

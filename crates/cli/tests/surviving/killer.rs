@@ -6,7 +6,7 @@
 use super::campaign::Told;
 use crate::{
     crashing::Random,
-    mounting::{self, eventually, finish, kill, text},
+    mounting::{self, child_of, eventually, finish, kill, text},
 };
 use rustix::process::Signal;
 use std::{
@@ -36,12 +36,6 @@ impl Programs {
         }
         Programs { _place: place, copies }
     }
-}
-
-/// The process that serves, or is about to, if there is one.
-pub fn child(guardian: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
-    children.split_whitespace().next_back().and_then(|child| child.parse().ok())
 }
 
 /// See the file's head.
@@ -114,7 +108,7 @@ impl<'a> Killer<'a> {
 
     /// The same, where there is one.
     pub fn next_if_any(&self) -> Option<u32> {
-        child(self.guardian).filter(|child| Some(*child) != self.killed)
+        child_of(self.guardian).filter(|child| Some(*child) != self.killed)
     }
 
     /// Kills that.

@@ -9,7 +9,7 @@ pub mod killer;
 pub mod loads;
 pub mod pools;
 
-use crate::mounting::{Fixture, eventually, is_gone, kill, status::Status};
+use crate::mounting::{Fixture, child_of, eventually, is_gone, kill, status::Status};
 use rustix::process::Signal;
 use std::{
     fs::{self, OpenOptions},
@@ -91,7 +91,7 @@ impl Guarded {
 
     /// The process that serves now, or is about to, if there is one.
     pub fn child(&self) -> Option<u32> {
-        killer::child(self.guardian)
+        child_of(self.guardian)
     }
 }
 

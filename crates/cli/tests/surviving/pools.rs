@@ -8,12 +8,12 @@
 
 use super::{
     campaign::Told,
-    killer::{DEATHS, Killer, Programs, child},
+    killer::{DEATHS, Killer, Programs},
     loads::{Changes, Locked, Shared, Shell, Tail},
 };
 use crate::{
     crashing::{self, Dead, Load, Random, programs},
-    mounting::{self, eventually, finish, is_gone, kill, pools::Pool, text},
+    mounting::{self, child_of, eventually, finish, is_gone, kill, pools::Pool, text},
 };
 use rustix::process::Signal;
 use std::{
@@ -50,7 +50,7 @@ impl Surviving {
 
     /// The process that owns it now, or is about to, if there is one.
     pub fn child(&self) -> Option<u32> {
-        child(self.guardian)
+        child_of(self.guardian)
     }
 
     /// Kills the process that owns it; its number.
