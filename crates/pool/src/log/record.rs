@@ -108,7 +108,10 @@ pub struct LogRecord<'a> {
 impl<'a> LogRecord<'a> {
     /// Appends the record: its length, then its fields.
     pub fn encode(&self, to: &mut Writer) {
-        let length = self.length();
+        self.encode_fields(to, self.length());
+    }
+
+    fn encode_fields(&self, to: &mut Writer, length: usize) {
         to.reserve(NUMBER + length);
         to.varint(length as u64);
         to.varint(self.txg.0);
@@ -150,8 +153,9 @@ impl<'a> LogRecord<'a> {
     /// The record alone.
     #[must_use]
     pub fn encoded(&self) -> Vec<u8> {
-        let mut to = Writer::with_room(NUMBER + self.length());
-        self.encode(&mut to);
+        let length = self.length();
+        let mut to = Writer::with_room(NUMBER + length);
+        self.encode_fields(&mut to, length);
         to.finish()
     }
 
