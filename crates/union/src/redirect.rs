@@ -34,6 +34,10 @@ impl UnionShared {
     pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         self.grow(node, branch)?;
         let _tree = self.tree.lock.lock();
+        if node.is_gone() {
+            // It has no path any more.
+            return Err(Errno::ENOENT);
+        }
         let view = node.view();
         let part = view.on(branch).ok_or(Errno::ESTALE)?;
         if part.redirect == Redirect::Path {

@@ -130,9 +130,15 @@ impl UnionShared {
                 RenameStep::Raise(node, most) => self.raise_file(&node, most)?,
                 RenameStep::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
                 RenameStep::Whole(directory, branch) => {
-                    match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
-                        true => self.redirect_directory(&directory, &branch)?,
-                        false => self.copy_up_dir(&directory, &branch)?,
+                    let redirects = self.may_redirect(&branch);
+                    let copied = match redirects && !self.is_small(&directory, &branch)? {
+                        true => Err(Errno::EXDEV),
+                        false => self.copy_up_dir(&directory, &branch),
+                    };
+                    match copied {
+                        // It has too much, perhaps since it was looked at.
+                        Err(Errno::EXDEV) if redirects => self.redirect_directory(&directory, &branch)?,
+                        done => done?,
                     }
                 }
             }
