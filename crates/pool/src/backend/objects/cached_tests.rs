@@ -258,12 +258,13 @@ fn a_fetch_ahead_that_fails_harms_nobody() {
     bucket.asked.lock().fails = true;
     let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 64 * PART).unwrap());
     cached.expect("seg/01/1-1", 0..64 * PART);
-    bucket.wait(|asked| asked.failed == 2);
+    bucket.wait(|asked| asked.failed > 0);
     for part in 0..64 {
         let found = cached.get("seg/01/1-1", Some(part * PART..(part + 1) * PART)).unwrap().unwrap();
         assert!(found == whole[(part * PART) as usize..][..PART as usize]);
     }
-    assert_eq!(bucket.asked.lock().failed, 2);
+    // The second is not begun where the first one has failed by then.
+    assert!((1..=2).contains(&bucket.asked.lock().failed));
     // What cannot be had is told to whoever reads it, and is had when it is there again.
     bucket.bucket.fail_after(Some(0));
     let other = tempfile::tempdir().unwrap();
