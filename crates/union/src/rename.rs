@@ -129,21 +129,25 @@ impl UnionShared {
                 RenameStep::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
                 RenameStep::Raise(node, most) => self.raise_file(&node, most)?,
                 RenameStep::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
-                RenameStep::Whole(directory, branch) => {
-                    let redirects = self.may_redirect(&branch);
-                    let copied = match redirects && !self.is_small(&directory, &branch)? {
-                        true => Err(Errno::EXDEV),
-                        false => self.copy_up_dir(&directory, &branch),
-                    };
-                    match copied {
-                        // It has too much, perhaps since it was looked at.
-                        Err(Errno::EXDEV) if redirects => self.redirect_directory(&directory, &branch)?,
-                        done => done?,
-                    }
-                }
+                RenameStep::Whole(directory, branch) => self.make_movable(&directory, &branch)?,
             }
         }
         Err(Errno::EBUSY)
+    }
+
+    /// Has a directory depend on nothing below where it is, on a branch. No lock is held.
+    fn make_movable(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        if !self.may_redirect(branch) {
+            return self.copy_up_dir(directory, branch);
+        }
+        if self.is_small(directory, branch)? {
+            match self.copy_up_dir(directory, branch) {
+                // It has got more since it was looked at.
+                Err(Errno::EXDEV) => {}
+                done => return done,
+            }
+        }
+        self.redirect_directory(directory, branch)
     }
 
     fn peek(&self, caller: &Caller, spot: NameIn<'_>) -> Result<Option<Arc<UnionNode>>> {
