@@ -220,9 +220,7 @@ pub fn pool_log(data: &[u8]) {
                 let _ = Key::decode(key);
             }
         }
-        let mut to = nacre_pool::codec::Writer::default();
-        record.encode(&mut to);
-        let bytes = to.finish();
+        let bytes = record.encoded();
         assert!(
             nacre_pool::log::LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
             "{record:?}"

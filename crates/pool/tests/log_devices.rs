@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nacre_pool::backend::NewGroup;
-use nacre_pool::codec::Writer;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::label::GroupKind;
 use nacre_pool::log::{Blocks, LogChange, LogRecord, Start};
@@ -135,9 +134,8 @@ impl Logged {
         self.made += 1;
         let key = self.made.to_le_bytes();
         let changes = [LogChange::Delete { key: &key }];
-        let mut records = Writer::default();
-        LogRecord { txg: Txg(self.txg), dataset: 1, changes: changes.to_vec() }.encode(&mut records);
-        let durable = self.log.append(Txg(self.txg), &records.finish()).unwrap();
+        let record = LogRecord { txg: Txg(self.txg), dataset: 1, changes: changes.to_vec() }.encoded();
+        let durable = self.log.append(Txg(self.txg), &record).unwrap();
         if durable {
             self.promised.insert(self.made, self.txg);
         }

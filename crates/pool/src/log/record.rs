@@ -106,13 +106,11 @@ pub struct LogRecord<'a> {
 }
 
 impl<'a> LogRecord<'a> {
-    /// Appends the record: its length, then its fields.
-    pub fn encode(&self, to: &mut Writer) {
-        self.encode_fields(to, self.length());
-    }
-
-    fn encode_fields(&self, to: &mut Writer, length: usize) {
-        to.reserve(NUMBER + length);
+    /// The record as it is stored: its length, then its fields.
+    #[must_use]
+    pub fn encoded(&self) -> Vec<u8> {
+        let length = self.length();
+        let mut to = Writer::with_room(NUMBER + length);
         to.varint(length as u64);
         to.varint(self.txg.0);
         to.varint(self.dataset);
@@ -148,14 +146,6 @@ impl<'a> LogRecord<'a> {
                 }
             }
         }
-    }
-
-    /// The record alone.
-    #[must_use]
-    pub fn encoded(&self) -> Vec<u8> {
-        let length = self.length();
-        let mut to = Writer::with_room(NUMBER + length);
-        self.encode_fields(&mut to, length);
         to.finish()
     }
 

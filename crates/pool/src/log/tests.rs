@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::codec::{Reader, Writer};
+use crate::codec::Reader;
 use proptest::prelude::*;
 
 mod group;
@@ -101,10 +101,8 @@ impl Area for Memory {
 
 /// A record that can be told apart: operation `number` of a txg.
 pub fn operation(number: u64, txg: u64, data: &[u8]) -> Vec<u8> {
-    let mut to = Writer::default();
     let changes = vec![LogChange::Write { inode: number, offset: 0, data }];
-    LogRecord { txg: Txg(txg), dataset: 1, changes }.encode(&mut to);
-    to.finish()
+    LogRecord { txg: Txg(txg), dataset: 1, changes }.encoded()
 }
 
 fn change() -> impl Strategy<Value = (u8, Vec<u8>, Vec<u8>, u64, u64)> {
@@ -121,10 +119,7 @@ proptest! {
             _ => LogChange::Write { inode: *inode, offset: *offset, data: second },
         });
         let record = LogRecord { txg: Txg(txg), dataset, changes: changes.collect() };
-        let mut to = Writer::default();
-        record.encode(&mut to);
-        record.encode(&mut to);
-        let bytes = to.finish();
+        let bytes = record.encoded().repeat(2);
         let mut from = Reader::new(&bytes);
         prop_assert_eq!(&LogRecord::decode(&mut from).unwrap(), &record);
         prop_assert_eq!(&LogRecord::decode(&mut from).unwrap(), &record);
@@ -137,9 +132,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_record_or_an_error(bytes: Vec<u8>) {
         if let Ok(record) = LogRecord::decode(&mut Reader::new(&bytes)) {
-            let mut to = Writer::default();
-            record.encode(&mut to);
-            let again = to.finish();
+            let again = record.encoded();
             prop_assert_eq!(LogRecord::decode(&mut Reader::new(&again)).unwrap(), record);
         }
     }

@@ -1,6 +1,7 @@
 //! The ring: laps, crashes at any moment, damage, room.
 
 use super::*;
+use crate::codec::Writer;
 
 const POOL: u64 = 77;
 
