@@ -19,7 +19,7 @@ use nacre_daemon::{
     guardian, handover, opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
-    shared, upgrade,
+    service_manager, shared, upgrade,
 };
 use nacre_layers::remap::Rules;
 use std::{
@@ -34,6 +34,10 @@ pub fn main() -> ExitCode {
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
+    // What this process became it has from itself; what a service was given, from one before it.
+    if let Some(left) = handover::left().or_else(service_manager::left) {
+        return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
+    }
     if let Some(start) = nacre_daemon::pool::serves() {
         // Who was called as `zpool` speaks as such, on behalf of whom this process is started.
         let program = start.as_ref().map_or("nacre", |start| start.program());
@@ -44,9 +48,6 @@ pub fn main() -> ExitCode {
     }
     if asked::is_asked() {
         return finish("nacre", asked::answer().map(|()| ExitCode::SUCCESS));
-    }
-    if let Some(left) = handover::left() {
-        return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
     }
     if let Some(name) = shared::process::name() {
         return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));

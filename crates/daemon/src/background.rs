@@ -39,6 +39,11 @@ pub enum Started {
     Failed(u8),
 }
 
+/// Whether this process was started by another one of this program, which waits for it or was the same.
+pub fn is_started() -> bool {
+    is_background() || std::env::var(MARK).ok() == Some(std::process::id().to_string())
+}
+
 /// Whether this process is the second one.
 pub fn is_background() -> bool {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().to_string());
@@ -48,6 +53,29 @@ pub fn is_background() -> bool {
 /// Why this second process serves the mount.
 pub fn reason() -> String {
     std::env::var(REASON).unwrap_or_default()
+}
+
+/// Becomes a process that will serve mounts, which has nothing of this one but its number. `settings` go into its
+/// environment. Answers why not.
+pub fn instead(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[(&str, &str)]) -> Failure {
+    let error = match nacre_sys::descriptors::close_on_exec_from(3) {
+        Ok(()) => command(name, arguments, settings).exec(),
+        Err(error) => error,
+    };
+    Failure::io("cannot become", "the process that serves the mount", &error)
+}
+
+fn command(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(program());
+    command
+        .arg0(name)
+        .args(arguments)
+        .env(MARK, std::process::id().to_string())
+        .envs(settings.iter().copied())
+        // What a service manager gave to this process it does not have under the same numbers.
+        .env_remove("LISTEN_PID")
+        .stdin(Stdio::null());
+    command
 }
 
 /// Starts the second process with the same arguments and waits until its mount answers.
@@ -74,16 +102,8 @@ pub fn spawn(
     if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
         tracing::debug!(%error, "descriptors of the caller stay open");
     }
-    let mut command = Command::new(program());
-    command
-        .arg0(name)
-        .args(arguments)
-        .env(MARK, std::process::id().to_string())
-        .envs(settings.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
     let failed = |error: io::Error| Failure::io("cannot start", "the process that serves the mount", &error);
-    let mut child = command.spawn().map_err(failed)?;
+    let mut child = command(name, arguments, settings).stdout(Stdio::piped()).spawn().map_err(failed)?;
     let mut said = Vec::new();
     if let Some(mut output) = child.stdout.take() {
         let mut line = [0; READY.len()];

@@ -21,12 +21,13 @@ use crate::{
     pool::{self, left::PoolLeft, start::Start},
     report::{path_text, printable},
     serve,
+    service_manager::ServiceManager,
     shared::wire::MountRequest,
 };
 use nacre_fuse::Survival;
 use nacre_sys::{
     descriptors, memory,
-    worker::{self, Ended, Guard, Heard},
+    worker::{self, Ended, Guard, Heard, Process},
 };
 use rustix::fs::{Mode, OFlags};
 use std::{
@@ -48,7 +49,7 @@ const TRIAL: Duration = Duration::from_secs(600);
 
 /// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
 /// or act on paths without any of its descriptors.
-const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
+pub const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
 
 /// What is served, and what stays of it when its worker dies.
 struct Guardian {
@@ -80,7 +81,7 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
 /// Why it is not imported, or why it was let go before its time.
 pub fn run_pool(start: &Start) -> Result<(), Failure> {
     outliving::check_pool(start)?;
-    Guardian::new(Survivor::Pool(Box::new(start.clone())), true)?.run()
+    Guardian::new(Survivor::Pool(Box::new(start.clone())), !start.foreground)?.run()
 }
 
 /// Goes on with what is served for the program that became this one.
@@ -112,11 +113,18 @@ impl Guardian {
         let guard = Guard::new().map_err(|error| failed(&error))?;
         let handover = Handover::of(&self.memory, background, &self.served);
         let handover_text = handover.text()?;
+        let manager = ServiceManager::of_this_process().map(Arc::new);
+        if let Some(manager) = &manager {
+            self.memory.set_stored();
+            manager.admit_workers();
+            manager.keep_handover(&handover_text);
+        }
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let served = self.served.clone();
             let (memory, guardian, kept) = (self.memory.clone(), process::id(), self.kept(&guard));
-            let guarded = Guarded { memory, guardian, handover: Arc::clone(&handover_text) };
+            let (text, manager) = (Arc::clone(&handover_text), manager.clone());
+            let guarded = Guarded { memory, guardian, handover: text, manager };
             // From here on it waits.
             memory::leave_code();
             let worker = guard.start(move || served.work(guarded, &kept, background));
@@ -159,7 +167,10 @@ impl Guardian {
                 what.push_str(&format!(", the {DEATHS}rd time within a minute: it stays down"));
             }
             if over {
-                return Err(self.served.ended_badly(background, what));
+                let failure = self.served.ended_badly(background, what);
+                // The next process of the service, if there is one, begins anew.
+                self.memory.give_up("it stays down");
+                return Err(failure);
             }
             self.memory.next_life();
         }
@@ -236,31 +247,50 @@ impl Survivor {
     /// among it not. Answers what stays open beside that.
     fn take_over(&self, memory: &Survival, own: &[i32]) -> Result<Vec<i32>, Failure> {
         let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
-        let left = match self {
-            Survivor::Mount(_) => {
-                memory.resend().map_err(cannot)?;
-                Left::read(&memory.text().unwrap_or_default())?.descriptors()
-            }
-            Survivor::Pool(_) => {
-                let left = PoolLeft::of(memory)?;
-                left.send_again();
-                left.descriptors(memory)
-            }
-        };
+        match self {
+            Survivor::Mount(_) => memory.resend().map_err(cannot)?,
+            Survivor::Pool(_) => PoolLeft::of(memory)?.send_again(),
+        }
+        let left = self.noted(memory)?;
         let kept = memory.kept(&left);
         let all: Vec<u32> = kept.iter().chain(own).copied().map(i32::cast_unsigned).collect();
         descriptors::close_all_from_but(3, &all).map_err(cannot)?;
         Ok(kept)
     }
 
+    /// The descriptors that are noted, beside the memory's own and those of open files.
+    pub(crate) fn noted(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
+        Ok(match self {
+            Survivor::Mount(_) => Left::read(&memory.text().unwrap_or_default())?.descriptors(),
+            Survivor::Pool(_) => PoolLeft::of(memory)?.descriptors(memory),
+        })
+    }
+
+    /// Those of them that a service manager keeps.
+    fn stored(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
+        match self {
+            Survivor::Mount(_) => self.noted(memory),
+            Survivor::Pool(_) => Ok(PoolLeft::of(memory)?.stored(memory)),
+        }
+    }
+
+    /// Those of these without which nobody can go on.
+    pub(crate) fn needed(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
+        match self {
+            Survivor::Mount(_) => self.noted(memory),
+            Survivor::Pool(_) => Ok(PoolLeft::of(memory)?.needed(memory)),
+        }
+    }
+
     /// What a worker does; its exit code.
     fn work(&self, guarded: Guarded, own: &[i32], background: bool) -> u8 {
-        let memory = guarded.memory.clone();
+        let (memory, manager) = (guarded.memory.clone(), guarded.manager.clone());
         let _ends = Ends(memory.clone());
         let worked = self.begin(&guarded, own).and_then(|()| match self {
             Survivor::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
-            Survivor::Pool(start) => pool::process::own(start, Some(guarded)),
+            Survivor::Pool(start) => pool::process::own(start, background, Some(guarded)),
         });
+        manager.iter().for_each(|manager| manager.take_back());
         let Err(failure) = worked else {
             if let Survivor::Pool(_) = self {
                 close_for_others(&memory, own);
@@ -273,8 +303,16 @@ impl Survivor {
     }
 
     fn begin(&self, guarded: &Guarded, own: &[i32]) -> Result<(), Failure> {
-        if guarded.memory.resumes() {
-            self.take_over(&guarded.memory, own)?;
+        let Guarded { memory, manager, .. } = guarded;
+        if let Some(manager) = manager {
+            let this = Process::this().map_err(|error| Failure::io("cannot look at", "this process", &error))?;
+            memory.set_worker(this);
+            if memory.resumes() {
+                manager.has(self.stored(memory)?.into_iter().chain(memory.own()));
+            }
+        }
+        if memory.resumes() {
+            self.take_over(memory, own)?;
         }
         tell_of_death(&guarded.memory, guarded.guardian);
         Ok(())

@@ -70,7 +70,11 @@ impl Handover {
         Handover { before, ..self.clone() }
     }
 
-    fn read(text: &str) -> Result<Handover, Failure> {
+    /// From text.
+    ///
+    /// # Errors
+    /// It is not understood.
+    pub fn read(text: &str) -> Result<Handover, Failure> {
         serde_json::from_str(text).map_err(|error| Failure::new(format!("what was left is not understood: {error}")))
     }
 }
@@ -116,7 +120,9 @@ pub fn settings(handover: &str) -> Vec<OsString> {
         text.push(value);
         text
     };
-    let kept = std::env::vars_os().filter(|(name, _)| name != NAME);
+    // What a service manager gave to this process the other one does not find under the same numbers.
+    let given = |name: &OsString| name.as_encoded_bytes().starts_with(b"LISTEN_");
+    let kept = std::env::vars_os().filter(|(name, _)| name != NAME && !given(name));
     kept.chain([(NAME.into(), handover.into())]).map(|(name, value)| setting(name, value)).collect()
 }
 
@@ -172,10 +178,11 @@ mod tests {
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
         let handover = Handover::of(&memory, true, &Survivor::Mount(Box::new(mount))).text().unwrap();
-        let notes = Notes::of(&memory).unwrap();
+        let guarded = Guarded { memory: memory.clone(), guardian: 1, handover, manager: None };
+        let notes = Notes::of(&guarded).unwrap();
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
         let left = memory.text().unwrap();
-        hand_over(&Guarded { memory, guardian: 1, handover }, left)
+        hand_over(&guarded, left)
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! Noted by [`crate::serving`], read by the next worker of the same guardian ([`crate::guardian`]).
 //! Invariant: a descriptor that is noted is open as long as it is; the next worker closes all others.
 
-use crate::{clock, failure::Failure, opening::unusable_source, union::absent::Absent};
+use crate::{
+    clock, failure::Failure, opening::unusable_source, service_manager::ServiceManager, union::absent::Absent,
+};
 use nacre_fuse::Survival;
 use nacre_stack::spec::StackSpec;
 use nacre_sys::descriptors;
@@ -30,6 +32,18 @@ pub struct Guarded {
     pub guardian: u32,
     /// What the guardian leaves to another program ([`crate::upgrade`]).
     pub handover: Arc<str>,
+    /// Who keeps descriptors for the next process of the service that this is.
+    pub manager: Option<Arc<ServiceManager>>,
+}
+
+impl Guarded {
+    /// Notes something by which these descriptors are needed, beside the memory's own.
+    pub fn note<T>(&self, descriptors: Vec<i32>, note: impl FnOnce() -> T) -> T {
+        match &self.manager {
+            Some(manager) => manager.keep(descriptors.into_iter().chain(self.memory.own()), note),
+            None => note(),
+        }
+    }
 }
 
 /// The directories that layers are of, each held by a descriptor from before anything was mounted
@@ -169,7 +183,7 @@ impl Left {
 /// could go on.
 #[derive(Debug)]
 pub struct Notes {
-    memory: Survival,
+    guarded: Guarded,
     now: Mutex<Left>,
 }
 
@@ -178,8 +192,9 @@ impl Notes {
     ///
     /// # Errors
     /// They cannot be read.
-    pub fn of(memory: &Survival) -> Result<Notes, Failure> {
-        Ok(Notes { memory: memory.clone(), now: Mutex::new(Left::of(memory)?.unwrap_or_default()) })
+    pub fn of(guarded: &Guarded) -> Result<Notes, Failure> {
+        let now = Left::of(&guarded.memory)?.unwrap_or_default();
+        Ok(Notes { guarded: guarded.clone(), now: Mutex::new(now) })
     }
 
     /// A mount has been made.
@@ -199,10 +214,11 @@ impl Notes {
             return;
         }
         let same = left.spec().is_ok_and(|read| read.to_line() == left.stack);
-        match serde_json::to_vec(&*left) {
-            Ok(text) if same && self.memory.set_text(&text) => {}
-            _ => self.memory.give_up("its layers cannot be noted"),
-        }
+        let memory = &self.guarded.memory;
+        self.guarded.note(left.descriptors(), || match serde_json::to_vec(&*left) {
+            Ok(text) if same && memory.set_text(&text) => {}
+            _ => memory.give_up("its layers cannot be noted"),
+        });
     }
 }
 
@@ -216,6 +232,6 @@ impl LeftNumbers for Notes {
     }
 
     fn give_up(&self, why: &str) {
-        self.memory.give_up(why);
+        self.guarded.memory.give_up(why);
     }
 }

@@ -108,7 +108,7 @@ impl Live {
         let mut context = opening::surroundings()?;
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
-        let notes = guarded.as_ref().map(|guarded| Notes::of(&guarded.memory)).transpose()?.map(Arc::new);
+        let notes = guarded.as_ref().map(Notes::of).transpose()?.map(Arc::new);
         let Found { spec, mountpoint, source, absent, begun } = match &left {
             // Of the mount itself nothing may be asked: nobody answers yet.
             Some(left) => Found::left(left)?,

@@ -556,7 +556,8 @@ pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
         TransportChoice::Device => fusewire::TransportChoice::Device,
     };
     let resident = options.survival.is_some();
-    SessionOptions { transport, threads: options.threads, resident, ..SessionOptions::default() }
+    let one_device = options.survival.as_ref().is_some_and(Survival::is_stored);
+    SessionOptions { transport, threads: options.threads, resident, one_device, ..SessionOptions::default() }
 }
 
 /// The kernel's caches of one mount.

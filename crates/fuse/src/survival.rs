@@ -36,7 +36,7 @@ mod tests;
 mod tests_by_number;
 
 use fusewire::{Agreed, Identity, Offer};
-use nacre_sys::{descriptors, shared_words::SharedWords};
+use nacre_sys::{descriptors, shared_words::SharedWords, worker::Process};
 use nacre_vfs::{FileId, GivenNumbers};
 use parking_lot::Mutex;
 use std::{
@@ -56,7 +56,7 @@ use std::{
 
 /// Which way things are noted, for programs of other versions: another number with each change of
 /// what is noted, or how.
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
@@ -127,6 +127,11 @@ enum Head {
     GivenEnd,
     /// 1 while files become others.
     Replacing,
+    /// 1 where descriptors are kept outside as well.
+    Stored,
+    /// Which process serves, and when it began.
+    Worker,
+    WorkerBegan,
     /// The first of the counters of reuse, one for each shard of the inode table.
     Reuse,
 }
@@ -252,6 +257,36 @@ impl Survival {
         i32::try_from(self.head(Head::Main).checked_sub(1)?).ok()
     }
 
+    /// Notes which process serves, so that another one that has no part in its making knows whether it is
+    /// gone.
+    pub fn set_worker(&self, worker: Process) {
+        self.set(Head::WorkerBegan, worker.began);
+        self.set(Head::Worker, worker.number.into());
+    }
+
+    /// That process.
+    pub fn worker(&self) -> Option<Process> {
+        let number = u32::try_from(self.head(Head::Worker)).ok().filter(|number| *number != 0)?;
+        Some(Process { number, began: self.head(Head::WorkerBegan) })
+    }
+
+    /// A service manager keeps descriptors, so that the mount can go on when all processes with this table of
+    /// them are dead: of the device the session's own, so it has no other, and none of open files.
+    pub fn set_stored(&self) {
+        self.set(Head::Stored, 1);
+    }
+
+    /// Whether that is so.
+    pub fn is_stored(&self) -> bool {
+        self.head(Head::Stored) == 1
+    }
+
+    /// The descriptors of open files are closed: each is opened anew.
+    pub fn lost_open_files(&self) {
+        let opens = opens::Opens::new(self);
+        opens.all().for_each(|open| opens.changed(open.fh, None));
+    }
+
     /// This worker ends by itself, whatever becomes of its threads.
     pub fn ends(&self) {
         self.set(Head::Ends, 1);
@@ -295,13 +330,18 @@ impl Survival {
 
     /// The descriptors that the next worker takes over.
     pub fn kept(&self, also: &[i32]) -> Vec<i32> {
-        let known = also.iter().copied().chain([self.descriptor()]).chain(self.device());
+        let known = also.iter().copied().chain(self.own());
         known.chain(opens::Opens::new(self).all().filter_map(|open| Some(open.left?.descriptor))).collect()
+    }
+
+    /// Its own, and that of the device.
+    pub fn own(&self) -> impl Iterator<Item = i32> + use<> {
+        [self.descriptor()].into_iter().chain(self.device())
     }
 
     /// The descriptor's number that the session had.
     pub fn device(&self) -> Option<i32> {
-        i32::try_from(self.head(Head::Device)).ok()?.checked_sub(1)
+        i32::try_from(self.head(Head::Device).checked_sub(1)?).ok()
     }
 
     /// The session's device, once.

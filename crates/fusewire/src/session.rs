@@ -75,6 +75,9 @@ pub struct SessionOptions {
     /// while it reads gets no memory any more, and the request that it reads fails (EIO) instead of
     /// being there for [`resend`].
     pub resident: bool,
+    /// Over the device: all threads use the session's descriptor, and none has one of its own. What is read by
+    /// one of those fails when it closes; for a process whose descriptors close with it, but for that one.
+    pub one_device: bool,
 }
 
 impl Default for SessionOptions {
@@ -85,6 +88,7 @@ impl Default for SessionOptions {
             max_threads: 0,
             stack_size: 512 << 10,
             resident: false,
+            one_device: false,
         }
     }
 }

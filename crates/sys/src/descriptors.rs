@@ -121,6 +121,12 @@ pub fn another(number: i32) -> io::Result<OwnedFd> {
     unsafe { crate::owned(made) }
 }
 
+/// Which of these numbers are not open.
+pub fn missing(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    // SAFETY: asks about a number only.
+    numbers.filter(|number| unsafe { libc::fcntl(*number, libc::F_GETFD) } < 0).collect()
+}
+
 /// Takes over a descriptor that another process left behind in the table of this one.
 ///
 /// # Errors
@@ -131,6 +137,33 @@ pub fn take_over(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: it is open, and who owned it is gone: the caller says that it was noted to be passed on,
     // and takes each number once.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) })
+}
+
+/// Gives descriptors other numbers: pairs of the number that each has and the one that it gets, from
+/// whatever had that. To be called by a process that was given them, before it opens any itself.
+///
+/// # Errors
+/// EBADF where a number is not open; EMFILE, or EBADF for a number beyond the limit (`RLIMIT_NOFILE`).
+pub fn renumber(pairs: &[(i32, i32)]) -> io::Result<()> {
+    // First to where none of them is in the way of another.
+    let free = pairs.iter().map(|(from, to)| from.max(to) + 1).max().unwrap_or(3);
+    let mut aside = Vec::new();
+    for (from, to) in pairs {
+        // SAFETY: makes a new descriptor, and touches no other.
+        let made = check(libc::c_long::from(unsafe { libc::fcntl(*from, libc::F_DUPFD_CLOEXEC, free) }))?;
+        // SAFETY: the kernel just made it, and nobody else knows it.
+        aside.push((unsafe { crate::owned(made) }?, *to));
+    }
+    for (from, _) in pairs {
+        // SAFETY: the caller says that nothing of the process owns what it was given by number.
+        unsafe { libc::close(*from) };
+    }
+    for (descriptor, to) in aside {
+        // SAFETY: as above, for what has that number.
+        let placed = unsafe { libc::dup3(descriptor.as_raw_fd(), to, libc::O_CLOEXEC) };
+        check(libc::c_long::from(placed))?;
+    }
+    Ok(())
 }
 
 /// Leaves all descriptors to others but one, which is none of the standard ones. It is another
@@ -188,6 +221,26 @@ mod tests {
         assert!(!inside.join().unwrap());
         assert_eq!(std::env::current_dir().unwrap(), before);
         assert!(std::io::read_to_string(file).unwrap().contains("Name:"));
+    }
+
+    #[test]
+    fn descriptors_change_places() {
+        // Numbers that no other test of this process gets.
+        let file = |text: &[u8]| {
+            let file = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::io::write(&file, text).unwrap();
+            rustix::io::fcntl_dupfd_cloexec(file, 800).unwrap().into_raw_fd()
+        };
+        let read = |number| {
+            let mut text = [0; 1];
+            rustix::io::pread(take_over(number).unwrap(), &mut text, 0).unwrap();
+            text[0]
+        };
+        let (first, second, far) = (file(b"a"), file(b"b"), 900);
+        renumber(&[(first, second), (second, far)]).unwrap();
+        assert_eq!((read(second), read(far)), (b'a', b'b'));
+        assert!(another(first).is_err());
+        assert!(renumber(&[(far, 901)]).is_err(), "closed by now");
     }
 
     #[test]

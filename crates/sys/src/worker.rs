@@ -207,6 +207,53 @@ impl Guard {
     }
 }
 
+/// A process, whose number may be another one's later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub number: u32,
+    /// When it began, in ticks since the machine did (proc_pid_stat(5)).
+    pub began: u64,
+}
+
+impl Process {
+    /// This one.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn this() -> io::Result<Process> {
+        Process::with(process::id())
+    }
+
+    /// The one with this number now.
+    fn with(number: u32) -> io::Result<Process> {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat"))?;
+        // The 22nd field, of which the second, the name, may hold anything.
+        let began = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse().ok());
+        Ok(Process { number, began: began.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))? })
+    }
+
+    /// Whether it runs: whether any thread of it is left but some with these names, which wait in the kernel
+    /// since it was killed.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn runs(self, names: &[&str]) -> io::Result<bool> {
+        let gone = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+        match Process::with(self.number) {
+            Ok(now) if now == self => {}
+            Ok(_) => return Ok(false),
+            Err(error) if gone(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        match are_left(self.number.cast_signed()) {
+            Ok(left) => Ok(!left.iter().all(|name| names.contains(&name.as_str()))),
+            Err(error) if gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The names of the threads of a process that was killed which are not dead yet.
 fn are_left(process: i32) -> io::Result<Vec<String>> {
     let threads = fs::read_dir(format!("/proc/{process}/task"))?;

@@ -114,6 +114,10 @@ pub struct Survives {
     /// Why it will not happen, where it will not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
+    /// How many descriptors the service manager was given, for the case that all processes are killed; none where
+    /// this is no service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<usize>,
 }
 
 impl Survives {
@@ -127,7 +131,13 @@ impl Survives {
         match (&self.why_not, self.guardian) {
             (Some(why), _) => format!("no: {why} ({restarts})"),
             (None, None) => format!("no: its guardian is gone ({restarts})"),
-            (None, Some(guardian)) => format!("yes, by process {guardian} ({restarts})"),
+            (None, Some(guardian)) => {
+                let service = match self.stored {
+                    Some(stored) => format!(", and by the service manager with {stored} descriptors"),
+                    None => String::new(),
+                };
+                format!("yes, by process {guardian}{service} ({restarts})")
+            }
         }
     }
 }

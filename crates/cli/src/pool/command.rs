@@ -125,6 +125,13 @@ fn cache() -> Arg {
         .help("The limit of the cache in memory [default: 256M, or an eighth of the memory there is]")
 }
 
+fn foreground() -> Arg {
+    Arg::new("foreground")
+        .long("foreground")
+        .action(ArgAction::SetTrue)
+        .help("Own the pool in this very process until it is exported, for a service (Type=notify)")
+}
+
 fn survive() -> Arg {
     Arg::new("survive").long("survive").action(ArgAction::SetTrue).help(
         "Go on when the process that owns the pool is killed or crashes: mounts, open files and what was acknowledged as well",
@@ -267,7 +274,7 @@ fn add() -> Command {
 fn import() -> Command {
     Command::new("import")
         .about("Import a pool, or show which could be")
-        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import --survive tank\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
+        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import --survive tank\n  nacre pool import --foreground tank\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
         .arg(flag('a', "all", "All that are found"))
         .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
         .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
@@ -286,6 +293,7 @@ fn import() -> Command {
         .arg(altroot())
         .arg(cache())
         .arg(survive())
+        .arg(foreground())
         .args(way())
         .arg(flag('m', "without-log", "Also where devices for the log are missing: what was synced last, and they alone had, is given up"))
         .args(without_effect("sl"))

@@ -199,6 +199,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         cache,
         command: command.to_owned(),
         survive: what.survive,
+        foreground: what.foreground,
     })
 }
 

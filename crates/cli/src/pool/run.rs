@@ -71,15 +71,15 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
 
 /// What `zpool` can be asked for.
 fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
-    let survive = match &verb {
-        PoolVerb::Create(what) => what.survive,
-        PoolVerb::Import(what) => what.survive,
-        _ => false,
+    let (survive, foreground) = match &verb {
+        PoolVerb::Create(what) => (what.survive, false),
+        PoolVerb::Import(what) => (what.survive, what.foreground),
+        _ => (false, false),
     };
-    if survive {
-        return Err(Failure::usage("invalid option '--survive': `nacre pool` has it"));
+    match [(survive, "--survive"), (foreground, "--foreground")].into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Failure::usage(format!("invalid option '{option}': `nacre pool` has it"))),
+        None => Ok(verb),
     }
-    Ok(verb)
 }
 
 /// Does it.
@@ -501,6 +501,7 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         cache,
         command: command.to_owned(),
         survive,
+        foreground: false,
     })
 }
 

@@ -138,6 +138,7 @@ pub struct ToImport {
     pub mount: bool,
     pub cache: Option<u64>,
     pub survive: bool,
+    pub foreground: bool,
 }
 
 /// How often something is shown, and with which time before it.
@@ -520,9 +521,13 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         mount: !matches.get_flag("no-mounts"),
         cache: bytes(matches, "cache")?,
         survive: matches.get_flag("survive"),
+        foreground: matches.get_flag("foreground"),
     };
     if import.all && import.name.is_some() {
         return Err(Failure::usage("-a imports all pools: none is to be named"));
+    }
+    if import.all && import.foreground {
+        return Err(Failure::usage("--foreground is for one pool: -a imports all"));
     }
     if import.all && import.at {
         return Err(Failure::usage("-a imports all pools: none is to be named"));

@@ -187,12 +187,27 @@ impl PoolLeft {
 
     /// The descriptors that the next worker keeps, that of this text among them.
     pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
-        let text = place(memory).ok();
+        let hearing = self.heard().into_iter().flat_map(|(device, mount)| [device, mount]);
+        self.stored(memory).into_iter().chain(hearing).collect()
+    }
+
+    /// Those of them that a service manager keeps: all but those of the mount that hears of sync(2), which goes
+    /// with the last process. Whoever closes that last has to wait for an answer of the process that served it.
+    pub fn stored(&self, memory: &Survival) -> Vec<i32> {
+        self.stored_with(place(memory).ok()).collect()
+    }
+
+    fn stored_with(&self, text: Option<i32>) -> impl Iterator<Item = i32> {
         let of_mounts = self.mounts.iter().flat_map(|mount| mount.door.descriptors());
-        let hearing = self.heard().into_iter().flat_map(|(device, mount)| [Some(device), Some(mount)]);
         let own = [Some(self.socket), Some(self.name), self.number, self.kept_log];
         let devices = self.devices.iter().map(|device| Some(device.number));
-        of_mounts.chain(hearing).chain(own).chain(devices).chain([text]).flatten().collect()
+        of_mounts.chain(own).chain(devices).chain([text]).flatten()
+    }
+
+    /// Those of these without which nobody can go on: of a device, the pool may have let go.
+    pub fn needed(&self, memory: &Survival) -> Vec<i32> {
+        let is_device = |number: &i32| self.devices.iter().any(|device| device.number == *number);
+        self.stored(memory).into_iter().filter(|number| !is_device(number)).collect()
     }
 
     /// By which anybody may have called sync(2).
@@ -317,7 +332,8 @@ impl PoolNotes {
         let mut file = File::from(memfd_create(c"nacre-pool", MemfdFlags::CLOEXEC)?);
         file.write_all(&text)?;
         let at = serde_json::to_vec(&Where { notes: file.as_raw_fd() })?;
-        match self.guarded.memory.set_text(&at) {
+        let stored = left.stored_with(Some(file.as_raw_fd())).collect();
+        match self.guarded.note(stored, || self.guarded.memory.set_text(&at)) {
             true => Ok(file.into()),
             false => Err(io::ErrorKind::FileTooLarge.into()),
         }
@@ -373,7 +389,7 @@ mod tests {
     use std::{os::fd::IntoRawFd, sync::Arc};
 
     fn guarded(memory: &Survival) -> Guarded {
-        Guarded { memory: memory.clone(), guardian: 1, handover: Arc::from("") }
+        Guarded { memory: memory.clone(), guardian: 1, handover: Arc::from(""), manager: None }
     }
 
     #[test]

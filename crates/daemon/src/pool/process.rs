@@ -28,6 +28,7 @@ use crate::{
         stream::Channel,
     },
     runtime,
+    service_manager::ServiceManager,
 };
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb,
@@ -74,7 +75,7 @@ use std::{
 /// # Errors
 /// An order that is not understood.
 pub fn order() -> Option<Result<Start, Failure>> {
-    let text = std::env::var(start::NAME).ok().filter(|_| background::is_background())?;
+    let text = std::env::var(start::NAME).ok().filter(|_| background::is_started())?;
     Some(
         serde_json::from_str(&text)
             .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
@@ -149,15 +150,22 @@ const TURN: Duration = Duration::from_secs(5);
 /// # Errors
 /// Why it does not, or how it ended badly.
 pub fn run(start: &Start) -> Result<(), Failure> {
-    background::leave_session()?;
-    if start.survive { guardian::run_pool(start) } else { own(start, None) }
+    if !start.foreground {
+        background::leave_session()?;
+    }
+    if start.survive { guardian::run_pool(start) } else { own(start, !start.foreground, None) }
 }
 
-/// Owns a pool to its end, or goes on after a process that was killed.
+/// Owns a pool to its end, or goes on after a process that was killed. With `background`, another process waits
+/// until it answers.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure> {
+pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> Result<(), Failure> {
+    let manager = match &guarded {
+        Some(guarded) => guarded.manager.clone(),
+        None => ServiceManager::of_this_process().map(Arc::new),
+    };
     let (notes, left) = match guarded.map(PoolNotes::of).transpose()? {
         Some((notes, left)) => (Some(Arc::new(notes)), left),
         None => (None, None),
@@ -245,7 +253,15 @@ pub(crate) fn own(start: &Start, guarded: Option<Guarded>) -> Result<(), Failure
             left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
         });
     }
-    let served = serve(start, (&directory, left_socket), &office, &mut fresh);
+    let answers = move || {
+        match &manager {
+            Some(manager) if !background => manager.ready(),
+            _ if background && left_socket.is_none() => background::report_ready()?,
+            _ => {}
+        }
+        Ok(())
+    };
+    let served = serve(start, (&directory, left_socket), &office, &mut fresh, answers);
     tracing::info!(pool = start.name, "the pool is let go");
     hearing.end();
     let ended = match &fresh {
@@ -370,12 +386,13 @@ fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
 
 /// Serves the pool until it is gone or the end is asked for. What was made for a new pool is
 /// `fresh` until whoever asked for the pool has heard of it. A process before this one may have left its
-/// socket.
+/// socket. When it `answers`, whoever waits for that is told.
 fn serve(
     start: &Start,
     (directory, left): (&Path, Option<i32>),
     office: &Arc<Office>,
     fresh: &mut Option<devices::Fresh>,
+    answers: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
@@ -393,7 +410,7 @@ fn serve(
         notes.begin(|left| left.socket = endpoint.descriptor());
         notes.guarded.memory.serves();
     }
-    let ready = ready.and_then(|()| if left.is_some() { Ok(()) } else { background::report_ready() });
+    let ready = ready.and_then(|()| answers());
     if ready.is_ok() {
         tracing::info!(pool = start.name, "imported");
         drop(fresh.take().map(devices::Fresh::take));

@@ -77,6 +77,9 @@ pub struct Start {
     /// Another process goes on where this one is killed.
     #[serde(default)]
     pub survive: bool,
+    /// The process is the one that was called.
+    #[serde(default)]
+    pub foreground: bool,
 }
 
 /// The name by which the program was called that has this command line in the history of a pool.
@@ -93,7 +96,7 @@ impl Start {
         program(&self.command)
     }
 
-    /// Starts the process and waits until it answers; what goes wrong is said by it.
+    /// Starts the process and waits until it answers, or becomes it; what goes wrong is said by it.
     ///
     /// # Errors
     /// It cannot be started.
@@ -102,6 +105,9 @@ impl Start {
             .map_err(|error| Failure::new(format!("cannot write down what is to be done: {error}")))?;
         // For whoever looks at the list of processes.
         let arguments = [OsString::from("pool"), OsString::from(format!("serve={}", self.name))];
+        if self.foreground {
+            return Err(background::instead(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, &order)]));
+        }
         Ok(match background::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, &order)])? {
             background::Started::Ready => ExitCode::SUCCESS,
             background::Started::Failed(code) => ExitCode::from(code),

@@ -65,7 +65,8 @@ fn run(shared: &Arc<SessionState>) -> io::Result<()> {
 
 fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     let main = shared.connection.device()?;
-    let clone = if shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
+    let clone =
+        if !shared.options.one_device && shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
     // Replies work as well over the shared one; only the kernel's lock is then shared, too.
     let device = clone.map_or(main, Arc::new);
     // The kernel wants room for a whole WRITE, whatever it has to say.
