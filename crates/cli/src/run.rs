@@ -19,7 +19,7 @@ use nacre_daemon::{
     guardian, handover, opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
-    service_manager, shared, upgrade,
+    service, shared, upgrade,
 };
 use nacre_layers::remap::Rules;
 use std::{
@@ -35,7 +35,7 @@ pub fn main() -> ExitCode {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
     // What this process became it has from itself; what a service was given, from one before it.
-    if let Some(left) = handover::left().or_else(service_manager::left) {
+    if let Some(left) = handover::left().or_else(service::left::find) {
         return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
     }
     if let Some(start) = nacre_daemon::pool::serves() {

@@ -73,7 +73,7 @@ pub fn survives(guarded: &Guarded) -> Survives {
         guardian: parent.filter(|parent| *parent == guarded.guardian),
         restarts: guarded.memory.restarts(),
         why_not: guarded.memory.why_not(),
-        stored: guarded.manager.as_ref().map(|manager| manager.stored()),
+        stored: guarded.service.as_ref().map(|service| service.stored()),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     pool::{self, left::PoolLeft, start::Start},
     report::{path_text, printable},
     serve,
-    service_manager::ServiceManager,
+    service::SystemdService,
     shared::wire::MountRequest,
 };
 use nacre_fuse::Survival;
@@ -113,18 +113,18 @@ impl Guardian {
         let guard = Guard::new().map_err(|error| failed(&error))?;
         let handover = Handover::of(&self.memory, background, &self.served);
         let handover_text = handover.text()?;
-        let manager = ServiceManager::of_this_process().map(Arc::new);
-        if let Some(manager) = &manager {
+        let service = SystemdService::of_this_process();
+        if let Some(service) = &service {
             self.memory.set_stored();
-            manager.admit_workers();
-            manager.keep_handover(&handover_text);
+            service.admit_workers();
+            service.keep_handover(&handover_text);
         }
         let mut deaths: Vec<Instant> = Vec::new();
         loop {
             let served = self.served.clone();
             let (memory, guardian, kept) = (self.memory.clone(), process::id(), self.kept(&guard));
-            let (text, manager) = (Arc::clone(&handover_text), manager.clone());
-            let guarded = Guarded { memory, guardian, handover: text, manager };
+            let handover_text = Arc::clone(&handover_text);
+            let guarded = Guarded { memory, guardian, handover: handover_text, service: service.clone() };
             // From here on it waits.
             memory::leave_code();
             let worker = guard.start(move || served.work(guarded, &kept, background));
@@ -168,8 +168,10 @@ impl Guardian {
             }
             if over {
                 let failure = self.served.ended_badly(background, what);
-                // The next process of the service, if there is one, begins anew.
-                self.memory.give_up("it stays down");
+                if service.is_some() {
+                    // The service's next process begins anew.
+                    self.memory.give_up("it stays down");
+                }
                 return Err(failure);
             }
             self.memory.next_life();
@@ -284,13 +286,13 @@ impl Survivor {
 
     /// What a worker does; its exit code.
     fn work(&self, guarded: Guarded, own: &[i32], background: bool) -> u8 {
-        let (memory, manager) = (guarded.memory.clone(), guarded.manager.clone());
+        let (memory, service) = (guarded.memory.clone(), guarded.service.clone());
         let _ends = Ends(memory.clone());
         let worked = self.begin(&guarded, own).and_then(|()| match self {
             Survivor::Mount(mount) => serve::serve(&mount.plan()?, mount.reason.clone(), background, Some(guarded)),
             Survivor::Pool(start) => pool::process::own(start, background, Some(guarded)),
         });
-        manager.iter().for_each(|manager| manager.take_back());
+        service.iter().for_each(|service| service.take_back());
         let Err(failure) = worked else {
             if let Survivor::Pool(_) = self {
                 close_for_others(&memory, own);
@@ -303,12 +305,12 @@ impl Survivor {
     }
 
     fn begin(&self, guarded: &Guarded, own: &[i32]) -> Result<(), Failure> {
-        let Guarded { memory, manager, .. } = guarded;
-        if let Some(manager) = manager {
+        let Guarded { memory, service, .. } = guarded;
+        if let Some(service) = service {
             let this = Process::this().map_err(|error| Failure::io("cannot look at", "this process", &error))?;
             memory.set_worker(this);
             if memory.resumes() {
-                manager.has(self.stored(memory)?.into_iter().chain(memory.own()));
+                service.has(self.stored(memory)?.into_iter().chain(memory.own()));
             }
         }
         if memory.resumes() {

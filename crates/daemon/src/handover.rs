@@ -178,7 +178,7 @@ mod tests {
         let mount = MountRequest::new(&plan, resolved, "why").unwrap();
         let memory = Survival::new().unwrap();
         let handover = Handover::of(&memory, true, &Survivor::Mount(Box::new(mount))).text().unwrap();
-        let guarded = Guarded { memory: memory.clone(), guardian: 1, handover, manager: None };
+        let guarded = Guarded { memory: memory.clone(), guardian: 1, handover, service: None };
         let notes = Notes::of(&guarded).unwrap();
         notes.begin(Path::new("/at"), "cage:/source", (&spec, &Directories::default()));
         let left = memory.text().unwrap();

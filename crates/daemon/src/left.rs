@@ -4,9 +4,7 @@
 //! Noted by [`crate::serving`], read by the next worker of the same guardian ([`crate::guardian`]).
 //! Invariant: a descriptor that is noted is open as long as it is; the next worker closes all others.
 
-use crate::{
-    clock, failure::Failure, opening::unusable_source, service_manager::ServiceManager, union::absent::Absent,
-};
+use crate::{clock, failure::Failure, opening::unusable_source, service::SystemdService, union::absent::Absent};
 use nacre_fuse::Survival;
 use nacre_stack::spec::StackSpec;
 use nacre_sys::descriptors;
@@ -32,15 +30,15 @@ pub struct Guarded {
     pub guardian: u32,
     /// What the guardian leaves to another program ([`crate::upgrade`]).
     pub handover: Arc<str>,
-    /// Who keeps descriptors for the next process of the service that this is.
-    pub manager: Option<Arc<ServiceManager>>,
+    /// The service that this is, whose manager keeps descriptors for its next process.
+    pub service: Option<Arc<SystemdService>>,
 }
 
 impl Guarded {
     /// Notes something by which these descriptors are needed, beside the memory's own.
     pub fn note<T>(&self, descriptors: Vec<i32>, note: impl FnOnce() -> T) -> T {
-        match &self.manager {
-            Some(manager) => manager.keep(descriptors.into_iter().chain(self.memory.own()), note),
+        match &self.service {
+            Some(service) => service.keep(descriptors.into_iter().chain(self.memory.own()), note),
             None => note(),
         }
     }

@@ -31,7 +31,7 @@ pub mod report;
 pub mod rpc;
 pub mod runtime;
 pub mod serve;
-pub mod service_manager;
+pub mod service;
 pub mod serving;
 pub mod shared;
 pub mod union;

@@ -23,4 +23,5 @@ mod snapshot_directory;
 pub mod start;
 mod telling;
 
-pub use process::{order as serves, run as serve};
+pub use process::run as serve;
+pub use start::order as serves;

@@ -16,7 +16,7 @@ use crate::{
     mountinfo,
     plan::{Engine, MountPlan, Resolved},
     report::path_text,
-    service_manager::ServiceManager,
+    service::SystemdService,
     serving::{self, Live, Surroundings},
 };
 use crate::{cage, union};
@@ -141,18 +141,10 @@ pub(crate) fn serve(
     background::settle();
     let memory = guarded.as_ref().map(|guarded| guarded.memory.clone());
     let guardian = guarded.as_ref().map(|guarded| guarded.guardian);
-    let manager = match &guarded {
-        Some(guarded) => guarded.manager.clone(),
-        None => ServiceManager::of_this_process().map(Arc::new),
-    };
+    let service = guarded.as_ref().map_or_else(SystemdService::of_this_process, |guarded| guarded.service.clone());
     let mut live = Live::start(plan, reason, Surroundings::alone(guarded)?)?;
-    if background && !memory.as_ref().is_some_and(Survival::resumes) {
-        background::report_ready()?;
-    }
+    SystemdService::answers(service.as_deref(), background, memory.as_ref().is_some_and(Survival::resumes))?;
     memory.iter().for_each(Survival::serves);
-    if let Some(manager) = manager.filter(|_| !background) {
-        manager.ready();
-    }
     live.stays();
     background::leave_directory()?;
     let serving = Arc::downgrade(&live.serving);

@@ -526,8 +526,8 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     if import.all && import.name.is_some() {
         return Err(Failure::usage("-a imports all pools: none is to be named"));
     }
-    if import.all && import.foreground {
-        return Err(Failure::usage("--foreground is for one pool: -a imports all"));
+    if import.foreground && import.name.is_none() && !import.at {
+        return Err(Failure::usage("--foreground is for one pool, which is to be named"));
     }
     if import.all && import.at {
         return Err(Failure::usage("-a imports all pools: none is to be named"));

@@ -389,7 +389,7 @@ mod tests {
     use std::{os::fd::IntoRawFd, sync::Arc};
 
     fn guarded(memory: &Survival) -> Guarded {
-        Guarded { memory: memory.clone(), guardian: 1, handover: Arc::from(""), manager: None }
+        Guarded { memory: memory.clone(), guardian: 1, handover: Arc::from(""), service: None }
     }
 
     #[test]

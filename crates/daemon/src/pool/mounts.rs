@@ -260,7 +260,7 @@ impl FuseMounts {
         let memory = Survival::small().map_err(|error| {
             Refusal::new(Kind::Io, format!("cannot mount '{}' so that it survives: {error}", options.source))
         })?;
-        if notes.guarded.manager.is_some() {
+        if notes.guarded.service.is_some() {
             memory.set_stored();
         }
         let (at, place_left, of_mount) = (at.to_owned(), place.clone(), options.clone());

@@ -15,7 +15,7 @@ use super::{
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
-    start::{self, How, Start},
+    start::{How, Start},
 };
 use crate::{
     background, clock,
@@ -28,7 +28,7 @@ use crate::{
         stream::Channel,
     },
     runtime,
-    service_manager::ServiceManager,
+    service::SystemdService,
 };
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb,
@@ -69,18 +69,6 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
-
-/// What this process was started for, if it was.
-///
-/// # Errors
-/// An order that is not understood.
-pub fn order() -> Option<Result<Start, Failure>> {
-    let text = std::env::var(start::NAME).ok().filter(|_| background::is_started())?;
-    Some(
-        serde_json::from_str(&text)
-            .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
-    )
-}
 
 /// What all threads of the process know.
 struct Office {
@@ -162,10 +150,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
 /// # Errors
 /// As [`run`].
 pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> Result<(), Failure> {
-    let manager = match &guarded {
-        Some(guarded) => guarded.manager.clone(),
-        None => ServiceManager::of_this_process().map(Arc::new),
-    };
+    let service = guarded.as_ref().map_or_else(SystemdService::of_this_process, |guarded| guarded.service.clone());
     let (notes, left) = match guarded.map(PoolNotes::of).transpose()? {
         Some((notes, left)) => (Some(Arc::new(notes)), left),
         None => (None, None),
@@ -253,14 +238,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
             left.kept_log = kept.as_ref().map(|kept| kept.descriptor().as_raw_fd());
         });
     }
-    let answers = move || {
-        match &manager {
-            Some(manager) if !background => manager.ready(),
-            _ if background && left_socket.is_none() => background::report_ready()?,
-            _ => {}
-        }
-        Ok(())
-    };
+    let answers = move || SystemdService::answers(service.as_deref(), background, left_socket.is_some());
     let served = serve(start, (&directory, left_socket), &office, &mut fresh, answers);
     tracing::info!(pool = start.name, "the pool is let go");
     hearing.end();

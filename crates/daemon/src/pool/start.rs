@@ -15,7 +15,7 @@ use std::{
 pub const ZPOOL: &str = "zpool";
 
 /// Names what the process is to do.
-pub(super) const NAME: &str = "NACRE_POOL";
+const NAME: &str = "NACRE_POOL";
 
 /// What makes the pool imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +88,18 @@ pub fn program(command: &str) -> &'static str {
         Some(crate::pool::start::ZPOOL) => crate::pool::start::ZPOOL,
         _ => "nacre",
     }
+}
+
+/// What this process was started for, if it was.
+///
+/// # Errors
+/// An order that is not understood.
+pub fn order() -> Option<Result<Start, Failure>> {
+    let text = std::env::var(NAME).ok().filter(|_| background::is_started())?;
+    Some(
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
+    )
 }
 
 impl Start {
