@@ -202,9 +202,8 @@ impl FuseMounts {
 
     /// Shares what is mounted, once the mounts of a process before this one answer.
     pub fn begin_sharing(&self) {
-        self.shares.begin();
         let all = self.live.lock().clone();
-        all.iter().for_each(|live| self.reshare(live));
+        self.shares.begin(|| all.iter().for_each(|live| self.reshare(live)));
     }
 
     fn socket(&self, carrier: &Arc<Carrier>, source: &str) -> Option<Sockets> {

@@ -72,12 +72,19 @@ impl Shares {
         Shares { forbidden, now: Mutex::default() }
     }
 
-    /// Takes back what processes left that are gone. Mounts of this pool that are there answer already:
-    /// servers look at them.
-    pub fn begin(&self) {
-        if self.forbidden.is_none() {
-            sweep();
-        }
+    /// Takes back what processes left that are gone, and has `share` share what is mounted. Of that, what Ganesha has stays
+    /// meanwhile: otherwise its clients would get errors when another process goes on with a pool. (Its file is
+    /// written anew as a whole; of other servers' shares, some might be left that nobody asks for any more.) Mounts of this
+    /// pool that are there answer already: servers look at them.
+    pub fn begin(&self, share: impl FnOnce()) {
+        let left = if self.forbidden.is_none() { left() } else { Vec::new() };
+        let (stay, go): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|(_, note)| note.ganesha && note.kernel.is_empty() && note.samba.is_none());
+        go.iter().for_each(|(guid, note)| take_back(*guid, note));
+        share();
+        let now = self.now.lock();
+        let is_shared = |guid| now.values().any(|shared| shared.sharing.guid == guid && shared.note.ganesha);
+        stay.iter().filter(|(guid, _)| !is_shared(*guid)).for_each(|(guid, note)| take_back(*guid, note));
     }
 
     /// To be kept until a file system is mounted: what its server needs of the mount.
@@ -244,18 +251,20 @@ fn forget(guid: u64) {
     }
 }
 
-/// Takes back what processes had shared that are gone.
-fn sweep() {
+/// What processes had shared that are gone.
+fn left() -> Vec<(u64, Note)> {
+    let mut left = Vec::new();
     for path in directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default() {
         let guid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
         let Some(guid) = guid.and_then(|guid| u64::from_str_radix(guid, 16).ok()) else { continue };
         let note = fs::read(&path).map_err(|error| error.to_string());
         match note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).map_err(|error| error.to_string())) {
             Ok(note) if started(note.process.0) == Some(note.process.1) => {}
-            Ok(note) => take_back(guid, &note),
+            Ok(note) => left.push((guid, note)),
             Err(why) => tracing::warn!(path = %path_text(&path), why, "what was shared is not known"),
         }
     }
+    left
 }
 
 fn ourselves() -> (u32, u64) {

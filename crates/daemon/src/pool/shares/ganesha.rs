@@ -73,21 +73,31 @@ fn number_for(directory: &Path, guid: u64) -> u64 {
     number
 }
 
-/// Changes the files of exports, makes one of them, and has the server read it.
+/// Changes the files of exports, makes one of them, and has the server read it, unless it has read just that: its
+/// clients may get errors meanwhile. A file beside it says that the server was told; it goes before anything
+/// changes.
 fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
     let Some(base) = cage::state::base() else { return Err("there is no place for files".to_owned()) };
     let whole = base.join("ganesha.conf");
+    let told = whole.with_extension("told");
     let changed = || {
         let (directory, _lock) = directory(&base)?;
         change(&directory)?;
         let all: String = files(&directory).into_iter().map(|(_, text)| text).collect();
         let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).clone();
         let head = "# Written by nacre: what is shared by sharenfs. Changes are lost.\n";
-        whole_file::replace(&whole, &whole.with_extension("new"), &options, format!("{head}{all}").as_bytes())
+        let text = format!("{head}{all}");
+        if told.exists() && fs::read(&whole).is_ok_and(|before| before == text.as_bytes()) {
+            return Ok(());
+        }
+        match fs::remove_file(&told) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => whole_file::replace(&whole, &whole.with_extension("new"), &options, text.as_bytes())?,
+        }
+        reload();
+        fs::write(&told, "")
     };
-    changed().map_err(|error| Failure::io("cannot write", whole.display(), &error).what)?;
-    reload();
-    Ok(())
+    changed().map_err(|error| Failure::io("cannot write", whole.display(), &error).what)
 }
 
 /// The directory of the files of exports, for this process alone: pools have a process each.
