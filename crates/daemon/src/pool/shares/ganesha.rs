@@ -94,8 +94,13 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => whole_file::replace(&whole, &whole.with_extension("new"), &options, text.as_bytes())?,
         }
-        reload();
-        fs::write(&told, "")
+        // Without it, the server is told once more.
+        if reload()
+            && let Err(error) = fs::write(&told, "")
+        {
+            tracing::debug!(%error, "nothing says that NFS-Ganesha was told");
+        }
+        Ok(())
     };
     changed().map_err(|error| Failure::io("cannot write", whole.display(), &error).what)
 }
@@ -140,13 +145,13 @@ fn running() -> Option<OwnedFd> {
     name.is_ok_and(|name| name.trim_end() == "ganesha.nfsd").then_some(process)
 }
 
-/// Has the server read its configuration again, where it runs.
-fn reload() {
-    if let Some(process) = running()
-        && let Err(error) = pidfd_send_signal(process, Signal::HUP)
-    {
+/// Has the server read its configuration again, where it runs; whether it was told.
+fn reload() -> bool {
+    let sent = running().map(|process| pidfd_send_signal(process, Signal::HUP));
+    if let Some(Err(error)) = sent {
         tracing::warn!(%error, "NFS-Ganesha could not be told of another export");
     }
+    matches!(sent, Some(Ok(())))
 }
 
 /// A block of ganesha-export-config(8).
