@@ -20,6 +20,17 @@ use std::{
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 
+/// Words that scripts have.
+const WORDS: &str = "
+    group=/sys/fs/cgroup/system.slice/test.service
+    main() { systemctl show test.service --value -p MainPID; }
+    all_die() { echo 1 > $group/cgroup.kill; }
+    worker_dies() { kill -9 $(grep -vx $(main) $group/cgroup.procs); }
+";
+
+/// What most services run.
+const MIRROR: &str = "mirror --survive --foreground $dir/source $dir/mount";
+
 /// Where the second version of control groups is mounted.
 fn control_groups() -> Option<PathBuf> {
     let table = mounting::mount_table();
@@ -45,12 +56,16 @@ struct Machine {
 }
 
 impl Machine {
+    /// With directories to mount and to mount on.
     fn boot() -> Machine {
         let scratch = scratch();
+        for name in ["source", "lower", "mount"] {
+            fs::create_dir(scratch.path().join(name)).unwrap();
+        }
         let group =
             control_groups().unwrap().join(format!("nacre-test-{}", scratch.path().display()).replace('/', "_"));
         fs::create_dir(&group).unwrap();
-        // Where it works on what is the machine's it is told that it must not.
+        // In a container it leaves alone what is the machine's.
         let boot = "echo $$ > \"$1\"/cgroup.procs
             exec unshare --pid --fork --kill-child --mount --mount-proc --cgroup --uts --ipc sh -ec '
                 mount --make-rprivate /
@@ -82,12 +97,6 @@ impl Machine {
         self.scratch.path().join(name)
     }
 
-    fn directory(&self, name: &str) -> PathBuf {
-        let path = self.at(name);
-        fs::create_dir(&path).unwrap();
-        path
-    }
-
     /// The process that is 1 in there, once it is there.
     fn init(&self) -> Option<u32> {
         let of = self.namespaces.id();
@@ -98,7 +107,7 @@ impl Machine {
     fn try_run(&self, script: &str) -> Option<Output> {
         let namespaces = ["-m", "-p", "-u", "-i", "-C", "-t", &self.init()?.to_string()].map(str::to_owned);
         let mut command = Command::new("nsenter");
-        command.args(namespaces).args(["timeout", "-s", "KILL", "60", "bash", "-ec", script]);
+        command.args(namespaces).args(["timeout", "-s", "KILL", "60", "bash", "-ec", &format!("{WORDS}{script}")]);
         Some(command.env("nacre", nacre()).env("dir", self.scratch.path()).output().unwrap())
     }
 
@@ -168,14 +177,14 @@ fn remove_groups(group: &Path) {
 }
 
 /// What users do around the death of all processes of the service at once, in `$mount`: a shell in a directory, open files
-/// with a name, one that is appended to, another mount's worth of commands.
+/// with a name, one that is appended to.
 const USERS: &str = "
     cd $mount
     echo hello > f; exec 5<>f; exec 6>>log
     mkdir d; cd d
     for life in 1 2 3; do
         echo before >&6
-        echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+        all_die
         read -u 5 line; echo \"$line\"
         echo after >&6
         pwd -P > /dev/null; touch new$life; ls
@@ -191,8 +200,6 @@ const SEEN: &str = "hello\nnew1\nhello\nnew1\nnew2\nhello\nnew1\nnew2\nnew3\n 3 
 fn a_mirror_goes_on_when_all_its_processes_are_killed() {
     needs!(can_boot());
     let machine = Machine::boot();
-    machine.directory("source");
-    machine.directory("mount");
     // Without passthrough files are open in the process alone.
     machine.start("mirror --survive --foreground --passthrough=off $dir/source $dir/mount", "");
     let said = machine.run(&format!("mount=$dir/mount{USERS}"));
@@ -203,17 +210,14 @@ fn a_mirror_goes_on_when_all_its_processes_are_killed() {
     // A file without a name is nowhere any more: an error, not another file.
     let said = machine.run(
         "cd $dir/mount; exec 5<>gone; echo there >&5; rm gone
-         echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+         all_die
          ls; if cat /proc/self/fd/5; then exit 1; fi; if echo more >&5; then exit 1; fi; cat f",
     );
     assert_eq!(said, "d\nf\nlog\nhello\n");
     // The guardian alone, and the worker alone, with which the service is not started again.
-    machine.run("kill -9 $(systemctl show test.service --value -p MainPID); cat $dir/mount/f");
+    machine.run("kill -9 $(main); cat $dir/mount/f");
     machine.restarted(5);
-    machine.run(
-        "main=$(systemctl show test.service --value -p MainPID)
-         kill -9 $(grep -vx $main /sys/fs/cgroup/system.slice/test.service/cgroup.procs); cat $dir/mount/f",
-    );
+    machine.run("worker_dies; cat $dir/mount/f");
     machine.restarted(5);
     machine.run("systemctl stop test.service; ! mountpoint -q $dir/mount");
     assert_eq!([machine.show("NFileDescriptorStore"), machine.show("Result")], ["0", "success"]);
@@ -223,9 +227,6 @@ fn a_mirror_goes_on_when_all_its_processes_are_killed() {
 fn a_cage_and_a_union_go_on_when_all_their_processes_are_killed() {
     needs!(can_boot());
     let machine = Machine::boot();
-    for name in ["source", "lower", "mount"] {
-        machine.directory(name);
-    }
     machine.start("cage --survive --foreground --size=4M $dir/source $dir/mount", "");
     assert!(machine.run(&format!("mount=$dir/mount{USERS}")).starts_with(SEEN));
     let said = machine.run(
@@ -239,7 +240,7 @@ fn a_cage_and_a_union_go_on_when_all_their_processes_are_killed() {
     // One that is copied up after it was opened below is the copy afterwards.
     let said = machine.run(
         "cd $dir/mount; exec 7<below; echo more >> below
-         echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+         all_die
          cat <&7; cat $dir/lower/below; rm below; systemctl reset-failed test.service",
     );
     assert_eq!(said, "below\nmore\nbelow\n");
@@ -261,10 +262,10 @@ fn a_pool_goes_on_when_all_its_processes_are_killed() {
         "cd $dir/tank/a; systemctl reset-failed test.service; exec 7<>gone; rm gone
          for life in 1 2; do
              seq 1 100000 > numbers$life; echo $life >&7
-             echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+             all_die
              seq 1 100000 | cmp - numbers$life
              $nacre fs create tank/new$life; echo $life > $dir/tank/new$life/file
-             echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+             all_die
              cat $dir/tank/new*/file /proc/self/fd/7
          done
          $nacre pool status tank | grep -c 'and by the service manager'",
@@ -283,24 +284,20 @@ fn a_pool_goes_on_when_all_its_processes_are_killed() {
 fn a_service_begins_anew_where_it_cannot_go_on() {
     needs!(can_boot());
     let machine = Machine::boot();
-    machine.directory("source");
-    machine.directory("mount");
-    let kill = "echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill";
     let restarts = "$nacre status $dir/mount | grep -o '(restarted.*'";
     // The manager keeps less than is needed.
-    machine.start("mirror --survive --foreground $dir/source $dir/mount", "FileDescriptorStoreMax=2");
-    machine.run(kill);
+    machine.start(MIRROR, "FileDescriptorStoreMax=2");
+    machine.run("all_die");
     machine.restarted(1);
     assert_eq!(machine.run(&format!("echo x > $dir/mount/f; {restarts}")), "(restarted 0 times)\n");
     assert!(machine.told().contains("begins anew"), "{}", machine.told());
     machine.run("systemctl stop test.service");
     // Workers that die one after the other: it stays down, and the next process of the service has nothing of it.
-    machine.start("mirror --survive --foreground $dir/source $dir/mount", "");
+    machine.start(MIRROR, "");
     machine.run(
         "for death in 1 2 3; do
              cat $dir/mount/f
-             main=$(systemctl show test.service --value -p MainPID)
-             kill -9 $(grep -vx $main /sys/fs/cgroup/system.slice/test.service/cgroup.procs)
+             worker_dies
          done",
     );
     machine.restarted(1);
@@ -316,10 +313,8 @@ fn a_service_begins_anew_where_it_cannot_go_on() {
 fn two_processes_never_serve_the_same() {
     needs!(can_boot());
     let machine = Machine::boot();
-    machine.directory("source");
-    machine.directory("mount");
-    machine.start("mirror --survive --foreground $dir/source $dir/mount", "KillMode=process");
-    machine.run("kill -9 $(systemctl show test.service --value -p MainPID); echo x > $dir/mount/f");
+    machine.start(MIRROR, "KillMode=process");
+    machine.run("kill -9 $(main); echo x > $dir/mount/f");
     eventually("the next process looks for the last one", || machine.told().contains("serves still"));
     assert_eq!(machine.run("cat $dir/mount/f"), "x\n");
 }
@@ -328,16 +323,14 @@ fn two_processes_never_serve_the_same() {
 fn an_upgrade_is_of_the_service_as_well() {
     needs!(can_boot());
     let machine = Machine::boot();
-    machine.directory("source");
-    machine.directory("mount");
     fs::copy(nacre(), machine.at("nacre")).unwrap();
-    machine.start("mirror --survive --foreground $dir/source $dir/mount", "");
+    machine.start(MIRROR, "");
     let said = machine.run(
-        "cd $dir/mount; echo x > f; main=$(systemctl show test.service --value -p MainPID)
+        "cd $dir/mount; echo x > f; main=$(main)
          $dir/nacre upgrade $dir/mount
-         test $main = $(systemctl show test.service --value -p MainPID)
+         test $main = $(main)
          test $(readlink /proc/$main/exe) = $dir/nacre
-         echo 1 > /sys/fs/cgroup/system.slice/test.service/cgroup.kill
+         all_die
          cat f; $nacre status $dir/mount | grep -o '(restarted.*'",
     );
     assert_eq!(said, "x\n(restarted 2 times)\n");
@@ -347,8 +340,6 @@ fn an_upgrade_is_of_the_service_as_well() {
 fn a_service_without_surviving_says_when_it_answers() {
     needs!(can_boot());
     let machine = Machine::boot();
-    machine.directory("source");
-    machine.directory("mount");
     fs::write(machine.at("source/f"), "x\n").unwrap();
     machine.start("mirror --foreground $dir/source $dir/mount", "NotifyAccess=main");
     assert_eq!(machine.run("cat $dir/mount/f; systemctl stop test.service; ls $dir/mount"), "x\n");

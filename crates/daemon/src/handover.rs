@@ -74,8 +74,8 @@ impl Handover {
     ///
     /// # Errors
     /// It is not understood.
-    pub fn read(text: &str) -> Result<Handover, Failure> {
-        serde_json::from_str(text).map_err(|error| Failure::new(format!("what was left is not understood: {error}")))
+    pub fn read(text: &[u8]) -> Result<Handover, Failure> {
+        serde_json::from_slice(text).map_err(|error| Failure::new(format!("what was left is not understood: {error}")))
     }
 }
 
@@ -93,7 +93,7 @@ pub fn check(handed: &HandedOver) -> Result<(), Failure> {
         let (its, ours) = (handed.version, SURVIVAL_VERSION);
         return Err(Failure::new(format!("what it notes has version {its}, and this program reads version {ours}")));
     }
-    match Handover::read(&handed.handover)?.served {
+    match Handover::read(handed.handover.as_bytes())?.served {
         Survivor::Mount(mount) => {
             mount.plan()?;
             Left::read(&handed.left)?.spec().map(drop)
@@ -109,7 +109,8 @@ pub fn check(handed: &HandedOver) -> Result<(), Failure> {
 pub fn left() -> Option<Result<Handover, Failure>> {
     let text = std::env::var(NAME).ok()?;
     // Programs that are started from here have the text, too, and another number.
-    Some(Handover::read(&text)).filter(|left| left.as_ref().map_or(true, |left| left.process == std::process::id()))
+    Some(Handover::read(text.as_bytes()))
+        .filter(|left| left.as_ref().map_or(true, |left| left.process == std::process::id()))
 }
 
 /// The environment of a program that a guardian becomes.

@@ -21,6 +21,7 @@ pub mod hooks;
 pub mod kernel_engine;
 pub mod left;
 pub mod log;
+mod memory_file;
 pub mod mount_flags;
 pub mod mountinfo;
 pub mod opening;

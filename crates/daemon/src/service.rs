@@ -11,19 +11,17 @@
 
 pub mod left;
 
-use crate::{background, failure::Failure};
+use crate::{background, failure::Failure, memory_file};
 use nacre_sys::descriptors;
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{MemfdFlags, memfd_create},
     pipe::{PipeFlags, pipe_with},
 };
 use sd_notify::NotifyState;
 use std::{
     collections::BTreeSet,
-    fs::File,
-    io::{self, Write},
+    io,
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
     time::Duration,
@@ -108,12 +106,8 @@ impl SystemdService {
 
     /// Gives the manager what the service's next process needs to go on.
     pub fn keep_handover(&self, text: &str) {
-        let kept = memfd_create(c"nacre-handover", MemfdFlags::CLOEXEC).map_err(io::Error::from).and_then(|file| {
-            let mut file = File::from(file);
-            file.write_all(text.as_bytes())?;
-            store(HANDOVER, file.as_fd())
-        });
-        told(kept);
+        let file = memory_file::write(c"nacre-handover", text.as_bytes());
+        told(file.and_then(|file| store(HANDOVER, file.as_fd())));
     }
 
     /// Takes all back: there is nothing to go on with.

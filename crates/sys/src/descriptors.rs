@@ -121,10 +121,10 @@ pub fn another(number: i32) -> io::Result<OwnedFd> {
     unsafe { crate::owned(made) }
 }
 
-/// Which of these numbers are not open.
-pub fn missing(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+/// Whether a number is open.
+pub fn is_open(number: i32) -> bool {
     // SAFETY: asks about a number only.
-    numbers.filter(|number| unsafe { libc::fcntl(*number, libc::F_GETFD) } < 0).collect()
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 
 /// Takes over a descriptor that another process left behind in the table of this one.
@@ -132,8 +132,9 @@ pub fn missing(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
 /// # Errors
 /// EBADF where the number is not open.
 pub fn take_over(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: asks about a number only.
-    check(libc::c_long::from(unsafe { libc::fcntl(number, libc::F_GETFD) }))?;
+    if !is_open(number) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
     // SAFETY: it is open, and who owned it is gone: the caller says that it was noted to be passed on,
     // and takes each number once.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) })

@@ -16,7 +16,7 @@
 //! the kernel's hands, and hold whatever becomes of the process. Invariant: while a worker runs, the guardian
 //! opens nothing: a worker that begins closes what it does not know, whoever opened it.
 
-use crate::check;
+use crate::{check, descriptors::is_open};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::{
     cell::Cell,
@@ -113,8 +113,7 @@ impl Guard {
     /// # Errors
     /// As `poll(2)`, `read(2)` and `waitpid(2)`.
     pub fn wait(&self, worker: i32, main: Option<i32>) -> io::Result<Heard> {
-        // SAFETY: asks about a number only.
-        let main = main.filter(|main| unsafe { libc::fcntl(*main, libc::F_GETFD) } >= 0);
+        let main = main.filter(|main| is_open(*main));
         // SAFETY: it is open, and a worker leaves it so until the next one begins, which this process
         // makes.
         let main = main.map(|main| unsafe { BorrowedFd::borrow_raw(main) });
@@ -226,7 +225,10 @@ impl Process {
     }
 
     /// The one with this number now.
-    fn with(number: u32) -> io::Result<Process> {
+    ///
+    /// # Errors
+    /// ENOENT or ESRCH where there is none.
+    pub fn with(number: u32) -> io::Result<Process> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat"))?;
         // The 22nd field, of which the second, the name, may hold anything.
         let began = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse().ok());
@@ -239,19 +241,21 @@ impl Process {
     /// # Errors
     /// It cannot be looked at.
     pub fn runs(self, names: &[&str]) -> io::Result<bool> {
-        let gone = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
-        match Process::with(self.number) {
-            Ok(now) if now == self => {}
-            Ok(_) => return Ok(false),
-            Err(error) if gone(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        }
-        match are_left(self.number.cast_signed()) {
+        let left = Process::with(self.number).and_then(|now| match now == self {
+            true => are_left(self.number.cast_signed()),
+            false => Ok(Vec::new()),
+        });
+        match left {
             Ok(left) => Ok(!left.iter().all(|name| names.contains(&name.as_str()))),
-            Err(error) if gone(&error) => Ok(false),
+            Err(error) if is_gone(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether `/proc` says that there is no such process or thread.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
 /// The names of the threads of a process that was killed which are not dead yet.
@@ -260,7 +264,7 @@ fn are_left(process: i32) -> io::Result<Vec<String>> {
     let threads = threads.map(|thread| thread.map(|thread| thread.path())).collect::<io::Result<Vec<_>>>()?;
     let name = |thread: PathBuf| {
         let stat = match fs::read_to_string(thread.join("stat")) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+            Err(error) if is_gone(&error) => return Ok(None),
             stat => stat?,
         };
         // The name may hold anything.

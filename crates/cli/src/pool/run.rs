@@ -71,13 +71,14 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
 
 /// What `zpool` can be asked for.
 fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
-    let (survive, foreground) = match &verb {
-        PoolVerb::Create(what) => (what.survive, false),
-        PoolVerb::Import(what) => (what.survive, what.foreground),
-        _ => (false, false),
+    let ours = match &verb {
+        PoolVerb::Create(what) if what.survive => Some("--survive"),
+        PoolVerb::Import(what) if what.survive => Some("--survive"),
+        PoolVerb::Import(what) if what.foreground => Some("--foreground"),
+        _ => None,
     };
-    match [(survive, "--survive"), (foreground, "--foreground")].into_iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Failure::usage(format!("invalid option '{option}': `nacre pool` has it"))),
+    match ours {
+        Some(option) => Err(Failure::usage(format!("invalid option '{option}': `nacre pool` has it"))),
         None => Ok(verb),
     }
 }

@@ -7,20 +7,19 @@
 //! as long as it is, and the next worker closes all others; what is noted is noted before anybody is
 //! told of it, and a mount that goes is taken out before its descriptors are closed.
 
-use crate::{failure::Failure, left::Guarded, report::path_text};
+use crate::{failure::Failure, left::Guarded, memory_file, report::path_text};
 use nacre_admin::{MountOptions, mounts::What};
 use nacre_fuse::Survival;
 use nacre_pool::device::{Device, FileDevice};
 use nacre_sys::descriptors;
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
-    io::{self, Write},
+    io,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::{FileExt, MetadataExt},
+        unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -247,12 +246,7 @@ fn place(memory: &Survival) -> io::Result<i32> {
 }
 
 fn noted(memory: &Survival) -> io::Result<Vec<u8>> {
-    let unread = || io::Error::from(io::ErrorKind::InvalidData);
-    let file = File::from(descriptors::another(place(memory)?)?);
-    let length = usize::try_from(file.metadata()?.len()).map_err(|_| unread())?;
-    let mut text = vec![0; length];
-    file.read_exact_at(&mut text, 0)?;
-    Ok(text)
+    memory_file::read(&descriptors::another(place(memory)?)?.into())
 }
 
 /// What is noted, by whom it is kept in step. Until the pool is imported nothing is written: nobody
@@ -328,9 +322,7 @@ impl PoolNotes {
     }
 
     fn write(&self, left: &PoolLeft) -> io::Result<OwnedFd> {
-        let text = serde_json::to_vec(left)?;
-        let mut file = File::from(memfd_create(c"nacre-pool", MemfdFlags::CLOEXEC)?);
-        file.write_all(&text)?;
+        let file = memory_file::write(c"nacre-pool", &serde_json::to_vec(left)?)?;
         let at = serde_json::to_vec(&Where { notes: file.as_raw_fd() })?;
         let stored = left.stored_with(Some(file.as_raw_fd())).collect();
         match self.guarded.note(stored, || self.guarded.memory.set_text(&at)) {

@@ -19,6 +19,7 @@ use self::device_number::Reserved;
 use crate::{cage, failure::Failure, report::path_text, whole_file};
 use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
+use nacre_sys::worker::Process;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -259,7 +260,7 @@ fn left() -> Vec<(u64, Note)> {
         let Some(guid) = guid.and_then(|guid| u64::from_str_radix(guid, 16).ok()) else { continue };
         let note = fs::read(&path).map_err(|error| error.to_string());
         match note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).map_err(|error| error.to_string())) {
-            Ok(note) if started(note.process.0) == Some(note.process.1) => {}
+            Ok(note) if Process::with(note.process.0).is_ok_and(|now| now.began == note.process.1) => {}
             Ok(note) => left.push((guid, note)),
             Err(why) => tracing::warn!(path = %path_text(&path), why, "what was shared is not known"),
         }
@@ -268,14 +269,5 @@ fn left() -> Vec<(u64, Note)> {
 }
 
 fn ourselves() -> (u32, u64) {
-    let process = std::process::id();
-    (process, started(process).unwrap_or_default())
-}
-
-/// When a process was started, in ticks since the machine was: another one that has its number now
-/// was started later.
-fn started(process: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program may hold anything; behind it, this is the twentieth field (proc(5)).
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    Process::this().map_or((std::process::id(), 0), |this| (this.number, this.began))
 }

@@ -4,15 +4,12 @@
 //! service begins anew.
 
 use super::{HANDOVER, PREFIX, remove, told};
-use crate::{background, clock, failure::Failure, guardian::NEED_NO_END, handover::Handover, report::tell};
+use crate::{
+    background, clock, failure::Failure, guardian::NEED_NO_END, handover::Handover, memory_file, report::tell,
+};
 use nacre_fuse::Survival;
 use nacre_sys::descriptors;
-use std::{
-    fs::File,
-    io,
-    os::{fd::IntoRawFd, unix::fs::FileExt},
-    time::Duration,
-};
+use std::{fs::File, io, os::fd::IntoRawFd, time::Duration};
 
 /// So long may processes before this one take until they are dead, and how often that is looked at.
 const DYING: Duration = Duration::from_secs(5);
@@ -77,7 +74,7 @@ fn over(why: &str) -> WhyNot {
 fn take(ours: &[(i32, String)]) -> Result<Handover, WhyNot> {
     let (text, numbered): (Vec<_>, Vec<_>) = ours.iter().partition(|(_, name)| name == HANDOVER);
     let (number, _) = text.first().ok_or_else(|| over("no handover is among it"))?;
-    let text = descriptors::take_over(*number).and_then(|file| read(&file.into()))?;
+    let text = descriptors::take_over(*number).and_then(|file| memory_file::read(&file.into()))?;
     let pairs = numbered.iter().filter_map(|(from, name)| Some((*from, name.parse().ok().filter(|to| *to > 2)?)));
     descriptors::renumber(&pairs.collect::<Vec<(i32, i32)>>())?;
     let handover = Handover::read(&text)?;
@@ -97,24 +94,16 @@ fn take(ours: &[(i32, String)]) -> Result<Handover, WhyNot> {
     let device = memory.device();
     // Its descriptor here may have the number of one that is missing.
     drop(memory);
-    let missing = descriptors::missing(needed.into_iter().chain(device));
-    if !missing.is_empty() {
-        let lacks = format!("it lacks {} descriptors: FileDescriptorStoreMax= may be too small", missing.len());
-        return Err(over(&lacks));
+    let missing = needed.into_iter().chain(device).filter(|number| !descriptors::is_open(*number)).count();
+    if missing > 0 {
+        return Err(over(&format!("it lacks {missing} descriptors: FileDescriptorStoreMax= may be too small")));
     }
     // What else is noted would be taken for what this process opens next.
-    for number in descriptors::missing(noted.into_iter()) {
+    for number in noted.into_iter().filter(|number| !descriptors::is_open(*number)) {
         let nothing = File::open("/dev/null")?.into_raw_fd();
         if nothing != number {
             descriptors::renumber(&[(nothing, number)])?;
         }
     }
     Ok(handover)
-}
-
-fn read(file: &File) -> io::Result<String> {
-    let length = usize::try_from(file.metadata()?.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    let mut text = vec![0; length];
-    file.read_exact_at(&mut text, 0)?;
-    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
