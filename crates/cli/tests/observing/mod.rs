@@ -1,3 +1,0 @@
-//! What the tests of logs, metrics, hooks and `top` need beside mounts.
-
-pub mod exposition;

@@ -1,0 +1,238 @@
+//! Mounts that outlive the process that serves them, and programs that use them meanwhile.
+//!
+//! Callers: `survival.rs`, `pool_survival.rs`. What uses a mount checks every answer; each of its functions answers the
+//! first error, which is a failure unless the mount was made to die for good.
+
+pub mod campaign;
+pub mod killer;
+pub mod loads;
+pub mod pools;
+
+use crate::mounting::{Fixture, child_of, eventually, is_gone, kill, status::Status};
+use rustix::process::Signal;
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// A mount that outlives its process. The guardian is the fixture's daemon.
+pub struct Guarded {
+    /// Where.
+    pub fixture: Fixture,
+    /// The process that makes others.
+    pub guardian: u32,
+    /// Killed at the end: they do not end with their guardian.
+    pub workers: Vec<u32>,
+}
+
+impl Guarded {
+    /// A mirror.
+    pub fn new(options: &[&str]) -> Guarded {
+        Guarded::of(Fixture::mirror(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    /// A cage.
+    pub fn cage(options: &[&str]) -> Guarded {
+        Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    /// A union of the source over a directory that is filled first.
+    pub fn union(options: &[&str], fill: impl FnOnce(&Path)) -> Guarded {
+        let words = [&["union"], options].concat();
+        Guarded::over_lower(&words, "SOURCE=rw:LOWER=ro", fill)
+    }
+
+    /// What these words and this text make of the source and a directory that is filled first.
+    pub fn over_lower(words: &[&str], what: &str, fill: impl FnOnce(&Path)) -> Guarded {
+        let mut fixture = Fixture::bare();
+        let lower = fixture.directory("lower");
+        fill(&lower);
+        let named = |path: &Path| path.to_str().unwrap().to_owned();
+        let what = what.replace("SOURCE", &named(&fixture.source)).replace("LOWER", &named(&lower));
+        let what = what.replace("BESIDE", &named(fixture.scratch.path()));
+        let mountpoint = fixture.mountpoint.clone();
+        fixture.start(&[words, &["--survive", "--transport=device"]].concat(), what.as_ref(), &mountpoint);
+        Guarded::of(fixture)
+    }
+
+    /// One that is mounted.
+    pub fn of(fixture: Fixture) -> Guarded {
+        let workers = vec![worker(&fixture.mountpoint)];
+        Guarded { guardian: fixture.pid(), fixture, workers }
+    }
+
+    /// A path in the mount.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.fixture.at(name)
+    }
+
+    /// Kills the process that serves, and waits until another one does.
+    pub fn kill(&mut self) {
+        self.die_of(Signal::KILL);
+    }
+
+    /// The same by this signal.
+    pub fn die_of(&mut self, signal: Signal) {
+        let killed = *self.workers.last().unwrap();
+        kill(killed, signal);
+        eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
+        self.workers.push(worker(&self.fixture.mountpoint));
+    }
+
+    /// How often that has happened.
+    pub fn restarts(&self) -> u64 {
+        restarts(&self.fixture.mountpoint)
+    }
+
+    /// The process that serves now, or is about to, if there is one.
+    pub fn child(&self) -> Option<u32> {
+        child_of(self.guardian)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // The guardian first: it would make another one.
+        let now = self.child();
+        let all = std::iter::once(self.guardian).chain(now).chain(self.workers.iter().copied());
+        all.filter(|process| !is_gone(*process)).for_each(|process| kill(process, Signal::KILL));
+    }
+}
+
+/// Who serves a mount.
+pub fn worker(mountpoint: &Path) -> u32 {
+    u32::try_from(Status::of(mountpoint).number("pid")).unwrap()
+}
+
+/// How often another one had to.
+pub fn restarts(mountpoint: &Path) -> u64 {
+    Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
+}
+
+/// Raises a flag at its end, also that of a test that failed.
+pub struct Raised<'a>(pub &'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The longest that a call took.
+#[derive(Debug, Default)]
+pub struct Slowest(AtomicU64);
+
+impl Slowest {
+    /// So long.
+    pub fn time(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Makes a call that has to succeed as long as the mount lives; says which one did not.
+    fn step<T, E: Into<io::Error>>(&self, what: &str, call: impl FnOnce() -> Result<T, E>) -> io::Result<T> {
+        self.of(call).map_err(|error| {
+            let error = error.into();
+            eprintln!("{what}: {error}");
+            error
+        })
+    }
+
+    /// Makes a call.
+    pub fn of<T>(&self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = call();
+        self.0.fetch_max(u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        done
+    }
+}
+
+/// Makes, moves and removes things; every call has to do what it says.
+pub fn change_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> io::Result<()> {
+    let name = |what: &str| place.join(format!("{number}-{round}-{what}"));
+    let moved = name("directory").join("moved");
+    let content = vec![round as u8; 3000];
+    let create = || OpenOptions::new().write(true).read(true).create_new(true).open(name("file"));
+    let mut file = slowest.step("create", create)?;
+    slowest.step("write", || file.write_all(&content))?;
+    slowest.step("mkdir", || fs::create_dir(name("directory")))?;
+    slowest.step("rename", || fs::rename(name("file"), &moved))?;
+    slowest.step("link", || fs::hard_link(&moved, name("linked")))?;
+    slowest.step("symlink", || std::os::unix::fs::symlink("target", name("link")))?;
+    let fifo = rustix::fs::FileType::Fifo;
+    slowest.step("mknod", || rustix::fs::mknodat(rustix::fs::CWD, name("fifo"), fifo, rustix::fs::Mode::RWXU, 0))?;
+    let create = rustix::fs::XattrFlags::CREATE;
+    slowest.step("setxattr", || rustix::fs::setxattr(name("linked"), c"user.x", b"1", create))?;
+    let mut log = OpenOptions::new().append(true).create(true).open(place.join(format!("log-{number}")))?;
+    slowest.step("append", || log.write_all(format!("{round}\n").as_bytes()))?;
+    assert_eq!(fs::read(name("linked"))?, content);
+    assert_eq!(fs::read_link(name("link"))?, Path::new("target"));
+    assert_eq!(fs::read_dir(name("directory"))?.collect::<io::Result<Vec<_>>>()?.len(), 1);
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&file.metadata()?), 2);
+    slowest.step("removexattr", || rustix::fs::removexattr(name("linked"), c"user.x"))?;
+    for gone in [moved, name("linked"), name("link"), name("fifo")] {
+        slowest.step("unlink", || fs::remove_file(&gone))?;
+    }
+    slowest.step("rmdir", || fs::remove_dir(name("directory")))?;
+    slowest.step("write at", || file.write_all_at(b"still", 0))
+}
+
+/// The same as long as it may.
+pub fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
+    for round in (0_u64..).take_while(|_| !over.load(Ordering::Relaxed)) {
+        change_once(place, number, round, &Slowest::default()).expect("nobody notices anything");
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many files of each kind of the branch below a user of a union has.
+pub const BELOW: u64 = 300;
+
+/// Files of the branch below, for a user of a union.
+pub fn fill_below(lower: &Path, number: u64, rounds: u64) {
+    for round in 0..rounds {
+        let name = |what: &str| lower.join(format!("low{number}/{round}-{what}"));
+        fs::create_dir_all(name("directory/sub")).unwrap();
+        let files = [("file", "below"), ("old", "old"), ("one", "one"), ("other", "other"), ("directory/x", "x")];
+        files.iter().for_each(|(what, content)| fs::write(name(what), content).unwrap());
+    }
+}
+
+/// Copies up, removes, and moves files of the branch below.
+pub fn change_below_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> io::Result<()> {
+    let name = |what: &str| place.join(format!("low{number}/{round}-{what}"));
+    let is_there = |what: &str| match fs::symlink_metadata(name(what)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    };
+    let mut file =
+        slowest.step("open of the branch below", || OpenOptions::new().append(true).read(true).open(name("file")))?;
+    slowest.step("append of the branch below", || file.write_all(b"+more"))?;
+    assert_eq!(fs::read_to_string(name("file"))?, "below+more");
+    slowest.step("rename of the branch below", || fs::rename(name("file"), name("moved")))?;
+    slowest.step("append of the branch below", || file.write_all(b"+last"))?;
+    assert!(!is_there("file")?, "what was moved is there no more");
+    slowest.step("unlink of the branch below", || fs::remove_file(name("old")))?;
+    assert!(!is_there("old")?, "what was removed is there no more");
+    slowest.step("rm -r of the branch below", || fs::remove_dir_all(name("directory")))?;
+    slowest.step("mkdir of the branch below", || fs::create_dir(name("directory")))?;
+    assert_eq!(fs::read_dir(name("directory"))?.collect::<io::Result<Vec<_>>>()?.len(), 0);
+    slowest.step("rename over of the branch below", || fs::rename(name("one"), name("other")))?;
+    assert_eq!(fs::read_to_string(name("other"))?, "one");
+    Ok(())
+}
+
+/// The same as long as it may and there are any.
+pub fn change_below(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
+    for round in (0_u64..).take_while(|_| !over.load(Ordering::Relaxed)) {
+        done.fetch_add(1, Ordering::Relaxed);
+        match round < BELOW {
+            true => change_below_once(place, number, round, &Slowest::default()).expect("nobody notices anything"),
+            false => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A walk through all verbs: refused, failed or killed, each leaves what was there before it, or
+//! what it makes, and nothing in between.
+//!
+//! The verbs are those of the program's own help, so that one without a row fails. A row is carried
+//! out as an ordinary user, while somebody sits in what is mounted, and to its end. What can be
+//! seen is looked at before and after: mounts, processes, pools with their file systems and
+//! properties, files, what is kept beside sockets and for later.
+//!
+//! With `NACRE_WALK_ROUNDS` it is a campaign as well: so many times for each row, kill -9 at some
+//! moment of the command, and of the processes behind it, and once without room. `NACRE_WALK_SEED`
+//! is another beginning, `NACRE_WALK_VERB` what the verbs begin with that are walked. Known to fail
+//! there: a `pool destroy` whose processes all die at one moment leaves the note of where the pool
+//! lay.
+
+mod rows;
+mod scene;
+mod walking;
+
+use crate::crashing::Random;
+use crate::mounting::{as_root, nacre, needs, run, text};
+use rows::Row;
+use scene::Scene;
+use std::collections::BTreeSet;
+use walking::walk;
+
+/// The commands that a help lists.
+fn listed(help: &str) -> Vec<String> {
+    let block = help.split("\nCommands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).unwrap_or_default();
+    let lines = block.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).filter(|verb| verb != "help").collect()
+}
+
+/// All verbs of the program: a command that has commands, and can be called without one (`cage`),
+/// is a verb as well.
+fn verbs() -> BTreeSet<String> {
+    let help = |words: &[&str]| text(&run(nacre(), words.iter().copied().chain(["--help"])).stdout);
+    let mut verbs = BTreeSet::new();
+    for family in listed(&help(&[])) {
+        let help = help(&[&family]);
+        // What measures works in places of its own, which it says.
+        let below = if family == "bench" { Vec::new() } else { listed(&help) };
+        if below.is_empty() || !help.contains(&format!("Usage: nacre {family} <COMMAND>")) {
+            verbs.insert(family.clone());
+        }
+        verbs.extend(below.into_iter().map(|verb| format!("{family} {verb}")));
+    }
+    verbs
+}
+
+#[test]
+fn every_verb_is_walked() {
+    let all = verbs();
+    assert!(all.len() > 70 && all.contains("fs create") && all.contains("cage"), "{all:?}");
+    let walked: BTreeSet<String> = rows::all().map(|row| row.verb.to_owned()).collect();
+    let missing: Vec<_> = all.difference(&walked).collect();
+    let unknown: Vec<_> = walked.difference(&all).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "without a walk: {missing:?}; no verbs: {unknown:?}");
+}
+
+/// Walks all rows, and says at the end what each of them left.
+fn walk_all(rows: &[Row]) {
+    needs!(as_root());
+    let number = |name: &str| std::env::var(name).map_or(0, |value| value.parse::<u64>().expect(name));
+    let wanted = std::env::var("NACRE_WALK_VERB").unwrap_or_default();
+    let (rounds, mut random) = (number("NACRE_WALK_ROUNDS"), Random(1 + number("NACRE_WALK_SEED")));
+    println!("campaign: {rounds} kills of each verb, seed {} (NACRE_WALK_ROUNDS, NACRE_WALK_SEED)", random.0);
+    let mut wrong = Vec::new();
+    for row in rows.iter().filter(|row| row.verb.starts_with(&wanted)) {
+        let begun = std::time::Instant::now();
+        wrong.extend(walk(row, rounds, &mut random));
+        println!("{:>6} ms  {}", begun.elapsed().as_millis(), row.command);
+    }
+    assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn mounts() {
+    walk_all(rows::MOUNTS);
+}
+
+#[test]
+fn unions() {
+    walk_all(rows::UNIONS);
+}
+
+#[test]
+fn cages() {
+    walk_all(rows::CAGES);
+}
+
+#[test]
+fn pools() {
+    walk_all(rows::POOLS);
+}
+
+#[test]
+fn file_systems() {
+    walk_all(rows::FILE_SYSTEMS);
+}
+
+#[test]
+fn file_systems_from_snapshots() {
+    walk_all(rows::SNAPSHOTS);
+}
+
+/// What only asks changes nothing, killed or not: all of it on one scene.
+#[test]
+fn questions() {
+    needs!(as_root());
+    let scene = Scene::new(
+        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c && nacre fs send $P/a@s >.programs/stream",
+        true,
+    );
+    let before = scene.look();
+    let mut random = Random(7);
+    let mut wrong = Vec::new();
+    for row in rows::QUESTIONS {
+        let (code, said) = scene.run(row.command);
+        if code != Some(0) {
+            wrong.push(format!("{}: {code:?} {said}", row.command));
+        }
+        scene.run_as_user(row.command);
+        scene.killed(row.command, random.below(20));
+    }
+    let after = scene.look();
+    assert!(wrong.is_empty() && before == after, "{}\n{}", wrong.join("\n"), scene::difference(&before, &after));
+}

@@ -1,0 +1,69 @@
+//! Pools that are imported without some of their devices.
+
+use std::sync::Arc;
+
+use nacre_pool::Frames;
+use nacre_pool::device::Simulator;
+use nacre_pool::label::GroupKind;
+use nacre_pool::store::Access;
+
+use crate::groups::{Model, content, open};
+
+/// Any devices up to the parity may be missing; one more is refused by name, and nothing is written.
+#[test]
+fn whatever_may_be_missing_may_be_missing() {
+    for (groups, parity) in [
+        (vec![(GroupKind::Mirror, 3)], 2u32),
+        (vec![(GroupKind::RaidZ(1), 4)], 1),
+        (vec![(GroupKind::RaidZ(2), 5)], 2),
+        (vec![(GroupKind::RaidZ(3), 5)], 3),
+    ] {
+        let mut model = Model::new(&groups, &[64], 5);
+        for _ in 0..60 {
+            model.write().unwrap();
+        }
+        model.commit().unwrap();
+        model.store.take().unwrap().close(true, 1).unwrap();
+        let count = model.devices.len();
+        for missing in 0u32..1 << count {
+            if missing.count_ones() > parity + 1 {
+                continue;
+            }
+            let given: Vec<&Arc<Simulator>> =
+                (0..count).filter(|at| missing >> at & 1 == 0).map(|at| model.sim(at)).collect();
+            if given.is_empty() {
+                continue;
+            }
+            let written: Vec<u64> = given.iter().map(|device| device.operations()).collect();
+            let opened = open(&given, Access::ReadOnly);
+            if missing.count_ones() <= parity {
+                let store = opened.unwrap();
+                for (number, pointer) in &model.now {
+                    assert!(*store.read(pointer).unwrap() == *content(*number));
+                }
+            } else {
+                let refused = opened.map(drop).unwrap_err().to_string();
+                let first = missing.trailing_zeros();
+                assert!(refused.contains(&format!("device {first} is missing; it was at sim{first}")), "{refused}");
+                let writing = open(&given, Access::ReadWrite).map(drop).unwrap_err().to_string();
+                assert_eq!(writing, refused);
+            }
+            assert_eq!(written, given.iter().map(|device| device.operations()).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// The last device of a wide mirror has everything, root records among it.
+#[test]
+fn any_one_of_many_copies_is_enough() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 10)], &[64], 7);
+    model.write().unwrap();
+    model.commit().unwrap();
+    drop(model.store.take());
+    for number in [0, 8, 9] {
+        let store = open(&[model.sim(number)], Access::ReadOnly).unwrap();
+        for (number, pointer) in &model.now {
+            assert!(*store.read(pointer).unwrap() == *content(*number));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Character devices 0/0, which are whiteouts to others: those that users make are devices,
+//! wherever they go.
+
+use crate::unions::{Directories, host, mem, union};
+use nacre_testkit::World;
+use nacre_testkit::name;
+use nacre_union::{Style, UnionOptions};
+use nacre_vfs::{Kind, Layer, RenameFlags, SetAttr};
+use std::sync::Arc;
+
+fn is_device(world: &World, bytes: &[u8]) -> bool {
+    let attr = world.find(bytes).unwrap().attr;
+    let listed = world.list(&world.root, true, 3).into_iter().find(|listed| listed.name == bytes).expect("listed");
+    listed.entry.expect("attributes").attr.id == attr.id
+        && (attr.kind, attr.rdev_major, attr.rdev_minor) == (Kind::Character, 0, 0)
+}
+
+fn live(fresh: &dyn Fn() -> Arc<dyn Layer>, whiteout: Style) {
+    let (upper, lower) = (fresh(), fresh());
+    let below = World::new(Arc::clone(&lower));
+    for file in [&b"below"[..], b"hidden"] {
+        lower.mknod(&below.caller, &below.root, name(file), Kind::Character, 0o600, (0, 0)).unwrap();
+    }
+    let options = || UnionOptions { whiteout, sync: false, ..UnionOptions::default() };
+    let make = || World::new(union(vec![(Arc::clone(&upper), "rw"), (Arc::clone(&lower), "ro")], options()));
+    let world = make();
+    let (layer, caller, root) = (&world.layer, &world.caller, &world.root);
+    // Marks do not count on the lower branch: what is there is a device, and so is its copy.
+    assert!(is_device(&world, b"below"));
+    let node = world.find(b"below").unwrap().node;
+    layer.setattr(caller, &node, None, &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    assert!(is_device(&world, b"below"));
+    layer.unlink(caller, root, name(b"hidden")).unwrap();
+    assert!(!world.exists(b"hidden"));
+    let made = layer.mknod(caller, root, name(b"made"), Kind::Character, 0o644, (0, 0)).unwrap();
+    assert_eq!((made.attr.kind, made.attr.mode), (Kind::Character, 0o644));
+    // In the place of a whiteout, too.
+    layer.mknod(caller, root, name(b"hidden"), Kind::Character, 0o644, (0, 0)).unwrap();
+    layer.link(caller, &made.node, None, root, name(b"linked")).unwrap();
+    layer.rename(caller, root, name(b"made"), root, name(b"moved"), RenameFlags(0)).unwrap();
+    for world in [&world, &make()] {
+        for file in [&b"below"[..], b"hidden", b"linked", b"moved"] {
+            assert!(is_device(world, file), "{}", file.escape_ascii());
+        }
+        assert_eq!(world.names(&world.root).len(), 4);
+    }
+    let world = make();
+    for file in [&b"below"[..], b"hidden", b"linked", b"moved"] {
+        world.layer.unlink(&world.caller, &world.root, name(file)).unwrap();
+    }
+    for world in [world, make()] {
+        assert!(world.names(&world.root).is_empty());
+    }
+}
+
+#[test]
+fn in_memory() {
+    for style in [Style::Wh, Style::Chardev, Style::Xattr] {
+        live(&mem, style);
+    }
+}
+
+#[test]
+fn in_real_directories() {
+    if World::new(mem()).is_root() {
+        nacre_layers::host::prepare_worker().unwrap();
+        let directories = Directories::new();
+        for style in [Style::Wh, Style::Chardev, Style::Xattr] {
+            live(&|| host(&directories.fresh()), style);
+        }
+    }
+}
