@@ -9,6 +9,7 @@ use nacre_daemon::{
     failure::{Exit, Failure},
     fuse_conf,
 };
+use nacre_sys::kernel_version::kernel_version;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat},
     process::{Resource, geteuid, getrlimit},
@@ -97,7 +98,7 @@ fn text(findings: &[Finding]) -> String {
 fn findings() -> Vec<Finding> {
     let root = geteuid().is_root();
     let admin = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let kernel = kernel();
+    let kernel = kernel_version();
     let mut found = vec![
         Finding::ok("kernel", format!("Linux {}.{}", kernel.0, kernel.1)),
         device(),
@@ -112,14 +113,6 @@ fn findings() -> Vec<Finding> {
     ];
     found.extend(RIVALS.iter().map(|name| rival(name)));
     found
-}
-
-/// The version of the kernel, as far as features depend on it.
-fn kernel() -> (u32, u32) {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// The device, without which there is no FUSE.

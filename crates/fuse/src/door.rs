@@ -79,7 +79,7 @@ impl Door {
         let root = layer.root()?;
         let self_io: Arc<SelfIo> = Arc::default();
         let memory = options.survival.as_ref();
-        let writeback = Writeback::new(&options.mountpoint, &self_io);
+        let writeback = Writeback::new(&options.mountpoint, options.flush_for_seek, &self_io);
         if let Some(memory) = memory {
             self_io.note_in(memory);
             writeback.outlives(memory);

@@ -2,6 +2,7 @@
 //! `door.rs`.
 
 use crate::survival::Survival;
+use nacre_sys::kernel_version::kernel_version;
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 /// Work that each thread which serves requests does before its first one.
@@ -124,6 +125,10 @@ pub struct FuseOptions {
     pub negative_timeout: Option<Duration>,
     /// Raise inotify events inside the mount for changes made below it.
     pub notify_watchers: bool,
+    /// Before it looks for data or holes in a file, the kernel flushes what it has collected of it; otherwise
+    /// such a file is answered as data up to its end. On by default where the kernel can do it
+    /// ([`flushes_for_seek`]).
+    pub flush_for_seek: bool,
     /// Called in each serving thread before its first request.
     pub worker_setup: Option<WorkerSetup>,
     /// Where what a process after this one needs is noted; none where the mount ends with its process.
@@ -168,11 +173,20 @@ impl FuseOptions {
             attr_timeout: None,
             negative_timeout: None,
             notify_watchers: false,
+            flush_for_seek: flushes_for_seek(),
             worker_setup: None,
             survival: None,
             threads: 0,
         }
     }
+}
+
+/// Whether this kernel flushes a file while a caller of lseek(2) holds its inode's lock. Before Linux 6.16
+/// the writeback of a page ended when its WRITE was queued, so that waiting for it proves nothing,
+/// and close(2) in the flushing thread takes the lock (fs/fuse/file.c, `fuse_flush()`). Tried
+/// from 6.18 on.
+fn flushes_for_seek() -> bool {
+    kernel_version() >= (6, 18)
 }
 
 impl fmt::Debug for FuseOptions {

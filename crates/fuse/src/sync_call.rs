@@ -17,7 +17,7 @@
 use fusewire::{
     Errno, Handler, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice, abi::init,
 };
-use nacre_sys::{descriptors, loop_devices};
+use nacre_sys::{descriptors, kernel_version::kernel_version, loop_devices};
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::{
@@ -234,8 +234,5 @@ impl Handler for Answering {
 
 /// Whether this kernel tells file systems on block devices.
 fn is_told() -> bool {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
-    (numbers.next(), numbers.next()) >= (Some(6), Some(18))
+    kernel_version() >= (6, 18)
 }

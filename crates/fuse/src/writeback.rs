@@ -61,6 +61,8 @@ struct Files {
 /// The state of one mount.
 pub(crate) struct Writeback {
     mountpoint: PathBuf,
+    /// [`FuseOptions::flush_for_seek`].
+    pub flush_for_seek: bool,
     /// What mountpoint and INIT made of it: why not, where it is off.
     decided: OnceLock<std::result::Result<(), String>>,
     /// Off again, for good: the session offers no such thing.
@@ -109,9 +111,10 @@ pub(crate) struct WritebackFigures {
 
 impl Writeback {
     /// Nothing is decided yet.
-    pub fn new(mountpoint: &Path, self_io: &Arc<SelfIo>) -> Writeback {
+    pub fn new(mountpoint: &Path, flush_for_seek: bool, self_io: &Arc<SelfIo>) -> Writeback {
         Writeback {
             mountpoint: mountpoint.to_owned(),
+            flush_for_seek,
             decided: OnceLock::new(),
             dropped: AtomicBool::new(false),
             lets_in: AtomicBool::new(false),

@@ -16,6 +16,7 @@ pub mod fanotify;
 pub mod handles;
 pub mod inode;
 pub mod ioctls;
+pub mod kernel_version;
 pub mod lease;
 pub mod length;
 pub mod local_time;

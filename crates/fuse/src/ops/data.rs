@@ -104,18 +104,30 @@ impl Door {
             _ => return Err(Errno::EINVAL.into()),
         };
         let file = self.file(header, fh)?;
-        self.pass_on(header.nodeid)?;
-        Ok(reply.lseek(file.seek(offset, whence)?)?)
+        let found = match self.flush_for_seek(header.nodeid)? {
+            None => file.seek(offset, whence)?,
+            Some(length) if offset >= length => return Err(Errno::ENXIO.into()),
+            Some(length) => match whence {
+                Whence::Data => offset,
+                Whence::Hole => length,
+            },
+        };
+        Ok(reply.lseek(found)?)
     }
 
-    /// Where data and holes are is known below: the kernel passes on what it has collected of a
-    /// file first. It holds the inode's lock while it asks, so nothing is added meanwhile.
-    fn pass_on(&self, nodeid: u64) -> Outcome {
+    /// The layer knows data and holes: the kernel flushes what it has collected of a file first. It
+    /// holds the inode's lock during LSEEK, so nothing is added meanwhile. Where it cannot flush under
+    /// that lock, the file is data up to the length returned here.
+    fn flush_for_seek(&self, nodeid: u64) -> Outcome<Option<u64>> {
         if !self.writeback.caches_writes(nodeid) {
-            return Ok(());
+            return Ok(None);
+        }
+        if !self.writeback.flush_for_seek {
+            return Ok(fusewire::blocking(|| self.writeback.kernel_length(nodeid))??);
         }
         // Other threads serve the writes.
-        Ok(fusewire::blocking(|| self.writeback.flush_file(nodeid))??)
+        fusewire::blocking(|| self.writeback.flush_file(nodeid))??;
+        Ok(None)
     }
 
     /// Places are an open file and an offset in it. `wide`: the reply has room for 64 bits, and not,

@@ -7,6 +7,10 @@
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
 //! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
+//!
+//! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the
+//! inode's lock, which the served caller may hold: lseek(2) gets the kernel's length instead, and the
+//! flush of a file that stays locked ends with EBUSY.
 
 use super::{
     Role,
@@ -18,7 +22,7 @@ use fusewire::{
     abi::{self, fattr, fopen},
 };
 use nacre_vfs::{Errno, Result};
-use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{AtFlags, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as SysErrno;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,6 +38,10 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// How long the attributes of directories are waited for.
 const FRESHENING: Duration = Duration::from_secs(1);
+
+/// How often it is looked in vain before a file that stays locked is given up, where the kernel cannot
+/// flush it under the lock: a second.
+const LOOKS_AT_LOCKED: u32 = 200;
 
 /// How long a file is waited for before it is looked whether it has to be waited for.
 const LOOK: Duration = Duration::from_millis(5);
@@ -110,9 +118,10 @@ impl Writeback {
                     }
                     Some(passed) => all = all.and(outcome(passed)),
                     None => {
-                        // Who is served has the lock, so nobody writes to the file; he may wait for
-                        // the end of this. The thread ends when he goes on.
-                        all = all.and(self.flush_key(inode));
+                        // The served caller has the lock, so nobody writes to the file; he may wait for
+                        // the end of this. The thread ends when he releases it.
+                        let flushed = if self.flush_for_seek { self.flush_key(inode) } else { Err(Errno::EBUSY) };
+                        all = all.and(flushed);
                         break;
                     }
                 }
@@ -122,16 +131,19 @@ impl Writeback {
     }
 
     /// Waits for what becomes of one file; `None` where a request is served whose caller has the
-    /// inode's lock.
+    /// inode's lock, and, where nothing can be done about it, keeps it for [`LOOKS_AT_LOCKED`].
     fn await_passed(
         &self,
         nodeid: u64,
         told: &Receiver<Passed>,
     ) -> Option<std::result::Result<Passed, RecvTimeoutError>> {
+        let patience = if self.flush_for_seek { 0 } else { LOOKS_AT_LOCKED };
+        let mut locked = 0;
         loop {
             match told.recv_timeout(LOOK) {
-                Err(RecvTimeoutError::Timeout) if self.locked.has(nodeid) => return None,
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) if !self.locked.has(nodeid) => locked = 0,
+                Err(RecvTimeoutError::Timeout) if locked >= patience => return None,
+                Err(RecvTimeoutError::Timeout) => locked += 1,
                 passed => return Some(passed),
             }
         }
@@ -200,6 +212,26 @@ impl Writeback {
         self.key(nodeid).map_or(Ok(()), |inode| self.flush_key(inode))
     }
 
+    /// The length that the kernel has for a file of which it may hold writes, whoever holds the inode's
+    /// lock; none where it holds nothing.
+    pub fn kernel_length(&self, nodeid: u64) -> Result<Option<u64>> {
+        let Some(inode) = self.key(nodeid) else { return Ok(None) };
+        let (tell, told) = channel();
+        let place = self.place();
+        self.self_io.start("nacre-flush", Role::Flush, move || {
+            // The process may be ending.
+            let _ = tell.send(kernel_length(&place, inode));
+            Ok(())
+        })?;
+        match told.recv().unwrap_or(Err(SysErrno::IO)) {
+            Ok(length) => Ok(Some(length)),
+            // The mount is in no tree any more. The kernel asks nothing more then, and answers lseek(2)
+            // by its own length.
+            Err(SysErrno::STALE) => Err(Errno::ENOSYS),
+            Err(error) => Err(Errno::from_raw(error.raw_os_error())),
+        }
+    }
+
     fn flush_key(&self, inode: InodeKey) -> Result<()> {
         outcome(self.flush_by_thread(inode, false, self.place())?.recv().map_err(|_| RecvTimeoutError::Disconnected))
     }
@@ -258,6 +290,13 @@ fn flush_file(place: &MountPlace, inode: InodeKey, locking: bool) -> Result<(), 
     // Who asks by lseek(2) has the inode's lock.
     let file = mount.by_handle(inode, OFlags::RDONLY);
     passed(inode.nodeid, file.and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)))
+}
+
+/// The kernel's own length of a file, asked for without a request and without a lock.
+fn kernel_length(place: &MountPlace, inode: InodeKey) -> Result<u64, SysErrno> {
+    let file = Entered::new(&place.mountpoint, place.device)?.by_handle(inode, OFlags::PATH)?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE)?.stx_size)
 }
 
 /// What became of a file that was to be passed on.

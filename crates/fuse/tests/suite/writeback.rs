@@ -636,6 +636,30 @@ fn holes_are_found_behind_what_is_held_back() {
 }
 
 #[test]
+fn where_the_kernel_cannot_flush_for_a_seek_a_file_is_data_up_to_the_kernels_length() {
+    on_each_transport(|transport| {
+        let mount = Writeback::new(transport, HostCoherence::Exclusive, |options| options.flush_for_seek = false);
+        let mut client = mount.client("log", 0);
+        client.ok("append");
+        client.ok("put 1 100");
+        client.ok("length 1048576");
+        client.ok("put 1 100");
+        let length = 1_048_676;
+        assert_eq!(
+            [client.ok("data 524288"), client.ok("hole 0"), client.ok("hole 524288")],
+            [524_288, length, length]
+        );
+        let past = -i64::from(rustix::io::Errno::NXIO.raw_os_error());
+        assert_eq!([client.order("data 1048676"), client.order("hole 1048677")], [past, past]);
+        client.ok("close");
+        // Nothing is held back any more: the layer answers.
+        let mut reader = mount.client("log", 0);
+        reader.ok("read");
+        assert!(reader.ok("hole 0") < 524_288);
+    });
+}
+
+#[test]
 fn readers_see_what_is_held_back_and_do_not_disturb_it() {
     on_each_transport(|transport| {
         let mount = Writeback::exclusive(transport);
