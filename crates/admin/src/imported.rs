@@ -12,11 +12,10 @@ use std::time::Duration;
 use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
-use nacre_pool::files::Clock;
+use nacre_pool::files::kernel_clock;
 use nacre_pool::label::{self, Identity, PoolState, Root};
 use nacre_pool::log::KeptLog;
 use nacre_pool::properties::{OF_NEW_POOLS, spelling};
-use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
 use nacre_remote::Address;
@@ -126,16 +125,6 @@ impl std::fmt::Debug for Imported {
     }
 }
 
-/// The clock that the kernel takes times from, where it keeps those of files itself: one that moves
-/// once a tick. With another one files would be born after they were first written to.
-fn clock() -> Clock {
-    Arc::new(|| {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        // Nanoseconds are below one thousand million.
-        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
-    })
-}
-
 /// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be
 /// able to write to them.
 fn owner() -> (u32, u32) {
@@ -146,7 +135,7 @@ fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolCon
     Ok(PoolConfig {
         log: if logged { Some(store.log()?) } else { None },
         storage: Arc::clone(store) as _,
-        clock: clock(),
+        clock: kernel_clock(),
         entropy: Arc::clone(&opening.entropy),
         cache: opening.cache,
         kept: opening.kept.clone().filter(|_| logged),

@@ -21,8 +21,8 @@ use nacre_layers::{
     remap::id_map::{MapRule, parse_rule},
 };
 use nacre_stack::spec::{CreateAs, HostSpec, LayerSpec, RemapSpec, Symlinks};
+use nacre_sys::clocks::{self, Clock};
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -363,5 +363,5 @@ fn namespace() -> String {
 }
 
 fn uptime() -> u64 {
-    u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap_or_default()
+    clocks::now(Clock::Boottime).as_secs()
 }

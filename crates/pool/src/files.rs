@@ -60,6 +60,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use nacre_sys::clocks;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use owner_accounts::owners_of;
@@ -237,6 +238,15 @@ impl StoredBytes {
 
 /// The clock that files get their times from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The clock by which the kernel stamps files whose times it keeps itself: it moves once a tick. By another
+/// one, files would be born after their first write.
+pub fn kernel_clock() -> Clock {
+    Arc::new(|| {
+        let now = clocks::now(clocks::Clock::RealtimeCoarse);
+        Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() }
+    })
+}
 
 /// The files of one dataset.
 pub struct Files<T> {

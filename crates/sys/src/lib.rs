@@ -7,6 +7,7 @@
 
 pub mod accounts;
 pub mod btrfs_quota;
+pub mod clocks;
 pub mod cpus;
 pub mod credentials;
 pub mod descriptors;

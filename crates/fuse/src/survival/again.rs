@@ -37,8 +37,8 @@ use crate::{
     wire,
 };
 use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
+use nacre_sys::clocks::{self, Clock};
 use nacre_vfs::{AllocateMode, Attr, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
-use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// Facts about a name that is to be made.
@@ -363,8 +363,7 @@ fn is_since(attr: &Attr, begun: u64) -> bool {
 
 /// Now, nanoseconds since 1970, by the clock that file systems take their times from.
 fn now() -> u64 {
-    let now = clock_gettime(ClockId::RealtimeCoarse);
-    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
+    clocks::now(Clock::RealtimeCoarse).as_nanos() as u64
 }
 
 #[cfg(test)]
