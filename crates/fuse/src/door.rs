@@ -238,6 +238,16 @@ impl Door {
         if time > if_stored && attr.kind == Kind::File && self.is_stored_to(nodeid, asked) { if_stored } else { time }
     }
 
+    /// The attributes as the kernel gets them. A file to which it may hold writes has a sector at least:
+    /// programs take a file without any for a hole (`tar -S`), and the kernel keeps the number until
+    /// the file is closed, whatever is written meanwhile. Where it opens files without a request, that may be any.
+    pub fn with_sector(&self, nodeid: u64, attr: &nacre_vfs::Attr) -> nacre_vfs::Attr {
+        let is_held = attr.kind == Kind::File
+            && self.writeback.on()
+            && (attr.size > 0 || self.writes_unopened() || self.writeback.caches_writes(nodeid));
+        if is_held { nacre_vfs::Attr { blocks: attr.blocks.max(1), ..*attr } } else { *attr }
+    }
+
     /// Whether writes to a file are to be announced.
     fn announces(&self, nodeid: u64) -> bool {
         if self.writes_unopened() { !self.unannounced() } else { self.writeback.announces(nodeid) }
@@ -256,7 +266,8 @@ impl Door {
         }
         let attributes = self.attr_time(registered.nodeid, &entry.node, &entry.attr);
         self.inodes.keeps(registered.nodeid, attributes >= LASTING);
-        let mut out = wire::entry(registered.nodeid, &entry.attr, names, attributes);
+        let attr = self.with_sector(registered.nodeid, &entry.attr);
+        let mut out = wire::entry(registered.nodeid, &attr, names, attributes);
         out.generation = self.generation(&entry.attr).into();
         out
     }

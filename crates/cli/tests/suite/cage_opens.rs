@@ -6,7 +6,7 @@ use crate::mounting::{
     cages::{Cage, data, fill, zeros},
     errno, eventually,
     images::on_each,
-    kill, needs,
+    kill, needs, sh,
     status::{Status, least_requests_of, requests_of},
     text,
 };
@@ -346,4 +346,20 @@ fn a_full_disk_refuses_the_write_itself() {
         fs::write(fixture.at("again"), zeros(MIB)).unwrap_or_else(|error| panic!("{kind}: {error}"));
         fixture.unmount();
     });
+}
+
+/// Programs take a file without a sector for a hole, and store zeros.
+#[test]
+fn what_was_just_written_has_a_sector() {
+    needs!(as_root());
+    let fixture = roomy();
+    let mut held = File::create(fixture.at("held")).unwrap();
+    held.write_all(b"x").unwrap();
+    assert!(held.metadata().unwrap().blocks() > 0);
+    let tar = "tar cSf $1.tar $1 && mkdir $1.d && tar xf $1.tar -C $1.d && cmp $1 $1.d/$1";
+    sh(
+        &fixture.mountpoint,
+        &format!("set -e; t() {{ {tar}; }}; echo x > new; truncate -s 1M new; t new; truncate -s 1M held; t held"),
+    );
+    drop(held);
 }

@@ -13,7 +13,7 @@ use std::{
     io::{Read, Seek, SeekFrom, Write},
     os::{
         fd::OwnedFd,
-        unix::fs::{FileExt, PermissionsExt},
+        unix::fs::{FileExt, MetadataExt, PermissionsExt},
     },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -393,4 +393,20 @@ fn a_listing_shows_written_files_without_asking_for_each() {
     let again = least_requests_of(&pool.at(""), list);
     let asked = |kind: &str| again.get(kind).copied().unwrap_or(0);
     assert!(asked("getattr") + asked("statx") + asked("readdirplus") <= 3, "{again:?}");
+}
+
+/// Programs take a file without a sector for a hole, and store zeros.
+#[test]
+fn what_was_just_written_has_a_sector() {
+    needs!(as_root());
+    let pool = Pool::made("sectors", ROOMY, &[]);
+    let mut held = File::create(pool.at("held")).unwrap();
+    held.write_all(b"x").unwrap();
+    assert!(held.metadata().unwrap().blocks() > 0);
+    let tar = "tar cSf $1.tar $1 && mkdir $1.d && tar xf $1.tar -C $1.d && cmp $1 $1.d/$1";
+    sh(
+        &pool.at(""),
+        &format!("set -e; t() {{ {tar}; }}; echo x > new; truncate -s 1M new; t new; truncate -s 1M held; t held"),
+    );
+    drop(held);
 }

@@ -25,7 +25,7 @@ impl Door {
         };
         // Who asks by an open file closes it later.
         self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
-        Ok(reply.attr(&wire::attr_out(&attr, valid))?)
+        Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), valid))?)
     }
 
     pub(crate) fn statx(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
@@ -33,7 +33,7 @@ impl Door {
         let (node, attr) = self.attributes(header, fh)?;
         let valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
         self.inodes.keeps(header.nodeid, valid >= LASTING && fh.is_none());
-        Ok(reply.statx(&wire::statx_out(&attr, valid))?)
+        Ok(reply.statx(&wire::statx_out(&self.with_sector(header.nodeid, &attr), valid))?)
     }
 
     pub(crate) fn setattr(&self, header: &Header, request: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
@@ -53,7 +53,7 @@ impl Door {
         }
         if self.writeback.on() && self.is_outdated(header, request, &change) {
             let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
-            return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
+            return Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), Duration::ZERO))?);
         }
         let _locked = self.writeback.lock(header.nodeid);
         let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
@@ -90,7 +90,7 @@ impl Door {
         }
         // Whoever made or wrote the file has it open.
         self.inodes.keeps(header.nodeid, valid >= LASTING && attr.kind != Kind::File);
-        Ok(reply.attr(&wire::attr_out(&attr, valid))?)
+        Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), valid))?)
     }
 
     /// Whether a thread of ours asks that may hold the inode's lock.

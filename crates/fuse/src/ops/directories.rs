@@ -199,7 +199,8 @@ impl Listing<'_, '_, '_> {
         }
         let attributes = self.door.listed_attr_time(registered.nodeid, &entry.node, &entry.attr);
         self.door.inodes.keeps(registered.nodeid, attributes >= LASTING);
-        let mut out = wire::entry(registered.nodeid, &entry.attr, self.names, attributes);
+        let attr = self.door.with_sector(registered.nodeid, &entry.attr);
+        let mut out = wire::entry(registered.nodeid, &attr, self.names, attributes);
         out.generation = self.door.generation(&entry.attr).into();
         out
     }

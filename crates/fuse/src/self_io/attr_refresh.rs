@@ -189,7 +189,7 @@ impl Door {
             attr =
                 self.layer.setattr(&Caller::ROOT, &node, file.as_deref(), &SetAttr { ctime, ..SetAttr::default() })?;
         }
-        Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?)
+        Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), Duration::ZERO))?)
     }
 
     /// The state of an inode that is written to directly.

@@ -241,7 +241,7 @@ impl Door {
         let attr = self.layer.getattr(&caller(header), &node, Some(&*handle.file))?;
         // Its look-up was counted when it was made.
         let names = if name.is_empty() { Duration::ZERO } else { self.new_name_time(&self.node(header.nodeid)?) };
-        let out = wire::entry(nodeid, &attr, names, Duration::ZERO);
+        let out = wire::entry(nodeid, &self.with_sector(nodeid, &attr), names, Duration::ZERO);
         reply.created(&out, &granted)?;
         Ok(true)
     }

@@ -113,6 +113,9 @@ pub(super) fn time(stamp: Timestamp) -> Time {
 pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
     /// `st_blocks` counts these, bytes.
     const SECTOR: u64 = 512;
+    // Small content lies in the tree, where nothing is charged for it; a file without a sector is a hole
+    // to programs (`tar -S`).
+    let least = u64::from(row.file_type() == Some(FileType::Regular) && row.size > 0);
     Attr {
         id: FileId { fs, ino: number, generation: 0 },
         kind: kind_of(row),
@@ -123,7 +126,7 @@ pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
         rdev_major: rustix::fs::major(row.device),
         rdev_minor: rustix::fs::minor(row.device),
         size: row.size,
-        blocks: row.charged.div_ceil(SECTOR),
+        blocks: row.charged.div_ceil(SECTOR).max(least),
         blksize: 1 << if row.record_shift == 0 { 17 } else { row.record_shift },
         atime: time(row.accessed),
         mtime: time(row.modified),
