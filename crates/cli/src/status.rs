@@ -33,6 +33,7 @@ const COLUMNS: &[Column<Report>] = &[
     right("requests", "REQUESTS", |report, exact| number(report.requests, exact)),
     right("errors", "ERRORS", |report, exact| number(report.errors, exact)),
     right("in-flight", "IN-FLIGHT", |report, exact| number(report.in_flight, exact)),
+    left("waiting", "WAITING", |report, _| if report.waiting.is_empty() { "-".to_owned() } else { waiting(report) }),
     right("inodes", "INODES", |report, exact| number(report.inodes, exact)),
     right("open-files", "OPEN-FILES", |report, exact| number(report.open_files, exact)),
     right("passthrough-opens", "PASSTHROUGH-OPENS", |report, exact| number(report.passthrough_opens, exact)),
@@ -264,6 +265,7 @@ fn detail(report: &Report, exact: bool) -> String {
                 count(report.in_flight)
             ),
         ),
+        ("waiting", waiting(report)),
         ("inodes", count(report.inodes)),
         (
             "open files",
@@ -288,6 +290,12 @@ fn detail(report: &Report, exact: bool) -> String {
         text.push_str(&operations(&report.operations, exact));
     }
     text
+}
+
+/// Requests of the mount's own threads to itself that are not answered.
+fn waiting(report: &Report) -> String {
+    let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
+    waiting.join("; ")
 }
 
 /// Whether the mount goes on when its process dies; nothing where nobody asked for that.

@@ -2,9 +2,9 @@
 
 use crate::left::Guarded;
 use crate::mountinfo::device_text;
-use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, path_text};
+use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, WaitingReport, path_text};
 use nacre_admin::pool::Survives;
-use nacre_fuse::{OperationCounts, Status, Transport};
+use nacre_fuse::{OperationCounts, Status, Transport, Waiting};
 use nacre_vfs::Coherence;
 use std::time::Instant;
 
@@ -55,6 +55,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         requests: status.requests,
         errors,
         in_flight: status.in_flight as u64,
+        waiting: status.waiting.iter().map(waiting).collect(),
         inodes: status.inodes as u64,
         open_files: status.open_files as u64,
         passthrough_opens: status.passthrough.opens,
@@ -85,6 +86,11 @@ fn coherence(coherence: Coherence) -> &'static str {
         Coherence::Shared => "revalidate",
         Coherence::PerCaller => "per caller",
     }
+}
+
+fn waiting(waiting: &Waiting) -> WaitingReport {
+    let Waiting { request, thread, nodeid, seconds } = *waiting;
+    WaitingReport { request: request.to_owned(), thread, inode: nodeid, seconds }
 }
 
 fn operation(counts: OperationCounts) -> OperationReport {

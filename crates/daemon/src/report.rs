@@ -10,7 +10,7 @@ use nacre_admin::pool::Survives;
 use nacre_vfs::Description;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;
-use std::{os::unix::ffi::OsStrExt, path::Path};
+use std::{fmt, os::unix::ffi::OsStrExt, path::Path};
 
 /// One layer of a stack and what lies below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,26 @@ pub struct PassthroughReport {
     pub why_not: Option<String>,
 }
 
+/// A request of a mount's own thread to the mount itself that has waited for too long.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingReport {
+    /// What the thread is doing.
+    pub request: String,
+    /// The thread.
+    pub thread: u32,
+    /// The inode, as the kernel knows it.
+    pub inode: u64,
+    /// For how long.
+    pub seconds: u64,
+}
+
+impl fmt::Display for WaitingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WaitingReport { request, thread, inode, seconds } = self;
+        write!(f, "{request} of inode {inode} by thread {thread} for {seconds} s")
+    }
+}
+
 /// Everything about one mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -125,6 +145,9 @@ pub struct Report {
     pub errors: u64,
     /// Requests being answered now.
     pub in_flight: u64,
+    /// Requests of its own threads to itself that are not answered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingReport>,
     /// Files that the kernel knows.
     pub inodes: u64,
     /// Open files.

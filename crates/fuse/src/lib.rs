@@ -42,6 +42,7 @@ mod writeback;
 
 pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
+pub use self_io::waits::Waiting;
 pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
 pub use survival::{Survival, VERSION as SURVIVAL_VERSION};
 pub use sync_call::{Duty, SyncCalls, let_go_of_sync_calls};

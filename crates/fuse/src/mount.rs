@@ -14,6 +14,7 @@ use crate::{
         Role, attr_refresh,
         inotify_replay::{self, Event},
         own_mount::{self, Entered, InodeKey},
+        waits::during,
     },
     status::{self, Status},
     survival::{Survival, doubts},
@@ -299,7 +300,8 @@ impl Mount {
             // path.
             let _mount = Entered::new(&place, device)?;
             // Among those who write may be a thread of ours that sets a file's times.
-            fusewire::patiently(|| Ok(rustix::mount::mount_remount(c".", flags, c"")?)).map_err(own_mount::number)
+            let remount = || fusewire::patiently(|| Ok(rustix::mount::mount_remount(c".", flags, c"")?));
+            during("remount", crate::inodes::ROOT, remount).map_err(own_mount::number)
         })?;
         Ok(remounting.join().map_err(|_| io::Error::from(SysErrno::IO))??)
     }

@@ -12,7 +12,8 @@
 //! Here are the threads; what they do is below: files' sizes and times (`attr_refresh.rs`, by
 //! `attr_setter.rs`, from `times.rs`), passing on what the kernel holds back (`flush.rs`,
 //! `flush_timer.rs`), dropping pages (`page_dropper.rs`), events for watchers (`inotify_replay.rs`),
-//! files that became others (`replacing.rs`, `gate.rs`); `own_mount.rs` finds the mount and its files.
+//! files that became others (`replacing.rs`, `gate.rs`); `own_mount.rs` finds the mount and its files;
+//! `waits.rs` reports what is not answered.
 //! Invariant: an act that needs an inode's lock never waits behind another's: each has a thread of
 //! its own, but for the times, which have one in all.
 
@@ -26,6 +27,7 @@ pub(crate) mod own_mount;
 mod page_dropper;
 pub(crate) mod replacing;
 pub(crate) mod times;
+pub(crate) mod waits;
 
 use crate::survival::{Survival, numbers::Words};
 use attr_refresh::AttrRefresh;
@@ -44,6 +46,7 @@ use std::{
     },
     thread::JoinHandle,
 };
+use waits::Waits;
 
 /// What a thread is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub(crate) struct SelfIo {
     pub page_dropper: PageDropper,
     /// What has everything passed on now and then.
     pub flush_timer: FlushTimer,
+    /// What they wait for.
+    pub waits: Arc<Waits>,
     /// Bit `tid % 64` of each: most questions of [`SelfIo::role`] end here.
     mask: AtomicU64,
     /// Where the mount outlives its process.
@@ -159,6 +164,7 @@ impl SelfIo {
         role: Role,
         body: impl FnOnce() -> Result<T, SysErrno> + Send + 'static,
     ) -> io::Result<JoinHandle<Result<T, SysErrno>>> {
+        self.waits.watch()?;
         let self_io = Arc::clone(self);
         // It may be waiting for the mount when the process is killed, and nobody waits for it then.
         let name = if self.noted.get().is_some() { fusewire::APART } else { name };
@@ -166,6 +172,7 @@ impl SelfIo {
             nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
             let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
             let _known = KnownThread::new(&self_io, tid, role);
+            self_io.waits.enter();
             body()
         })
     }
@@ -176,6 +183,12 @@ impl SelfIo {
         let left = self.left().iter().map(|actor| actor.tid);
         let mask = threads.iter().map(|(tid, _)| *tid).chain(left).fold(0, |mask, tid| mask | bit(tid));
         self.mask.store(mask, Ordering::Release);
+    }
+}
+
+impl Drop for SelfIo {
+    fn drop(&mut self) {
+        self.waits.end();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The figures of a mount, as plain data: read by the command line for `status`, `top` and
 //! Prometheus text.
 
-use crate::{door::Door, invalidate::InvalidationCounts, writeback::WritebackFigures};
+use crate::{door::Door, invalidate::InvalidationCounts, self_io::waits::Waiting, writeback::WritebackFigures};
 use fusewire::Session;
 use nacre_vfs::{Coherence, Description};
 use std::{path::PathBuf, sync::atomic::Ordering};
@@ -102,6 +102,8 @@ pub struct Status {
     pub requests: u64,
     /// Requests being handled now.
     pub in_flight: usize,
+    /// Requests of the mount's own threads to the mount itself that have waited for too long.
+    pub waiting: Vec<Waiting>,
     /// Threads that serve requests now.
     pub threads: usize,
     /// Files that the kernel knows now.
@@ -155,6 +157,7 @@ pub(crate) fn read(door: &Door, device: Option<u64>, session: &Session, counts: 
         operations: operations.collect(),
         requests: counters.total(),
         in_flight: session.in_flight(),
+        waiting: door.self_io.waits.late(),
         threads: session.threads(),
         inodes: door.inodes.len(),
         open_files: door.open.files.len() + door.writeback.written.len(),

@@ -9,7 +9,7 @@ use crate::{
     door::Door,
     failure::Outcome,
     inodes::Found,
-    self_io::{Role, own_mount::Entered},
+    self_io::{Role, own_mount::Entered, waits::during},
 };
 use fusewire::{Header, Reply};
 use nacre_vfs::{Errno, Kind, Node};
@@ -37,7 +37,7 @@ impl Door {
             entry = numbered.look_up(parent)?;
         }
         if numbered.is_unlisted(&entry.node) {
-            self.make_reachable(&entry.node)?;
+            self.make_reachable(header.nodeid, &entry.node)?;
         }
         Ok(reply.entry(&self.found(&entry, Found::below(number), Duration::ZERO))?)
     }
@@ -45,12 +45,13 @@ impl Door {
     /// The kernel connects a directory with the root by the listings of those above it
     /// (`exportfs_get_name()`). One that is not listed it has to know by its name, before it is
     /// answered.
-    fn make_reachable(&self, node: &Node) -> Outcome {
+    fn make_reachable(&self, nodeid: u64, node: &Node) -> Outcome {
         let Some((path, device)) = self.layer.path(node).zip(self.kernel.device()) else { return Ok(()) };
         let place = self.options.mountpoint.clone();
         let walker = self.self_io.start("nacre-walker", Role::Walker, move || {
             let _mount = Entered::new(&place, device)?;
-            rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).map(drop)
+            let look = || rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+            during("look-up of a directory", nodeid, look).map(drop)
         });
         let walked = fusewire::blocking(|| walker.map(std::thread::JoinHandle::join))?;
         if !matches!(walked, Ok(Ok(Ok(())))) {

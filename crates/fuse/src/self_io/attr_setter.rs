@@ -5,6 +5,7 @@
 use super::{
     Role, SelfIo,
     own_mount::{Entered, InodeKey, MountPlace, number},
+    waits::during,
 };
 use nacre_vfs::Time;
 use parking_lot::Mutex;
@@ -48,7 +49,7 @@ impl AttrSetter {
         *self.queue.lock() = Some(sender);
         self_io.start(name, Role::Times, move || {
             for setting in settings {
-                let result = set(&setting);
+                let result = during("times and length", setting.inode.nodeid, || set(&setting));
                 // Whoever waited may have gone.
                 let _ = setting.done.try_send(result);
             }

@@ -15,7 +15,9 @@
 use super::{
     Role,
     own_mount::{Entered, InodeKey, MountPlace, Names, number},
+    waits::during,
 };
+use crate::inodes::ROOT;
 use crate::writeback::Writeback;
 use fusewire::{
     Op, Reply, Request,
@@ -92,7 +94,8 @@ impl Writeback {
         let (tell, told) = channel();
         let place = MountPlace { names: Arc::clone(&names), ..self.place() };
         let started = self.self_io.start("nacre-flush", Role::Flush, move || {
-            Entered::new(&place.mountpoint, place.device)?.freshen(&place.names);
+            let mount = Entered::new(&place.mountpoint, place.device)?;
+            during("attributes of directories", ROOT, || mount.freshen(&place.names));
             // Who asked may have gone on.
             let _ = tell.send(());
             Ok(())
@@ -277,7 +280,8 @@ fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
 
 /// Has the kernel pass on what it holds of a file of a mount that was entered.
 pub(super) fn flush_within(mount: &Entered, place: &MountPlace, inode: InodeKey) -> Result<(), SysErrno> {
-    passed(inode.nodeid, mount.reach(place, inode).and_then(|file| flush_unseen(&file)))
+    let flushed = during("flush", inode.nodeid, || flush_unseen(&mount.reach(place, inode)?));
+    passed(inode.nodeid, flushed)
 }
 
 /// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
@@ -288,15 +292,19 @@ fn flush_file(place: &MountPlace, inode: InodeKey, locking: bool) -> Result<(), 
         return flush_within(&mount, place, inode);
     }
     // Who asks by lseek(2) has the inode's lock.
-    let file = mount.by_handle(inode, OFlags::RDONLY);
-    passed(inode.nodeid, file.and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)))
+    let flushed = during("flush for lseek", inode.nodeid, || {
+        nacre_sys::writeback::write_and_wait(mount.by_handle(inode, OFlags::RDONLY)?.as_fd()).map_err(number)
+    });
+    passed(inode.nodeid, flushed)
 }
 
 /// The kernel's own length of a file, asked for without a request and without a lock.
 fn kernel_length(place: &MountPlace, inode: InodeKey) -> Result<u64, SysErrno> {
-    let file = Entered::new(&place.mountpoint, place.device)?.by_handle(inode, OFlags::PATH)?;
+    let mount = Entered::new(&place.mountpoint, place.device)?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    Ok(rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE)?.stx_size)
+    during("length", inode.nodeid, || {
+        Ok(rustix::fs::statx(mount.by_handle(inode, OFlags::PATH)?, c"", flags, StatxFlags::SIZE)?.stx_size)
+    })
 }
 
 /// What became of a file that was to be passed on.

@@ -15,6 +15,7 @@ use super::{
     Role,
     flush::{PAUSE, flush_within},
     own_mount::{Entered, InodeKey, MountPlace, Names},
+    waits::during,
 };
 use crate::{
     inodes::ROOT,
@@ -171,7 +172,8 @@ fn names_of(writeback: &Writeback, leaving: &[(u64, Uses)]) -> Arc<Names> {
 /// kernel was told a beat ago to ask first.
 fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)>) -> Result<(), SysErrno> {
     if !place.names.is_empty() {
-        Entered::new(&place.mountpoint, place.device)?.freshen(&place.names);
+        let mount = Entered::new(&place.mountpoint, place.device)?;
+        during("attributes of directories", ROOT, || mount.freshen(&place.names));
     }
     for (nodeid, uses) in files {
         let Some(inode) = writeback.upgrade().map(|writeback| writeback.key(nodeid)) else { break };
@@ -188,6 +190,6 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
 /// Begins to write all that is dirty.
 fn begin(place: &MountPlace) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
-    let first = mount.by_handle(InodeKey { nodeid: ROOT, generation: 0 }, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    rustix::fs::syncfs(first)
+    let root = InodeKey { nodeid: ROOT, generation: 0 };
+    during("syncfs", ROOT, || rustix::fs::syncfs(mount.by_handle(root, OFlags::RDONLY | OFlags::DIRECTORY)?))
 }

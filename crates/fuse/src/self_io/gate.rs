@@ -4,7 +4,7 @@
 //! Used by `replacing.rs`, which says why; kept by the door. Invariants: the thread is in its
 //! directory before the gate closes; who waited hears of every replacement that happened meanwhile.
 
-use super::{Role, SelfIo, own_mount::Entered};
+use super::{Role, SelfIo, own_mount::Entered, waits::during};
 use parking_lot::{Condvar, Mutex};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, StatxFlags},
@@ -107,7 +107,8 @@ impl Replacer {
             let mut outcome = Ok(());
             for number in told.recv().unwrap_or_default() {
                 let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-                if let Err(error) = rustix::fs::statx(CWD, u64::to_string(&number), flags, StatxFlags::empty()) {
+                let look = || rustix::fs::statx(CWD, u64::to_string(&number), flags, StatxFlags::empty());
+                if let Err(error) = during("look-up of a replaced file", number, look) {
                     outcome = Err(error);
                 }
             }

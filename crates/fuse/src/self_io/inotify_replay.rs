@@ -12,6 +12,7 @@
 use super::{
     Role,
     own_mount::{Entered, InodeKey, number},
+    waits::during,
 };
 use crate::{
     door::{Door, caller},
@@ -159,6 +160,15 @@ enum Task {
     Touched(u64, bool),
 }
 
+impl Task {
+    /// The inode whose watchers are notified.
+    fn nodeid(&self) -> u64 {
+        match self {
+            Task::Appeared(nodeid, ..) | Task::Vanished(nodeid, _) | Task::Touched(nodeid, _) => *nodeid,
+        }
+    }
+}
+
 type Acted = Result<(), SysErrno>;
 
 /// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has
@@ -220,13 +230,14 @@ fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, 
 /// The body of the actor.
 fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
     for task in tasks {
-        let acted = match task {
-            Task::Appeared(parent, name, attr) => by_handle(door, device, parent)
-                .and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(&name), &attr)),
-            Task::Vanished(parent, name) => by_handle(door, device, parent)
-                .and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(&name))),
-            Task::Touched(nodeid, content) => touched(door, device, nodeid, content),
+        let raised = || match &task {
+            Task::Appeared(parent, name, attr) => by_handle(door, device, *parent)
+                .and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(name), attr)),
+            Task::Vanished(parent, name) => by_handle(door, device, *parent)
+                .and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(name))),
+            Task::Touched(nodeid, content) => touched(door, device, *nodeid, *content),
         };
+        let acted = during("event for watchers", task.nodeid(), raised);
         if tell.send(acted).is_err() {
             break;
         }

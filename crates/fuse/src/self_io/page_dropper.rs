@@ -6,6 +6,7 @@
 use super::{
     Role, SelfIo,
     own_mount::{Entered, InodeKey, MountPlace},
+    waits::during,
 };
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
@@ -34,7 +35,7 @@ impl PageDropper {
         *self.queue.lock() = Some(sender);
         self_io.start("nacre-dropper", Role::Flush, move || {
             for (place, inode) in files {
-                match drop_pages(&place, inode) {
+                match during("drop pages", inode.nodeid, || drop_pages(&place, inode)) {
                     // The kernel does not have it in memory: nor any pages.
                     Ok(()) | Err(SysErrno::STALE) => {}
                     Err(error) => {

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, atomic::Ordering::SeqCst},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Names what the child is to do: it runs this very program as a user of the mount.
@@ -681,6 +681,31 @@ fn readers_see_what_is_held_back_and_do_not_disturb_it() {
         writer.ok("close");
         assert_eq!(fs::read_to_string(mount.below("log")).unwrap(), "begin-end");
     });
+}
+
+#[test]
+fn a_flush_that_is_not_answered_is_shown() {
+    let mount = Writeback::exclusive(TransportChoice::Device);
+    let mut client = mount.client("log", 0);
+    client.ok("append");
+    client.ok("put 1 10");
+    let hold = mount.room.hold.lock().unwrap();
+    std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| mount.mount.flush());
+        let begun = Instant::now();
+        let late = loop {
+            if let [late] = mount.mount.status().waiting.as_slice() {
+                break late.clone();
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no request is shown as waiting");
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert!(late.request == "flush" && late.nodeid > 1 && late.seconds >= 10, "{late:?}");
+        assert!(Path::new(&format!("/proc/self/task/{}", late.thread)).exists());
+        drop(hold);
+        flushing.join().unwrap().unwrap();
+    });
+    eventually("nothing waits", || mount.mount.status().waiting.is_empty());
 }
 
 #[test]
