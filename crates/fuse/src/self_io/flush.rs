@@ -9,8 +9,8 @@
 //! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 //!
 //! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the
-//! inode's lock, which the served caller may hold: lseek(2) gets the kernel's length instead, and the
-//! flush of a file that stays locked ends with EBUSY.
+//! inode's lock, which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the
+//! kernel's length instead, and the flush of a file that stays locked ends with EBUSY.
 
 use super::{
     Role,
