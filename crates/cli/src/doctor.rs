@@ -195,7 +195,9 @@ fn uring(kernel: (u32, u32)) -> Finding {
     match read(SWITCH).as_deref() {
         Some("Y" | "1") => Finding::ok(NAME, "new mounts talk to the kernel over io_uring"),
         Some(_) => Finding::could(NAME, "switched off for FUSE: slower transport", root(&format!("echo 1 > {SWITCH}"))),
-        None if kernel < (6, 14) => Finding::could(NAME, "FUSE over io_uring needs Linux 6.14: slower transport", None),
+        None if kernel < (6, 14) => {
+            Finding::could(NAME, "this kernel is too old for FUSE over io_uring (Linux 6.14): slower transport", None)
+        }
         None => Finding::could(NAME, "this kernel was built without FUSE over io_uring: slower transport", None),
     }
 }
@@ -204,7 +206,7 @@ fn uring(kernel: (u32, u32)) -> Finding {
 fn passthrough(kernel: (u32, u32), admin: bool) -> Finding {
     const NAME: &str = "passthrough";
     if kernel < (6, 9) {
-        return Finding::could(NAME, "needs Linux 6.9: data goes through the daemon", None);
+        return Finding::could(NAME, "this kernel is too old (Linux 6.9): data goes through the daemon", None);
     }
     if admin {
         Finding::ok(NAME, "the kernel reads and writes the files of the source itself")

@@ -25,6 +25,7 @@ use crate::{
     writeback::{Writeback, written_files::Uses},
 };
 use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
+use nacre_sys::kernel_version::kernel_version;
 use nacre_vfs::{
     Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileHost, Opened, Scope,
 };
@@ -460,7 +461,9 @@ impl Handler for Door {
         if agreement.opens_files_itself {
             self.open.passthrough.refuse("files are opened without requests, which excludes it");
         } else if !agreement.passthrough {
-            self.open.passthrough.refuse("not offered by this kernel");
+            let is_old = kernel_version() < (6, 9);
+            let why = if is_old { "this kernel is too old (Linux 6.9)" } else { "this kernel was built without it" };
+            self.open.passthrough.refuse(why);
         }
         self.kernel.agree(agreement);
         settings

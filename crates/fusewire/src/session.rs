@@ -19,6 +19,7 @@ mod workers;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -439,14 +440,25 @@ pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// The kernel's switch of FUSE over io_uring, where it has that at all.
+const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Why a kernel with or without this switch does not offer rings.
+fn why_no_rings(switch: &Path) -> &'static str {
+    if switch.exists() {
+        "FUSE over io_uring is switched off: root can `echo 1 > /sys/module/fuse/parameters/enable_uring`"
+    } else {
+        "this kernel is too old for FUSE over io_uring (Linux 6.14), or was built without it"
+    }
+}
+
 /// Makes the rings, if the kernel offers to use them.
 fn prepare_rings(
     agreement: &Agreement,
     shared: impl FnOnce(Vec<workers::Queue>) -> Arc<SessionState>,
 ) -> io::Result<(Arc<SessionState>, ring::Prepared)> {
     if !agreement.offer.has(init::OVER_IO_URING) {
-        let hint = "the kernel does not offer io_uring for FUSE (Linux 6.14 and, by root, `echo 1 > /sys/module/fuse/parameters/enable_uring`)";
-        return Err(io::Error::new(io::ErrorKind::Unsupported, hint));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why_no_rings(Path::new(RING_SWITCH))));
     }
     let cpus = ring::Cpus::read()?;
     let shared = shared(cpus.queues()?);
@@ -526,5 +538,17 @@ impl Moment {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_that_is_off_is_not_an_old_kernel() {
+        let there = std::env::current_exe().unwrap();
+        assert!(why_no_rings(&there).contains("switched off"));
+        assert!(why_no_rings(Path::new("/nowhere/enable_uring")).contains("too old"));
     }
 }
