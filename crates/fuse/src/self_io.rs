@@ -253,6 +253,12 @@ mod tests {
         assert_eq!(next().role(77), None);
         drop(go);
         thread.unwrap().join().unwrap().unwrap();
+        // It can be joined a moment before the kernel has it out of the list of threads.
+        let begun = std::time::Instant::now();
+        while Path::new(&format!("/proc/self/task/{tid}")).exists() {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the thread does not end");
+            std::thread::yield_now();
+        }
         assert_eq!((own.role(tid), second.role(tid), next().role(tid)), (None, None, None));
         assert!(Words::actors(&memory).all().is_empty());
         for role in ROLES {
