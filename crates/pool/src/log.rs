@@ -59,8 +59,15 @@ pub trait Blocks: Send {
     /// where the next block goes.
     fn start_after(&self, txg: Txg) -> Start;
 
-    /// A root that holds this txg is durable: the blocks before its start are not needed.
-    fn forget(&mut self, txg: Txg);
+    /// A root that holds this txg and names this start is durable: the blocks before the start are not
+    /// needed. A block that was appended since may hold records of that txg alone, but replay reads the
+    /// chain from the start on, so it stays.
+    fn forget(&mut self, txg: Txg, start: Start);
+
+    /// The removal of forgotten blocks, where that takes requests: run without the lock of the log.
+    fn removal(&mut self) -> Option<Removal> {
+        None
+    }
 
     /// How much is in use, bytes.
     fn used(&self) -> u64;
@@ -68,6 +75,9 @@ pub trait Blocks: Send {
     /// How much there can be, bytes.
     fn length(&self) -> u64;
 }
+
+/// Removes what was forgotten; what cannot be removed is part of the next removal.
+pub type Removal = Box<dyn FnOnce() + Send>;
 
 /// What is shown the records of a log.
 pub type Visit<'a> = dyn FnMut(&LogRecord<'_>) -> Result<(), PoolError> + 'a;
@@ -93,8 +103,12 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
         (**self).start_after(txg)
     }
 
-    fn forget(&mut self, txg: Txg) {
-        (**self).forget(txg);
+    fn forget(&mut self, txg: Txg, start: Start) {
+        (**self).forget(txg, start);
+    }
+
+    fn removal(&mut self) -> Option<Removal> {
+        (**self).removal()
     }
 
     fn used(&self) -> u64 {
@@ -317,10 +331,22 @@ impl<B: Blocks> Log<B> {
     }
 
     /// This txg is durable: its records need no log any more, and those who wait for them are done.
-    /// `last` is the newest ticket that it holds, taken when the txg was closed.
-    pub fn committed(&self, txg: Txg, last: Ticket) {
-        self.ring.lock().forget(txg);
+    /// `last` is the newest ticket that it holds, taken when the txg was closed; `start` the one that the
+    /// durable root names.
+    pub fn committed(&self, txg: Txg, last: Ticket, start: Start) {
+        let removal = {
+            let mut ring = self.ring.lock();
+            ring.forget(txg, start);
+            ring.removal()
+        };
         self.note_used();
+        self.note_committed(txg, last);
+        if let Some(remove) = removal {
+            remove();
+        }
+    }
+
+    fn note_committed(&self, txg: Txg, last: Ticket) {
         let mut state = self.state.lock();
         state.durable = state.durable.max(last);
         while state.pending.front().is_some_and(|batch| batch.txg <= txg) {

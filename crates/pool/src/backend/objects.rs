@@ -35,6 +35,8 @@ mod cached;
 mod cached_tests;
 mod local_log;
 mod log;
+#[cfg(test)]
+mod log_tests;
 mod parts;
 mod sweeping;
 mod uploads;

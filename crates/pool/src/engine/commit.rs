@@ -212,7 +212,7 @@ impl Pool {
         }
         self.reservations.measure();
         if let (Some(log), Some(last)) = (log, last) {
-            log.committed(txg, last);
+            log.committed(txg, last, start);
         }
         answer.map_err(CommitError::Refused)
     }

@@ -57,8 +57,8 @@ impl PoolLog {
     }
 
     /// A commit is durable.
-    pub(super) fn committed(&self, txg: Txg, last: Ticket) {
-        self.log.committed(txg, last);
+    pub(super) fn committed(&self, txg: Txg, last: Ticket, start: log::Start) {
+        self.log.committed(txg, last, start);
     }
 
     /// Makes everything up to the ticket durable; or names the txg whose commit does.

@@ -401,8 +401,8 @@ impl<A: Area> Blocks for Ring<A> {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
     }
 
-    fn forget(&mut self, txg: Txg) {
-        while self.blocks.front().is_some_and(|block| block.txg <= txg) {
+    fn forget(&mut self, _txg: Txg, start: Start) {
+        while self.blocks.front().is_some_and(|block| block.start.sequence < start.sequence) {
             self.blocks.pop_front();
         }
     }

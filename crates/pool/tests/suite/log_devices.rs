@@ -142,9 +142,9 @@ impl Logged {
     fn commit(&mut self) {
         let txg = Txg(self.txg);
         self.txg += 1;
-        let log_start = self.log.start_after(txg).into();
-        self.store.commit(&Commit { txg, catalog: None, upper: &[], log_start, time: 1 }).unwrap();
-        self.log.forget(txg);
+        let start = self.log.start_after(txg);
+        self.store.commit(&Commit { txg, catalog: None, upper: &[], log_start: start.into(), time: 1 }).unwrap();
+        self.log.forget(txg, start);
         self.promised.retain(|_, of| *of > txg.0);
     }
 

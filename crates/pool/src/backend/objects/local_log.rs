@@ -178,7 +178,7 @@ impl LogFile {
         let start = self.ring.start_after(txg);
         // Without the head they stay, and the ring fills: then each fsync is a commit.
         if start == self.head.start || self.put_head(txg.0, start).is_ok() {
-            self.ring.forget(txg);
+            self.ring.forget(txg, start);
         }
     }
 

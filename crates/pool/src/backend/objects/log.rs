@@ -11,7 +11,8 @@
 //!   lost the pool.
 //! - Whoever has read the log of others makes sure then that there is no newer root: blocks that were not
 //!   there may have been removed by somebody who has read them before, and has put one.
-//! - Blocks go when a root holds what they say, and only those that this writer has read or written.
+//! - Blocks go when a durable root names a later start, and only those that this writer has read or written.
+//!   A missing block before a later one is therefore damage, which an import reports.
 //! - Seals, and blocks that were left by somebody who is gone, go with the last root whose log begins in
 //!   their epoch, a day after it (`sweeping.rs`). A writer that was stopped for so long may find a name free
 //!   then; so whoever has put no root for an hour makes sure that there is no newer one, before and after
@@ -25,11 +26,11 @@ use parking_lot::Mutex;
 
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
-use super::{IDLE, State, WriterId, attempt, make, own_keys, root_key};
+use super::{IDLE, State, WriterId, attempt, in_parallel, make, own_keys, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::log::{Blocks, LogRecord, Replayed, Start, Visit, show};
+use crate::log::{Blocks, LogRecord, Removal, Replayed, Start, Visit, show};
 use crate::pointer::Txg;
 
 /// With so much in use, a commit is due, bytes.
@@ -49,8 +50,8 @@ pub(super) struct ObjectLog {
     root: Arc<AtomicU64>,
     next: Start,
     blocks: VecDeque<Block>,
-    /// What is not needed any more and could not be removed yet.
-    doomed: Vec<String>,
+    /// Names of forgotten blocks that are not removed yet.
+    doomed: Arc<Mutex<Vec<String>>>,
 }
 
 struct Block {
@@ -90,7 +91,7 @@ impl ObjectLog {
         root: Arc<AtomicU64>,
     ) -> Self {
         let next = Start { position: epoch, sequence: 0, chain: 0 };
-        Self { bucket, epoch, writer, state, root, next, blocks: VecDeque::new(), doomed: Vec::new() }
+        Self { bucket, epoch, writer, state, root, next, blocks: VecDeque::new(), doomed: Arc::default() }
     }
 
     /// Puts a seal behind whatever is in a log, without reading what that says.
@@ -177,6 +178,14 @@ impl ObjectLog {
         Ok(self.put(to.finish())?.is_some())
     }
 
+    /// The sequence of the seal that ends an epoch's log, where blocks come after it: they are appended one
+    /// by one, so a block before them is lost.
+    fn gap(&self) -> Result<Option<u64>, PoolError> {
+        let epoch = format!("log/{}/", self.next.position);
+        let later = own_keys(&*self.bucket, &epoch, &key(self.next))?;
+        Ok((!later.is_empty()).then_some(self.next.sequence))
+    }
+
     /// Whether another writer has put a root after this one's. Its name is asked for as well: a list may be
     /// late.
     fn is_taken(&self) -> Result<bool, PoolError> {
@@ -213,11 +222,13 @@ impl Blocks for ObjectLog {
                     self.push(txg, length, chain);
                 }
                 Some(Found::Seal { epoch }) if epoch > self.next.position && epoch <= self.epoch => {
+                    replayed.lost = replayed.lost.or(self.gap()?);
                     self.next = Start { position: epoch, sequence: 0, chain: 0 };
                 }
                 Some(Found::Seal { .. }) => return Err(fenced()),
                 None => {
                     if self.seal()? {
+                        replayed.lost = replayed.lost.or(self.gap()?);
                         self.next = Start { position: self.epoch, sequence: 0, chain: 0 };
                     }
                 }
@@ -253,12 +264,24 @@ impl Blocks for ObjectLog {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
     }
 
-    fn forget(&mut self, txg: Txg) {
-        let needed = self.blocks.iter().position(|block| block.txg > txg).unwrap_or(self.blocks.len());
-        self.doomed.extend(self.blocks.drain(..needed).map(|block| key(block.start)));
-        let bucket = &*self.bucket;
-        // What cannot be removed now is removed with the next ones.
-        self.doomed.retain(|key| attempt(bucket, "removing from", || bucket.delete(key)).is_err());
+    fn forget(&mut self, _txg: Txg, start: Start) {
+        let order = |start: Start| (start.position, start.sequence);
+        let first = self.blocks.iter().position(|block| order(block.start) >= order(start));
+        let forgotten = self.blocks.drain(..first.unwrap_or(self.blocks.len()));
+        self.doomed.lock().extend(forgotten.map(|block| key(block.start)));
+    }
+
+    fn removal(&mut self) -> Option<Removal> {
+        let (bucket, doomed) = (Arc::clone(&self.bucket), Arc::clone(&self.doomed));
+        Some(Box::new(move || {
+            let keys = std::mem::take(&mut *doomed.lock());
+            let removed =
+                in_parallel(bucket.parallel(), &keys, |key| attempt(&*bucket, "removing from", || bucket.delete(key)));
+            if removed.is_err() {
+                // A key that is gone already is removed once more.
+                doomed.lock().extend(keys);
+            }
+        }))
     }
 
     fn used(&self) -> u64 {
@@ -324,11 +347,15 @@ impl Blocks for Logs {
         self.objects.start_after(txg)
     }
 
-    fn forget(&mut self, txg: Txg) {
-        self.objects.forget(txg);
+    fn forget(&mut self, txg: Txg, start: Start) {
+        self.objects.forget(txg, start);
         if let Some(local) = &self.local {
             local.forget(txg);
         }
+    }
+
+    fn removal(&mut self) -> Option<Removal> {
+        self.objects.removal()
     }
 
     fn used(&self) -> u64 {

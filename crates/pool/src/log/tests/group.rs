@@ -116,7 +116,7 @@ fn threads_with_commits_between_lose_nothing() {
                 let start = log.start_after(Txg(closed));
                 roots.lock().0 = start;
                 roots.lock().1 = closed;
-                log.committed(Txg(closed), last);
+                log.committed(Txg(closed), last, start);
                 thread::yield_now();
             }
         });
@@ -144,7 +144,7 @@ fn what_overflows_the_buffer_needs_a_commit() {
     assert_eq!(log.flush(later).unwrap(), LogFlush::NeedsCommit(Txg(1)));
     assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     let start = log.start_after(Txg(1));
-    log.committed(Txg(1), large);
+    log.committed(Txg(1), large, start);
     assert_eq!(log.flush(large).unwrap(), LogFlush::Durable);
     assert_eq!(log.flush(later).unwrap(), LogFlush::Durable);
     assert_eq!(replayed(&memory, start, 1), vec![3]);
@@ -161,10 +161,10 @@ fn what_no_record_holds_needs_a_commit_even_where_all_records_are_durable() {
     assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     let last = log.newest();
     log.cannot_record(Txg(2));
-    log.committed(Txg(1), last);
+    log.committed(Txg(1), last, log.start_after(Txg(1)));
     assert_eq!(log.flush(last).unwrap(), LogFlush::Durable);
     assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::NeedsCommit(Txg(2)));
-    log.committed(Txg(2), log.newest());
+    log.committed(Txg(2), log.newest(), log.start_after(Txg(2)));
     assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::Durable);
 }
 
@@ -180,7 +180,7 @@ fn a_full_ring_needs_a_commit() {
     let later = note(&log, 5, 1, 100);
     assert_eq!(log.flush(later).unwrap(), LogFlush::NeedsCommit(Txg(1)));
     assert_eq!(replayed(&memory, Start::default(), 0), vec![0, 1, 2, 3]);
-    log.committed(Txg(1), later);
+    log.committed(Txg(1), later, log.start_after(Txg(1)));
     assert_eq!(log.used(), 0);
     assert_eq!(log.flush(later).unwrap(), LogFlush::Durable);
 }
@@ -189,7 +189,7 @@ fn a_full_ring_needs_a_commit() {
 fn a_commit_empties_the_buffer() {
     let (log, memory) = log(1 << 20);
     let ticket = note(&log, 1, 1, 100);
-    log.committed(Txg(1), ticket);
+    log.committed(Txg(1), ticket, log.start_after(Txg(1)));
     assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable);
     assert_eq!(memory.syncs(), 0);
     let next = note(&log, 2, 2, 100);

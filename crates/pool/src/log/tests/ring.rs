@@ -65,7 +65,7 @@ proptest! {
                 Step::Commit => {
                     committed += 1;
                     root = ring.start_after(Txg(committed));
-                    ring.forget(Txg(committed));
+                    ring.forget(Txg(committed), root);
                     prop_assert_eq!(ring.used(), 0);
                     promised.clear();
                 }
@@ -153,7 +153,7 @@ fn many_laps_lead_to_the_same_place() {
         assert!(ring.append(Txg(txg), &operation(txg + 1000, txg, &[2; 100])).unwrap());
         let (_, replayed, seen) = open(&memory, ring.start_after(Txg(txg - 1)), txg - 1);
         assert_eq!((replayed.blocks, seen), (2, vec![txg, txg + 1000]));
-        ring.forget(Txg(txg));
+        ring.forget(Txg(txg), ring.start_after(Txg(txg)));
     }
     assert_eq!(ring.start_after(Txg(199)).position, 199 * 4 * 4096);
 }
@@ -166,7 +166,7 @@ fn a_full_ring_refuses_and_a_commit_makes_room() {
         assert!(ring.append(Txg(txg), &operation(1, txg, b"x")).unwrap());
     }
     assert!(!ring.append(Txg(5), &operation(1, 5, b"x")).unwrap());
-    ring.forget(Txg(2));
+    ring.forget(Txg(2), ring.start_after(Txg(2)));
     assert_eq!(ring.used(), 2 * 4096);
     assert!(!ring.append(Txg(5), &operation(1, 5, &[0; 8192])).unwrap());
     assert!(ring.append(Txg(5), &operation(1, 5, &[0; 4096])).unwrap());
@@ -181,7 +181,7 @@ fn records_of_a_committed_txg_are_passed_over() {
     ring.append(Txg(2), &both).unwrap();
     assert_eq!(ring.start_after(Txg(1)), Start::default());
     assert_eq!(open(&memory, ring.start_after(Txg(1)), 1).2, vec![2]);
-    ring.forget(Txg(1));
+    ring.forget(Txg(1), ring.start_after(Txg(1)));
     assert_eq!(ring.used(), 4096);
 }
 
@@ -225,6 +225,6 @@ fn what_was_replayed_is_needed_until_the_commit_that_has_it() {
     let behind = ring.start_after(Txg(5));
     assert!(ring.append(Txg(6), &operation(7, 6, b"")).unwrap());
     assert_eq!(open(&memory, behind, 5).2, vec![7], "and not what the commit has");
-    ring.forget(Txg(5));
+    ring.forget(Txg(5), behind);
     assert_eq!(ring.used(), 4096);
 }

@@ -1,0 +1,309 @@
+//! The intent log over histories of commits and crashes, on each medium: the ring of devices, a bucket, a file
+//! on this machine. Blocks are appended between all steps of a commit.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tempfile::TempDir;
+
+use super::bucket::{Bucket, MemoryBucket, Put};
+use super::local_log::LocalLog;
+use super::log::{Logs, ObjectLog};
+use super::{State, WriterId};
+use crate::device::Random;
+use crate::log::tests::{Memory, operation};
+use crate::log::{Blocks, Log, LogChange, LogFlush, Replayed, Ring, Start, Ticket};
+use crate::pointer::Txg;
+
+const POOL: u64 = 7;
+
+fn objects(bucket: &Arc<dyn Bucket>, epoch: u64) -> ObjectLog {
+    let writer = WriterId { nonce: epoch, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000) };
+    let (state, root) = (Arc::new(Mutex::new(State::default())), Arc::new(AtomicU64::new(0)));
+    ObjectLog::new(Arc::clone(bucket), epoch, Arc::new(writer), state, root)
+}
+
+/// Where the blocks of a log lie.
+enum Medium {
+    Ring(Memory),
+    Bucket(Arc<dyn Bucket>),
+    Local { bucket: Arc<dyn Bucket>, directory: TempDir, log: Option<Arc<LocalLog>> },
+}
+
+/// The newest durable root.
+#[derive(Clone, Copy, Default)]
+struct Root {
+    start: Start,
+    txg: u64,
+    /// The import whose log on this machine goes with it.
+    local: u32,
+}
+
+impl Medium {
+    /// Opens the log as an import of this epoch does.
+    fn open(&mut self, root: Root, epoch: u32) -> Box<dyn Blocks> {
+        match self {
+            Self::Ring(memory) => Box::new(Ring::new(memory.clone(), POOL, root.start).unwrap()),
+            Self::Bucket(bucket) => {
+                let objects = objects(bucket, u64::from(epoch));
+                Box::new(Logs { objects, local: None, named: 0 })
+            }
+            Self::Local { bucket, directory, log } => {
+                let local = Arc::new(LocalLog::open(directory.path(), POOL).unwrap());
+                *log = Some(Arc::clone(&local));
+                let objects = objects(bucket, u64::from(epoch));
+                Box::new(Logs { objects, local: Some(local), named: root.local })
+            }
+        }
+    }
+
+    /// What an import does once the log was replayed.
+    fn begin(&self, epoch: u32) {
+        if let Self::Local { log: Some(log), .. } = self {
+            log.make(epoch).unwrap();
+            log.set_wanted(true);
+        }
+    }
+
+    /// The process ends.
+    fn crash(&mut self, random: &mut Random) {
+        match self {
+            Self::Ring(memory) => memory.crash(|| random.below(2) == 0),
+            Self::Bucket(_) => {}
+            Self::Local { log, .. } => *log = None,
+        }
+    }
+}
+
+struct History {
+    medium: Medium,
+    random: Random,
+    log: Option<Log<Box<dyn Blocks>>>,
+    root: Root,
+    epoch: u32,
+    /// The open txg.
+    txg: u64,
+    operations: Vec<Operation>,
+    number: u64,
+}
+
+/// An operation that no durable root holds.
+struct Operation {
+    number: u64,
+    txg: u64,
+    ticket: Ticket,
+    /// Its fsync has returned.
+    acknowledged: bool,
+}
+
+impl History {
+    fn new(mut medium: Medium, seed: u64) -> Self {
+        let is_ring = matches!(medium, Medium::Ring(_));
+        let start = Start { position: u64::from(!is_ring), ..Start::default() };
+        let root = Root { start, ..Root::default() };
+        let mut blocks = medium.open(root, 1);
+        blocks.begin(start).unwrap();
+        medium.begin(1);
+        let log = Some(Log::new(blocks));
+        let random = Random(seed);
+        let mut history = Self { medium, random, log, root, epoch: 1, txg: 1, operations: Vec::new(), number: 0 };
+        history.commit();
+        history
+    }
+
+    fn log(&self) -> &Log<Box<dyn Blocks>> {
+        self.log.as_ref().unwrap()
+    }
+
+    /// Records and syncs in turn.
+    fn work(&mut self) {
+        for _ in 0..self.random.below(5) {
+            if self.random.below(2) == 0 {
+                self.number += 1;
+                let data = vec![7; self.random.below(3000) as usize];
+                let ticket = self.log().record(Txg(self.txg), operation(self.number, self.txg, &data));
+                let (number, txg) = (self.number, self.txg);
+                self.operations.push(Operation { number, txg, ticket, acknowledged: false });
+            } else {
+                let at = self.random.below(self.operations.len() as u64) as usize;
+                let Some(ticket) = self.operations.get(at).map(|operation| operation.ticket) else { continue };
+                if self.log().flush(ticket).unwrap() == LogFlush::Durable {
+                    self.operations[at].acknowledged = true;
+                }
+            }
+        }
+    }
+
+    /// A commit in its steps; `true` where the process died in it.
+    fn commit(&mut self) -> bool {
+        self.work();
+        let (closed, last) = (self.txg, self.log().newest());
+        self.txg += 1;
+        self.work();
+        if self.random.below(12) == 0 {
+            return true;
+        }
+        let start = self.log().start_after(Txg(closed));
+        self.work();
+        let local = if let Medium::Local { log: Some(log), .. } = &self.medium {
+            log.root_is_there(true, true);
+            self.epoch
+        } else {
+            0
+        };
+        self.root = Root { start, txg: closed, local };
+        self.operations.retain(|operation| operation.txg > closed);
+        self.work();
+        if self.random.below(12) == 0 {
+            return true;
+        }
+        self.log().committed(Txg(closed), last, start);
+        self.work();
+        self.random.below(12) == 0
+    }
+
+    /// Dies, and is imported again: all that was acknowledged is there.
+    fn crash(&mut self, seed: u64) {
+        self.log = None;
+        self.medium.crash(&mut self.random);
+        self.epoch += 1;
+        let (mut blocks, mut found) = (self.medium.open(self.root, self.epoch), BTreeSet::new());
+        let replayed = blocks.replay(self.root.start, Txg(self.root.txg), &mut |record| {
+            let LogChange::Write { inode, .. } = record.changes[0] else { panic!("{record:?}") };
+            found.insert(inode);
+            Ok(())
+        });
+        assert_eq!(replayed.unwrap().lost, None, "seed {seed}");
+        self.operations.retain(|operation| operation.acknowledged);
+        for Operation { number, txg, .. } in &self.operations {
+            assert!(
+                found.contains(number),
+                "seed {seed}: operation {number} of txg {txg} was acknowledged, and is lost"
+            );
+        }
+        self.medium.begin(self.epoch);
+        self.log = Some(Log::new(blocks));
+        // What was replayed is committed before anything else is done.
+        let closed = self.txg;
+        let (last, start) = (self.log().newest(), self.log().start_after(Txg(closed)));
+        self.txg += 1;
+        self.operations.clear();
+        let local = if let Medium::Local { log: Some(log), .. } = &self.medium {
+            log.root_is_there(true, true);
+            self.epoch
+        } else {
+            0
+        };
+        self.root = Root { start, txg: closed, local };
+        self.log().committed(Txg(closed), last, start);
+    }
+}
+
+fn histories(seeds: std::ops::Range<u64>, commits: u64, medium: impl Fn(u64) -> Medium) {
+    for seed in seeds {
+        let mut history = History::new(medium(seed), seed);
+        for _ in 0..commits {
+            if history.commit() {
+                history.crash(seed);
+            }
+        }
+        history.crash(seed);
+    }
+}
+
+#[test]
+fn what_is_appended_within_a_commit_survives_in_a_ring() {
+    histories(0..5000, 12, |_| Medium::Ring(Memory::new(16 * 4096)));
+}
+
+#[test]
+fn what_is_appended_within_a_commit_survives_in_a_bucket() {
+    histories(0..5000, 12, |seed| Medium::Bucket(Arc::new(MemoryBucket::new(seed, 0))));
+}
+
+#[test]
+fn what_is_appended_within_a_commit_survives_on_this_machine() {
+    histories(0..20, 25, |seed| {
+        let (bucket, directory) = (Arc::new(MemoryBucket::new(seed, 0)), tempfile::tempdir().unwrap());
+        Medium::Local { bucket, directory, log: None }
+    });
+}
+
+#[test]
+fn a_missing_block_before_later_ones_is_reported() {
+    let bucket: Arc<dyn Bucket> = Arc::new(MemoryBucket::new(1, 0));
+    let mut log = objects(&bucket, 1);
+    for number in 0..4 {
+        assert!(log.append(Txg(1), &operation(number, 1, b"")).unwrap());
+    }
+    bucket.delete("log/1/00000000000000000001").unwrap();
+    for epoch in [2, 3] {
+        // Also by the import after one that has died.
+        let start = Start { position: 1, ..Start::default() };
+        let replayed = objects(&bucket, epoch).replay(start, Txg(0), &mut |_| Ok(())).unwrap();
+        assert_eq!(replayed, Replayed { blocks: 1, records: 1, lost: Some(1) });
+    }
+}
+
+/// A bucket in which a removal ends once something was appended.
+struct SlowRemoval {
+    memory: MemoryBucket,
+    appended: (Mutex<bool>, Condvar),
+}
+
+impl Bucket for SlowRemoval {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.memory.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        let put = self.memory.put_new(key, body)?;
+        if key.ends_with('3') {
+            *self.appended.0.lock() = true;
+            self.appended.1.notify_all();
+        }
+        Ok(put)
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        self.memory.get(key, range)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.memory.list(prefix, after)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        let mut appended = self.appended.0.lock();
+        let late = self.appended.1.wait_while_for(&mut appended, |appended| !*appended, Duration::from_secs(60));
+        assert!(!late.timed_out(), "an fsync waits for the removal of old blocks");
+        self.memory.delete(key)
+    }
+}
+
+#[test]
+fn blocks_are_removed_while_others_are_appended() {
+    let slow = SlowRemoval { memory: MemoryBucket::new(1, 0), appended: Default::default() };
+    let slow = Arc::new(slow);
+    let log = Log::new(objects(&(Arc::clone(&slow) as Arc<dyn Bucket>), 1));
+    let append = |number, txg| log.flush(log.record(Txg(txg), operation(number, txg, b""))).unwrap();
+    for number in 0..3 {
+        assert_eq!(append(number, 1), LogFlush::Durable);
+    }
+    let start = log.start_after(Txg(1));
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| log.committed(Txg(1), log.newest(), start));
+        assert_eq!(append(3, 2), LogFlush::Durable);
+        committing.join().unwrap();
+    });
+    assert_eq!(slow.memory.keys(), ["log/1/00000000000000000003"]);
+}
