@@ -218,7 +218,7 @@ fn histories(seeds: std::ops::Range<u64>, commits: u64, medium: impl Fn(u64) -> 
 
 #[test]
 fn what_is_appended_within_a_commit_survives_in_a_ring() {
-    histories(0..5000, 12, |_| Medium::Ring(Memory::new(16 * 4096)));
+    histories(0..5000, 12, |seed| Medium::Ring(Memory::new((4 + seed % 6) * 4096)));
 }
 
 #[test]
