@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use nacre_pool::engine::Stuck;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -177,12 +178,22 @@ impl Failing {
         self.end_by(device, error);
     }
 
+    /// What becomes of a pool of which operations do not end, by the mode.
+    pub(crate) fn stuck(&self, why: &str) -> Stuck {
+        self.end("a commit of the pool", why);
+        if self.mode.load(Ordering::Relaxed) == WAIT { Stuck::Wait } else { Stuck::Suspend }
+    }
+
     /// With `panic`, the process ends as by a crash: what was durable is there at the next import.
     pub(crate) fn end_by(&self, device: &str, error: &impl std::fmt::Display) {
+        self.end(device, &error.to_string());
+    }
+
+    fn end(&self, what: &str, error: &str) {
         if self.mode.load(Ordering::Relaxed) == PANIC {
-            tracing::error!(device, %error, "a device failed, and the process ends (failmode=panic)");
+            tracing::error!(device = what, error, "a device failed, and the process ends (failmode=panic)");
             if let Some(Ending(told)) = self.ending.get() {
-                told(&format!("{device} failed, and failmode is 'panic': {error}"));
+                told(&format!("{what} failed, and failmode is 'panic': {error}"));
             }
             // No core is dumped: before that, the kernel would wait for all threads, also for those
             // that wait for an answer of this process.

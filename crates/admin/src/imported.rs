@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
 use nacre_pool::device::Device;
-use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
+use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting, Stuck};
 use nacre_pool::files::kernel_clock;
 use nacre_pool::label::{self, Identity, PoolState, Root};
 use nacre_pool::log::KeptLog;
@@ -467,6 +467,14 @@ impl Imported {
             } else {
                 watching.damaged(frame, damaged.owner, &name, damaged.damage.as_ref());
             }
+        });
+        let (asked, known, of_bucket) = (Arc::clone(&failing), Arc::clone(&devices), bucket.clone());
+        pool.when_stuck(move |why| {
+            // Who waits for a device is answered by it, or by what `failmode` makes of that.
+            let is_busy = |tally: &Tally| tally.spread().active.iter().any(|active| *active > 0);
+            let busy =
+                known.read().iter().any(|device| is_busy(device)) || of_bucket.as_deref().is_some_and(|of| is_busy(of));
+            if busy || asked.waiting().is_some() { Stuck::Excused } else { asked.stuck(why) }
         });
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
         let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));

@@ -34,6 +34,7 @@ mod naming;
 mod owners;
 mod pool_meta;
 mod properties;
+mod received_shape;
 pub mod receiving;
 mod replay_skip;
 mod reservation;
@@ -49,7 +50,8 @@ pub use administration::{DestroySet, NewDataset};
 pub use catalog_view::{CatalogView, SnapshotLine};
 pub use check::CheckCounts;
 pub use commit_times::CommitFigures;
-pub use committer::{Committer, Pace};
+use committer::OnStuck;
+pub use committer::{Committer, Pace, Stuck};
 pub use dataset::Dataset;
 pub use following::{Ahead, Changes};
 pub use owners::OwnerUsed;
@@ -200,6 +202,7 @@ pub struct Pool {
     /// Files without a name that a process which has died left are held.
     holds_left: AtomicBool,
     throttle: Arc<Throttle>,
+    on_stuck: OnceLock<Box<OnStuck>>,
     /// The last txg that is durable.
     committed: AtomicU64,
     commit_times: CommitTimes,
@@ -419,6 +422,7 @@ impl Pool {
             keeper: OnceLock::new(),
             holds_left: AtomicBool::new(false),
             throttle: Arc::default(),
+            on_stuck: OnceLock::new(),
             committed: AtomicU64::new(open.0.saturating_sub(1)),
             commit_times: CommitTimes::default(),
             freeing: AtomicBool::new(true),

@@ -19,6 +19,7 @@
 mod buffered;
 mod content;
 mod durable;
+pub(crate) mod gate;
 mod inodes;
 mod keeping;
 mod known;
@@ -44,6 +45,7 @@ mod xattrs;
 
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durability;
+pub use gate::{Entered, Gate};
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
 pub use keeping::Keeper;
 pub use listing::{InodeFilter, ListedEntry, SeenEntry};
@@ -61,7 +63,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use nacre_sys::clocks;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 
 use owner_accounts::owners_of;
 use spin_lock::{SpinMutex, SpinRwLock};
@@ -163,50 +165,6 @@ impl std::error::Error for FileError {}
 
 /// What operations on files answer.
 pub type Result<T> = std::result::Result<T, FileError>;
-
-/// The open transaction group. Operations enter it; a commit moves it on while nobody is inside.
-#[derive(Debug)]
-pub struct Gate {
-    open: RwLock<Txg>,
-}
-
-impl Gate {
-    /// A gate whose first open txg is this one.
-    #[must_use]
-    pub fn new(open: Txg) -> Self {
-        Self { open: RwLock::new(open) }
-    }
-
-    /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one
-    /// thread: a commit may wait in between.
-    pub fn enter(&self) -> Entered<'_> {
-        Entered { open: self.open.read(), _room: None }
-    }
-
-    /// Closes the open txg: runs `freeze` with it while nobody is inside, then opens the next one.
-    pub fn advance<R>(&self, freeze: impl FnOnce(Txg) -> R) -> R {
-        let mut open = self.open.write();
-        let answer = freeze(*open);
-        open.0 += 1;
-        answer
-    }
-}
-
-/// The open txg is held open.
-#[derive(Debug)]
-pub struct Entered<'a> {
-    open: RwLockReadGuard<'a, Txg>,
-    /// What the operation may append to the kept log; given back behind the gate.
-    _room: Option<keeping::KeptRoom<'a>>,
-}
-
-impl Entered<'_> {
-    /// Which txg it is.
-    #[must_use]
-    pub fn txg(&self) -> Txg {
-        *self.open
-    }
-}
 
 /// How new content is stored: the dataset's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -530,18 +488,21 @@ impl<T: Table> Files<T> {
 
     /// Begins an operation: waits while too much is held in memory, then holds the open txg open.
     /// Not under any lock.
+    #[track_caller]
     fn enter(&self) -> Result<Entered<'_>> {
         self.enter_with(keeping::ROWS)
     }
 
     /// The same, for an operation that appends so many bytes to the kept log, where there is one.
+    #[track_caller]
     fn enter_with(&self, bytes: u64) -> Result<Entered<'_>> {
         self.throttle.admit()?;
         let room = self.room_to_keep(bytes)?;
-        Ok(Entered { _room: room, ..self.enter_now() })
+        Ok(self.enter_now().with_room(room))
     }
 
     /// Holds the open txg open, however much is held in memory. Not under any lock.
+    #[track_caller]
     fn enter_now(&self) -> Entered<'_> {
         loop {
             let entered = self.gate.enter();

@@ -300,6 +300,8 @@ fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
 /// The snapshot is there; whoever uses the file system has its files.
 fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
     let id = receiving.target();
+    // Before anybody has to wait.
+    receiving.check_shape().map_err(|error| refused(doing, &error))?;
     if !receiving.replaces() {
         return receiving.finish().map(drop).map_err(|error| refused(doing, &error));
     }

@@ -163,7 +163,7 @@ impl Pool {
             dataset.files().flush_most().map_err(as_pool_error)?;
         }
         let (log, keeper) = (self.log.get(), self.keeper.get());
-        let (txg, taken, last) = self.gate.advance(|txg| {
+        let closed = self.gate.advance(|txg| {
             // Now nobody is inside: whatever was broken off before is known.
             if let Some(error) = self.throttle.failed() {
                 return (txg, Err(error), None);
@@ -175,6 +175,7 @@ impl Pool {
             keeper.into_iter().for_each(|keeper| keeper.log.close(txg));
             (txg, taken, log.map(|log| log.newest()))
         });
+        let Some((txg, taken, last)) = closed else { return Err(self.stuck().into()) };
         if let Some(frozen) = frozen {
             frozen();
         }

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  commit   every 5 s where something has changed; earlier when much is held in memory or the log is half full
+//!  watch    a txg that stays open for a minute although it is to be closed is reported
 //!  chores   inodes without a name are freed in steps; segments are cleaned; freed slots are given back to the device
 //! ```
 //!
@@ -14,6 +15,7 @@
 //! - Chores yield: each step is short, and what they do is undone by no crash.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,7 @@ use super::{Pool, Work, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{Table, Throttle, Woken};
 use crate::patience;
+use crate::pointer::Txg;
 
 /// How the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub struct Pace {
     pub begin: u64,
     /// What may be held in memory before operations wait, bytes.
     pub most: u64,
+    /// How long a commit may wait for operations of its txg before that is reported.
+    pub stuck: Duration,
 }
 
 impl Pace {
@@ -53,15 +58,32 @@ impl Pace {
 }
 
 impl Default for Pace {
-    /// Five seconds; 64 MiB, 96 MiB.
+    /// Five seconds; 64 MiB, 96 MiB; a minute.
     fn default() -> Self {
-        Self { every: Duration::from_secs(5), begin: 64 << 20, most: 96 << 20 }
+        Self { every: Duration::from_secs(5), begin: 64 << 20, most: 96 << 20, stuck: Duration::from_secs(60) }
     }
 }
+
+/// What becomes of a pool of which an operation does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stuck {
+    /// The operation waits for a device.
+    Excused,
+    /// Everybody waits.
+    Wait,
+    /// Nothing is accepted any more.
+    Suspend,
+}
+
+/// Decides that.
+pub(super) type OnStuck = dyn Fn(&str) -> Stuck + Send + Sync;
 
 /// The threads' names.
 const COMMITS: &str = "pool-commit";
 const CHORES: &str = "pool-chores";
+const WATCH: &str = "pool-watch";
+/// The watchdog looks so many times before it reports: a process that stood still has not waited.
+const LOOKS: u32 = 60;
 /// So often chores are looked for.
 const CHORES_EVERY: Duration = Duration::from_millis(500);
 /// Chores rest so many times as long as they take.
@@ -98,9 +120,13 @@ impl Pool {
         let cache = self.cache.counters().limit;
         self.share_memory(pace, cache.saturating_sub(pace.begin).max(cache / 2));
         let mut committer = Committer { pool: Arc::clone(self), threads: Vec::new(), cache };
-        for name in [COMMITS, CHORES] {
+        for name in [COMMITS, CHORES, WATCH] {
             let pool = Arc::clone(self);
-            let task = move || if name == COMMITS { pool.commit_in_time(pace, cache) } else { pool.do_chores() };
+            let task = move || match name {
+                COMMITS => pool.commit_in_time(pace, cache),
+                CHORES => pool.do_chores(),
+                _ => pool.watch_commits(pace.stuck),
+            };
             let thread = std::thread::Builder::new().name(name.to_owned()).spawn(task);
             // Dropping the committer ends what was started before.
             committer
@@ -228,6 +254,45 @@ impl Pool {
                 if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
             self.throttle.pause(pause);
         }
+    }
+
+    /// Asks this where a commit waits for operations that do not end, once a look: whether the pool is to be
+    /// suspended, so that everybody else has an answer. It may also end the process.
+    pub fn when_stuck(&self, decide: impl Fn(&str) -> Stuck + Send + Sync + 'static) {
+        // There is one process, which asks once.
+        let _ = self.on_stuck.set(Box::new(decide));
+    }
+
+    /// Suspends the pool where a commit waits for operations that do not end.
+    fn watch_commits(&self, most: Duration) {
+        let (mut looks, mut reported) = (0, false);
+        while !self.throttle.is_stopped() {
+            self.throttle.pause(most / LOOKS);
+            if !self.gate.is_closing() || self.suspended().is_some() {
+                (looks, reported) = (0, false);
+                continue;
+            }
+            looks += 1;
+            if looks <= LOOKS {
+                continue;
+            }
+            let error = self.stuck();
+            let decided = self.on_stuck.get().map_or(Stuck::Suspend, |decide| decide(&error.to_string()));
+            if decided != Stuck::Excused && !reported {
+                tracing::error!(%error, "a commit waits for operations that do not end");
+                reported = true;
+            }
+            if decided == Stuck::Suspend {
+                self.throttle.fail(&error);
+                self.gate.give_up();
+            }
+        }
+    }
+
+    /// That operations do not end, and where they are.
+    pub(super) fn stuck(&self) -> PoolError {
+        let reason = format!("operations do not end: {}", crate::files::gate::places().join(", "));
+        PoolError::Suspended { durable: Txg(self.committed.load(Ordering::Acquire)), reason }
     }
 
     /// One step of each chore.

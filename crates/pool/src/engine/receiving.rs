@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::administration::{DestroySet, snapshot_row};
 use super::properties::{Edit, Setting};
+use super::received_shape::ReceivedShape;
 use super::{Admin, Dataset, Pool, as_pool_error};
 use crate::catalog::{DatasetRow, PropertyRow, PropertySource};
 use crate::error::PoolError;
@@ -70,6 +71,8 @@ pub struct Receiving {
     head: SnapshotHead,
     token: ResumeToken,
     left_out: Vec<(String, PoolError)>,
+    /// All rows that have come are a file system.
+    is_whole: bool,
     ended: bool,
 }
 
@@ -147,6 +150,7 @@ impl Pool {
             head: head.clone(),
             token,
             left_out: Vec::new(),
+            is_whole: false,
             ended: false,
         })
     }
@@ -438,6 +442,7 @@ impl Receiving {
             bytes: self.token.bytes + payload.len() as u64,
             ..self.token.clone()
         };
+        self.is_whole = false;
         self.dataset.files().receive(&ops, owner, &token.encode()).map_err(as_stream_error)?;
         std::mem::swap(&mut self.token, &mut token);
         Ok(())
@@ -513,6 +518,40 @@ impl Receiving {
         &self.left_out
     }
 
+    /// All rows have come: refuses them where they are no file system, and gives them up.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] with the reason; those of reading.
+    pub fn check_shape(&mut self) -> Result<(), PoolError> {
+        if self.is_whole {
+            return Ok(());
+        }
+        let base = {
+            let admin = self.pool.admin.lock();
+            match admin.catalog.dataset(self.dataset.id())?.origin {
+                Some((of, txg)) => admin.catalog.snapshot(of, txg)?.root,
+                None => None,
+            }
+        };
+        let shape = ReceivedShape {
+            context: Context { frames: &*self.pool.frames, cache: &self.pool.cache },
+            old: Tree::open(base, 0, Settings::default()).view(),
+            new: self.dataset.files().look_at_table(|table| table.tree.view()),
+        };
+        match shape.check() {
+            Ok(()) => {
+                self.is_whole = true;
+                Ok(())
+            }
+            Err(PoolError::Format(what)) => {
+                // No more rows would mend it.
+                self.into.resumable = false;
+                refused(format!("invalid stream (its rows are no file system: {what})"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// All rows have come: the snapshot is there when this returns, and the file system has its
     /// properties.
     ///
@@ -521,6 +560,7 @@ impl Receiving {
     /// [`PoolError::Busy`] where it is in use and [overwritten](Self::overwrites): nothing has
     /// changed then.
     pub fn finish(&mut self) -> Result<Txg, PoolError> {
+        self.check_shape()?;
         let pool = Arc::clone(&self.pool);
         let id = self.dataset.id();
         if self.overwrites() {

@@ -11,7 +11,7 @@ use super::buffered::Buffered;
 use super::keeping::ROWS;
 use super::known::Known;
 use super::spin_lock::SpinRwLock;
-use super::{AccessTimes, Batch, Entered, FileError, Files, Result, Table};
+use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::rows::inode::flags::{CUT, HAS_PATCHES, NOATIME};
@@ -461,7 +461,7 @@ impl<T: Table> Files<T> {
         self.throttle.check()?;
         // Nobody waits for this; where there is no room, it is not noted.
         let Some(room) = self.room_now(ROWS) else { return Ok(()) };
-        let entered = Entered { _room: room, ..self.gate.enter() };
+        let entered = self.gate.enter().with_room(room);
         if self.stop.is_on() {
             return Ok(());
         }

@@ -391,6 +391,9 @@ impl<T: Table> Files<T> {
             (false, true) => return Err(FileError::NotDirectory),
             _ => {}
         }
+        if found.inode == directory.number() {
+            return Err(leads_back());
+        }
         // Declared before the lock on it, so that it is let go of after that.
         let inode = self.known.get(found.inode);
         let mut taken = self.edit(&inode)?;
@@ -480,6 +483,10 @@ impl<T: Table> Files<T> {
         }
         if let ControlFlow::Break(answer) = self.judge_rename(from.0, source, to.0, target, replace)? {
             return answer;
+        }
+        let parents = [from.0.number(), to.0.number()];
+        if parents.contains(&source.inode) || target.is_some_and(|target| parents.contains(&target.inode)) {
+            return Err(leads_back());
         }
         let mut parents = Parents::lock(self, from.0, to.0)?;
         if parents.to().row.links == 0 {
@@ -606,11 +613,12 @@ impl<T: Table> Files<T> {
     /// Whether `directory` is `above` itself or lies below it. Directories have one name each, so
     /// their hints lead to the root.
     fn is_at_or_below(&self, directory: u64, above: u64) -> Result<bool> {
-        let mut at = directory;
+        let (mut at, mut climb) = (directory, Climb::default());
         loop {
             if at == above {
                 return Ok(true);
             }
+            climb.pass(at)?;
             match self.attributes(&self.known.get(at))?.hint {
                 Some(hint) => at = hint.directory,
                 None => return Ok(false),
@@ -633,9 +641,10 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// Those of the engine.
     pub fn path(&self, inode: &Inode) -> Result<Option<Vec<u8>>> {
-        let mut parts = Vec::new();
+        let (mut parts, mut climb) = (Vec::new(), Climb::default());
         let mut at = inode.number();
         while at != self.numbers.root {
+            climb.pass(at)?;
             let Some(hint) = self.attributes(&self.known.get(at))?.hint else { return Ok(None) };
             let Some(row) = self.table.read().get(&keys::entry(hint.directory, hint.sequence))? else {
                 return Ok(None);
@@ -693,6 +702,32 @@ impl<'a> Parents<'a> {
         if let Some(to) = &mut self.to {
             to.put(batch);
         }
+    }
+}
+
+/// A name in a damaged directory that leads to this directory: who locked both would wait for itself.
+fn leads_back() -> FileError {
+    crate::PoolError::Format(crate::Damage::Structure("a name that leads to its own directory")).into()
+}
+
+/// The way from a directory to the root, which ends also where damaged hints lead in a circle (Brent's algorithm).
+#[derive(Default)]
+struct Climb {
+    steps: u64,
+    passed: Option<u64>,
+}
+
+impl Climb {
+    fn pass(&mut self, at: u64) -> Result<()> {
+        if self.passed == Some(at) {
+            let damage = crate::Damage::Structure("a directory below itself");
+            return Err(crate::PoolError::Format(damage).into());
+        }
+        self.steps += 1;
+        if self.steps.is_power_of_two() {
+            self.passed = Some(at);
+        }
+        Ok(())
     }
 }
 

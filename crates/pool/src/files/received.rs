@@ -70,8 +70,16 @@ fn place(dataset: u64, key: &[u8]) -> std::result::Result<(FrameKind, WriteStrea
 /// The row of a key that names this frame.
 fn framed(key: &[u8], pieces: &[u8], pointer: Pointer) -> std::result::Result<Vec<u8>, PoolError> {
     match key.first() {
-        Some(&keys::EXTENT) if pieces.is_empty() => Ok(Extent::Frame(pointer).encode()),
-        Some(&keys::XATTR) if pieces.is_empty() => Ok(Xattr::Frame(pointer).encode()),
+        Some(&keys::EXTENT) if pieces.is_empty() => {
+            let row = Extent::Frame(pointer).encode();
+            Extent::decode(&row)?;
+            Ok(row)
+        }
+        Some(&keys::XATTR) if pieces.is_empty() => {
+            let row = Xattr::Frame(pointer).encode();
+            Xattr::decode(&row)?;
+            Ok(row)
+        }
         Some(&keys::PATCH) => {
             let mut row = crate::codec::Writer::default();
             pointer.encode(&mut row);

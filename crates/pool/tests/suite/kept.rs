@@ -183,7 +183,8 @@ fn file_in(dataset: &Dataset, name: &str) -> Arc<Inode> {
 }
 
 /// Far from both bounds: what has anybody wait is the log alone.
-const PACE: Pace = Pace { every: Duration::from_secs(3600), begin: 1 << 30, most: 1 << 30 };
+const PACE: Pace =
+    Pace { every: Duration::from_secs(3600), begin: 1 << 30, most: 1 << 30, stuck: Duration::from_secs(60) };
 
 #[test]
 fn who_finds_the_log_full_waits_for_a_commit() {

@@ -39,8 +39,9 @@ fn what_changes_becomes_durable_by_itself_and_nothing_is_written_for_nothing() {
 #[test]
 fn writers_wait_for_room_and_lose_nothing() {
     let (storage, pool, dataset) = new_pool();
-    let committer =
-        pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 100_000, most: 400_000 }).unwrap();
+    let committer = pool
+        .start_committer(Pace { every: Duration::from_secs(3600), begin: 100_000, most: 400_000, ..Pace::default() })
+        .unwrap();
     std::thread::scope(|scope| {
         for thread in 0..3u8 {
             let (pool, dataset) = (&pool, &dataset);
@@ -67,8 +68,9 @@ fn a_failed_commit_suspends_the_pool_and_tells_whoever_waits() {
     let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
     put(&dataset, "before", b"durable");
     pool.commit().unwrap();
-    let committer =
-        pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 50_000, most: 100_000 }).unwrap();
+    let committer = pool
+        .start_committer(Pace { every: Duration::from_secs(3600), begin: 50_000, most: 100_000, ..Pace::default() })
+        .unwrap();
     let file = make(&dataset, &dataset.files().root(), "file", FileType::Regular);
     device.fail_after(0);
     // Sooner or later a write waits for room that never comes, or meets the failure itself.
@@ -270,4 +272,38 @@ fn nobody_waits_at_the_table_for_a_device() {
     *storage.on_read.lock() = None;
     let (reads, waited) = (counted.0.load(Ordering::Relaxed), counted.1.load(Ordering::Relaxed));
     assert!(reads > 20 && waited == 0, "{waited} of {reads} reads under the table's lock");
+}
+
+#[test]
+fn a_commit_that_waits_for_an_operation_without_end_is_reported_and_suspends() {
+    let (_, pool, dataset) = new_pool();
+    put(&dataset, "a", &[7; 3000]);
+    let pace = Pace { every: Duration::from_secs(3600), stuck: Duration::from_millis(60), ..Pace::default() };
+    let committer = pool.start_committer(pace).unwrap();
+    let (asked, reasons) = (Mutex::new(0), Arc::new(Mutex::new(Vec::new())));
+    let kept = Arc::clone(&reasons);
+    pool.when_stuck(move |why| {
+        kept.lock().push(why.to_owned());
+        *asked.lock() += 1;
+        // A device answers late, then everybody is to wait.
+        match *asked.lock() {
+            1 => Stuck::Excused,
+            2 => Stuck::Wait,
+            _ => Stuck::Suspend,
+        }
+    });
+    let entered = pool.gate.enter();
+    let committing = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || pool.commit()
+    });
+    let failed = committing.join().unwrap();
+    assert!(matches!(failed, Err(PoolError::Suspended { .. })), "{failed:?}");
+    assert!(pool.suspended().is_some());
+    let reasons = reasons.lock();
+    assert!(reasons.len() >= 3 && reasons[0].contains("running.rs"), "{reasons:?}");
+    // Everybody else has an answer.
+    assert!(dataset.files().unlink(&dataset.files().root(), b"a").is_err());
+    drop(entered);
+    assert!(committer.stop().is_err());
 }

@@ -7,8 +7,8 @@ use crate::device::Random;
 use crate::engine::receiving::{ReceiveInto, Receiving};
 use crate::engine::sending::{Earlier, Later, ToSend};
 use crate::files::{AttributeChange, Range};
-use crate::rows::{Key, Patch};
-use crate::send_stream::{ResumeToken, SnapshotHead, StreamError};
+use crate::rows::{Entry, InodeRow, Key, NameTarget, Patch};
+use crate::send_stream::{ResumeToken, RowOp, SnapshotHead, StreamError};
 use crate::tree::{Settings, Tree as Rows};
 
 /// A pool that grows and is sent from or received into.
@@ -548,4 +548,232 @@ fn properties_come_with_the_snapshot() {
     }
     drop(admin);
     check(&again, &to.storage);
+}
+
+/// Rows as a stream has them, to be changed.
+#[derive(Clone)]
+enum Sent {
+    Put(Vec<u8>, Vec<u8>),
+    /// Anything else, as it was.
+    Other(Vec<u8>, Vec<u8>),
+}
+
+impl Sent {
+    fn key(&self) -> &[u8] {
+        match self {
+            Self::Put(key, _) | Self::Other(key, _) => key,
+        }
+    }
+}
+
+fn taken_apart(payloads: &[Vec<u8>]) -> Vec<Sent> {
+    let mut all = Vec::new();
+    for payload in payloads {
+        for op in crate::send_stream::record::rows(payload).unwrap() {
+            all.push(match op {
+                RowOp::Put { key, value } => Sent::Put(key.to_vec(), value.to_vec()),
+                other => {
+                    let mut to = Writer::default();
+                    other.encode(&mut to);
+                    Sent::Other(other.key().to_vec(), to.finish())
+                }
+            });
+        }
+    }
+    all
+}
+
+fn put_together(mut rows: Vec<Sent>) -> Vec<u8> {
+    rows.sort_by(|a, b| a.key().cmp(b.key()));
+    let mut to = Writer::default();
+    for row in &rows {
+        match row {
+            Sent::Put(key, value) => RowOp::Put { key, value }.encode(&mut to),
+            Sent::Other(_, bytes) => to.bytes(bytes),
+        }
+    }
+    to.finish()
+}
+
+/// Makes a stream wrong in one way, as whoever knows the format would.
+fn mutate(rows: &mut Vec<Sent>, random: &mut Random) {
+    if rows.is_empty() {
+        return;
+    }
+    let at = random.below(rows.len() as u64) as usize;
+    let other = rows[random.below(rows.len() as u64) as usize].clone();
+    let number = 1 + random.below(30);
+    match (random.below(6), &mut rows[at]) {
+        (0, _) => drop(rows.remove(at)),
+        (1, Sent::Put(key, value)) => match Key::decode(key).unwrap() {
+            Key::Entry { .. } => {
+                let entry = Entry::decode(value).unwrap();
+                *value = Entry { inode: number, ..entry }.encode();
+            }
+            Key::Name { .. } => {
+                let target = NameTarget::decode(value).unwrap();
+                *value = NameTarget { inode: number, ..target }.encode();
+            }
+            Key::Inode(_) => {
+                let row = InodeRow::decode(value).unwrap();
+                *value = InodeRow { links: random.below(4) as u32, ..row }.encode();
+            }
+            _ => drop(value.pop()),
+        },
+        (2, Sent::Put(key, value)) => match Key::decode(key).unwrap() {
+            Key::Entry { .. } => value[0] = [4, 8, 10][random.below(3) as usize],
+            Key::Inode(_) => {
+                let row = InodeRow::decode(value).unwrap();
+                let mode = row.mode & 0o7777 | [4, 8, 10][random.below(3) as usize] << 12;
+                let hint = row.hint.map(|hint| crate::rows::NameHint { directory: number, ..hint });
+                *value = InodeRow { mode, hint, size: random.below(1 << 40), ..row }.encode();
+            }
+            _ => value[0] ^= 1,
+        },
+        (3, Sent::Put(key, _) | Sent::Other(key, _)) if key.len() > 8 => key[8] = number as u8,
+        (4, Sent::Put(_, value)) => {
+            if let Sent::Put(_, from) = other {
+                *value = from;
+            }
+        }
+        (_, Sent::Put(_, value)) => {
+            let place = random.below(value.len() as u64) as usize;
+            if let Some(byte) = value.get_mut(place) {
+                *byte = random.below(256) as u8;
+            }
+        }
+        (_, Sent::Other(..)) => {}
+    }
+}
+
+/// Two names of each directory and its files lead to the same inodes as a hostile sender has them.
+fn small_source(seed: u64) -> (Side, u64, Random) {
+    let side = Side::new();
+    let home = side.pool.create_dataset(&NewDataset::named(side.top, "home")).unwrap();
+    let dataset = side.pool.dataset(home).unwrap();
+    let files = dataset.files();
+    let (a, b) = (
+        make(&dataset, &files.root(), "a", FileType::Directory),
+        make(&dataset, &files.root(), "b", FileType::Directory),
+    );
+    for (directory, name) in [(&a, "x"), (&b, "y"), (&a, "z")] {
+        let file = make(&dataset, directory, name, FileType::Regular);
+        files.write(&file, Some(0), &[1; 3000]).unwrap();
+        files.set_attribute(&file, b"user.x", &[2; 100], None, None).unwrap();
+    }
+    make(&dataset, &b, "c", FileType::Directory);
+    (side, home, Random(seed))
+}
+
+/// Does everything to everything.
+fn use_up(pool: &Pool, id: u64) {
+    fn below(dataset: &Dataset, directory: &Arc<Inode>, depth: usize) {
+        let files = dataset.files();
+        for entry in files.list(directory, 0, false, usize::MAX).unwrap_or_default() {
+            let Ok((inode, row)) = files.look_up(directory, &entry.name) else { continue };
+            let _ = files.path(&inode);
+            let _ = files.read(&inode, 0, &mut [0; 10_000]);
+            let _ = files.write(&inode, Some(5), &[3; 200_000]);
+            let _ = files.rename((directory, &entry.name), (directory, b"renamed"), MayReplace::No);
+            let _ = files.rename((directory, b"renamed"), (directory, &entry.name), MayReplace::No);
+            let _ = files.link(&inode, directory, b"linked");
+            let _ = files.unlink(directory, b"linked");
+            if row.file_type() == Some(FileType::Directory) && depth < 20 {
+                below(dataset, &inode, depth + 1);
+            }
+            let _ = files.unlink(directory, &entry.name);
+            let _ = files.remove_directory(directory, &entry.name);
+        }
+    }
+    let dataset = pool.dataset(id).unwrap();
+    below(&dataset, &dataset.files().root(), 0);
+    pool.commit().unwrap();
+    assert!(dataset.files().list(&dataset.files().root(), 0, false, usize::MAX).unwrap().is_empty());
+}
+
+/// Whatever a stream says: it is refused and leaves nothing, or what is received is a file system.
+#[test]
+fn a_stream_with_right_checksums_and_wrong_rows_harms_nothing() {
+    let (mut refused, mut received) = (0, 0);
+    for seed in 0..300 {
+        let (from, home, mut random) = small_source(seed);
+        let first = from.snapshot(home, "a");
+        let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+        let mut rows = taken_apart(&sent(&from, &full));
+        for _ in 0..=random.below(2) {
+            mutate(&mut rows, &mut random);
+        }
+        let to = Side::new();
+        let mut receiving = to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap();
+        let done = receiving.rows(&put_together(rows)).map_err(|error| error.to_string());
+        if let Err(why) = done.and_then(|()| receiving.finish().map_err(|error| error.to_string())) {
+            refused += 1;
+            drop(receiving);
+            assert_eq!(to.child("copy"), None, "seed {seed}: {why}");
+        } else {
+            received += 1;
+            drop(receiving);
+            let id = to.child("copy").unwrap();
+            use_up(&to.pool, id);
+        }
+        check(&to.pool, &to.storage);
+    }
+    // Some changes leave a file system: another time, another owner.
+    assert!(refused > 150 && received > 10, "{refused} refused, {received} received");
+}
+
+/// The difference to a base is looked at as well.
+#[test]
+fn a_difference_with_wrong_rows_harms_nothing() {
+    let mut refused = 0;
+    for seed in 0..60 {
+        let (from, home, mut random) = small_source(seed);
+        let first = from.snapshot(home, "a");
+        change(&from.pool.dataset(home).unwrap(), &mut random, 12);
+        let second = from.snapshot(home, "b");
+        let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+        let base = Some(Earlier::Snapshot((home, first)));
+        let difference = ToSend { to: Later::Snapshot((home, second)), from: base, ..full.clone() };
+        let to = Side::new();
+        whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
+        let mut rows = taken_apart(&sent(&from, &difference));
+        mutate(&mut rows, &mut random);
+        let mut receiving = to.pool.receive(into(&to, "b"), &head(&from, home, second, Some(first))).unwrap();
+        let done = receiving.rows(&put_together(rows)).map_err(|error| error.to_string());
+        refused += u32::from(done.and_then(|()| receiving.finish().map_err(|error| error.to_string())).is_err());
+        drop(receiving);
+        use_up(&to.pool, to.child("copy").unwrap());
+        check(&to.pool, &to.storage);
+    }
+    assert!(refused > 20, "{refused} refused");
+}
+
+#[test]
+fn an_attribute_longer_than_attributes_are_is_refused() {
+    let (from, home, _) = small_source(1);
+    let first = from.snapshot(home, "a");
+    let to = Side::new();
+    let mut receiving = to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap();
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    let inode = taken_apart(&sent(&from, &full)).iter().find_map(|row| match Key::decode(row.key()) {
+        Ok(Key::Xattr { inode, .. }) => Some(inode),
+        _ => None,
+    });
+    let long = vec![7; 70_000];
+    let frame = crate::send_stream::SentFrame {
+        compression: crate::pointer::Compression::Off,
+        checksum_kind: crate::pointer::ChecksumKind::Xxh3,
+        checksum: crate::checksum::content(crate::pointer::ChecksumKind::Xxh3, &long),
+        logical: 70_000,
+        bytes: &long,
+    };
+    let mut rows = taken_apart(&sent(&from, &full));
+    let key = keys::xattr(inode.unwrap(), b"user.x");
+    let mut framed = Writer::default();
+    RowOp::Framed { key: &key, pieces: b"", frame }.encode(&mut framed);
+    rows.retain(|row| row.key() != key);
+    rows.push(Sent::Other(key, framed.finish()));
+    assert!(receiving.rows(&put_together(rows)).is_err());
+    receiving.abort().unwrap();
+    check(&to.pool, &to.storage);
 }

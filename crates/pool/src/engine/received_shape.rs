@@ -1,0 +1,318 @@
+//! Whether the rows of a stream are a file system: its checksums say that they arrived as they were sent, not that
+//! the sender meant well.
+//!
+//! Called when all rows of a snapshot are there ([`super::receiving`]), before anybody can see them. The rows are
+//! compared with those of the base, which is a file system: what has not changed is not read.
+//!
+//! Invariants: each name leads to an inode of the type that it says, and each inode has as many names as it
+//! counts; a directory has one name, where its hint says, and lies below the root; whatever has no name is among
+//! the orphans; content belongs to an inode that may have it. Memory: some 100 bytes for each inode of which a row
+//! or a name has changed, and never for more than [`INODES_AT_ONCE`].
+
+use std::collections::{HashMap, HashSet};
+
+use crate::error::{Damage, PoolError};
+use crate::rows::inode::flags::{HAS_PATCHES, HAS_XATTRS};
+use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, keys, pointer_of};
+use crate::tree::{Context, View};
+
+/// So many inodes are looked at together: of more, the changes are read several times.
+const INODES_AT_ONCE: u64 = 4 << 20;
+
+/// The changes of an inode and of its names.
+#[derive(Default)]
+struct Delta {
+    /// Names that lead to it.
+    names: i64,
+    /// Names in it, and of directories among them.
+    entries: i64,
+    directories: i64,
+    /// Rows by the order of listings less those by name, as a sum of hashes.
+    unindexed: u64,
+    /// The type that its new names say.
+    named_as: Option<FileType>,
+}
+
+/// The rows of the base and those that are there now.
+pub(super) struct ReceivedShape<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) old: View,
+    pub(super) new: View,
+}
+
+/// The head before and now.
+#[derive(Clone, Copy)]
+struct Heads {
+    old: Option<DatasetHead>,
+    new: DatasetHead,
+}
+
+fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
+    Err(PoolError::Format(Damage::Structure(what)))
+}
+
+fn row_sum(key: &[u8], target: NameTarget) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&target.encode(), xxhash_rust::xxh3::xxh3_64(key))
+}
+
+/// How many names an inode has, by its row.
+fn names_of(number: u64, row: Option<&InodeRow>, root: u64) -> i64 {
+    match row {
+        None => 0,
+        Some(row) if row.file_type() == Some(FileType::Directory) => i64::from(number != root && row.links != 0),
+        Some(row) => row.links.into(),
+    }
+}
+
+/// The names in a directory, and how many of these are of directories, by its row.
+fn held_by(row: Option<&InodeRow>) -> (i64, i64) {
+    match row {
+        Some(row) if row.file_type() == Some(FileType::Directory) => {
+            (i64::try_from(row.size).unwrap_or(i64::MAX), i64::from(row.links.saturating_sub(2)))
+        }
+        _ => (0, 0),
+    }
+}
+
+impl ReceivedShape<'_> {
+    /// Refuses what is no file system.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] with the reason; those of reading.
+    pub(super) fn check(&self) -> Result<(), PoolError> {
+        let heads = self.check_heads()?;
+        let slices = heads.new.objects / INODES_AT_ONCE + 1;
+        for slice in 0..slices {
+            // The first time also finds out whether the head counts right, before there is a second one.
+            self.check_slice(heads, slice, slices)?;
+        }
+        Ok(())
+    }
+
+    fn check_heads(&self) -> Result<Heads, PoolError> {
+        let head = |view: &View| {
+            let row = view.get(&self.context, &keys::head())?;
+            row.map(|row| DatasetHead::decode(&row)).transpose()
+        };
+        let old = head(&self.old)?;
+        let Some(new) = head(&self.new)? else { return wrong("a file system without a head") };
+        let same = |old: DatasetHead| {
+            (old.root, old.seed, old.hashing, old.folding) == (new.root, new.seed, new.hashing, new.folding)
+        };
+        if old.is_some_and(|old| !same(old)) {
+            return wrong("other rules for names than in the base");
+        }
+        let root = self.inode(&self.new, new.root)?;
+        if root
+            .is_none_or(|root| root.file_type() != Some(FileType::Directory) || root.links < 2 || root.hint.is_some())
+        {
+            return wrong("no root directory");
+        }
+        Ok(Heads { old, new })
+    }
+
+    fn inode(&self, view: &View, number: u64) -> Result<Option<InodeRow>, PoolError> {
+        let row = view.get(&self.context, &keys::inode(number))?;
+        row.map(|row| InodeRow::decode(&row)).transpose()
+    }
+
+    /// Reads all changes, and judges one part of the inodes.
+    fn check_slice(&self, heads: Heads, slice: u64, slices: u64) -> Result<(), PoolError> {
+        let (mut deltas, mut objects, mut owner) = (HashMap::<u64, Delta>::new(), 0i64, None);
+        let mut rows = self.old.diff(self.context, &self.new)?;
+        while let Some(row) = rows.next()? {
+            let mut delta = |number: u64, change: &mut dyn FnMut(&mut Delta)| {
+                if number % slices == slice {
+                    change(deltas.entry(number).or_default());
+                }
+            };
+            let key = Key::decode(row.key)?;
+            match key {
+                Key::Inode(number) => {
+                    objects += i64::from(row.new.is_some()) - i64::from(row.old.is_some());
+                    if number == 0 || number >= heads.new.next {
+                        return wrong("an inode above the counter of the head");
+                    }
+                    delta(number, &mut |_| {});
+                }
+                Key::Entry { directory, sequence } => {
+                    if sequence >= heads.new.next {
+                        return wrong("a name above the counter of the head");
+                    }
+                    for (value, sign) in [(row.old, -1), (row.new, 1)] {
+                        let Some(entry) = value.map(Entry::decode).transpose()? else { continue };
+                        let is_directory = i64::from(entry.file_type == FileType::Directory);
+                        let by_name = keys::name(directory, heads.new.hash(entry.name), sequence);
+                        let sum = row_sum(&by_name, NameTarget { inode: entry.inode, file_type: entry.file_type });
+                        delta(directory, &mut |delta| {
+                            delta.entries += sign;
+                            delta.directories += sign * is_directory;
+                            delta.unindexed = delta.unindexed.wrapping_add_signed((sum as i64).wrapping_mul(sign));
+                        });
+                        let mut differs = false;
+                        delta(entry.inode, &mut |delta| {
+                            delta.names += sign;
+                            if sign > 0 {
+                                differs |= delta.named_as.is_some_and(|named| named != entry.file_type);
+                                delta.named_as = Some(entry.file_type);
+                            }
+                        });
+                        if differs {
+                            return wrong("names of one inode that say different types");
+                        }
+                    }
+                }
+                Key::Name { directory, .. } => {
+                    for (value, sign) in [(row.old, -1), (row.new, 1)] {
+                        let Some(target) = value.map(NameTarget::decode).transpose()? else { continue };
+                        let sum = (row_sum(row.key, target) as i64).wrapping_mul(-sign);
+                        delta(directory, &mut |delta| delta.unindexed = delta.unindexed.wrapping_add_signed(sum));
+                    }
+                }
+                Key::Orphan(number) => delta(number, &mut |_| {}),
+                Key::Extent { .. } | Key::Xattr { .. } | Key::Patch { .. } | Key::Cut(_) => {
+                    if slice == 0
+                        && let Some(value) = row.new
+                    {
+                        self.check_content(&key, row.key, value, &mut owner)?;
+                    }
+                }
+                Key::Head | Key::OwnerUse(..) | Key::Received => {}
+            }
+        }
+        let counted = i128::from(heads.new.objects) - heads.old.map_or(0, |old| i128::from(old.objects));
+        if counted != i128::from(objects) {
+            return wrong("another count of inodes than the head says");
+        }
+        // In the order of their rows.
+        let mut numbers: Vec<u64> = deltas.keys().copied().collect();
+        numbers.sort_unstable();
+        let mut below_root = HashSet::from([heads.new.root]);
+        for number in numbers {
+            if let Some(delta) = deltas.get(&number) {
+                self.check_inode(number, delta, heads.new.root, &mut below_root)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_inode(
+        &self,
+        number: u64,
+        delta: &Delta,
+        root: u64,
+        below_root: &mut HashSet<u64>,
+    ) -> Result<(), PoolError> {
+        let (old, new) = (self.inode(&self.old, number)?, self.inode(&self.new, number)?);
+        if names_of(number, new.as_ref(), root) - names_of(number, old.as_ref(), root) != delta.names {
+            return wrong("an inode that counts other names than it has");
+        }
+        let (was, is) = (held_by(old.as_ref()), held_by(new.as_ref()));
+        if (is.0 - was.0, is.1 - was.1) != (delta.entries, delta.directories) {
+            return wrong("a directory that counts other names than it holds");
+        }
+        if delta.unindexed != 0 {
+            return wrong("names that are not found, or lead elsewhere than listings say");
+        }
+        let Some(new) = new else { return self.check_gone(number) };
+        let is_same = |old: &InodeRow| old.file_type() == new.file_type();
+        if delta.named_as.is_some_and(|named| Some(named) != new.file_type()) || !old.as_ref().is_none_or(is_same) {
+            return wrong("a name or an inode of another type");
+        }
+        let is_orphan = self.new.get(&self.context, &keys::orphan(number))?.is_some();
+        if is_orphan != (new.links == 0) {
+            return wrong("an inode without a name that is none");
+        }
+        match new.file_type() {
+            Some(FileType::Directory) if new.links != 0 && number != root => {
+                self.check_directory(number, &new, below_root)
+            }
+            Some(FileType::Symlink) => match self.new.get(&self.context, &keys::extent(number, 0))? {
+                Some(row) if matches!(Extent::decode(&row)?, Extent::Inline(to) if to.len() as u64 == new.size && new.size > 0) => {
+                    Ok(())
+                }
+                _ => wrong("a symbolic link without its target"),
+            },
+            Some(FileType::Regular) if i64::try_from(new.size).is_err() => wrong("a file that is too long"),
+            _ => Ok(()),
+        }
+    }
+
+    /// A directory has its one name where its hint says, and the directory of that is below the root.
+    fn check_directory(&self, number: u64, row: &InodeRow, below_root: &mut HashSet<u64>) -> Result<(), PoolError> {
+        let (mut at, mut row, mut passed) = (number, *row, HashSet::new());
+        while !below_root.contains(&at) {
+            let Some(hint) = row.hint else { return wrong("a directory without a place") };
+            let named = self.new.get(&self.context, &keys::entry(hint.directory, hint.sequence))?;
+            let Some(named) = named else { return wrong("a directory that is not where it says") };
+            if Entry::decode(&named)?.inode != at || !passed.insert(at) {
+                return wrong("a directory that is not where it says, or below itself");
+            }
+            at = hint.directory;
+            match self.inode(&self.new, at)? {
+                Some(above) if above.file_type() == Some(FileType::Directory) && above.links != 0 => row = above,
+                _ => return wrong("a directory in something else"),
+            }
+        }
+        below_root.extend(passed);
+        Ok(())
+    }
+
+    /// Nothing is left of an inode that is gone.
+    fn check_gone(&self, number: u64) -> Result<(), PoolError> {
+        let patches = keys::patches(number, 0, u64::MAX);
+        for range in [keys::xattrs(number), keys::extents(number, 0, u64::MAX), patches] {
+            let mut rows = self.new.cursor(self.context, &range.start, Some(&range.end))?;
+            if rows.next()?.is_some() {
+                return wrong("content of a file that is not there");
+            }
+        }
+        match self.new.get(&self.context, &keys::orphan(number))? {
+            Some(_) => wrong("an inode without a name that is not there"),
+            None => Ok(()),
+        }
+    }
+
+    /// A row of content fits the inode that it belongs to; `owner` is the one of the row before.
+    fn check_content(
+        &self,
+        key: &Key,
+        bytes: &[u8],
+        value: &[u8],
+        owner: &mut Option<(u64, InodeRow)>,
+    ) -> Result<(), PoolError> {
+        let (Key::Extent { inode, .. } | Key::Xattr { inode, .. } | Key::Patch { inode, .. } | Key::Cut(inode)) = key
+        else {
+            return Ok(());
+        };
+        let row = match owner {
+            Some((number, row)) if number == inode => *row,
+            _ => {
+                let Some(row) = self.inode(&self.new, *inode)? else {
+                    return wrong("content of a file that is not there");
+                };
+                *owner = Some((*inode, row));
+                row
+            }
+        };
+        let kind = row.file_type();
+        let logical = pointer_of(bytes, value)?.map_or(0, |pointer| u64::from(pointer.logical));
+        let is_file = kind == Some(FileType::Regular);
+        let record = match row.record_shift {
+            0 => u64::MAX,
+            shift => 1 << shift,
+        };
+        let fits = match key {
+            Key::Extent { record: at, .. } => {
+                let is_inline = matches!(Extent::decode(value)?, Extent::Inline(_));
+                let in_range =
+                    *at == 0 || !is_inline && at.checked_mul(record).is_some_and(|from| from <= i64::MAX as u64);
+                (is_file || kind == Some(FileType::Symlink) && is_inline) && in_range && logical <= record
+            }
+            Key::Patch { .. } => is_file && row.flags & HAS_PATCHES != 0 && logical <= record,
+            Key::Xattr { .. } => row.flags & HAS_XATTRS != 0,
+            _ => is_file,
+        };
+        if fits { Ok(()) } else { wrong("content that does not fit its file") }
+    }
+}
