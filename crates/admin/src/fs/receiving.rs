@@ -343,11 +343,12 @@ fn bringing(
             free_place(mounts, value, doing)?;
         }
         own.push((name.clone(), Setting::Received(value.clone())));
-        if excepted(name) && !given(name) {
+        let from_above = given(name) && !snapshot.below.is_empty() && property.check_inherit().is_ok();
+        if from_above || excepted(name) && !given(name) {
             own.push((name.clone(), Setting::Inherit));
         }
     }
-    // Of a package, what is given holds for the first one and is inherited from there.
+    // Of a package, what is given holds for the first one and is inherited by all below.
     if snapshot.below.is_empty() {
         let given = what.properties.iter().filter(|(name, _)| name != "origin");
         own.extend(given.map(|(name, value)| (name.clone(), Setting::Local(value.clone()))));

@@ -150,6 +150,31 @@ fn what_arrives_is_what_was_sent() {
     pair.check();
 }
 
+/// What `receive -o` and `-x` say of a tree holds for all of it, whatever the sender set below the top.
+#[test]
+fn what_is_set_for_a_received_tree_is_inherited_below() {
+    needs!(as_root());
+    let pair = Pair::new();
+    pair.sh(r"nacre fs create -p $A/top/low/lower; nacre fs set readonly=off compression=zstd quota=100M $A/top/low
+        nacre fs set mountpoint=$PWD/elsewhere compression=lz4 $A/top/low/lower; nacre fs snapshot -r $A/top@one
+        nacre fs send -R $A/top@one | nacre fs receive -o readonly=on -o mountpoint=$PWD/copy -x compression -o quota=150M $B/to");
+    let get = |of: &str, what: &str| pair.sh(&format!("nacre fs get -H -o value,source {what} $B/to{of}"));
+    for of in ["/low", "/low/lower"] {
+        assert!(get(of, "readonly").starts_with("on\tinherited from"), "{}", get(of, "readonly"));
+        assert!(get(of, "mountpoint").contains(&format!("copy{of}\tinherited from")), "{}", get(of, "mountpoint"));
+        assert!(!get(of, "compression").contains("received"), "{}", get(of, "compression"));
+    }
+    // What is not inherited is what the sender has.
+    assert_eq!(get("", "quota"), "150M\tlocal");
+    assert_eq!(get("/low", "quota"), "100M\treceived");
+    assert!(pair.fails("touch copy/low/lower/new").contains("Read-only"));
+    // So it is with what comes later.
+    pair.sh(
+        r"nacre fs snapshot -r $A/top@two; nacre fs send -R -I @one $A/top@two | nacre fs receive -o readonly=on $B/to",
+    );
+    assert!(get("/low", "readonly").starts_with("on\tinherited from"));
+}
+
 #[test]
 fn trees_travel_with_properties_clones_and_holds() {
     needs!(as_root() && has("setfacl"));
