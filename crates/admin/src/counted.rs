@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-use nacre_pool::backend::{Bucket, Put, Requests, Silence};
+use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence};
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
@@ -455,6 +455,20 @@ impl Bucket for CountedBucket {
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
         self.writing(body.len() as u64, || self.ask(|| self.bucket.put(key, body)))
+    }
+
+    fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
+        let mut found = None;
+        let get = || self.ask(|| self.bucket.get_tagged(key));
+        self.reading(0, || self.failing.read(&self.name, get).map(|got| found = got))?;
+        Ok(found)
+    }
+
+    fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
+        // Nobody waits for it: what cannot be mended now is mended later.
+        let (put, _) =
+            self.timed(DeviceRequest::Write, body.len() as u64, || self.ask(|| self.bucket.put_if(key, body, tag)));
+        put
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {

@@ -24,7 +24,8 @@ pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
 pub use objects::{
-    Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, Objects, Parts, Put, Requests, Silence, WriterId,
+    Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, ObjectTag, Objects, Parts, Put, Requests,
+    Silence, WriterId,
 };
 
 use crate::error::PoolError;
@@ -290,17 +291,29 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// What people call the place of a segment.
+    fn label_of(&self, at: SegmentAt<'_>) -> String {
+        format!("segment {}", at.segment)
+    }
+
     /// How far ahead of readers that is worth doing.
     fn ahead(&self) -> Reach {
         Reach::OF_DEVICES
     }
 
     /// Makes every copy of a range of a segment what it should be, and the parity of all rows that
-    /// lie in it whole. Answers which were not; `None` where the place is not the segment's any more.
+    /// lie in it whole. Answers which were not; `None` where the place is not the segment's any more. Where only
+    /// the whole segment can be replaced, that happens if `is_whole` says so of all of it.
     ///
     /// # Errors
     /// [`PoolError::Device`] for one that cannot be written.
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>>;
+    fn heal(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        right: &[u8],
+        is_whole: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<Healed>>;
 
     /// No root that is kept names these segments: their places are free. A shared backend removes
     /// them after its next root.

@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use futures_util::future::{Either, select};
-use nacre_pool::backend::{Bucket, Put, Requests, Silence};
+use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
+    BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    RetryConfig, UpdateVersion,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
@@ -310,6 +311,32 @@ impl Bucket for StoreBucket {
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
         self.put_by(key, body, &PutMode::Overwrite)
+    }
+
+    fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
+        let path = self.path(key);
+        let got = self.request(8 << 20, DEADLINE, || async {
+            let got = self.store.get_opts(&path, GetOptions::new()).await?;
+            let tag = ObjectTag { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+            Ok((got.bytes().await?, tag))
+        });
+        let there = there(got)?;
+        Ok(there.map(|(bytes, tag)| {
+            self.counters.received(bytes.len());
+            (bytes.into(), tag)
+        }))
+    }
+
+    fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
+        if tag.e_tag.is_none() && tag.version.is_none() {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        let seen = UpdateVersion { e_tag: tag.e_tag.clone(), version: tag.version.clone() };
+        match self.put_by(key, body, &PutMode::Update(seen)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {

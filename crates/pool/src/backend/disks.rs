@@ -490,7 +490,13 @@ impl Backend for Disks {
         self.expect_columns(at, offset, length);
     }
 
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
+    fn heal(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        right: &[u8],
+        _is_whole: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<Healed>> {
         self.mend(at, offset, right)
     }
 

@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-pub use bucket::{Bucket, MemoryBucket, Put, Requests, Silence};
+pub use bucket::{Bucket, MemoryBucket, ObjectTag, Put, Requests, Silence};
 pub use cached::{CacheFigures, Cached};
 pub use local_log::LocalLog;
 pub use parts::Parts;
@@ -669,22 +669,40 @@ impl Backend for Objects {
         }
     }
 
+    fn label_of(&self, at: SegmentAt<'_>) -> String {
+        segment_key(at.segment, at.place)
+    }
+
     fn ahead(&self) -> Reach {
         self.bucket.ahead()
     }
 
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
+    fn heal(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        right: &[u8],
+        is_whole: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<Healed>> {
         if self.state.lock().known.get(&at.segment) != Some(at.place) {
             return Ok(None);
         }
         let key = segment_key(at.segment, at.place);
-        let Some(mut whole) = attempt(&*self.bucket, "reading", || self.bucket.get_anew(&key, None))? else {
+        let Some((mut whole, tag)) = attempt(&*self.bucket, "reading", || self.bucket.get_tagged(&key))? else {
             return Err(failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()));
         };
         let range = whole.get_mut(offset as usize..offset as usize + right.len());
         let Some(range) = range.filter(|range| *range != right) else { return Ok(Some(Healed::default())) };
         range.copy_from_slice(right);
-        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &whole))?;
+        // The reply may be wrong, and the object right.
+        if !is_whole(&whole) {
+            let why = "more of the object is damaged, or was sent wrong: it is not replaced";
+            return Err(failed(&*self.bucket, "mending", io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
+        if !attempt(&*self.bucket, "writing", || self.bucket.put_if(&key, &whole, &tag))? {
+            let why = "the object has changed since it was read";
+            return Err(failed(&*self.bucket, "mending", io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
         Ok(Some(Healed { columns: 1, wrong: vec![0] }))
     }
 

@@ -117,7 +117,7 @@ impl Store {
 
     /// Makes all copies of a part of a segment what it should be; `None` if it was not there any more.
     fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
-        let healed = self.backend.heal(at, offset, right)?;
+        let healed = self.backend.heal(at, offset, right, &|image| self.is_whole(at, image))?;
         self.sums.mended.fetch_add(healed.as_ref().map_or(0, |healed| healed.columns), Ordering::Relaxed);
         Ok(healed)
     }

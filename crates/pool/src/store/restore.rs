@@ -170,6 +170,30 @@ impl Store {
         (image, unread)
     }
 
+    /// Whether these bytes are a segment of which nothing more is to come, with all frames that were ever
+    /// written to it and zeros between them.
+    pub(super) fn is_whole(&self, at: SegmentAt<'_>, image: &[u8]) -> bool {
+        let known = {
+            let map = self.map.read();
+            let segment = map.table.segments().get(&at.segment).filter(|segment| segment.place == *at.place);
+            segment.map(|segment| (WrittenSoFar::of(segment), segment.stream))
+        };
+        let Some((written, stream)) = known.filter(|(written, _)| written.sealed) else { return false };
+        let (numbered, row) = (!stream.is_of_moved(), (self.backend.row(at.place) as usize).max(1));
+        let mut verified = Verified { frames: BTreeMap::new(), written, numbered, row };
+        let (mut end, mut is_clean) = (0, image.len() >= written.bytes as usize);
+        let walked = self.walk_image(at, image, &mut |frame| {
+            let found = Found::of(&frame);
+            let gap = image.get(end..found.offset);
+            end = found.range().end;
+            is_clean &= check(&frame).is_none() && gap.is_some_and(|gap| gap.iter().all(|byte| *byte == 0));
+            verified.add(found);
+            Ok(is_clean)
+        });
+        let rest = image.get(end..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+        matches!(walked, Ok(true)) && is_clean && rest && verified.is_all()
+    }
+
     /// Verifies a segment and makes it whole, as far as it was written when that was asked; these
     /// frames of it live, and all of that is on the devices. Frames that do not live any more are
     /// verified as well: the last root may still need them.
@@ -287,7 +311,7 @@ impl Store {
             let mut there = true;
             for run in &runs {
                 let right = image.get(run.clone()).unwrap_or_default();
-                match self.backend.heal(at, run.start as u64, right)? {
+                match self.backend.heal(at, run.start as u64, right, &|image| self.is_whole(at, image))? {
                     Some(healed) => drop(self.sums.mended.fetch_add(healed.columns, Ordering::Relaxed)),
                     None => there = false,
                 }

@@ -20,6 +20,7 @@ use nacre_pool::{
 };
 
 mod going_on;
+mod healing;
 mod local_log;
 mod next_writers;
 
@@ -449,7 +450,7 @@ fn room_is_what_it_says() {
         write(&*backend, next, &place, WriteStream::Data, 0, &pattern(next, backend.row(&place) as usize));
         assert!(read(&*backend, next, &place, 4096) == pattern(next, 4096));
         let gone = SegmentAt { segment: begun[3].0, place: &begun[3].1 };
-        assert_eq!(backend.heal(gone, 0, &[1; 4096]).unwrap(), None, "it is not that segment's any more");
+        assert_eq!(backend.heal(gone, 0, &[1; 4096], &|_| true).unwrap(), None, "it is not that segment's any more");
         assert!(read(&*backend, next, &place, 4096) == pattern(next, 4096));
     }
 }

@@ -22,6 +22,15 @@ pub enum Put {
     Exists,
 }
 
+/// Which content of an object was read, as the store tells contents apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectTag {
+    /// Its entity tag.
+    pub e_tag: Option<String>,
+    /// Its version, where the store's conditions are about these.
+    pub version: Option<String>,
+}
+
 /// What was asked of a bucket so far. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
@@ -96,6 +105,24 @@ pub trait Bucket: Send + Sync {
     /// # Errors
     /// No reply, or one that tells of a failure: as for all here.
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()>;
+
+    /// A whole object, past what is kept of it, with what [`Self::put_if`] needs; `None` where there is none.
+    ///
+    /// # Errors
+    /// As [`Self::put`]; a bucket that cannot tell contents apart.
+    fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
+        let _ = key;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Replaces an object if it is still what was read; whether it was.
+    ///
+    /// # Errors
+    /// As [`Self::get_tagged`].
+    fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
+        let _ = (key, body, tag);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Makes an object if there is none of this name.
     ///
@@ -232,6 +259,10 @@ impl MemoryBucket {
     }
 }
 
+fn tag_of(body: &[u8]) -> ObjectTag {
+    ObjectTag { e_tag: Some(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(body))), version: None }
+}
+
 impl Bucket for MemoryBucket {
     fn name(&self) -> &str {
         "memory"
@@ -262,6 +293,28 @@ impl Bucket for MemoryBucket {
                 }
                 state.objects.insert(key.to_owned(), body.to_vec());
                 Put::Made
+            },
+        )
+    }
+
+    fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
+        Ok(self.get(key, None)?.map(|body| {
+            let tag = tag_of(&body);
+            (body, tag)
+        }))
+    }
+
+    fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
+        self.request(
+            |of| &mut of.puts,
+            |state| match state.objects.get_mut(key) {
+                Some(there) if tag_of(there) == *tag => {
+                    *there = body.to_vec();
+                    true
+                }
+                // The reply to an earlier request may have been lost.
+                Some(there) => there == body,
+                None => false,
             },
         )
     }

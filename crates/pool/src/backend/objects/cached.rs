@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::bucket::{Bucket, Put, Requests, Silence};
+use super::bucket::{Bucket, ObjectTag, Put, Requests, Silence};
 use super::parts::{PART, Parts, name};
 use crate::frames::Reach;
 use crate::workers::Workers;
@@ -337,6 +337,18 @@ impl Bucket for Cached {
             self.far.keep(key, 0, body);
         }
         Ok(())
+    }
+
+    fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
+        self.far.bucket.get_tagged(key)
+    }
+
+    fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
+        let is_put = self.far.bucket.put_if(key, body, tag)?;
+        if is_put && key.starts_with(KEPT) {
+            self.far.keep(key, 0, body);
+        }
+        Ok(is_put)
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
