@@ -1,6 +1,9 @@
 //! `pool check`: everything against everything, and every frame that lives read and verified.
 
+use std::collections::BTreeMap;
+
 use nacre_pool::engine::CheckCounts;
+use nacre_pool::{Damage, Owner};
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Progress, Refusal};
@@ -22,6 +25,13 @@ pub struct CheckReport {
     pub problems: u64,
 }
 
+fn sentence(name: (u32, u32), owner: Option<Owner>, damage: &Damage) -> String {
+    let whose = owner.map_or_else(String::new, |owner| {
+        format!(" (dataset {}, object {}, offset {})", owner.dataset, owner.object, owner.offset)
+    });
+    format!("frame {}:{}{whose}: {damage}", name.0, name.1)
+}
+
 /// Checks a pool; what is wrong is told as notes.
 ///
 /// # Errors
@@ -35,17 +45,24 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, 
     let CheckCounts { datasets, snapshots, inodes, frames, problems, .. } =
         seen.map_err(|error| Refusal::pool(doing(), &error))?;
     let mut found = CheckReport { datasets, snapshots, inodes, frames, bytes: 0, problems };
+    let mut headless: BTreeMap<(u32, u32), Damage> = BTreeMap::new();
     let scrubbed = pool.store.scrub(&mut |checked| {
         found.bytes += checked.bytes;
         if let Some(damage) = &checked.damage {
             found.problems += 1;
-            let whose = checked.owner.map_or_else(String::new, |owner| {
-                format!(" (dataset {}, object {}, offset {})", owner.dataset, owner.object, owner.offset)
-            });
-            progress.note(&format!("frame {}:{}{whose}: {damage}", checked.name.0, checked.name.1));
+            if let Some(owner) = checked.owner {
+                progress.note(&sentence(checked.name, Some(owner), damage));
+            } else {
+                headless.insert(checked.name, damage.clone());
+            }
         }
         true
     });
-    scrubbed.map_err(|error| Refusal::pool(doing(), &error))?;
-    Ok(found)
+    let scrubbed = scrubbed.map_err(|error| Refusal::pool(doing(), &error));
+    let owners = pool.pool.owners_of(&headless.keys().copied().collect());
+    let owners = owners.map_err(|error| Refusal::pool(doing(), &error))?;
+    for (name, damage) in &headless {
+        progress.note(&sentence(*name, owners.get(name).copied(), damage));
+    }
+    scrubbed.map(|()| found)
 }

@@ -586,13 +586,17 @@ impl Store {
     ) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
         let mut found = std::collections::HashMap::new();
         for id in names.iter().map(|(segment, _)| *segment).collect::<BTreeSet<u32>>() {
-            self.walk(id, 0, false, &mut |frame| {
+            let walked = self.walk(id, 0, false, &mut |frame| {
                 let Pointer { segment, index, birth, .. } = frame.header.pointer;
                 if names.contains(&(segment, index)) {
                     found.insert((segment, index), birth);
                 }
                 Ok(true)
-            })?;
+            });
+            match walked {
+                Err(error) if self.is_gone(&error) => {}
+                walked => drop(walked?),
+            }
         }
         Ok(found)
     }

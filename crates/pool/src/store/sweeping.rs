@@ -8,6 +8,7 @@
 //!   the devices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Sender, bounded};
@@ -260,7 +261,14 @@ impl Store {
     ) -> Result<bool> {
         let mut lane = Lane::new(&*self.backend, stops);
         for (number, stop) in stops.iter().enumerate() {
-            if !self.sweep_segment(&mut lane, number, stop, visit)? {
+            let swept = match self.sweep_segment(&mut lane, number, stop, visit) {
+                Err(error) if self.is_gone(&error) => {
+                    lane.leave(number);
+                    Ok(self.tell_gone(stop, &error, visit))
+                }
+                swept => swept,
+            };
+            if !swept? {
                 return Ok(false);
             }
             if let Some(next) = stops.get(number + 1) {
@@ -268,6 +276,32 @@ impl Store {
             }
         }
         Ok(true)
+    }
+
+    /// Whether this is the store's word that the object of a segment is not there, or is too short.
+    pub(super) fn is_gone(&self, error: &PoolError) -> bool {
+        let PoolError::Device { source, .. } = error else { return false };
+        let is_word = matches!(source.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
+        // Without the bucket nothing is known of its objects.
+        self.backend.is_shared() && is_word && !source.to_string().starts_with("there is no")
+    }
+
+    /// Every frame that lives in a segment whose object is gone is lost; whether to go on.
+    fn tell_gone(&self, stop: &SweepStop, error: &PoolError, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
+        let now = self.map.read().table.segments().get(&stop.id).map(|segment| segment.place.clone());
+        if now.as_ref() != Some(&stop.place) {
+            // It was removed with its segment.
+            return true;
+        }
+        let at = SegmentAt { segment: stop.id, place: &stop.place };
+        let object = self.backend.label_of(at);
+        let lost = self.living(stop.id);
+        tracing::error!(object, frames = lost.len(), %error, "an object of the pool is lost");
+        let device = self.backend.member(at, 0);
+        lost.into_iter().all(|name| {
+            let damage = Some(Damage::Structure("its object is lost, or cut short"));
+            visit(&Checked { name, owner: None, header: None, bytes: 0, device, damage, mended: false })
+        })
     }
 
     fn sweep_segment(
