@@ -6,17 +6,57 @@
 use super::report::CageReport;
 use crate::{
     failure::{Exit, Failure},
-    mountinfo::MountEntry,
+    mountinfo::{self, MountEntry},
     report::path_text,
 };
 use std::path::{Path, PathBuf};
 
+/// File systems of the kernel's own, in which nothing is stored: programs need them as they are.
+const OF_THE_KERNEL: [&str; 22] = [
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "mqueue",
+    "nfsd",
+    "nsfs",
+    "proc",
+    "pstore",
+    "resctrl",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "smackfs",
+    "sysfs",
+    "tracefs",
+];
+
 /// The directory that is to be caged, resolved.
 ///
 /// # Errors
-/// A path that leads nowhere, or to something else than a directory.
+/// A path that leads nowhere, or to something else than a directory; one in a file system of the kernel's own.
 pub fn directory(named: &Path) -> Result<PathBuf, Failure> {
-    crate::opening::directory(named, "directory", "a cage limits a directory that is there")
+    let directory = crate::opening::directory(named, "directory", "a cage limits a directory that is there")?;
+    stores_files(&directory, &mountinfo::read()?)?;
+    Ok(directory)
+}
+
+/// Refuses a directory (resolved) in which nothing is stored.
+fn stores_files(directory: &Path, table: &[MountEntry]) -> Result<(), Failure> {
+    // Of mounts at one place, the last one is seen.
+    let above = table.iter().filter(|entry| directory.starts_with(&entry.mountpoint));
+    let Some(entry) = above.max_by_key(|entry| entry.mountpoint.as_os_str().len()) else { return Ok(()) };
+    if !OF_THE_KERNEL.contains(&entry.kind.as_str()) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} lies in a file system of the kernel ({})", path_text(directory), entry.kind))
+        .next("a cage limits directories in which files are stored"))
 }
 
 /// Refuses a cage that would be within reach of its own mount. Both paths are resolved.
@@ -88,6 +128,32 @@ mod tests {
             assert_eq!(found.is_some(), says.is_some(), "{directory} {mountpoint}");
             assert!(found.unwrap_or_default().contains(says.unwrap_or_default()), "{directory} {mountpoint}");
         }
+    }
+
+    #[test]
+    fn file_systems_of_the_kernel_are_not_caged() {
+        let table = mountinfo::parse(
+            b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:2 / /proc rw - proc proc rw\n3 1 0:3 / /dev rw - devtmpfs none rw\n\
+              4 3 0:4 / /dev/shm rw - tmpfs none rw\n5 1 0:5 / /sys rw - sysfs none rw\n\
+              6 5 0:6 / /sys/fs/cgroup rw - cgroup2 none rw\n7 1 0:7 / /mnt rw - proc proc rw\n8 1 8:2 / /mnt rw - ext4 /dev/sda2 rw\n",
+        );
+        for (directory, kind) in [
+            ("/", None),
+            ("/process", None),
+            ("/dev/shm", None),
+            ("/mnt/a", None),
+            ("/proc", Some("(proc)")),
+            ("/proc/1/cwd", Some("(proc)")),
+            ("/dev", Some("(devtmpfs)")),
+            ("/sys/kernel", Some("(sysfs)")),
+            ("/sys/fs/cgroup/a", Some("(cgroup2)")),
+        ] {
+            let found = stores_files(Path::new(directory), &table).err().map(|failure| failure.what);
+            assert_eq!(found.is_some(), kind.is_some(), "{directory}");
+            assert!(found.unwrap_or_default().contains(kind.unwrap_or_default()), "{directory}");
+        }
+        assert!(super::directory(Path::new("/proc")).is_err());
+        assert!(super::directory(Path::new("/proc/self/fd")).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use crate::report::{path_text, printable};
 use nacre_sys::proc_looks::ProcLooks;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::{
     ffi::OsStr,
     fs,
@@ -87,7 +88,7 @@ fn bypass(process: &Path, directory: &Path) -> Option<String> {
             continue;
         }
         let info = fs::read(process.join("fdinfo").join(descriptor.file_name())).unwrap_or_default();
-        if is_written(&info) {
+        if is_written(&info) && !is_device(&descriptor.path()) {
             return Some(format!("holds {} open for writing", path_text(&named(target))));
         }
     }
@@ -105,6 +106,14 @@ fn is_written(info: &[u8]) -> bool {
         .and_then(|flags| std::str::from_utf8(flags.trim_ascii()).ok())
         .and_then(|text| u32::from_str_radix(text, 8).ok());
     flags.is_some_and(|flags| flags & ACCESS != 0 && flags & PATH == 0)
+}
+
+/// Whether a descriptor is of a device: what is written to it takes no room of the directory. Nobody is asked for
+/// newer attributes.
+fn is_device(descriptor: &Path) -> bool {
+    let found = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    let kind = found.map(|found| FileType::from_raw_mode(u32::from(found.stx_mode)));
+    matches!(kind, Ok(FileType::CharacterDevice | FileType::BlockDevice))
 }
 
 /// The name of a file that has none any more, without what the kernel adds to it.
@@ -131,6 +140,17 @@ mod tests {
         ] {
             assert_eq!(is_written(info), written, "{}", info.escape_ascii());
         }
+    }
+
+    #[test]
+    fn who_holds_a_device_writes_past_no_cage() {
+        let held = fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
+        assert!(is_device(Path::new(&link)));
+        let scratch = tempfile::tempdir().unwrap();
+        let file = fs::File::create(scratch.path().join("log")).unwrap();
+        assert!(!is_device(Path::new(&format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))));
+        assert_eq!(bypass(Path::new("/proc/self"), Path::new("/dev/null")), None);
     }
 
     #[test]
