@@ -10,7 +10,7 @@ use crate::{
     passthrough::inode_io::InodeIo,
     self_io::{own_mount::InodeKey, times::Times},
 };
-use nacre_vfs::{OpenFlags, Opened};
+use nacre_vfs::{LockOwner, OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,
@@ -41,9 +41,30 @@ pub(crate) struct OpenHandle {
     /// Where the kernel writes itself: what the file's size and times were at open
     /// ([`crate::passthrough::signature`]).
     pub before: Option<u64>,
+    /// The owners of byte-range locks that were taken through it and not given up by a FLUSH, where locks are
+    /// forwarded.
+    pub lock_owners: Mutex<Vec<LockOwner>>,
 }
 
 impl OpenHandle {
+    /// A byte-range lock may be taken through it by this owner.
+    pub fn note_lock_owner(&self, owner: LockOwner) {
+        let mut owners = self.lock_owners.lock();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// A process has closed the file: its locks are gone.
+    pub fn forget_lock_owner(&self, owner: LockOwner) {
+        self.lock_owners.lock().retain(|known| *known != owner);
+    }
+
+    /// Who may hold byte-range locks still.
+    pub fn take_lock_owners(&self) -> Vec<LockOwner> {
+        std::mem::take(&mut *self.lock_owners.lock())
+    }
+
     /// How the kernel's handles name its inode.
     pub fn key(&self) -> InodeKey {
         InodeKey { nodeid: self.nodeid, generation: self.file.generation() }

@@ -1,7 +1,7 @@
 //! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and
 //! none of this is called.
 
-use crate::{door::Door, failure::Outcome, wire};
+use crate::{door::Door, failure::Outcome, open_files::OpenHandle, wire};
 use fusewire::{Reply, abi};
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner};
 
@@ -22,6 +22,9 @@ impl Door {
         let owner = LockOwner(owner);
         let file = &handle.file;
         let whole_file = flags & abi::flag::LK_FLOCK != 0;
+        if !whole_file && asked.kind != LockKind::Unlock {
+            handle.note_lock_owner(owner);
+        }
         let take = || if whole_file { file.flock(owner, asked.kind, wait) } else { file.set_lock(owner, asked, wait) };
         // A releasing call never waits.
         if wait && asked.kind != LockKind::Unlock { Ok(fusewire::blocking(take)??) } else { Ok(take()?) }
@@ -42,7 +45,19 @@ impl Door {
         // close(2) drops the process's locks on the file, whichever descriptor they were taken
         // through.
         let unlocked = handle.file.set_lock(owner, all, false);
+        handle.forget_lock_owner(owner);
         handle.file.flush(owner)?;
         Ok(unlocked?)
+    }
+
+    /// The last close of an open file: its own locks (`F_OFD_SETLK`) end, of which the kernel sends nothing. Those
+    /// of processes ended by the FLUSH of each that had it open.
+    pub(crate) fn end_own_locks(&self, handle: &OpenHandle) {
+        let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
+        for owner in handle.take_lock_owners() {
+            if let Err(error) = handle.file.set_lock(owner, all, false) {
+                tracing::warn!(%error, "a lock of a file that was closed stays");
+            }
+        }
     }
 }

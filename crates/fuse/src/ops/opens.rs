@@ -22,6 +22,7 @@ use fusewire::{
 use nacre_vfs::{
     Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
 };
+use parking_lot::Mutex;
 use std::sync::{Arc, atomic::AtomicU64};
 
 /// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC,
@@ -124,6 +125,7 @@ impl Door {
             // The file below is closed next, which drops the lock in any case.
             tracing::debug!(%error, "a lock could not be dropped at close");
         }
+        self.end_own_locks(&handle);
         if let (Some(before), Some(descriptor)) = (handle.before, handle.file.backing())
             && passthrough::signature(descriptor).is_none_or(|(now, _)| now != before)
         {
@@ -422,6 +424,7 @@ pub(crate) fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Open
         collected: false,
         times: None,
         before: None,
+        lock_owners: Mutex::default(),
     }
 }
 

@@ -7,11 +7,12 @@ use nacre_stack::spec::HostCoherence;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
+    os::fd::AsFd,
     os::unix::{
         fs::{FileExt, MetadataExt, PermissionsExt},
         process::CommandExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -146,6 +147,29 @@ fn forwarded_locks_hold_against_processes_outside() {
         assert!(!waiter.wait().unwrap().success());
         drop(outside);
         eventually("nobody holds it", || free(true));
+    });
+}
+
+/// Locks of an open file (`F_OFD_SETLK`) end with it, also where others have the file open, and not before.
+#[test]
+fn forwarded_locks_of_an_open_file_end_with_it() {
+    use nacre_sys::locks::{Kind, Range, set, test};
+    let range = Range { kind: Kind::Write, start: 100, length: 1, pid: 0 };
+    on_each_transport(|transport| {
+        let fill = |source: &Path| fs::write(source.join("f"), "locked").unwrap();
+        let mirror = Mirror::new(transport, HostCoherence::Exclusive, fill, |options| options.lock_forwarding = true);
+        let open = |path: PathBuf| OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let (inside, outside) = (open(mirror.path("f")), open(mirror.below("f")));
+        let is_free = || [&inside, &outside].map(|file| test(file.as_fd(), range).unwrap().kind) == [Kind::Unlock; 2];
+        let (holder, other) = (open(mirror.path("f")), open(mirror.path("f")));
+        set(holder.as_fd(), range, false).unwrap();
+        assert!(!is_free());
+        drop(other);
+        assert!(!is_free(), "another open file has been closed");
+        drop(holder);
+        eventually("it ends with its file", is_free);
+        set(inside.as_fd(), range, false).unwrap();
+        assert_eq!(test(outside.as_fd(), range).unwrap().kind, Kind::Write);
     });
 }
 
