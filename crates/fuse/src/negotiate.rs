@@ -167,7 +167,7 @@ pub(crate) fn answer(
     // have appended. Without requests to open files, nobody else drops the pages of a file in a
     // directory that could not be watched.
     when((shared || opens_files_itself && !writeback) && !options.immutable, init::AUTO_INVAL_DATA);
-    when(!shared, init::CACHE_SYMLINKS);
+    when(!shared && !layer.capabilities().reuses_numbers, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
     // Otherwise it is nobody who truncates.
@@ -274,6 +274,21 @@ mod tests {
         assert_eq!(times.names(Coherence::Watched), WITHOUT_EPOCH);
         assert_eq!(times.names(Coherence::Exclusive), WITHOUT_EPOCH);
         assert_eq!(times.attributes(Coherence::Watched), LONG);
+    }
+
+    #[test]
+    fn targets_of_links_are_cached_where_a_number_is_one_file_for_good() {
+        use nacre_layers::host::{Host, HostOptions};
+        use nacre_stack::spec::HostCoherence;
+        let offer = Offer { minor: 45, flags: u64::MAX, max_readahead: MAX_IO };
+        let caches = |layer: &dyn Layer| {
+            let (settings, _) = answer(&offer, &FuseOptions::new("/"), layer, (false, None));
+            settings.flags & init::CACHE_SYMLINKS != 0
+        };
+        assert!(caches(&nacre_layers::mem::Mem::new()));
+        // No file there says when it was born.
+        let options = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new("/proc") };
+        assert!(!caches(&Host::open(options).unwrap()));
     }
 
     #[test]

@@ -452,6 +452,7 @@ impl Layer for Host {
             acls: self.shared.acls,
             // What a link leads to lies where no door has checked the way.
             judges_callers: self.shared.resolves_links(),
+            reuses_numbers: self.shared.root.id().generation == 0,
             numbered: None,
             // Nothing here has to see each write, so the kernel does better: it writes to the files
             // itself.

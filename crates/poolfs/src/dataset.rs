@@ -787,6 +787,7 @@ impl Layer for Dataset {
         Capabilities {
             acls: self.has_acls(),
             judges_callers: false,
+            reuses_numbers: false,
             numbered: Some(&self.numbers),
             writeback: Some(self),
             needs_opens: self.needs_opens(),

@@ -422,6 +422,7 @@ impl Layer for Union {
         Capabilities {
             acls: any(|branch| branch.acls),
             judges_callers: any(|branch| branch.judges_callers),
+            reuses_numbers: any(|branch| branch.reuses_numbers),
             numbered: None,
             // Copy-up has to see the first write.
             writeback: None,

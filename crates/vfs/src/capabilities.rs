@@ -13,6 +13,9 @@ pub struct Capabilities<'a> {
     /// Changes are judged here by who asks, besides what a door checks: the door has to name the
     /// caller of every request, even where that costs it something (idmapped mounts).
     pub judges_callers: bool,
+    /// A file that takes the place of a removed one may have its number, and nothing tells the two apart: a door
+    /// caches no targets of symbolic links.
+    pub reuses_numbers: bool,
     /// Files can be found again by their numbers. The same at each question.
     pub numbered: Option<&'a dyn Numbered>,
     /// A door that can hold writes back may offer to.

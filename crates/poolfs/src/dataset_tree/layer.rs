@@ -233,6 +233,7 @@ impl Layer for DatasetTree {
             // Members come later, and the kernel cannot be told then.
             acls: true,
             judges_callers: false,
+            reuses_numbers: false,
             numbered: Some(self),
             needs_opens: Some("several file systems lie in this mount"),
             // Doors that can hold writes back are root's, who mounts each by itself.
