@@ -38,7 +38,7 @@ use crate::{
 };
 use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
 use nacre_sys::clocks::{self, Clock};
-use nacre_vfs::{AllocateMode, Attr, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
+use nacre_vfs::{AllocateMode, Attr, Caller, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
 use std::time::Duration;
 
 /// Facts about a name that is to be made.
@@ -219,14 +219,22 @@ impl Door {
         };
         let handle = self.handle_of(fh)?;
         let there = self.size(&request.header, fh)?.saturating_sub(before).min(data.len() as u64) as usize;
-        let reader = match handle.flags.reads() {
-            true => std::sync::Arc::clone(&handle.file),
-            false => self.layer.open(&caller(&request.header), &self.node(handle.nodeid)?, OpenFlags::READ)?,
+        let reader = if handle.flags.reads() {
+            Some(std::sync::Arc::clone(&handle.file))
+        } else {
+            // Who appends may not be allowed to read, and this process neither (mode 0200): then only the length
+            // says how much was written.
+            match self.layer.open(&Caller::ROOT, &self.node(handle.nodeid)?, OpenFlags::READ) {
+                Err(Errno::EACCES | Errno::EPERM) => None,
+                opened => Some(opened?),
+            }
         };
-        let mut known = vec![0; there];
-        let read = reader.read(&mut known, before)?;
-        if read != there || data.get(..there) != Some(known.as_slice()) {
-            return self.dispatch(request, reply);
+        if let Some(reader) = reader {
+            let mut known = vec![0; there];
+            let read = reader.read(&mut known, before)?;
+            if read != there || data.get(..there) != Some(known.as_slice()) {
+                return self.dispatch(request, reply);
+            }
         }
         let rest = data.get(there..).unwrap_or_default();
         let written = there + if rest.is_empty() { 0 } else { handle.file.append(rest)? };

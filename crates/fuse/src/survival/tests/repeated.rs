@@ -4,6 +4,7 @@
 use super::lives::{Death, Lives, number};
 use fusewire::{Handler, Op, abi};
 use nacre_vfs::Errno;
+use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 
 /// What each test is made over.
 const LAYERS: [&str; 5] = [
@@ -168,6 +169,46 @@ fn an_append_that_was_cut_short_is_completed() {
             assert_eq!(std::fs::read(&path).unwrap(), [before.as_slice(), b"second\n"].concat());
         }
     });
+}
+
+/// A log of mode 0200, in a mount of an ordinary user, whose process may not read it either.
+#[test]
+fn an_append_to_what_may_not_be_read_is_completed() {
+    const USER: u32 = 12_345;
+    let name = "survival::tests::repeated::an_append_to_what_may_not_be_read_is_completed";
+    if rustix::process::geteuid().is_root() {
+        let itself = std::fs::read("/proc/self/exe").unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("test");
+        std::fs::write(&program, itself).unwrap();
+        for path in [place.path(), &program] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut command = std::process::Command::new(&program);
+        let status = command.args(["--exact", name]).current_dir("/").uid(USER).gid(USER).status().unwrap();
+        assert!(status.success());
+        return;
+    }
+    let mut lives = Lives::over("host:SOURCE", |_| ());
+    let create = Op::Create { name: b"log", flags: 0o2101, mode: 0o200, umask: 0, open_flags: 0 };
+    let made = lives.ask(2, 1, create).unwrap();
+    let (file, fh) = (number(&made, 0), number(&made, 128));
+    let path = lives.source.join("log");
+    let changed = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let op = Op::Write { fh, offset: 0, data: b"second\n", flags: 0o2001, write_flags: 0, lock_owner: None };
+    for (unique, written) in [(6, 0), (8, 3), (10, 7)] {
+        lives.begin(unique, file, op);
+        changed(0o600);
+        let before = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [before.as_slice(), &b"second\n"[..written]].concat()).unwrap();
+        changed(0o200);
+        lives.die();
+        let answer = lives.ask(unique | abi::UNIQUE_RESEND, file, op).unwrap();
+        assert_eq!(answer.first(), Some(&7), "all of it is said to be written");
+        changed(0o600);
+        assert_eq!(std::fs::read(&path).unwrap(), [before.as_slice(), b"second\n"].concat());
+        changed(0o200);
+    }
 }
 
 #[test]
