@@ -331,7 +331,11 @@ fn bringing(
     new: bool,
     doing: &str,
 ) -> Result<Vec<(String, Setting)>, Refusal> {
-    let given = |name: &str| what.properties.iter().any(|(there, _)| there == name);
+    let is = |there: &str, name: &str| match dataset_property(there) {
+        Ok(Property::Known(known)) => known.name == name,
+        _ => there == name,
+    };
+    let given = |name: &str| what.properties.iter().any(|(there, _)| is(there, name));
     let excepted = |name: &str| what.except.iter().any(|there| there == name);
     let mut own = Vec::new();
     for SentProperty { name, value } in &snapshot.properties {

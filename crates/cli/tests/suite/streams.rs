@@ -157,7 +157,7 @@ fn what_is_set_for_a_received_tree_is_inherited_below() {
     let pair = Pair::new();
     pair.sh(r"nacre fs create -p $A/top/low/lower; nacre fs set readonly=off compression=zstd quota=100M $A/top/low
         nacre fs set mountpoint=$PWD/elsewhere compression=lz4 $A/top/low/lower; nacre fs snapshot -r $A/top@one
-        nacre fs send -R $A/top@one | nacre fs receive -o readonly=on -o mountpoint=$PWD/copy -x compression -o quota=150M $B/to");
+        nacre fs send -R $A/top@one | nacre fs receive -o rdonly=on -o mountpoint=$PWD/copy -x compress -o quota=150M $B/to");
     let get = |of: &str, what: &str| pair.sh(&format!("nacre fs get -H -o value,source {what} $B/to{of}"));
     for of in ["/low", "/low/lower"] {
         assert!(get(of, "readonly").starts_with("on\tinherited from"), "{}", get(of, "readonly"));
@@ -167,7 +167,7 @@ fn what_is_set_for_a_received_tree_is_inherited_below() {
     // What is not inherited is what the sender has.
     assert_eq!(get("", "quota"), "150M\tlocal");
     assert_eq!(get("/low", "quota"), "100M\treceived");
-    assert!(pair.fails("touch copy/low/lower/new").contains("Read-only"));
+    assert!(pair.fails("touch copy/low/new").contains("Read-only"));
     // So it is with what comes later.
     pair.sh(
         r"nacre fs snapshot -r $A/top@two; nacre fs send -R -I @one $A/top@two | nacre fs receive -o readonly=on $B/to",
