@@ -95,7 +95,6 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::DO_READDIRPLUS
     | init::READDIRPLUS_AUTO
-    | init::ASYNC_DIO
     | init::PARALLEL_DIROPS
     | init::HAS_IOCTL_DIR
     // Without it, each write in passthrough asks for `security.capability`. In return the door
@@ -182,6 +181,9 @@ pub(crate) fn answer(
     );
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
+    // After an asynchronous write the kernel drops no pages: what others have read meanwhile would stay as it was
+    // for good. In passthrough such writes go to the file below.
+    when(passthrough, init::ASYNC_DIO);
     when(writeback, init::WRITEBACK_CACHE);
     // A file that is found by its number is found again by whoever kept a handle.
     let numbered = layer.capabilities().numbered.is_some();
@@ -313,6 +315,7 @@ mod tests {
         let options = FuseOptions::new("/");
         let (settings, agreement) = answer(&all, &options, &layer, (true, None));
         assert!(agreement.writeback && !agreement.passthrough);
+        assert_eq!(settings.flags & init::ASYNC_DIO, 0);
         assert_eq!(
             settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT),
             init::WRITEBACK_CACHE

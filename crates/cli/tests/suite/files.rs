@@ -37,6 +37,59 @@ fn paths_longer_than_path_max() {
     assert_eq!(fs::read_dir(&fixture.source).unwrap().count(), 0);
 }
 
+/// Writes a file by io_submit(2) with O_DIRECT, over and over, while another process reads it, and compares what is
+/// read afterwards.
+const ASYNCHRONOUS: &str = r"
+import ctypes, mmap, os, platform, signal, struct, sys
+setup, getevents, submit = {'x86_64': (206, 208, 209)}.get(platform.machine(), (0, 4, 2))
+call = ctypes.CDLL(None, use_errno=True).syscall
+size, path = 655360, sys.argv[1]
+context = ctypes.c_ulong(0)
+assert call(setup, 4, ctypes.byref(context)) == 0
+direct = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+buffered = os.open(path, os.O_RDONLY)
+readers, parent = [], os.getpid()
+for _ in range(2):
+    reader = os.fork()
+    if reader == 0:
+        while os.getppid() == parent:
+            os.pread(buffered, size, 0)
+    readers.append(reader)
+space = mmap.mmap(-1, size)
+buffer = (ctypes.c_char * size).from_buffer(space)
+stale, number = 0, 0
+while number < 40 and not stale:
+    number += 1
+    space[:] = bytes([number % 250 + 1]) * size
+    block = ctypes.create_string_buffer(struct.pack('<QIIHhIQQqQII', 1, 0, 0, 1, 0, direct, ctypes.addressof(buffer), size, 0, 0, 0, 0))
+    blocks = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+    assert call(submit, context, ctypes.c_long(1), blocks) == 1, ctypes.get_errno()
+    event = ctypes.create_string_buffer(32)
+    assert call(getevents, context, ctypes.c_long(1), ctypes.c_long(1), event, None) == 1
+    assert struct.unpack('<QQqq', event.raw)[2] == size
+    stale += os.pread(buffered, size, 0) != space[:]
+for reader in readers:
+    os.kill(reader, signal.SIGKILL)
+    os.waitpid(reader, 0)
+print(number)
+sys.exit(stale)
+";
+
+#[test]
+fn asynchronous_direct_writes_are_seen_by_buffered_readers() {
+    needs!(as_root());
+    for options in [&[][..], mounting::without_passthrough()] {
+        let fixture = Fixture::mirror(options);
+        let output = std::process::Command::new("python3").args(["-c", ASYNCHRONOUS]).arg(fixture.at("file")).output();
+        let Ok(output) = output else {
+            mounting::skip("asynchronous writes", "python3 is not installed");
+            return;
+        };
+        let said = mounting::text(&output.stderr);
+        assert!(output.status.success(), "{options:?}: {} {said}", mounting::text(&output.stdout));
+    }
+}
+
 #[test]
 fn direct_io_of_any_alignment() {
     needs!(as_root());
