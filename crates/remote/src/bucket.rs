@@ -2,9 +2,11 @@
 //! of them needs to be reached is in `s3`, `azure` and `google`.
 //!
 //! Invariants:
-//! - Of the conditions that stores offer, that of a PUT that an object must not be there is the only one
-//!   that is used (`If-None-Match: *`; Google's `x-goog-if-generation-match: 0`). A reply that another
-//!   one is there, or is being made, is told as it is: whoever asked looks what is there.
+//! - A PUT has one of two conditions, or none: that the object is not there (`If-None-Match: *`; Google's
+//!   `x-goog-if-generation-match: 0`), on which all rests; or, to mend one, that it is still what was read
+//!   (`If-Match`). A reply that another one is there, or is being made, is told as it is: whoever asked looks what
+//!   is there.
+//! - A list of any length has no deadline as long as pages of it come; each page has one.
 //! - Requests that may be made again are made again here alone: `object_store` itself does not.
 
 use std::cell::{Cell, RefCell};
@@ -15,12 +17,13 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use futures_util::TryStreamExt;
 use futures_util::future::{Either, select};
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, TryStreamExt};
 use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    BackoffConfig, ClientOptions, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
     RetryConfig, UpdateVersion,
 };
 use parking_lot::Mutex;
@@ -273,6 +276,31 @@ impl StoreBucket {
     }
 }
 
+/// A list that comes page by page.
+#[derive(Default)]
+struct Listing<'a> {
+    keys: Vec<String>,
+    /// The names came in another order than that of their bytes: then none is the last one.
+    is_unordered: bool,
+    /// What has not come yet.
+    rest: Option<BoxStream<'a, object_store::Result<ObjectMeta>>>,
+}
+
+impl Listing<'_> {
+    fn add(&mut self, key: &str) {
+        self.is_unordered |= self.keys.last().is_some_and(|last| last.as_str() > key);
+        self.keys.push(key.to_owned());
+    }
+
+    /// The name behind which a list goes on that began behind another one.
+    fn goes_on_behind<'n>(&'n self, after: &'n str) -> &'n str {
+        match self.keys.last() {
+            Some(last) if !self.is_unordered && last.as_str() > after => last,
+            _ => after,
+        }
+    }
+}
+
 /// What was asked for, where it is there. The bucket may be what is not.
 fn there<T>(got: io::Result<T>) -> io::Result<Option<T>> {
     match got {
@@ -387,18 +415,38 @@ impl Bucket for StoreBucket {
         let below = Some(below).filter(|below| !below.as_ref().is_empty());
         let whole = self.path("").as_ref().len();
         let own = if whole == 0 { 0 } else { whole + 1 };
-        let found = self.request(0, OF_LISTS, || async {
-            let found = match after {
-                "" => self.store.list(below.as_ref()),
-                after => self.store.list_with_offset(below.as_ref(), &self.path(after)),
+        let listing = RefCell::new(Listing::default());
+        while !self.request(0, OF_LISTS, || async {
+            // Without one, it goes on behind the last name that has come.
+            let left = listing.borrow_mut().rest.take();
+            let mut rest = match left {
+                Some(rest) => rest,
+                None => match listing.borrow().goes_on_behind(after) {
+                    "" => self.store.list(below.as_ref()),
+                    last => self.store.list_with_offset(below.as_ref(), &self.path(last)),
+                },
             };
-            found.try_collect::<Vec<_>>().await
-        })?;
-        let key = |path: &Path| path.as_ref().get(own..).map(ToOwned::to_owned);
-        let mut keys: Vec<String> = found.iter().filter_map(|object| key(&object.location)).collect();
+            // One page: what is there without waiting once something is.
+            let mut next = rest.try_next().await?;
+            while let Some(found) = next {
+                if let Some(key) = found.location.as_ref().get(own..) {
+                    listing.borrow_mut().add(key);
+                }
+                match rest.try_next().now_or_never() {
+                    Some(more) => next = more?,
+                    None => {
+                        listing.borrow_mut().rest = Some(rest);
+                        return Ok(false);
+                    }
+                }
+            }
+            Ok(true)
+        })? {}
+        let mut keys = listing.into_inner().keys;
         // Some servers do not know where a list begins, and answer with all of it.
         keys.retain(|key| key.as_str() > after);
-        keys.sort();
+        keys.sort_unstable();
+        keys.dedup();
         Ok(keys)
     }
 
@@ -476,6 +524,26 @@ mod tests {
             assert_eq!(head.to_ascii_lowercase(), "put /b/p/q/roots/1 http/1.1\r\nif-none-match: *\r\n");
         }
         assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
+    }
+
+    /// Pages that have come are not asked for again, so that a long list ends however slow a store is.
+    #[test]
+    fn a_list_goes_on_where_a_page_did_not_come() {
+        let (bucket, serve) = server(&[
+            "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>two</NextContinuationToken>\
+             <Contents><Key>p/q/seg/1</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>\
+             <Contents><Key>p/q/seg/2</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>\
+             </ListBucketResult>",
+            "500 Ill|",
+            "200 OK|<ListBucketResult><IsTruncated>false</IsTruncated>\
+             <Contents><Key>p/q/seg/3</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>\
+             </ListBucketResult>",
+        ]);
+        assert_eq!(bucket.list("seg/", "").unwrap(), ["seg/1", "seg/2", "seg/3"]);
+        let heads = serve.join().unwrap();
+        assert!(heads[0].contains("list-type=2") && !heads[0].contains("start-after"), "{}", heads[0]);
+        assert!(heads[1].contains("continuation-token=two"), "{}", heads[1]);
+        assert!(heads[2].contains("start-after=p%2Fq%2Fseg%2F2"), "{}", heads[2]);
     }
 
     #[test]

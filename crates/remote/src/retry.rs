@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const ASKED_MOST: Duration = Duration::from_secs(60);
 /// A request is given up after this time, with all its attempts.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
-/// The same of lists: a command looks what is there, and somebody waits for what it finds.
+/// The same of each page of a list: a command looks what is there, and somebody waits for what it finds.
 pub(crate) const OF_LISTS: Duration = Duration::from_secs(10);
 
 /// The attempts of one request.
