@@ -151,6 +151,11 @@ impl Address {
                 false => refused(format!("'{text}': a directory is named by its whole path: file:///DIRECTORY")),
             };
         }
+        if has_credentials(text) {
+            return refused(
+                "credentials are no part of an address: --help of `nacre pool create` says where they come from",
+            );
+        }
         let with_rest = |store: Store| Some((store, text.strip_prefix(store.scheme())?));
         let Some((store, rest)) = Store::ALL.into_iter().find_map(with_rest) else {
             return refused(format!(
@@ -185,7 +190,7 @@ impl Address {
                     Ok(size) => settings.cache_size = Some(size),
                     Err(_) => return refused(format!("'{text}': '{value}' is no size in bytes")),
                 },
-                _ => return refused(format!("'{text}': there is no setting '{name}'")),
+                _ => return refused(format!("'{}{place}': there is no setting '{name}'", store.scheme())),
             }
         }
         settings.check(store)?;
@@ -319,12 +324,40 @@ impl fmt::Display for Address {
     }
 }
 
+/// Whether an address has a user, or keys, before the name of the bucket, as other programs write them. A secret may
+/// have slashes.
+fn has_credentials(address: &str) -> bool {
+    let place = address.split('?').next().unwrap_or_default();
+    let Some((_, rest)) = place.split_once("://") else { return false };
+    let bucket = rest.split('/').next().unwrap_or_default();
+    rest.contains('@') || (bucket.contains(':') && !place.starts_with("http"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn none(_: &str) -> Option<String> {
         None
+    }
+
+    #[test]
+    fn keys_are_refused_and_not_shown() {
+        for text in [
+            "s3://KEY:HIDDEN@bucket/p",
+            "s3://KEY:HID/DEN@bucket/p",
+            "s3://KEY:HIDDEN",
+            "az://account:HIDDEN@box",
+            "https://KEY:HIDDEN@server/bucket",
+            "s3://bucket?endpoint=http://KEY:HIDDEN@server",
+            "s3://bucket?secret=HIDDEN",
+        ] {
+            let why = Address::parse(text).unwrap_err().to_string();
+            assert!(!why.contains("HID") && !why.contains("DEN"), "{why}");
+        }
+        let settings = Settings { endpoint: Some("http://KEY:HIDDEN@server".to_owned()), ..Settings::default() };
+        let why = Address::parse("s3://b").unwrap().with(settings, |_| None).unwrap_err().to_string();
+        assert!(why.contains("credentials") && !why.contains("HIDDEN"), "{why}");
     }
 
     #[test]

@@ -458,14 +458,17 @@ impl Objects {
 
 /// Makes an object that was not there; `false` where another one is.
 fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
-    let mut failure = io::Error::from(io::ErrorKind::TimedOut);
+    let (mut failure, mut seen) = (io::Error::from(io::ErrorKind::TimedOut), None);
     for _ in 0..MAKING {
         match bucket.put_new(key, body) {
             Ok(Put::Made) => return Ok(true),
             // It may be what an earlier attempt has made. Where nothing is there, somebody was
             // about to make it and has not.
             Ok(Put::Exists) => match bucket.get(key, None) {
-                Ok(Some(found)) => return Ok(found == body),
+                Ok(Some(found)) if found == body => return Ok(true),
+                // A reply may have been damaged on its way: only what is seen twice is another's.
+                Ok(Some(found)) if seen.as_ref() == Some(&found) => return Ok(false),
+                Ok(Some(found)) => seen = Some(found),
                 Ok(None) => {}
                 Err(error) => failure = error,
             },
@@ -825,6 +828,10 @@ impl Backend for Objects {
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
             let is_own = |there: &Result<Body>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
+            if let Some(Err(error)) = self.read_root(&key)? {
+                // It tells of nobody who has the pool.
+                return Err(error);
+            }
             if self.goes_on && self.read_root(&key)?.as_ref().is_some_and(is_own) {
                 return Err(PoolError::Overtaken);
             }

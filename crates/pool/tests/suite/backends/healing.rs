@@ -191,3 +191,57 @@ fn a_scrub_goes_on_after_a_lost_object_and_names_what_is_hurt() {
     ground.bucket.fail_after(Some(0));
     assert!(store.scrub(&mut |_| true).is_err());
 }
+
+/// A bucket that answers the making of the first root by "it exists", as after a reply that was lost, and then shows
+/// it damaged so many times.
+struct Damaging {
+    bucket: Arc<MemoryBucket>,
+    times: AtomicU64,
+}
+
+impl Bucket for Damaging {
+    fn name(&self) -> &str {
+        "damaging"
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.bucket.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        let put = self.bucket.put_new(key, body)?;
+        Ok(if key.starts_with("roots/") { Put::Exists } else { put })
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        let mut found = self.bucket.get(key, range)?;
+        let left = self.times.load(Ordering::Relaxed);
+        if let Some(body) = found.as_mut().filter(|_| key.starts_with("roots/") && left > 0) {
+            self.times.store(left - 1, Ordering::Relaxed);
+            body[10] ^= 1;
+        }
+        Ok(found)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.bucket.list(prefix, after)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.bucket.delete(key)
+    }
+}
+
+#[test]
+fn an_own_root_that_is_read_damaged_is_nobody_elses() {
+    for (times, is_durable) in [(0, true), (1, true), (1000, false)] {
+        let ground = InBucket::new(0, 0);
+        let bucket = Arc::new(Damaging { bucket: Arc::clone(&ground.bucket), times: AtomicU64::new(times) });
+        let objects = Objects::new(bucket, MIB, 62 * MIB, ground.writer());
+        match objects.put_root(&root(1)) {
+            Ok(PutRoot::Durable) => assert!(is_durable, "{times}"),
+            Ok(PutRoot::Fenced { by }) => panic!("taken over by {by}"),
+            Err(error) => assert!(!is_durable, "{times}: {error}"),
+        }
+    }
+}
