@@ -78,15 +78,15 @@ sys.exit(stale)
 #[test]
 fn asynchronous_direct_writes_are_seen_by_buffered_readers() {
     needs!(as_root());
-    for options in [&[][..], mounting::without_passthrough()] {
+    for options in [&[][..], crate::mounting::without_passthrough()] {
         let fixture = Fixture::mirror(options);
         let output = std::process::Command::new("python3").args(["-c", ASYNCHRONOUS]).arg(fixture.at("file")).output();
         let Ok(output) = output else {
-            mounting::skip("asynchronous writes", "python3 is not installed");
+            crate::mounting::skip("asynchronous writes", "python3 is not installed");
             return;
         };
-        let said = mounting::text(&output.stderr);
-        assert!(output.status.success(), "{options:?}: {} {said}", mounting::text(&output.stdout));
+        let said = crate::mounting::text(&output.stderr);
+        assert!(output.status.success(), "{options:?}: {} {said}", crate::mounting::text(&output.stdout));
     }
 }
 

@@ -265,11 +265,12 @@ impl Pool {
 
     /// Suspends the pool where a commit waits for operations that do not end.
     fn watch_commits(&self, most: Duration) {
-        let (mut looks, mut reported) = (0, false);
+        let (mut looks, mut reported, mut waiting) = (0, false, None);
         while !self.throttle.is_stopped() {
             self.throttle.pause(most / LOOKS);
-            if !self.gate.is_closing() || self.suspended().is_some() {
-                (looks, reported) = (0, false);
+            let closing = self.gate.closing();
+            if closing.is_none() || closing != waiting || self.suspended().is_some() {
+                (looks, reported, waiting) = (0, false, closing);
                 continue;
             }
             looks += 1;

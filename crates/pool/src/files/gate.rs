@@ -5,7 +5,7 @@
 //! for the places of operations that do not come out.
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ thread_local! {
 #[derive(Debug)]
 pub struct Gate {
     open: RwLock<Txg>,
-    /// A commit waits for those who are inside.
-    closing: AtomicBool,
+    /// Beginnings and ends of waits of commits for operations inside: odd while a commit waits.
+    closings: AtomicU64,
     given_up: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Gate {
     /// A gate whose first open txg is this one.
     #[must_use]
     pub fn new(open: Txg) -> Self {
-        Self { open: RwLock::new(open), closing: AtomicBool::new(false), given_up: AtomicBool::new(false) }
+        Self { open: RwLock::new(open), closings: AtomicU64::new(0), given_up: AtomicBool::new(false) }
     }
 
     /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one
@@ -60,26 +60,27 @@ impl Gate {
     /// Closes the open txg: runs `freeze` with it while nobody is inside, then opens the next one. `None` after
     /// [`Self::give_up`].
     pub fn advance<R>(&self, freeze: impl FnOnce(Txg) -> R) -> Option<R> {
-        self.closing.store(true, Ordering::Relaxed);
+        self.closings.fetch_add(1, Ordering::Relaxed);
         let mut open = loop {
             if let Some(open) = self.open.try_write_for(LOOK) {
                 break open;
             }
             if self.given_up.load(Ordering::Acquire) {
-                self.closing.store(false, Ordering::Relaxed);
+                self.closings.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
         };
-        self.closing.store(false, Ordering::Relaxed);
+        self.closings.fetch_add(1, Ordering::Relaxed);
         let answer = freeze(*open);
         open.0 += 1;
         Some(answer)
     }
 
-    /// Whether a commit waits for those who are inside.
+    /// The number of the commit that waits for operations inside, while one does.
     #[must_use]
-    pub fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
+    pub fn closing(&self) -> Option<u64> {
+        let closings = self.closings.load(Ordering::Relaxed);
+        (closings % 2 == 1).then_some(closings)
     }
 
     /// Lets a commit that waits end without closing anything.
