@@ -33,7 +33,7 @@ for engine in "${engines[@]}"; do
   try "cage by $engine" "nacre cage --engine $engine --size 600M /d/cage-$engine" || continue
   [ $engine != fuse ] || about "cage" /d/cage-fuse
   work "cage by $engine" /d/cage-$engine
-  # Quotas do not hold whoever has CAP_SYS_RESOURCE.
+  # Quotas do not hold for processes with CAP_SYS_RESOURCE.
   try "cage by $engine: full" "! setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource dd if=/dev/zero of=/d/cage-$engine/big bs=1M count=700 && rm /d/cage-$engine/big && nacre umount /d/cage-$engine"
 done
 pool "pool on a device" /dev/ubdb

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - A PUT has one of two conditions, or none: that the object is not there (`If-None-Match: *`; Google's
 //!   `x-goog-if-generation-match: 0`), on which all rests; or, to mend one, that it is still what was read
-//!   (`If-Match`). A reply that another one is there, or is being made, is told as it is: whoever asked looks what
+//!   (`If-Match`). A reply that another one is there, or is being made, is returned as such: the caller reads what
 //!   is there.
 //! - A list of any length has no deadline as long as pages of it come; each page has one.
 //! - Requests that may be made again are made again here alone: `object_store` itself does not.

@@ -215,8 +215,8 @@ impl Writeback {
         self.key(nodeid).map_or(Ok(()), |inode| self.flush_key(inode))
     }
 
-    /// The length that the kernel has for a file of which it may hold writes, whoever holds the inode's
-    /// lock; none where it holds nothing.
+    /// The kernel's length of a file of which it may hold writes, asked for without the inode's lock; none
+    /// where it holds no writes.
     pub fn kernel_length(&self, nodeid: u64) -> Result<Option<u64>> {
         let Some(inode) = self.key(nodeid) else { return Ok(None) };
         let (tell, told) = channel();

@@ -2,7 +2,7 @@
 //! the sender meant well.
 //!
 //! Called when all rows of a snapshot are there ([`super::receiving`]), before anybody can see them. The rows are
-//! compared with those of the base, which is a file system: what has not changed is not read.
+//! compared with the rows of the base, which is a file system: unchanged rows are not read.
 //!
 //! Invariants: each name leads to an inode of the type that it says, and each inode has as many names as it
 //! counts; a directory has one name, where its hint says, and lies below the root; whatever has no name is among
@@ -74,7 +74,7 @@ impl ReceivedShape<'_> {
     /// Refuses what is no file system.
     ///
     /// # Errors
-    /// [`PoolError::Format`] with the reason; those of reading.
+    /// [`PoolError::Format`] with the reason; errors of reading.
     pub(super) fn check(&self) -> Result<(), PoolError> {
         let head = self.check_heads()?;
         // The count is for people, and may be anything.

@@ -521,7 +521,7 @@ impl Receiving {
     /// All rows have come: refuses them where they are no file system, and gives them up.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] with the reason; those of reading.
+    /// [`PoolError::Refused`] with the reason; errors of reading.
     pub fn check_shape(&mut self) -> Result<(), PoolError> {
         if self.is_whole {
             return Ok(());

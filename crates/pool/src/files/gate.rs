@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Where one thread is inside of a gate.
 type PlaceOfThread = Mutex<Option<&'static Location<'static>>>;
 
-/// Those of all threads that live.
+/// The places of all living threads.
 static PLACES: Mutex<Vec<Weak<PlaceOfThread>>> = Mutex::new(Vec::new());
 
 thread_local! {

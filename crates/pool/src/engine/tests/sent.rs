@@ -595,7 +595,7 @@ fn put_together(mut rows: Vec<Sent>) -> Vec<u8> {
     to.finish()
 }
 
-/// Makes a stream wrong in one way, as whoever knows the format would.
+/// Makes a stream wrong in one way, as a sender that knows the format could.
 fn mutate(rows: &mut Vec<Sent>, random: &mut Random) {
     if rows.is_empty() {
         return;
