@@ -60,12 +60,13 @@ impl Branches {
     /// What a branch hears until a change made now, after which all earlier ones have come.
     fn heard(&self, branch: usize) -> Vec<Invalidation> {
         static MARKERS: AtomicUsize = AtomicUsize::new(0);
-        let marker = format!("marker{}", MARKERS.fetch_add(1, Ordering::Relaxed));
+        // Tests beside this one change files of the same file system, each from a process of its own.
+        let marker = format!("marker{}.{}", std::process::id(), MARKERS.fetch_add(1, Ordering::Relaxed));
         let (door, receiver) = &self.doors[branch];
         shell(door.source.path(), &format!("touch {marker}"));
         let mut heard = Vec::new();
         loop {
-            let notice = receiver.recv_timeout(Duration::from_secs(20)).expect("the notice never came");
+            let notice = receiver.recv_timeout(PATIENCE).expect("the notice never came");
             if matches!(&notice, Invalidation::Entry { name, .. } if **name == *marker.as_bytes()) {
                 return heard;
             }
