@@ -73,7 +73,7 @@ pub struct PassthroughReport {
 /// A request of a mount's own thread to the mount itself that has waited for too long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingReport {
-    /// What the thread is doing.
+    /// The system call or task, in words.
     pub request: String,
     /// The thread.
     pub thread: u32,

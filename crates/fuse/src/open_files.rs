@@ -60,7 +60,7 @@ impl OpenHandle {
         self.lock_owners.lock().retain(|known| *known != owner);
     }
 
-    /// Who may hold byte-range locks still.
+    /// The owners that may still hold byte-range locks.
     pub fn take_lock_owners(&self) -> Vec<LockOwner> {
         std::mem::take(&mut *self.lock_owners.lock())
     }

@@ -280,9 +280,9 @@ impl StoreBucket {
 #[derive(Default)]
 struct Listing<'a> {
     keys: Vec<String>,
-    /// The names came in another order than that of their bytes: then none is the last one.
+    /// The store does not sort names by their bytes: the list cannot be resumed after a name.
     is_unordered: bool,
-    /// What has not come yet.
+    /// The pages that are still to come.
     rest: Option<BoxStream<'a, object_store::Result<ObjectMeta>>>,
 }
 
@@ -292,8 +292,8 @@ impl Listing<'_> {
         self.keys.push(key.to_owned());
     }
 
-    /// The name behind which a list goes on that began behind another one.
-    fn goes_on_behind<'n>(&'n self, after: &'n str) -> &'n str {
+    /// The name after which an interrupted list is resumed; `after` is where the list began.
+    fn resume_after<'n>(&'n self, after: &'n str) -> &'n str {
         match self.keys.last() {
             Some(last) if !self.is_unordered && last.as_str() > after => last,
             _ => after,
@@ -417,11 +417,11 @@ impl Bucket for StoreBucket {
         let own = if whole == 0 { 0 } else { whole + 1 };
         let listing = RefCell::new(Listing::default());
         while !self.request(0, OF_LISTS, || async {
-            // Without one, it goes on behind the last name that has come.
+            // Without a stream of pages, the list is resumed after its last name.
             let left = listing.borrow_mut().rest.take();
             let mut rest = match left {
                 Some(rest) => rest,
-                None => match listing.borrow().goes_on_behind(after) {
+                None => match listing.borrow().resume_after(after) {
                     "" => self.store.list(below.as_ref()),
                     last => self.store.list_with_offset(below.as_ref(), &self.path(last)),
                 },

@@ -50,8 +50,8 @@ impl Door {
         Ok(unlocked?)
     }
 
-    /// The last close of an open file: its own locks (`F_OFD_SETLK`) end, of which the kernel sends nothing. Those
-    /// of processes ended by the FLUSH of each that had it open.
+    /// The last close of an open file: its own locks (`F_OFD_SETLK`) end, of which the kernel sends nothing. The
+    /// locks of processes ended with the FLUSH of each close(2).
     pub(crate) fn end_own_locks(&self, handle: &OpenHandle) {
         let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
         for owner in handle.take_lock_owners() {
