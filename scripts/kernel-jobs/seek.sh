@@ -1,4 +1,4 @@
-# lseek(2) for data and holes of files whose writes the kernel collects: five ordinary commands, then a random mix by 8 processes. All of it waits for nothing.
+# lseek(2) for data and holes of files whose writes the kernel collects: five ordinary commands, then a random mix by 8 processes; and copies of a file while it is mapped. All of it waits for nothing.
 host_disk
 ops=10000
 [ -z "$short" ] || ops=2000
@@ -10,8 +10,14 @@ five() { # NAME: in the working directory
   try "$1: grep in zeros" "head -c 1M /dev/zero > z && { grep -c x z || [ \$? = 1 ]; }"
   LIMIT=400 try "$1: $ops random operations" "python3 $jobs/seek.py . $ops"
 }
-mkdir /d/cage /d/large
-try "cage" "nacre cage --size 50M /d/cage" && cd /d/cage && LIMIT=30 five "cage" && cd /
-try "large cage" "nacre cage --size 1G /d/large" && cd /d/large && LIMIT=30 five "large cage" && cd /
-try "pool" "nacre pool create -f -m /m/pool tank /dev/ubdb" && cd /m/pool && LIMIT=30 five "pool" && cd /
-LIMIT=20 try "end" "nacre umount /d/cage && nacre umount /d/large && nacre pool export tank"
+mapped() { # NAME: in the working directory
+  truncate -s 4M m
+  ls -ls m > /dev/null
+  try "$1: cp and tar of a file that is mapped" "python3 $jobs/mapped.py m"
+}
+mkdir /d/cage /d/large /d/source /d/mirror
+try "cage" "nacre cage --size 50M /d/cage" && cd /d/cage && LIMIT=30 five "cage" && LIMIT=60 mapped "cage" && cd /
+try "large cage" "nacre cage --size 1G /d/large" && cd /d/large && LIMIT=30 five "large cage" && LIMIT=60 mapped "large cage" && cd /
+try "pool" "nacre pool create -f -m /m/pool tank /dev/ubdb" && cd /m/pool && LIMIT=30 five "pool" && LIMIT=60 mapped "pool" && cd /
+try "mirror" "nacre mirror --passthrough=off /d/source /d/mirror" && cd /d/mirror && LIMIT=60 mapped "mirror" && cd /
+LIMIT=20 try "end" "nacre umount /d/cage && nacre umount /d/large && nacre umount /d/mirror && nacre pool export tank"

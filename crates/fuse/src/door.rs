@@ -228,6 +228,9 @@ impl Door {
         if attr.kind == Kind::File && self.writeback.on() && (self.announces(nodeid) || self.times_move(nodeid)) {
             return Duration::ZERO;
         }
+        if !self.writeback.on() && self.blocks_may_come(nodeid, attr) {
+            return Duration::ZERO;
+        }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
             return Duration::ZERO;
         }
@@ -243,9 +246,11 @@ impl Door {
     /// programs take a file without any for a hole (`tar -S`), and the kernel keeps the number until
     /// the file is closed, whatever is written meanwhile. Where it opens files without a request, that may be any.
     pub fn with_sector(&self, nodeid: u64, attr: &nacre_vfs::Attr) -> nacre_vfs::Attr {
-        let is_held = attr.kind == Kind::File
-            && self.writeback.on()
-            && (attr.size > 0 || self.writes_unopened() || self.writeback.caches_writes(nodeid));
+        let is_held = if self.writeback.on() {
+            attr.kind == Kind::File && (attr.size > 0 || self.writes_unopened() || self.writeback.caches_writes(nodeid))
+        } else {
+            self.blocks_may_come(nodeid, attr)
+        };
         if is_held { nacre_vfs::Attr { blocks: attr.blocks.max(1), ..*attr } } else { *attr }
     }
 
@@ -339,7 +344,7 @@ impl Door {
             (Role::Times, Op::Setattr(told)) if self.writeback.on() => {
                 self.refresh_setattr(&request.header, told, reply)
             }
-            (Role::Flush, _) if self.writeback.on() && flush::answer(request, reply)? => Ok(()),
+            (Role::Flush, _) if flush::answer(request, reply)? => Ok(()),
             _ => self.operate(request, reply),
         }
     }

@@ -24,6 +24,7 @@ mod implicit_opens;
 mod inodes;
 mod invalidate;
 mod kernel_side;
+mod mapped;
 mod mount;
 mod negotiate;
 mod open_files;

@@ -116,6 +116,11 @@ impl OpenState {
         self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
     }
 
+    /// A shared mapping may dirty pages of the mount itself, not of a backing file.
+    pub fn is_mapped_here(&self) -> bool {
+        !self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
+    }
+
     /// Nothing is open.
     pub fn is_closed(&self) -> bool {
         self.files.is_empty()

@@ -23,6 +23,7 @@ pub(crate) mod flush;
 mod flush_timer;
 pub(crate) mod gate;
 pub(crate) mod inotify_replay;
+mod mapped_flush;
 pub(crate) mod own_mount;
 mod page_dropper;
 pub(crate) mod replacing;

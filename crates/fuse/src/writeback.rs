@@ -228,6 +228,7 @@ impl Writeback {
     /// The session runs, on the mount with this device number.
     pub fn start(&self, device: Option<u64>, notifier: Notifier) {
         if !self.on() {
+            device.iter().for_each(|device| self.device.store(*device, Ordering::Release));
             return;
         }
         match device {

@@ -11,6 +11,9 @@ use std::{
 /// The largest handle that the kernel makes, bytes (`MAX_HANDLE_SZ`).
 pub const HANDLE_MAX: usize = 128;
 
+/// `AT_HANDLE_FID` (linux/fcntl.h): a handle for comparisons.
+const AT_HANDLE_FID: libc::c_int = 0x200;
+
 /// struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
 type Raw = [u32; 2 + HANDLE_MAX / 4];
 
@@ -42,8 +45,21 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
 /// # Errors
 /// EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back.
 pub fn leads_to(file: BorrowedFd<'_>, handle: Handle<'_>) -> io::Result<bool> {
+    is_same(&of_file(file)?, handle)
+}
+
+/// Whether a handle names the file of a descriptor (`O_PATH` will do), also where the file system makes no
+/// handles that lead back (`AT_HANDLE_FID`, Linux 6.5).
+///
+/// # Errors
+/// EINVAL before Linux 6.5.
+pub fn names(file: BorrowedFd<'_>, handle: Handle<'_>) -> io::Result<bool> {
+    is_same(&handle_of(file, libc::AT_EMPTY_PATH | AT_HANDLE_FID)?, handle)
+}
+
+fn is_same(raw_handle: &Raw, handle: Handle<'_>) -> io::Result<bool> {
     let used = 2 + handle.bytes.len().div_ceil(4);
-    Ok(of_file(file)?.get(..used) == raw(handle)?.get(..used))
+    Ok(raw_handle.get(..used) == raw(handle)?.get(..used))
 }
 
 /// A handle that somebody keeps: as good as its file system makes it, also after the file was closed
@@ -124,6 +140,10 @@ pub fn open_through(mount: BorrowedFd<'_>, file: BorrowedFd<'_>, flags: libc::c_
 
 /// The handle of an open file.
 fn of_file(file: BorrowedFd<'_>) -> io::Result<Raw> {
+    handle_of(file, libc::AT_EMPTY_PATH)
+}
+
+fn handle_of(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Raw> {
     let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     raw[0] = u32::try_from(HANDLE_MAX).unwrap_or_default();
     let mut mount_id: libc::c_int = 0;
@@ -137,7 +157,7 @@ fn of_file(file: BorrowedFd<'_>) -> io::Result<Raw> {
             c"".as_ptr(),
             raw.as_mut_ptr(),
             &raw mut mount_id,
-            libc::AT_EMPTY_PATH,
+            flags,
         )
     })?;
     Ok(raw)

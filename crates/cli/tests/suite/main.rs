@@ -21,6 +21,7 @@ mod files;
 mod fs;
 mod handles;
 mod hostile;
+mod mapped;
 mod mount_commands;
 mod mounting;
 mod objects;

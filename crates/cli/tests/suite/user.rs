@@ -546,3 +546,15 @@ fn a_user_owns_a_pool() {
     pool(&["pool", "destroy", &name]);
     assert!(!is_mounted(&at));
 }
+
+#[test]
+fn stores_to_a_mapping_are_in_a_users_copies() {
+    needs!(as_user("stores_to_a_mapping_are_in_a_users_copies"));
+    let scratch = crate::mounting::scratch();
+    let mirror = own_mirror(&[]);
+    crate::mapped::hole(&mirror.below("database"));
+    crate::mapped::stores_are_copied(&mirror.at("database"), scratch.path());
+    let pool = crate::mounting::pools::Pool::made("usermap", "256M", &[]);
+    crate::mapped::hole(&pool.at("database"));
+    crate::mapped::stores_are_copied(&pool.at("database"), scratch.path());
+}

@@ -104,7 +104,7 @@ impl Door {
             _ => return Err(Errno::EINVAL.into()),
         };
         let file = self.file(header, fh)?;
-        let found = match self.flush_for_seek(header.nodeid)? {
+        let found = match self.flush_for_seek(header, &file)? {
             None => file.seek(offset, whence)?,
             Some(length) if offset >= length => return Err(Errno::ENXIO.into()),
             Some(length) => match whence {
@@ -113,21 +113,6 @@ impl Door {
             },
         };
         Ok(reply.lseek(found)?)
-    }
-
-    /// The layer knows data and holes: the kernel flushes what it has collected of a file first. It
-    /// holds the inode's lock during LSEEK, so nothing is added meanwhile. Where it cannot flush under
-    /// that lock, the file is data up to the length returned here.
-    fn flush_for_seek(&self, nodeid: u64) -> Outcome<Option<u64>> {
-        if !self.writeback.caches_writes(nodeid) {
-            return Ok(None);
-        }
-        if !self.writeback.flush_for_seek {
-            return Ok(fusewire::blocking(|| self.writeback.kernel_length(nodeid))??);
-        }
-        // Other threads serve the writes.
-        fusewire::blocking(|| self.writeback.flush_file(nodeid))??;
-        Ok(None)
     }
 
     /// Places are an open file and an offset in it. `wide`: the reply has room for 64 bits, and not,

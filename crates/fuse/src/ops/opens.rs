@@ -290,6 +290,7 @@ impl Door {
             return Err(Errno::ESTALE.into());
         };
         self.open.passthrough.finish(left, nodeid, &self.inodes);
+        self.opened_for_mapping(nodeid, node, flags, &file);
         if let Some(survives) = &self.survives {
             let backing = if let IoMode::Passthrough(id) = mode { Some(id) } else { None };
             let unique = header.unique & !abi::UNIQUE_RESEND;

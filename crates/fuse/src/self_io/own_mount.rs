@@ -15,7 +15,7 @@ use rustix::{
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -47,6 +47,14 @@ pub(crate) struct InodeKey {
     pub nodeid: u64,
     /// What [`nacre_vfs::Numbered::generation`] says; 0 of layers without numbers.
     pub generation: u32,
+}
+
+impl InodeKey {
+    /// Whether a descriptor (`O_PATH` will do) of the mount is one for this inode.
+    pub fn is_of(self, file: BorrowedFd<'_>) -> bool {
+        let handle = Handle { kind: HANDLE_KIND, bytes: &handle(self) };
+        handles::leads_to(file, handle).or_else(|_| handles::names(file, handle)).unwrap_or(false)
+    }
 }
 
 /// Where the mount is.
@@ -86,10 +94,8 @@ impl Entered {
     /// # Errors
     /// As [`Entered::by_handle`].
     pub fn reach(&self, place: &MountPlace, inode: InodeKey) -> Result<OwnedFd, SysErrno> {
-        let bytes = handle(inode);
-        let is_it = |file: &OwnedFd| handles::leads_to(file.as_fd(), Handle { kind: HANDLE_KIND, bytes: &bytes });
         let named = place.names.get(&inode.nodeid).and_then(|path| cached(CWD, path, OFlags::empty()).ok());
-        match named.filter(|file| is_it(file).unwrap_or(false)) {
+        match named.filter(|file| inode.is_of(file.as_fd())) {
             Some(file) => Ok(file),
             None => self.by_handle(inode, OFlags::PATH),
         }
@@ -166,6 +172,12 @@ impl Drop for Entered {
             tracing::warn!(%error, "a thread stays in the mount");
         }
     }
+}
+
+/// Opens the file of a descriptor (`O_PATH` will do) once more.
+pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, SysErrno> {
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The number of a system call's error.
