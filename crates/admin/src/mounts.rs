@@ -101,11 +101,21 @@ pub trait Mounts: Send + Sync {
     /// The mounts are not made for which [`Mounts::make_place`] was called.
     fn not_mounted(&self);
 
-    /// Unmounts it; nothing where it is not mounted. With `force` even while it is used.
+    /// Unmounts it and ends its file system for all mount namespaces; nothing where it is not mounted.
+    /// With `force` even while it is used.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while somebody uses it.
+    /// [`Kind::Busy`] while somebody uses it, or another mount namespace has it mounted.
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal>;
+
+    /// Unmounts it in the mount namespace of the pool. Where another one has it mounted as well, it is
+    /// served there on, and counts as hidden here.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while somebody uses it in this mount namespace.
+    fn detach(&self, what: What) -> Result<(), Refusal> {
+        self.unmount(what, false)
+    }
 
     /// Whether it could be unmounted now, as far as that can be told without doing it: of one on
     /// which nothing else is mounted. Nothing changes.

@@ -43,7 +43,7 @@ pub use counters::{BUCKETS, Counters, OpCounts};
 pub use errno::Errno;
 pub use handler::{Handler, Offer, Settings};
 pub use mount::{
-    Device, FusermountRefusal, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached,
+    Device, FusermountRefusal, Identity, Method, MountOptions, carries_mounts, hidden, kept_by, mount, mount_detached,
     mount_on_device, mounted_anywhere, patiently, unmount, unmount_path,
 };
 pub use notify::Notifier;

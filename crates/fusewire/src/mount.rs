@@ -362,6 +362,26 @@ pub fn mounted_anywhere(device: (u32, u32)) -> bool {
     in_any_namespace(|table| table.has(device))
 }
 
+/// The processes of other mount namespaces, one of each, in which a mount's file system stays mounted when it
+/// is unmounted here, as far as they can be seen.
+#[must_use]
+pub fn kept_by(mount: Identity) -> Vec<u32> {
+    let group = Table::read().ok().and_then(|table| table.group_above(mount));
+    let own = std::fs::read_link("/proc/self/ns/mnt").ok();
+    let mut seen: HashSet<PathBuf> = own.into_iter().collect();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let process = entry.file_name();
+        let Some(pid) = process.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // Of one that has ended, or is another user's, nothing can be read.
+        let Ok(namespace) = std::fs::read_link(entry.path().join("ns/mnt")) else { continue };
+        if seen.insert(namespace) && Table::of(&process).is_ok_and(|table| table.keeps(mount.device, group)) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
 fn in_any_namespace(is_so: impl Fn(&Table) -> bool) -> bool {
     let mut seen = HashSet::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());

@@ -184,9 +184,13 @@ pub(super) fn unmount_asked(
     what: &ToUnmount,
     force: bool,
 ) -> Result<Vec<String>, Refusal> {
-    match unmount(pool, mounts, what, force) {
+    let unmounted = unmounted_by(pool, mounts, what).and_then(|ids| {
+        let ids = moves::with_below(mounts, &ids);
+        if force { moves::unmount(mounts, &ids, true) } else { moves::detach(mounts, &ids) }
+    });
+    match unmounted {
         Err(_) if *what == ToUnmount::All => Ok(unmount_free(mounts, force)),
-        unmounted => unmounted.map(|()| Vec::new()),
+        unmounted => unmounted.map(|_| Vec::new()),
     }
 }
 
@@ -200,7 +204,11 @@ fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
                 mounted.at.display(),
                 below.display()
             )),
-            None => moves::unmount(mounts, &[mounted.what.dataset], force).err().map(|refusal| refusal.what),
+            None => {
+                let id = [mounted.what.dataset];
+                let gone = if force { moves::unmount(mounts, &id, true) } else { moves::detach(mounts, &id) };
+                gone.err().map(|refusal| refusal.what)
+            }
         };
         if let Some(why) = refused {
             staying.push(mounted.at);
@@ -210,36 +218,25 @@ fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
     failed
 }
 
-/// Unmounts: one with what is mounted below it, or all, or nothing where something of that is in
-/// use.
-fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<(), Refusal> {
-    let all: Vec<u64> = mounts.mounted().into_iter().map(|mounted| mounted.what.dataset).collect();
-    let ids = {
-        let objects = Objects::now(pool, mounts);
-        match what {
-            ToUnmount::All => all,
-            ToUnmount::Name(name) => {
-                let id = objects.filesystem("open", name)?;
-                if objects.mounted(id).is_none() {
-                    return Err(Refusal::new(
-                        Kind::NotFound,
-                        format!("cannot unmount '{name}': not currently mounted"),
-                    ));
-                }
-                vec![id]
+/// The file systems that are meant.
+fn unmounted_by(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) -> Result<Vec<u64>, Refusal> {
+    let objects = Objects::now(pool, mounts);
+    match what {
+        ToUnmount::All => Ok(mounts.mounted().into_iter().map(|mounted| mounted.what.dataset).collect()),
+        ToUnmount::Name(name) => {
+            let id = objects.filesystem("open", name)?;
+            if objects.mounted(id).is_none() {
+                let what = format!("cannot unmount '{name}': not currently mounted");
+                return Err(Refusal::new(Kind::NotFound, what));
             }
-            ToUnmount::At(at) => {
-                let found = objects.mounted_at(at);
-                vec![found.ok_or_else(|| {
-                    Refusal::new(
-                        Kind::NotFound,
-                        format!("cannot unmount '{}': not a mountpoint of this pool", at.display()),
-                    )
-                })?]
-            }
+            Ok(vec![id])
         }
-    };
-    moves::unmount(mounts, &moves::with_below(mounts, &ids), force).map(drop)
+        ToUnmount::At(at) => {
+            let what = format!("cannot unmount '{}': not a mountpoint of this pool", at.display());
+            let found = objects.mounted_at(at).ok_or_else(|| Refusal::new(Kind::NotFound, what))?;
+            Ok(vec![found])
+        }
+    }
 }
 
 /// What is mounted, in the order of the mounts.
@@ -281,7 +278,10 @@ pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<
         }
         gone.push(mounted);
     }
-    let unmounted = unmounted.and_then(|()| unmount(pool, mounts, &ToUnmount::All, force));
+    let unmounted = unmounted.and_then(|()| {
+        let all = unmounted_by(pool, mounts, &ToUnmount::All)?;
+        moves::unmount(mounts, &all, force).map(drop)
+    });
     if unmounted.is_err() {
         for mounted in gone.into_iter().rev() {
             if let Err(refusal) = mounts.mount(mounted.what, &mounted.at, &mounted.options) {

@@ -58,9 +58,30 @@ fn is_below(one: &Mounted, other: &Mounted) -> bool {
     one.at != other.at && one.at.starts_with(&other.at)
 }
 
+/// How heads are unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unmount {
+    /// In all mount namespaces; refused while one of them is used anywhere.
+    Everywhere,
+    /// Even while they are used.
+    Forced,
+    /// In the pool's mount namespace: others keep their mounts.
+    Here,
+}
+
 /// Unmounts heads. Those that hide one of them leave their places for the moment as well, with what
 /// is below. Where one is in use, nothing has changed.
 pub(super) fn unmount(mounts: &dyn Mounts, ids: &[u64], force: bool) -> Result<Gone, Refusal> {
+    unmount_as(mounts, ids, if force { Unmount::Forced } else { Unmount::Everywhere })
+}
+
+/// The same in the pool's mount namespace alone: where another one has mounted them as well, they are
+/// served there on.
+pub(super) fn detach(mounts: &dyn Mounts, ids: &[u64]) -> Result<Gone, Refusal> {
+    unmount_as(mounts, ids, Unmount::Here)
+}
+
+fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Refusal> {
     let mut leaving = heads(mounts);
     let ids: HashSet<u64> = ids.iter().copied().collect();
     let asked = |mounted: &Mounted| ids.contains(&mounted.what.dataset);
@@ -73,13 +94,18 @@ pub(super) fn unmount(mounts: &dyn Mounts, ids: &[u64], force: bool) -> Result<G
     }
     let mut goes = goes.into_iter();
     leaving.retain(|_| goes.next() == Some(true));
-    if !force {
+    if how != Unmount::Forced {
         are_free(mounts, &leaving)?;
     }
     let mut gone = Gone::default();
     // What came last is on top, and nothing hides it.
     while let Some(mounted) = leaving.pop() {
-        if let Err(refusal) = mounts.unmount(mounted.what, force) {
+        let unmounted = if how == Unmount::Here && asked(&mounted) {
+            mounts.detach(mounted.what)
+        } else {
+            mounts.unmount(mounted.what, how == Unmount::Forced)
+        };
+        if let Err(refusal) = unmounted {
             gone.back(mounts);
             return Err(refusal);
         }

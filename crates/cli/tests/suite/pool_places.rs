@@ -2,7 +2,7 @@
 //! an order that hides nothing, and whoever waits for a mount of his own process can be killed.
 
 use crate::mounting::{
-    Fixture, Reaped, as_root, eventually, finish, is_mounted, kill, needs,
+    Fixture, Namespace, Reaped, as_root, eventually, finish, is_mounted, kill, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -141,11 +141,75 @@ fn what_is_held_elsewhere_counts_as_not_mounted() {
     unmount(pool.at("home"), UnmountFlags::DETACH).unwrap();
     assert_eq!(seen(), "no");
     std::io::Write::write_all(&mut held, b"written").unwrap();
-    // What was written through the old mount is in the new one, which takes its place.
-    pool.ok("fs", &["mount", &pool.of("home")]);
+    // Its users are not cut off without a word.
+    let (code, said) = pool.told_by("fs", &["mount", &pool.of("home")]);
+    assert!(code == Some(5) && said.contains(&format!("(process {}) has ", std::process::id())), "{said}");
+    std::io::Write::write_all(&mut held, b" on").unwrap();
+    drop(held);
+    // What was written through the old mount is in the new one.
+    eventually("it is mounted again", || pool.told_by("fs", &["mount", &pool.of("home")]).0 == Some(0));
     assert_eq!((pool.shown_at("home"), seen()), (pool.of("home"), "yes".to_owned()));
-    assert_eq!(fs::read(pool.at("home").join("file")).unwrap(), b"written");
-    assert!(held.metadata().is_err(), "the old mount has ended");
+    assert_eq!(fs::read(pool.at("home").join("file")).unwrap(), b"written on");
+}
+
+#[test]
+fn users_in_another_mount_namespace_are_users() {
+    needs!(as_root());
+    let pool = Pool::made("pp", "256M", &[]);
+    let (home, place) = (pool.of("home"), pool.place.path().join("home"));
+    pool.ok("fs", &["create", "-o", &format!("mountpoint={}", place.display()), &home]);
+    let container = Namespace::holding(&place);
+    let log = container.at(&place.join("log"));
+    let goes_on = |line: &str| {
+        fs::write(&log, line).unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), line);
+    };
+    let elsewhere = format!("mountpoint={}", pool.place.path().join("elsewhere").display());
+    let export = ["export", &pool.name];
+    let refused: [(&str, &[&str]); 3] = [
+        ("fs", &["destroy", &home]),
+        ("fs", &["set", &elsewhere, &home]),
+        ("pool", &export),
+    ];
+    for (verb, words) in refused {
+        let (code, said) = pool.told_by(verb, words);
+        assert!(
+            code == Some(5) && said.contains("pool or dataset is busy") && said.contains("cat (process "),
+            "{said}"
+        );
+        assert!(said.contains("is in a mount namespace that has it mounted"), "{said}");
+        assert!(is_mounted(&place), "{words:?}");
+        goes_on(verb);
+    }
+    // An unmount is one of this namespace.
+    pool.ok("fs", &["unmount", &home]);
+    assert!(!is_mounted(&place));
+    goes_on("unmounted");
+    let (code, said) = pool.told_by("fs", &["mount", &home]);
+    assert!(code == Some(5) && said.contains("cat (process "), "{said}");
+    goes_on("not mounted");
+    drop(container);
+    eventually("it is mounted again", || pool.told_by("fs", &["mount", &home]).0 == Some(0));
+    assert_eq!(fs::read_to_string(place.join("log")).unwrap(), "not mounted");
+    // With force, they are cut off.
+    let container = Namespace::holding(&place);
+    let log = container.at(&place.join("log"));
+    pool.ok("fs", &["destroy", "-f", &home]);
+    assert_eq!(fs::read(&log).unwrap_err().raw_os_error(), Some(107));
+}
+
+#[test]
+fn users_of_a_mount_are_named() {
+    needs!(as_root());
+    let pool = Pool::made("pp", "256M", &[]);
+    pool.ok("fs", &["create", &pool.of("home")]);
+    let held = fs::File::create(pool.at("home").join("held")).unwrap();
+    for (verb, words) in [("fs", vec!["unmount", &pool.of("home")]), ("pool", vec!["export", &pool.name])] {
+        let (code, said) = pool.told_by(verb, &words);
+        let user = format!("(process {}) has {} open", std::process::id(), pool.at("home").join("held").display());
+        assert!(code == Some(5) && said.contains(&user), "{said}");
+    }
+    drop(held);
 }
 
 /// A user's directory in which `x` is by turns a directory with a file system of the pool at `y`,

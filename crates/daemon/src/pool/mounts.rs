@@ -33,6 +33,7 @@ use super::{
     shares::Shares,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
+    users,
 };
 use crate::{control::Sockets, report::path_text};
 
@@ -42,6 +43,20 @@ const CLOSING: Duration = Duration::from_millis(500);
 /// So long a server may take to let go of a mount.
 const LETTING_GO: Duration = Duration::from_secs(2);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
+/// The kernel ends a mount that nobody holds before umount(2) returns; the threads of a busy machine may hear
+/// of that later.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// How a mount is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unmount {
+    /// For all mount namespaces; refused while it is used in one of them.
+    Everywhere,
+    /// Even while it is used.
+    Forced,
+    /// In this mount namespace: others keep it.
+    Here,
+}
 
 /// The mounts of one pool.
 pub struct FuseMounts {
@@ -421,6 +436,55 @@ impl FuseMounts {
         let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());
         Err(Refusal::new(Kind::Busy, what).next("close them, or use -f"))
     }
+
+    fn unmount_as(&self, what: What, how: Unmount) -> Result<(), Refusal> {
+        let force = how == Unmount::Forced;
+        if let Some(txg) = what.snapshot
+            && self.find(what).is_none()
+        {
+            return self.forget_snapshot(what.dataset, txg, force);
+        }
+        let mut all = listed(&self.live);
+        let Some(live) = all.iter().find(|live| live.what == what).cloned() else { return Ok(()) };
+        let mut leaving = vec![Arc::clone(&live)];
+        if !live.within {
+            leaving
+                .extend(all.iter().filter(|other| other.within && Arc::ptr_eq(&other.carrier, &live.carrier)).cloned());
+        }
+        if leaving.len() > 1 && !force {
+            return Err(busy(&live, "unmount those below it first, or use -f"));
+        }
+        if how == Unmount::Everywhere {
+            free_elsewhere(&live)?;
+        }
+        // Of those within one another, those that came last are on top.
+        while let Some(last) = leaving.pop() {
+            self.let_go(&last);
+            if let Err(refusal) = end(&last, force) {
+                self.reshare(&last);
+                return Err(refusal);
+            }
+            let patience = if how == Unmount::Here { CLOSING } else { ENDING };
+            if !force && !last.within && !last.carrier.mount.ends_within(patience) {
+                // Another mount namespace has it, or an open file: those are served on.
+                return if how == Unmount::Here { Ok(()) } else { Err(held(&last)) };
+            }
+            all.retain(|other| other.what != last.what);
+        }
+        // Of a place in another of the pool's file systems the directory stays, for those who can
+        // make none (a read-only import).
+        let inside =
+            live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
+        // One of its requests may wait for this lock.
+        drop(all);
+        let place = live.place.clone();
+        // Waits for its threads: nothing of the dataset is in use then.
+        drop(live);
+        if !inside {
+            place.remove();
+        }
+        Ok(())
+    }
 }
 
 impl Mounts for FuseMounts {
@@ -463,43 +527,11 @@ impl Mounts for FuseMounts {
     }
 
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
-        if let Some(txg) = what.snapshot
-            && self.find(what).is_none()
-        {
-            return self.forget_snapshot(what.dataset, txg, force);
-        }
-        let mut all = listed(&self.live);
-        let Some(live) = all.iter().find(|live| live.what == what).cloned() else { return Ok(()) };
-        let mut leaving = vec![Arc::clone(&live)];
-        if !live.within {
-            leaving
-                .extend(all.iter().filter(|other| other.within && Arc::ptr_eq(&other.carrier, &live.carrier)).cloned());
-        }
-        if leaving.len() > 1 && !force {
-            return Err(busy(&live, "unmount those below it first, or use -f"));
-        }
-        // Of those within one another, those that came last are on top.
-        while let Some(last) = leaving.pop() {
-            self.let_go(&last);
-            if let Err(refusal) = end(&last, force) {
-                self.reshare(&last);
-                return Err(refusal);
-            }
-            all.retain(|other| other.what != last.what);
-        }
-        // Of a place in another of the pool's file systems the directory stays, for those who can
-        // make none (a read-only import).
-        let inside =
-            live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
-        // One of its requests may wait for this lock.
-        drop(all);
-        let place = live.place.clone();
-        // Waits for its threads: nothing of the dataset is in use then.
-        drop(live);
-        if !inside {
-            place.remove();
-        }
-        Ok(())
+        self.unmount_as(what, if force { Unmount::Forced } else { Unmount::Everywhere })
+    }
+
+    fn detach(&self, what: What) -> Result<(), Refusal> {
+        self.unmount_as(what, Unmount::Here)
     }
 
     fn is_free(&self, what: What) -> Result<(), Refusal> {
@@ -511,7 +543,7 @@ impl Mounts for FuseMounts {
             self.reshare(&live);
         }
         match used {
-            Ok(true) => Err(busy(&live, IN_USE)),
+            Ok(true) => Err(busy(&live, in_use(&live))),
             Ok(false) => Ok(()),
             Err(error) => {
                 tracing::debug!(%error, at = %live.at.display(), "it will turn out whether this mount is in use");
@@ -697,9 +729,33 @@ impl Live {
     }
 }
 
-const IN_USE: &str = "end the processes that use it (fuser -m), or use -f";
+/// What to do about users that the kernel sees.
+fn in_use(live: &Live) -> String {
+    let users = live.carrier.mount.identity().map(users::named).unwrap_or_default();
+    if users.is_empty() {
+        "it is in use, by the kernel or another user: `fuser -vm` says more; -f cuts all users off".to_owned()
+    } else {
+        format!("{users}: end that, or use -f, which cuts it off (its files answer ENOTCONN)")
+    }
+}
 
-fn busy(live: &Live, next: &str) -> Refusal {
+/// Refuses where another mount namespace would keep it, or open files do of a mount that is in no tree.
+fn free_elsewhere(live: &Live) -> Result<(), Refusal> {
+    let mount = &live.carrier.mount;
+    let Some(identity) = mount.identity().filter(|_| !live.within) else { return Ok(()) };
+    if !fusewire::kept_by(identity).is_empty() || !mount.attached() && !mount.ends_within(CLOSING) {
+        return Err(held(live));
+    }
+    Ok(())
+}
+
+/// Users in other mount namespaces, or of a mount that is in no tree, are in the way.
+fn held(live: &Live) -> Refusal {
+    let what = format!("cannot unmount '{}' everywhere: pool or dataset is busy", live.at.display());
+    Refusal::new(Kind::Busy, what).next(in_use(live))
+}
+
+fn busy(live: &Live, next: impl Into<String>) -> Refusal {
     Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", live.at.display())).next(next)
 }
 
@@ -709,7 +765,7 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
         return if live.carrier.take_out(live.what.dataset, &live.at, force) {
             Ok(())
         } else {
-            Err(busy(live, IN_USE))
+            Err(busy(live, in_use(live)))
         };
     }
     let mount = &live.carrier.mount;
@@ -721,7 +777,7 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
                 format!("cannot unmount '{}': something is mounted over a directory above it", live.at.display());
             Refusal::new(Kind::Busy, what).next("unmount that first, or use -f")
         }
-        io::ErrorKind::ResourceBusy => busy(live, IN_USE),
+        io::ErrorKind::ResourceBusy => busy(live, in_use(live)),
         _ => Refusal::new(kind(error), format!("cannot unmount '{}': {error}", live.at.display())),
     };
     if !force {
@@ -737,6 +793,8 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
         tracing::error!(%refusal, "a mount ends without all that was written to it");
     }
     if mount.unmount(false).is_err() {
+        let users = mount.identity().map(users::named).unwrap_or_default();
+        tracing::warn!(at = %live.at.display(), users, "a mount is cut off from its users");
         mount.unmount(true).map_err(|error| refused(&error))?;
         mount.abort();
     }

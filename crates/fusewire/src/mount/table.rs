@@ -27,6 +27,10 @@ pub(super) struct Row {
     parent: u64,
     /// Where it is now, absolute and without links.
     pub path: PathBuf,
+    /// The peer group whose mounts and unmounts it sends and receives (`shared`).
+    shared: Option<u64>,
+    /// The peer group whose mounts and unmounts it receives (`master`).
+    master: Option<u64>,
 }
 
 /// Whether the path of a mount leads to it.
@@ -64,7 +68,14 @@ impl Table {
             let (major, minor) = text()?.split_once(':')?;
             let device = (major.parse().ok()?, minor.parse().ok()?);
             let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-            Some(Row { identity: Identity { id, device }, parent, path })
+            // Behind the options, up to a hyphen.
+            let groups: Vec<&[u8]> = fields.skip(1).take_while(|field| *field != b"-").collect();
+            let group = |name: &[u8]| {
+                let number = groups.iter().find_map(|field| field.strip_prefix(name))?;
+                std::str::from_utf8(number).ok()?.parse().ok()
+            };
+            let (shared, master) = (group(b"shared:"), group(b"master:"));
+            Some(Row { identity: Identity { id, device }, parent, path, shared, master })
         };
         Table(table.split(|byte| *byte == b'\n').filter_map(row).collect())
     }
@@ -91,6 +102,22 @@ impl Table {
     /// Whether this file system is mounted.
     pub fn has(&self, device: (u32, u32)) -> bool {
         self.0.iter().any(|row| row.identity.device == device)
+    }
+
+    /// The peer group of the mount that this one is on: to its members and slaves an unmount propagates.
+    pub fn group_above(&self, mount: Identity) -> Option<u64> {
+        let row = self.find(mount)?;
+        self.0.iter().find(|above| above.identity.id == row.parent)?.shared
+    }
+
+    /// Whether this file system stays mounted here after it was unmounted from a directory in this peer
+    /// group (of the mount above it).
+    pub fn keeps(&self, device: (u32, u32), group: Option<u64>) -> bool {
+        self.0.iter().filter(|row| row.identity.device == device).any(|row| {
+            let above = self.0.iter().find(|above| above.identity.id == row.parent);
+            let receives = |above: &Row| above.shared == group || above.master == group;
+            group.is_none() || !above.is_some_and(receives)
+        })
     }
 
     /// Whether anything is mounted on a file of this file system.
@@ -164,6 +191,24 @@ mod tests {
         assert_eq!(id(table.find(Identity { id: 40, device: (0, 41) })), Some(40));
         // The number has been given again.
         assert_eq!(table.find(Identity { id: 40, device: (0, 42) }), None);
+    }
+
+    #[test]
+    fn an_unmount_propagates_to_peers_and_slaves() {
+        let table = |groups: &str| {
+            Table::parse(
+                format!("21 1 0:20 / / rw {groups}- ext4 /dev/x rw\n40 21 0:41 / /m rw shared:9 - fuse x rw\n")
+                    .as_bytes(),
+            )
+        };
+        let own = table("shared:7 ").group_above(Identity { id: 40, device: (0, 41) });
+        assert_eq!(own, Some(7));
+        for (groups, keeps) in
+            [("shared:7 ", false), ("master:7 ", false), ("shared:8 master:7 ", false), ("shared:8 ", true), ("", true)]
+        {
+            assert_eq!(table(groups).keeps((0, 41), own), keeps, "{groups}");
+            assert!(table(groups).keeps((0, 41), None) && !table(groups).keeps((0, 42), own), "{groups}");
+        }
     }
 
     #[test]

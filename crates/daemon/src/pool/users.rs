@@ -1,0 +1,131 @@
+//! Who uses a mount of a pool, in whatever mount namespace: processes that work in it, have files of it open
+//! or mapped, and mount namespaces that keep it mounted.
+//!
+//! Called by `mounts.rs` when an unmount is refused. Invariants: no request reaches the mount (attributes
+//! are asked for without one); a process that does not let itself be looked at is waited for no longer than
+//! [`LIMIT`].
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fusewire::Identity;
+use nacre_sys::proc_looks::ProcLooks;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+
+use crate::report::{path_text, printable};
+
+/// How long processes are looked at.
+const LIMIT: Duration = Duration::from_secs(3);
+/// How many are named one by one.
+const NAMED: usize = 5;
+
+/// A process that uses a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct User {
+    pid: u32,
+    program: String,
+    how: String,
+}
+
+/// The users of a mount, in words; empty where none is seen (another user's process, the kernel itself).
+pub(super) fn named(mount: Identity) -> String {
+    let looked = ProcLooks::default().within(LIMIT, move || words(&users(mount)));
+    looked.ok().flatten().unwrap_or_default()
+}
+
+fn words(users: &[User]) -> String {
+    let one = |user: &User| format!("{} (process {}) {}", user.program, user.pid, user.how);
+    let mut named: Vec<String> = users.iter().take(NAMED).map(one).collect();
+    if users.len() > NAMED {
+        named.push(format!("{} more processes use it", users.len() - NAMED));
+    }
+    named.join("; ")
+}
+
+fn users(mount: Identity) -> Vec<User> {
+    let (major, minor) = mount.device;
+    let device = (major, minor);
+    let keepers = fusewire::kept_by(mount);
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if pid == std::process::id() {
+            continue;
+        }
+        let used = use_of(&entry.path(), device);
+        let keeps = || keepers.contains(&pid).then(|| "is in a mount namespace that has it mounted".to_owned());
+        if let Some(how) = used.or_else(keeps) {
+            let program = fs::read(entry.path().join("comm")).unwrap_or_default();
+            found.push(User { pid, program: printable(program.trim_ascii_end()), how });
+        }
+    }
+    found
+}
+
+/// How a process uses the file system with this device number, if it does.
+fn use_of(process: &Path, device: (u32, u32)) -> Option<String> {
+    for link in ["cwd", "root"] {
+        if let Some(place) = leads_into(&process.join(link), device) {
+            return Some(format!("works in {}", path_text(&place)));
+        }
+    }
+    for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+        if let Some(file) = leads_into(&descriptor.path(), device) {
+            return Some(format!("has {} open", path_text(&file)));
+        }
+    }
+    let maps = fs::read(process.join("maps")).unwrap_or_default();
+    mapped(&maps, device).map(|file| format!("has {} mapped", printable(file)))
+}
+
+/// Where a link of `/proc` leads, if that is on this device.
+fn leads_into(link: &Path, device: (u32, u32)) -> Option<PathBuf> {
+    let stat = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).ok()?;
+    if (stat.stx_dev_major, stat.stx_dev_minor) != device {
+        return None;
+    }
+    fs::read_link(link).ok()
+}
+
+/// The first file of this device in a table of mappings (proc(5)): range, permissions, offset, device in
+/// hexadecimal digits, inode, path.
+fn mapped(maps: &[u8], device: (u32, u32)) -> Option<&[u8]> {
+    let wanted = format!("{:02x}:{:02x}", device.0, device.1);
+    maps.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.splitn(6, |byte| *byte == b' ');
+        if fields.nth(3)? != wanted.as_bytes() {
+            return None;
+        }
+        Some(fields.nth(1)?.trim_ascii_start())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_a_file_system_are_found() {
+        let scratch = tempfile::tempdir().unwrap();
+        let stat = rustix::fs::statx(CWD, scratch.path(), AtFlags::empty(), StatxFlags::empty()).unwrap();
+        let device = (stat.stx_dev_major, stat.stx_dev_minor);
+        let file = fs::File::create(scratch.path().join("log")).unwrap();
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        assert_eq!(leads_into(Path::new(&link), device), Some(scratch.path().join("log")));
+        assert_eq!(leads_into(Path::new(&link), (device.0, device.1 + 1)), None);
+        let maps = b"7f00-7f01 r--p 00000000 00:2a 77    /m/with space\n7f02-7f03 rw-p 0 00:00 0\n";
+        assert_eq!(mapped(maps, (0, 42)), Some(&b"/m/with space"[..]));
+        assert_eq!(mapped(maps, (0, 43)), None);
+    }
+
+    #[test]
+    fn many_are_counted() {
+        let one = User { pid: 7, program: "sh".to_owned(), how: "works in /m".to_owned() };
+        assert_eq!(words(&[one.clone(), one.clone()]), "sh (process 7) works in /m; sh (process 7) works in /m");
+        assert!(words(&vec![one; 8]).ends_with("; 3 more processes use it"));
+        assert_eq!(words(&[]), "");
+    }
+}
