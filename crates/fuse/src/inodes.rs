@@ -19,6 +19,7 @@
 
 mod left;
 mod numbers;
+mod search;
 
 use crate::{
     open_files::OpenState,

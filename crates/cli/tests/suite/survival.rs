@@ -78,6 +78,52 @@ fn opened_files_go_on(mut guarded: Guarded) {
     assert!(guarded.workers.iter().all(|worker| is_gone(*worker)));
 }
 
+/// Directories in which programs work, renamed and exchanged in the source: by another mount, or there.
+fn directories_that_others_rename_are_found(mut guarded: Guarded) {
+    let (at, below) = (guarded.fixture.mountpoint.clone(), guarded.fixture.source.clone());
+    fs::create_dir_all(at.join("top/work/inner")).unwrap();
+    ["one", "two", "elsewhere"].iter().for_each(|name| fs::create_dir(at.join(name)).unwrap());
+    let open = |name: &str| {
+        fs::write(at.join(name).join("content"), name).unwrap();
+        File::open(at.join(name)).unwrap()
+    };
+    let (inner, one, two) = (open("top/work/inner"), open("one"), open("two"));
+    let content = |directory: &File| {
+        let file = rustix::fs::openat(directory, "content", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        file.map(|file| std::io::read_to_string(File::from(file)).unwrap())
+    };
+    for round in 0..2 {
+        let (from, to) = if round == 0 { ("top/work", "elsewhere/moved") } else { ("elsewhere/moved", "top/again") };
+        fs::rename(below.join(from), below.join(to)).unwrap();
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        rustix::fs::renameat_with(rustix::fs::CWD, below.join("one"), rustix::fs::CWD, below.join("two"), flags)
+            .unwrap();
+        guarded.kill();
+        for (directory, expected) in [(&inner, "top/work/inner"), (&one, "one"), (&two, "two")] {
+            assert_eq!(content(directory).as_deref(), Ok(expected), "round {round}");
+        }
+        let made = rustix::fs::mkdirat(&inner, format!("made{round}"), rustix::fs::Mode::RWXU);
+        assert_eq!(made, Ok(()), "round {round}");
+        assert!(below.join(to).join(format!("inner/made{round}")).is_dir());
+    }
+    drop((inner, one, two));
+    guarded.fixture.unmount();
+}
+
+#[test]
+fn directories_that_others_rename_are_found_in_a_mirror() {
+    if as_root() {
+        directories_that_others_rename_are_found(Guarded::new(&[]));
+    }
+}
+
+#[test]
+fn directories_that_others_rename_are_found_in_a_cage() {
+    if as_root() {
+        directories_that_others_rename_are_found(Guarded::cage(&["--size=8M"]));
+    }
+}
+
 /// `O_TMPFILE`.
 fn libc_tmpfile() -> i32 {
     rustix::fs::OFlags::TMPFILE.bits().cast_signed()

@@ -3,21 +3,33 @@
 //!
 //! A node that a process before this one knew is not looked up before somebody asks for it: the
 //! directories above it first, then its name, and what is found is the file if it has its identity.
-//! Who has moved it meanwhile, or taken its name away, is answered ESTALE, upon which the kernel looks
-//! it up by its path: with the same identity it gets the same node id again.
+//! Where another process has renamed it meanwhile, or removed one of its names, it is looked for by its
+//! identity (`search.rs`), once: a process that works in it asks by no path. A file that is nowhere is
+//! ESTALE.
 //!
 //! Called by `inodes.rs` under the lock of a node's shard, and by who asks for a node, without.
 
-use super::{CHUNK, Inodes, SHARDS, Shard, Slot, place_of, reuse_of, shard_of};
+use super::{
+    CHUNK, Inodes, SHARDS, Shard, Slot, place_of, reuse_of,
+    search::{FoundFile, search},
+    shard_of,
+};
 use crate::survival::nodes::{NodePlace, NodeRecord, Nodes};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Layer, Name, Node};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use parking_lot::Mutex;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// The most directories above a file that are looked up for it.
 const DEPTH_MAX: usize = 1 << 17;
+
+/// How many files and directories on the way to one file are searched for: each search finds at least one.
+const SEARCHES: usize = 64;
 
 /// What is kept of the table for a process that goes on after this one, and how nodes are found that
 /// are known from it.
@@ -26,11 +38,26 @@ pub(super) struct Kept {
     layer: Arc<dyn Layer>,
     /// How many nodes have not been looked up again.
     left: AtomicUsize,
+    /// The node ids of files that are nowhere. Locked during a search: there is one at a time.
+    lost: Mutex<HashSet<u64>>,
+}
+
+/// Why the node of a file was not found: by the name that was noted of it or of a directory above it.
+struct Missing {
+    error: Errno,
+    /// What was noted of the file or directory that is not at its name.
+    record: Option<NodeRecord>,
+}
+
+impl From<Errno> for Missing {
+    fn from(error: Errno) -> Missing {
+        Missing { error, record: None }
+    }
 }
 
 impl Kept {
     pub fn new(nodes: Nodes, layer: &Arc<dyn Layer>) -> Kept {
-        Kept { nodes, layer: Arc::clone(layer), left: AtomicUsize::new(0) }
+        Kept { nodes, layer: Arc::clone(layer), left: AtomicUsize::new(0), lost: Mutex::default() }
     }
 
     /// Whether the table is to be made from records.
@@ -151,24 +178,96 @@ impl Inodes {
         }
     }
 
+    /// Finds the nodes of files that are open, all that were renamed by one search.
+    pub fn find_open(&self, nodeids: &[u64]) {
+        let Some(kept) = self.kept.as_ref() else { return };
+        // The directories above a file are found before its own name can be used.
+        for _ in 0..SEARCHES {
+            let missing: Vec<NodeRecord> =
+                nodeids.iter().filter_map(|nodeid| self.walk(kept, *nodeid).err()?.record).collect();
+            if !self.search_left(kept, &missing) {
+                return;
+            }
+        }
+    }
+
     fn find_left(&self, kept: &Kept, nodeid: u64) -> Result<(), Errno> {
+        for _ in 0..SEARCHES {
+            match self.walk(kept, nodeid) {
+                Ok(()) => return Ok(()),
+                Err(Missing { error, record }) => {
+                    if !self.search_left(kept, record.as_slice()) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// Searches for files by what was noted of them; whether any was found, or had been by another thread.
+    fn search_left(&self, kept: &Kept, missing: &[NodeRecord]) -> bool {
+        let mut lost = kept.lost.lock();
+        let (mut wanted, mut known) = (HashMap::new(), false);
+        for record in missing.iter().filter(|record| !record.unlisted && !lost.contains(&record.nodeid)) {
+            if self.locate(record.nodeid, |slot| slot.node.is_some()) == Some(true) {
+                known = true;
+            } else {
+                wanted.insert(record.id, record.kind);
+            }
+        }
+        if wanted.is_empty() {
+            return known;
+        }
+        let found = search(&*kept.layer, &wanted);
+        for record in missing {
+            match found.iter().find(|found| found.entry.attr.id == record.id) {
+                Some(found) => self.settle_found(kept, record, found),
+                None => drop(lost.insert(record.nodeid)),
+            }
+        }
+        known || !found.is_empty()
+    }
+
+    fn settle_found(&self, kept: &Kept, record: &NodeRecord, found: &FoundFile) {
+        let parent = self.find(&found.parent);
+        self.locate(record.nodeid, |slot| {
+            kept.no_longer_left(slot);
+            slot.node.get_or_insert_with(|| found.entry.node.clone());
+            if record.kind == Kind::Directory {
+                slot.extra = found.parent.ino;
+            }
+            if let Some(parent) = parent {
+                let place = NodePlace { parent, name: &found.name };
+                kept.nodes.found(record_of(record.nodeid), record.nodeid, place);
+            }
+        });
+        tracing::info!(name = %found.name.escape_ascii(), "a file was found that had been renamed without this mount");
+    }
+
+    /// Goes the way to a node by the names that were noted.
+    fn walk(&self, kept: &Kept, nodeid: u64) -> Result<(), Missing> {
         let mut way: Vec<NodeRecord> = Vec::new();
         let mut at = self.inner(nodeid);
         let mut above = loop {
             match self.locate(at, |slot| slot.node.clone()) {
                 Some(Some(node)) => break node,
                 Some(None) if way.len() < DEPTH_MAX => {}
-                _ => return Err(Errno::ESTALE),
+                _ => return Err(Errno::ESTALE.into()),
             }
             let record = kept.nodes.read(record_of(at)).filter(|record| record.nodeid == at).ok_or(Errno::ESTALE)?;
             at = self.inner(record.parent);
             way.push(record);
         };
         for record in way.into_iter().rev() {
-            let found = kept.layer.lookup(&Caller::ROOT, &above, Name::new(&record.name)?)?;
-            if found.attr.id != record.id || found.attr.kind != record.kind {
-                return Err(Errno::ESTALE);
-            }
+            let found = kept.layer.lookup(&Caller::ROOT, &above, Name::new(&record.name)?);
+            let found = match found {
+                Ok(found) if found.attr.id == record.id && found.attr.kind == record.kind => found,
+                Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE) => {
+                    return Err(Missing { error: Errno::ESTALE, record: Some(record) });
+                }
+                Err(error) => return Err(error.into()),
+            };
             let node = self.locate(record.nodeid, |slot| {
                 kept.no_longer_left(slot);
                 slot.node.get_or_insert_with(|| found.node.clone()).clone()

@@ -191,6 +191,8 @@ impl Door {
                 Ok((self.node(nodeid)?, Some(std::sync::Arc::clone(&handle.file))))
             }
             Some(_) => Err(Errno::EBADF.into()),
+            // It was open before the process died, and is nowhere.
+            None if fh.is_some() && self.inodes.node(nodeid).is_none() => Err(Errno::EBADF.into()),
             None => self.node_and_file(nodeid),
         }
     }

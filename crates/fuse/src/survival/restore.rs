@@ -125,7 +125,11 @@ impl Door {
     /// Takes up all open files. Those that cannot be are not open any more: whoever has one gets EBADF.
     pub(crate) fn take_up_open_files(&self, survives: &Survives) {
         let (mut taken, mut lost) = (0_u64, 0_u64);
-        for open in survives.opens.all() {
+        let all: Vec<OpenRecord> = survives.opens.all().collect();
+        // Those without a descriptor are opened by name.
+        let named: Vec<u64> = all.iter().filter(|open| open.left.is_none()).map(|open| open.nodeid).collect();
+        self.inodes.find_open(&named);
+        for open in all {
             match self.take_up(&open) {
                 Ok(()) => {
                     survives.granted.lock().insert(open.unique, open.fh);

@@ -1,0 +1,94 @@
+//! Finds files by their identity where the names that were noted of them lead to them no more: somebody has
+//! renamed them, or a directory above them, without this mount.
+//!
+//! Called by `left.rs` for nodes that a process before this one knew. Walks down from the root of the mount
+//! through the layer, so that it finds in every stack what the mount shows. Invariants: nothing is found that
+//! has not the identity and kind that were noted; the walk ends after [`LIMIT`].
+
+use nacre_vfs::{Caller, DirEntry, DirSink, Entry, FileId, Kind, Layer, Name, Node};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+/// How long a walk takes at most: requests wait for it.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A file that was found, in the directory `parent`.
+pub(super) struct FoundFile {
+    pub entry: Entry,
+    pub parent: FileId,
+    pub name: Vec<u8>,
+}
+
+/// Looks for the files of these identities and kinds; those that are nowhere are not in the answer.
+pub(super) fn search(layer: &dyn Layer, wanted: &HashMap<FileId, Kind>) -> Vec<FoundFile> {
+    let mut found = Vec::new();
+    let Ok(root) = layer.root() else { return found };
+    let numbers: HashSet<u64> = wanted.keys().map(|id| id.ino).collect();
+    let mut seen = HashSet::from([root.attr.id]);
+    let mut directories = VecDeque::from([(root.node, root.attr.id)]);
+    let end = Instant::now() + LIMIT;
+    while let Some((directory, id)) = directories.pop_front() {
+        if found.len() == wanted.len() {
+            break;
+        }
+        if Instant::now() > end {
+            tracing::warn!(?LIMIT, "files that were renamed without this mount are looked for no longer");
+            break;
+        }
+        for name in interesting(layer, &directory, &numbers) {
+            // Gone meanwhile.
+            let Ok(name_of) = Name::new(&name) else { continue };
+            let Ok(entry) = layer.lookup(&Caller::ROOT, &directory, name_of) else { continue };
+            if entry.attr.kind == Kind::Directory && seen.insert(entry.attr.id) {
+                directories.push_back((entry.node.clone(), entry.attr.id));
+            }
+            let is_new = !found.iter().any(|known: &FoundFile| known.entry.attr.id == entry.attr.id);
+            if is_new && wanted.get(&entry.attr.id) == Some(&entry.attr.kind) {
+                found.push(FoundFile { entry, parent: id, name });
+            }
+        }
+    }
+    found
+}
+
+/// The names of directories and of files with one of these numbers.
+fn interesting(layer: &dyn Layer, directory: &Node, numbers: &HashSet<u64>) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let mut from = 0;
+    loop {
+        let mut page = Page { numbers, names: &mut names, next: from, entries: 0 };
+        let listed = layer.readdir(&Caller::ROOT, directory, from, false, &mut page);
+        let (next, entries) = (page.next, page.entries);
+        if listed.is_err() || entries == 0 {
+            return names;
+        }
+        from = next;
+    }
+}
+
+/// One page of a listing.
+struct Page<'a> {
+    numbers: &'a HashSet<u64>,
+    names: &'a mut Vec<Vec<u8>>,
+    next: u64,
+    entries: usize,
+}
+
+/// So many entries are listed at once.
+const PAGE: usize = 4096;
+
+impl DirSink for Page<'_> {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.entries == PAGE {
+            return false;
+        }
+        self.entries += 1;
+        self.next = entry.next;
+        if matches!(entry.kind, None | Some(Kind::Directory)) || self.numbers.contains(&entry.ino) {
+            self.names.push(entry.name.bytes().to_vec());
+        }
+        true
+    }
+}
