@@ -39,6 +39,12 @@ fn is_preallocated(file: BorrowedFd<'_>) -> std::io::Result<bool> {
     Ok(flags & PREALLOCATED != 0)
 }
 
+/// Whether blocks are allocated for a file from `end` on, behind its last block. A file system that has no map
+/// of extents (tmpfs) counts no blocks of its own with those of a file: what is too many lies there.
+fn has_tail(file: BorrowedFd<'_>, end: u64) -> bool {
+    nacre_sys::ioctls::has_extents_from(file, end).unwrap_or(true)
+}
+
 /// Why something was not booked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Short {
@@ -143,12 +149,19 @@ impl CageShared {
     /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the
     /// attributes do not tell, the file system is asked.
     pub(super) fn keeps(&self, node: &Node, attr: &Attr) -> bool {
-        if !self.rule.may_keep(attr) {
-            return self.rule.seems_kept(attr);
+        if self.rule.seems_kept(attr) {
+            return true;
         }
+        if !self.rule.may_keep(attr) {
+            return false;
+        }
+        let end = self.rule.whole(attr.size);
+        let ahead = self.rule.storage == Storage::Ahead;
         let asked = self.below.open(&Caller::ROOT, node, OpenFlags::READ).and_then(|file| match file.backing() {
-            Some(file) => Ok(is_preallocated(file)?),
-            // What is below does not say. Then it was allocated ahead, which is far more common.
+            Some(file) if ahead => Ok(is_preallocated(file)?),
+            Some(file) => Ok(has_tail(file, end)),
+            // What is below does not say. Then it was allocated ahead, or is bookkeeping, which is far more
+            // common.
             None => Ok(false),
         });
         asked.unwrap_or_else(|error| {

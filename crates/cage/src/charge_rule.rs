@@ -90,10 +90,10 @@ impl ChargeRule {
             && attr.blocks.saturating_mul(512) > self.whole(attr.size).saturating_add(bookkeeping)
     }
 
-    /// Whether there is space behind a file's end of which only the file system knows why:
-    /// allocated ahead, or because somebody asked for it.
+    /// Whether there may be space behind a file's end of which only the file system knows whether
+    /// somebody asked for it: otherwise it was allocated ahead, or holds what finds the file's blocks.
     pub fn may_keep(&self, attr: &Attr) -> bool {
-        self.storage == Storage::Ahead
+        self.storage != Storage::Lagging
             && attr.kind == Kind::File
             && attr.blocks.saturating_mul(512) > self.whole(attr.size)
     }
@@ -164,7 +164,7 @@ mod tests {
         assert!(!rule.seems_kept(&file(1 << 30, (1 << 21) + 8192)));
         let ahead = ChargeRule::new(4096, Storage::Ahead);
         assert!(!ahead.seems_kept(&file(0, 1 << 20)));
-        assert!(ahead.may_keep(&file(0, 8)) && !ahead.may_keep(&file(1, 8)) && !rule.may_keep(&file(0, 2048)));
+        assert!(ahead.may_keep(&file(0, 8)) && !ahead.may_keep(&file(1, 8)) && rule.may_keep(&file(4096, 16)));
         assert_eq!(rule.found(&file(0, 2048)), 1 << 20);
     }
 

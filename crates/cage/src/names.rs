@@ -176,7 +176,8 @@ impl CageShared {
             state.gone = !named;
             // Noted as not there before.
             self.touch(&inode, &mut state);
-            state.cost = self.rule.found(&entry.attr);
+            state.kept = self.keeps(&entry.node, &entry.attr);
+            state.cost = self.rule.cost(&entry.attr, state.kept);
         }
         state.counted = true;
         state.gone = !named;

@@ -19,6 +19,8 @@ pub mod command {
     pub const GET_EXTENDED: u32 = 0x801c_581f;
     /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
     pub const SET_EXTENDED: u32 = 0x401c_5820;
+    /// `FS_IOC_FIEMAP`: `_IOWR('f', 11, struct fiemap)`.
+    pub(super) const MAP_EXTENTS: u32 = 0xc020_660b;
     /// `BLKGETSIZE64`: `_IOR(0x12, 114, size_t)`.
     pub(super) const BLOCK_SIZE: u32 = 0x8008_1272;
 }
@@ -95,6 +97,20 @@ pub fn set_extended(file: BorrowedFd<'_>, value: &[u8; EXTENDED_LEN]) -> io::Res
     }
     // SAFETY: the command reads a struct fsxattr: seven 32-bit words.
     unsafe { ioctl(file, command::SET_EXTENDED, room.as_mut_ptr().cast()) }.map(drop)
+}
+
+/// Whether extents are allocated for a file from `offset` on, written or not, also behind its end.
+///
+/// # Errors
+/// EOPNOTSUPP where the file system has no map of extents; EFBIG behind what a file can have.
+pub fn has_extents_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    // struct fiemap: start, length, then flags, extents found, room for extents, reserved. Without room they
+    // are counted.
+    let mut map: [u64; 4] = [offset, u64::MAX - offset, 0, 0];
+    // SAFETY: the command reads and writes a struct fiemap, 32 bytes, and no extent behind it.
+    unsafe { ioctl(file, command::MAP_EXTENTS, map.as_mut_ptr().cast()) }?;
+    let words = map[2].to_ne_bytes();
+    Ok(u32::from_ne_bytes([words[4], words[5], words[6], words[7]]) > 0)
 }
 
 /// The size of an open block device, bytes.

@@ -385,6 +385,36 @@ fn cage(guarded: &Guarded) -> Cage {
     Cage::of(&guarded.fixture, &guarded.fixture.source)
 }
 
+/// What `FALLOC_FL_KEEP_SIZE` allocated behind the end of files, however little, the next process knows before it
+/// answers anything.
+#[test]
+fn a_cage_that_goes_on_counts_what_lies_behind_the_end_of_files() {
+    if !as_root() {
+        return;
+    }
+    let mut guarded = Guarded::cage(&["--size=8M"]);
+    let page = zeros(4096);
+    for (number, tail) in (1..=40).zip([4096_u64, 8192, 12_288, 200_000].into_iter().cycle()) {
+        let file = File::create(guarded.at(&format!("file{number}"))).unwrap();
+        file.write_all_at(&page, 0).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 4096, tail).unwrap();
+    }
+    let used = |guarded: &Guarded| Cage::of(&guarded.fixture, &guarded.fixture.mountpoint).number("used");
+    let before = used(&guarded);
+    guarded.kill();
+    assert_eq!(used(&guarded), before);
+    // To the edge, which is the host's as well.
+    let mut last = File::create(guarded.at("last")).unwrap();
+    while last.write(&page).is_ok_and(|written| written > 0) {}
+    let below: u64 = fs::read_dir(&guarded.fixture.source)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512)
+        .sum();
+    assert!(below > 7 << 20 && below <= 8 << 20, "{below}");
+    drop(last);
+    guarded.fixture.unmount();
+}
+
 /// Over its own directory, with files that have no name, limits within the limit and another size.
 #[test]
 fn a_cage_that_goes_on_has_its_books() {
