@@ -1,6 +1,6 @@
 //! Where the control sockets are: one directory per user, which nobody else may enter.
 //!
-//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. Root of a user
+//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` for others, or one in `/tmp` (`temporary.rs`). Root of a user
 //! namespace (a rootless container engine) is the user who made that namespace, so that this user
 //! finds its mounts. One socket per mount, named by the process that serves it, so that stale ones
 //! can be told.
@@ -8,6 +8,8 @@
 //! Invariant: what another user keeps in his directory is looked at only where root was told to
 //! ([`Whose`]), and never followed, opened or asked as a file: links, pipes and mounts in place of
 //! a socket are passed over.
+
+mod temporary;
 
 use crate::{
     failure::{Exit, Failure},
@@ -35,14 +37,18 @@ use std::{
     sync::{Arc, Once},
     time::Duration,
 };
+use temporary::UserIds;
 
-/// The directory for a user's sockets, from the environment. Pure.
-fn directory(uid: u32, runtime: Option<OsString>) -> PathBuf {
-    match (uid, runtime.map(PathBuf::from).filter(|path| path.is_absolute())) {
-        (0, _) => PathBuf::from("/run/nacre"),
-        (_, Some(runtime)) => runtime.join("nacre"),
-        (uid, None) => PathBuf::from(format!("/tmp/nacre-{uid}")),
+/// Where all users make directories.
+const TEMPORARY: &str = "/tmp";
+
+/// The directory for a user's sockets, from the environment; none where it is one in [`TEMPORARY`]. Pure.
+fn directory(uid: u32, runtime: Option<OsString>) -> Option<PathBuf> {
+    if uid == 0 {
+        return Some(PathBuf::from("/run/nacre"));
     }
+    let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute())?;
+    Some(runtime.join("nacre"))
 }
 
 /// Who user 0 of this process' user namespace is outside of it, from `/proc/self/uid_map`. Pure.
@@ -66,9 +72,18 @@ pub fn user() -> u32 {
     fs::read_to_string("/proc/self/uid_map").ok().and_then(|map| outside(&map)).unwrap_or(uid)
 }
 
+/// The user that sockets are kept for, and how his files show here.
+fn this_user() -> UserIds {
+    UserIds { named: user(), owner: geteuid().as_raw() }
+}
+
 /// Our own directory, whether it is there or not.
 pub fn ours() -> PathBuf {
-    directory(user(), std::env::var_os("XDG_RUNTIME_DIR"))
+    let uid = user();
+    directory(uid, std::env::var_os("XDG_RUNTIME_DIR")).unwrap_or_else(|| {
+        let above = Path::new(TEMPORARY);
+        temporary::find(above, this_user()).unwrap_or_else(|| above.join(temporary::plain(uid)))
+    })
 }
 
 /// Our own directory, made if need be.
@@ -77,16 +92,17 @@ pub fn ours() -> PathBuf {
 /// A directory that cannot be made, or that somebody else could have made or could enter.
 pub fn own() -> Result<PathBuf, Failure> {
     let uid = geteuid().as_raw();
-    let directory = ours();
+    let failed = |directory: &Path, error: io::Error| {
+        Failure::io("cannot make the directory of control sockets", directory.display(), &error)
+    };
+    let Some(directory) = directory(user(), std::env::var_os("XDG_RUNTIME_DIR")) else {
+        let above = Path::new(TEMPORARY);
+        return temporary::make(above, this_user())
+            .map_err(|error| failed(&above.join(temporary::plain(user())), error));
+    };
     match rustix::fs::mkdir(&directory, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => {
-            return Err(Failure::io(
-                "cannot make the directory of control sockets",
-                directory.display(),
-                &error.into(),
-            ));
-        }
+        Err(error) => return Err(failed(&directory, error.into())),
     }
     check(&directory, uid)?;
     Ok(directory)
@@ -354,7 +370,7 @@ fn others(whose: &Whose) -> Vec<Foreign> {
     if *whose == Whose::Ours {
         return Vec::new();
     }
-    let (of_users, temporary) = (Path::new("/run/user"), Path::new("/tmp"));
+    let (of_users, above) = (Path::new("/run/user"), Path::new(TEMPORARY));
     let mut wanted: Vec<(u32, PathBuf, String)> = Vec::new();
     let number = |text: &str| text.parse::<u32>().ok().filter(|uid| uid.to_string() == text);
     match whose {
@@ -362,7 +378,8 @@ fn others(whose: &Whose) -> Vec<Foreign> {
         Whose::These(users) => {
             for uid in users {
                 wanted.push((*uid, of_users.join(uid.to_string()), "nacre".to_owned()));
-                wanted.push((*uid, temporary.to_owned(), format!("nacre-{uid}")));
+                let found = temporary::find(above, UserIds::same(*uid));
+                wanted.extend(found.and_then(|path| Some((*uid, above.to_owned(), text_of(path.file_name()?)?))));
             }
         }
         Whose::Everybody => {
@@ -371,12 +388,9 @@ fn others(whose: &Whose) -> Vec<Foreign> {
                     wanted.push((uid, path, "nacre".to_owned()));
                 }
             }
-            for path in children(temporary) {
-                let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-                if let Some(uid) = name.strip_prefix("nacre-").and_then(number) {
-                    wanted.push((uid, temporary.to_owned(), name.to_owned()));
-                }
-            }
+            // One of each user: the one that his own commands use.
+            let found = temporary::find_all(above).into_iter();
+            wanted.extend(found.filter_map(|(uid, path)| Some((uid, above.to_owned(), text_of(path.file_name()?)?))));
         }
     }
     let table = mountinfo::read().unwrap_or_default();
@@ -388,6 +402,10 @@ fn others(whose: &Whose) -> Vec<Foreign> {
         sound.then(|| Foreign { uid, path: parent.join(name), directory: Arc::new(directory) })
     });
     found.collect()
+}
+
+fn text_of(name: &std::ffi::OsStr) -> Option<String> {
+    name.to_str().map(str::to_owned)
 }
 
 /// What root keeps for everybody, for an ordinary user who asks for root's.
@@ -455,13 +473,13 @@ mod tests {
     #[test]
     fn each_user_has_a_directory() {
         for (uid, runtime, expected) in [
-            (0, Some("/run/user/0"), "/run/nacre"),
-            (5, Some("/run/user/5"), "/run/user/5/nacre"),
-            (5, None, "/tmp/nacre-5"),
-            (5, Some("relative"), "/tmp/nacre-5"),
-            (5, Some(""), "/tmp/nacre-5"),
+            (0, Some("/run/user/0"), Some("/run/nacre")),
+            (5, Some("/run/user/5"), Some("/run/user/5/nacre")),
+            (5, None, None),
+            (5, Some("relative"), None),
+            (5, Some(""), None),
         ] {
-            assert_eq!(directory(uid, runtime.map(OsString::from)), Path::new(expected));
+            assert_eq!(directory(uid, runtime.map(OsString::from)).as_deref(), expected.map(Path::new));
         }
     }
 
