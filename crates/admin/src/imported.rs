@@ -452,7 +452,7 @@ impl Imported {
         let devices = Arc::new(RwLock::new(devices));
         let (watching, known, of_bucket) = (Arc::clone(&watch), Arc::clone(&devices), bucket.clone());
         store.watch(move |damaged| {
-            let device = known.read().get(usize::from(damaged.device)).cloned();
+            let device = damaged.device.and_then(|device| known.read().get(usize::from(device)).cloned());
             let tally: Option<&Tally> =
                 device.as_deref().map(|device| &**device).or(of_bucket.as_deref().map(|bucket| &**bucket));
             let name = tally.map_or_else(String::new, |tally| tally.name().to_owned());

@@ -18,7 +18,8 @@
 mod disks;
 mod objects;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
@@ -140,8 +141,89 @@ pub trait Sweep {
 pub struct Healed {
     /// How many copies, or columns.
     pub columns: u64,
-    /// The devices of those that should have been right: not of those that are known to lack something.
-    pub wrong: Vec<u16>,
+    /// What of that should have been right: not what lies on devices that are known to lack something.
+    pub wrong: Vec<HealedPart>,
+}
+
+impl Healed {
+    /// The devices that held wrong bytes.
+    #[must_use]
+    pub fn devices(&self) -> BTreeSet<u16> {
+        self.wrong.iter().map(|part| part.device).collect()
+    }
+
+    /// How much of what should have been right was written anew, bytes of devices.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.wrong.iter().map(|part| part.bytes).sum()
+    }
+}
+
+/// A part of a segment that was wrong on a device, and was written anew there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealedPart {
+    /// The number of the device.
+    pub device: u16,
+    /// The range of the segment that depends on it, bytes: of parity, whole rows.
+    pub range: Range<u64>,
+    /// How much was written to the device, bytes.
+    pub bytes: u64,
+}
+
+/// The devices from which the parts of a buffer were read.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Where in the buffer of the caller the part begins that is being read.
+    base: usize,
+    parts: Vec<SourcePart>,
+}
+
+/// A part of a buffer, and the device that it was read from; `None` where it was computed from others.
+#[derive(Clone, Debug)]
+struct SourcePart {
+    range: Range<usize>,
+    device: Option<u16>,
+}
+
+impl Sources {
+    /// Has ranges be counted from a part of the buffer that begins there, until that is read.
+    pub fn within<T>(&mut self, base: usize, read: impl FnOnce(&mut Self) -> T) -> T {
+        self.base += base;
+        let done = read(self);
+        self.base -= base;
+        done
+    }
+
+    /// This range of the buffer was read from that device.
+    pub fn note(&mut self, range: Range<usize>, device: Option<u16>) {
+        self.parts.push(SourcePart { range: self.base + range.start..self.base + range.end, device });
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// What was noted behind the first ones is read again.
+    pub(crate) fn forget_behind(&mut self, count: usize) {
+        self.parts.truncate(count);
+    }
+
+    /// The devices whose bytes differ, where `read` was read at this offset of the buffer and should have
+    /// been `right`.
+    #[must_use]
+    pub fn wrong(&self, offset: usize, read: &[u8], right: &[u8]) -> BTreeSet<u16> {
+        let end = offset + right.len();
+        let mut wrong = BTreeSet::new();
+        for SourcePart { range, device } in &self.parts {
+            let (from, to) = (range.start.max(offset), range.end.min(end));
+            if let Some(device) = device.filter(|_| from < to)
+                && read.get(from - offset..to - offset) != right.get(from - offset..to - offset)
+            {
+                wrong.insert(device);
+            }
+        }
+        wrong
+    }
 }
 
 /// Something that holds the segments and roots of one pool.
@@ -231,6 +313,31 @@ pub trait Backend: Send + Sync {
     /// As for [`Self::read`].
     fn read_any(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
         self.read(at, 0, offset, into)
+    }
+
+    /// As [`Self::read`], or without a way as [`Self::read_any`]; notes the devices that were read.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    fn read_noting(
+        &self,
+        at: SegmentAt<'_>,
+        way: Option<usize>,
+        offset: u64,
+        into: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
+        sources.note(0..into.len(), Some(self.member(at, way.unwrap_or(0))));
+        match way {
+            Some(way) => self.read(at, way, offset, into),
+            None => self.read_any(at, offset, into),
+        }
+    }
+
+    /// Whether a device should hold all of what a segment has there: it is not known to lack something.
+    fn should_hold(&self, at: SegmentAt<'_>, device: u16) -> bool {
+        let _ = (at, device);
+        true
     }
 
     /// Segments of different lanes lie on different devices, but for second copies of metadata: they

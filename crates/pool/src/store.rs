@@ -13,6 +13,7 @@
 //!   root stays what it is.
 
 mod appenders;
+mod blame;
 mod cleaning;
 mod commit;
 mod compressors;
@@ -55,7 +56,8 @@ pub use space::{Claim, Space, Traffic};
 pub use table_commit::DELTAS;
 pub use watch::Damaged;
 
-use crate::backend::{Backend, Disks, SegmentAt};
+use self::blame::Reading;
+use crate::backend::{Backend, Disks, SegmentAt, Sources};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
@@ -185,7 +187,10 @@ impl Frames for Store {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
         let mut place = self.find(pointer)?;
         loop {
-            let read = self.read_at(pointer, &place, None).or_else(|error| self.read_copy(pointer, &place, error));
+            let mut first = Reading::default();
+            let read = self
+                .read_at(pointer, &place, None, &mut first)
+                .or_else(|error| self.read_copy(pointer, &place, error, &first));
             // The cleaner may have moved it meanwhile, and its old place may hold something else by
             // now.
             match (read, self.find(pointer)?) {
@@ -248,8 +253,9 @@ thread_local! {
 }
 
 impl Store {
-    /// The content of a frame that is at this place, read in this way.
-    fn read_at(&self, pointer: &Pointer, place: &Location, way: Way) -> Result<Arc<[u8]>> {
+    /// The content of a frame that is at this place, read in this way; where it is damaged, the reading
+    /// is kept.
+    fn read_at(&self, pointer: &Pointer, place: &Location, way: Way, kept: &mut Reading) -> Result<Arc<[u8]>> {
         if u64::from(pointer.logical) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
@@ -257,20 +263,26 @@ impl Store {
         let Some(target) = Arc::get_mut(&mut content) else {
             return Err(PoolError::Format(Damage::Structure("a shared buffer")));
         };
-        self.fill(pointer, place, way, target)?;
+        self.fill(pointer, place, way, target, kept)?;
         Ok(content)
     }
 
-    /// Fills a buffer, as long as the content, with the content of a frame that is at this place.
-    fn fill(&self, pointer: &Pointer, place: &Location, way: Way, target: &mut [u8]) -> Result<()> {
+    /// Fills a buffer, as long as the content, with the content of a frame that is at this place; where
+    /// it is damaged, the reading is kept.
+    fn fill(&self, pointer: &Pointer, place: &Location, way: Way, target: &mut [u8], kept: &mut Reading) -> Result<()> {
         let length = pointer.stored as usize;
         if u64::from(pointer.stored) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
-        let whole = if pointer.compression == Compression::Off {
-            length == target.len() && {
-                self.read_stored_at(pointer, place, way, target)?;
-                true
+        let has_checksum = |content: &[u8]| checksum::content(pointer.checksum_kind, content) == pointer.checksum;
+        let damage = if pointer.compression == Compression::Off {
+            if length == target.len() {
+                self.read_stored_at(pointer, place, way, target, &mut kept.sources)?;
+                let damage = (!has_checksum(target)).then_some(Damage::Checksum);
+                kept.stored.extend_from_slice(if damage.is_some() { target } else { &[] });
+                damage
+            } else {
+                Some(Damage::Compression)
             }
         } else {
             READ.with_borrow_mut(|buffer| {
@@ -278,17 +290,26 @@ impl Store {
                     buffer.resize(length, 0);
                 }
                 let stored = buffer.get_mut(..length).unwrap_or_default();
-                let whole = self
-                    .read_stored_at(pointer, place, way, stored)
-                    .map(|()| compress::decompress(pointer.compression, stored, target));
+                let damage = self.read_stored_at(pointer, place, way, stored, &mut kept.sources).map(|()| {
+                    if !compress::decompress(pointer.compression, stored, target) {
+                        Some(Damage::Compression)
+                    } else {
+                        (!has_checksum(target)).then_some(Damage::Checksum)
+                    }
+                });
+                if let Ok(Some(_)) = damage {
+                    kept.stored.extend_from_slice(stored);
+                }
                 compress::forget_much(buffer);
-                whole
+                damage
             })?
         };
-        if !whole || checksum::content(pointer.checksum_kind, target) != pointer.checksum {
-            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, way, whole) });
+        match damage {
+            Some(damage) => {
+                Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, way, damage) })
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Gives a compressed frame its place.
@@ -427,12 +448,27 @@ impl Store {
         Ok(Location { segment: found.segment, stream: found.stream, place: found.place, offset })
     }
 
-    fn read_stored_at(&self, pointer: &Pointer, at: &Location, way: Way, buffer: &mut [u8]) -> Result<()> {
-        self.read_range(pointer.birth, at, way, u64::from(Pointer::HEADER), buffer)
+    fn read_stored_at(
+        &self,
+        pointer: &Pointer,
+        at: &Location,
+        way: Way,
+        buffer: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
+        self.read_range(pointer.birth, at, way, u64::from(Pointer::HEADER), buffer, sources)
     }
 
     /// Reads a part of a frame: from below, or what is not there yet from memory.
-    fn read_range(&self, birth: Txg, at: &Location, way: Way, skip: u64, buffer: &mut [u8]) -> Result<()> {
+    fn read_range(
+        &self,
+        birth: Txg,
+        at: &Location,
+        way: Way,
+        skip: u64,
+        buffer: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
         let offset = at.offset + skip;
         let missing: Vec<Range<usize>> = match at.stream {
             // What was committed is on the device; and moved frames are found at their new place
@@ -445,26 +481,21 @@ impl Store {
             }
         };
         for range in missing {
-            let from = offset + range.start as u64;
+            let (base, from) = (range.start, offset + range.start as u64);
             if let Some(part) = buffer.get_mut(range) {
-                match way {
-                    Some(way) => self.backend.read(at.at(), way, from, part)?,
-                    None => self.backend.read_any(at.at(), from, part)?,
-                }
+                sources.within(base, |sources| self.backend.read_noting(at.at(), way, from, part, sources))?;
             }
         }
         Ok(())
     }
 
-    /// Why a frame's content is not what it should be.
-    fn diagnose(&self, pointer: &Pointer, at: &Location, way: Way, decompressed: bool) -> Damage {
+    /// Why a frame's content is not what it should be: this, or what its header tells.
+    fn diagnose(&self, pointer: &Pointer, at: &Location, way: Way, damage: Damage) -> Damage {
         let mut header = [0; Pointer::HEADER as usize];
-        let read = self.read_range(pointer.birth, at, way, 0, &mut header);
+        let read = self.read_range(pointer.birth, at, way, 0, &mut header, &mut Sources::default());
         match read.and_then(|()| Header::decode(&header)) {
-            Ok(header) if !header.is_of(pointer) => Damage::Header,
-            Err(_) => Damage::Header,
-            Ok(_) if !decompressed => Damage::Compression,
-            Ok(_) => Damage::Checksum,
+            Ok(header) if header.is_of(pointer) => damage,
+            _ => Damage::Header,
         }
     }
 

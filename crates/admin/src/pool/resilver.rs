@@ -271,9 +271,16 @@ impl Resilver {
         let (mut clock, mut kept, before) = (moment(), moment(), written());
         let since = || repaired + written().saturating_sub(before);
         let mut visit = |checked: &Checked| {
-            if let Some(damage) = checked.damage.as_ref().filter(|_| !checked.mended) {
-                let name = self.devices.read().get(usize::from(checked.device)).map(|device| device.name().to_owned());
-                self.watch.damaged(checked.name, checked.owner, &name.unwrap_or_default(), Some(damage));
+            if let Some(damage) = &checked.damage {
+                let device = checked.device.and_then(|device| self.devices.read().get(usize::from(device)).cloned());
+                let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
+                if checked.mended {
+                    // It was wrong on a device that should have had everything.
+                    device.iter().for_each(|device| device.found_damage());
+                    self.watch.mended(checked.name, checked.owner, &name, Some(damage));
+                } else {
+                    self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
+                }
             }
             let mut state = self.job.lock();
             state.examined += checked.bytes;

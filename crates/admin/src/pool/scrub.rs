@@ -294,7 +294,7 @@ impl Scrub {
     /// Notes a frame; answers whether to go on.
     fn look(&self, checked: &Checked, clock: &mut Instant) -> bool {
         if let Some(damage) = &checked.damage {
-            let device = self.devices.read().get(usize::from(checked.device)).cloned();
+            let device = checked.device.and_then(|device| self.devices.read().get(usize::from(device)).cloned());
             let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
             if let Some(device) = device {
                 device.found_damage();
@@ -308,9 +308,7 @@ impl Scrub {
         let mut state = self.job.lock();
         state.examined += checked.bytes;
         state.errors += u64::from(checked.damage.is_some() && !checked.mended);
-        if checked.mended {
-            state.repaired += checked.header.map_or(checked.bytes, |header| header.pointer.charged());
-        }
+        state.repaired += checked.repaired;
         let ran = clock.elapsed();
         if ran >= Duration::from_millis(1) {
             state.elapsed += ran.as_millis() as u64;

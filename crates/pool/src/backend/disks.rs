@@ -60,7 +60,7 @@ pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
 pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
-use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep};
+use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sources, Sweep};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
@@ -220,24 +220,25 @@ impl Disks {
     }
 
     /// Reads from a slot: from a device that has everything, where there is one.
-    fn read_slot(&self, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    /// Answers the number of that device.
+    fn read_slot(&self, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<u16> {
         self.read_held(slot, true, offset, buffer)
     }
 
     /// The same; where `stale` is not set, from no other device.
-    fn read_held(&self, slot: SlotAddress, stale: bool, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    fn read_held(&self, slot: SlotAddress, stale: bool, offset: u64, buffer: &mut [u8]) -> Result<u16> {
         let layout = self.layout();
         if layout.is_plain() {
-            return self.read_of(slot.device, slot, offset, buffer);
+            return self.read_of(slot.device, slot, offset, buffer).map(|()| slot.device);
         }
         if !layout.has_pairs() {
-            return self.read_timed(&layout, slot.device, slot, offset, buffer);
+            return self.read_timed(&layout, slot.device, slot, offset, buffer).map(|()| slot.device);
         }
-        let mut read = self.gone(slot.device);
+        let mut read = self.gone(slot.device).map(|()| slot.device);
         for whole in [true, false].into_iter().filter(|whole| *whole || stale) {
             let holders = layout.holders(slot.device).filter(|(_, standing)| standing.works());
             for (holder, _) in holders.filter(|(_, standing)| standing.has_all() == whole) {
-                read = self.read_timed(&layout, holder, slot, offset, buffer);
+                read = self.read_timed(&layout, holder, slot, offset, buffer).map(|()| holder);
                 if read.is_ok() {
                     return read;
                 }
@@ -434,7 +435,27 @@ impl Backend for Disks {
     }
 
     fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.read_columns(at, way, offset, into)
+        self.read_columns(at, way, offset, into, &mut Sources::default())
+    }
+
+    fn read_noting(
+        &self,
+        at: SegmentAt<'_>,
+        way: Option<usize>,
+        offset: u64,
+        into: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
+        match way {
+            Some(way) => self.read_columns(at, way, offset, into, sources),
+            None => self.read_nearest(at, offset, into, sources),
+        }
+    }
+
+    fn should_hold(&self, at: SegmentAt<'_>, device: u16) -> bool {
+        let layout = self.layout();
+        let mut columns = at.place.iter().enumerate();
+        columns.any(|(column, slot)| self.is_answerable(&layout, at, column, *slot, device))
     }
 
     fn chooses(&self, at: SegmentAt<'_>) -> bool {
@@ -442,7 +463,7 @@ impl Backend for Disks {
     }
 
     fn read_any(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.read_nearest(at, offset, into)
+        self.read_nearest(at, offset, into, &mut Sources::default())
     }
 
     fn independent(&self) -> usize {

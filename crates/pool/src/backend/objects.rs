@@ -53,7 +53,7 @@ pub use cached::{CacheFigures, Cached};
 pub use local_log::LocalLog;
 pub use parts::Parts;
 
-use super::{Backend, Copies, Healed, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
+use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -706,7 +706,9 @@ impl Backend for Objects {
             let why = "the object has changed since it was read";
             return Err(failed(&*self.bucket, "mending", io::Error::new(io::ErrorKind::InvalidData, why)));
         }
-        Ok(Some(Healed { columns: 1, wrong: vec![0] }))
+        let bytes = whole.len() as u64;
+        let part = HealedPart { device: 0, range: offset..offset + right.len() as u64, bytes };
+        Ok(Some(Healed { columns: 1, wrong: vec![part] }))
     }
 
     fn remove(&self, segments: &[(u32, Place)]) {

@@ -9,22 +9,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::blame::Reading;
 use super::pieces::put_together;
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::table_read::{read_table_copy, table_place};
 use super::watch::Damaged;
 use super::{Location, Result, Store};
 use crate::backend::{Healed, SegmentAt};
-use crate::checksum;
-use crate::compress;
 use crate::error::{Damage, PoolError};
-use crate::frame::Header;
 use crate::frames::Owner;
 use crate::label::{Place, Root};
 use crate::pointer::Pointer;
 
 /// The name of a frame: segment and number.
 type Name = (u32, u32);
+
+/// What is wrong with a frame of the segment table.
+pub(super) struct TableDamage {
+    pub(super) damage: Damage,
+    /// The devices that gave wrong bytes; none where that is not known.
+    pub(super) devices: BTreeSet<u16>,
+    /// What was written anew.
+    pub(super) healed: Option<Healed>,
+}
 
 /// What is damaged at one place of a segment, and whose it is as far as headers tell.
 type Damages = BTreeMap<Name, (Damage, Option<Owner>)>;
@@ -36,45 +43,65 @@ impl Store {
         self.sums.mended.load(Ordering::Relaxed)
     }
 
-    /// A frame's content in another way, where it cannot be read in the first; what is damaged is
-    /// written anew.
-    pub(super) fn read_copy(&self, pointer: &Pointer, at: &Location, error: PoolError) -> Result<Arc<[u8]>> {
+    /// A frame's content in another way, where the first reading was damaged; what is damaged is written
+    /// anew.
+    pub(super) fn read_copy(
+        &self,
+        pointer: &Pointer,
+        at: &Location,
+        error: PoolError,
+        first: &Reading,
+    ) -> Result<Arc<[u8]>> {
         if !matches!(error, PoolError::Frame { .. } | PoolError::Device { .. }) {
             return Err(error);
         }
         let chosen = self.backend.chooses(at.at());
         for way in usize::from(!chosen)..self.backend.ways(at.at()) {
-            let Ok(content) = self.read_at(pointer, at, Some(way)) else { continue };
+            let Ok(frame) = self.read_whole(pointer, at, Some(way)) else { continue };
             // Its place may have been given to others meanwhile: then nothing is damaged.
             if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
-                let wrong = match self.told(self.mend(pointer, at.at(), at.offset, way)) {
-                    Some(healed) => healed.wrong,
-                    None if chosen => self.damaged_copy(pointer, at, way).into_iter().collect(),
-                    None => vec![self.backend.blamed(at.at(), way)],
+                let healed = self.told(self.heal_frame(&frame, at.at(), at.offset));
+                let wrong = match (&error, self.blamed_in(at.at(), first, frame.stored()), healed) {
+                    (_, Some(blamed), Some(healed)) => blamed.union(&healed.devices()).copied().map(Some).collect(),
+                    (_, Some(blamed), None) => blamed.into_iter().map(Some).collect(),
+                    (_, None, Some(healed)) if !healed.wrong.is_empty() => {
+                        healed.devices().into_iter().map(Some).collect()
+                    }
+                    // What was wrong was computed from several, or nothing is wrong there any more.
+                    (PoolError::Frame { .. }, None, _) => vec![None],
+                    (_, None, Some(_)) => Vec::new(),
+                    (_, None, None) if chosen => self.damaged_copy(pointer, at, way).map(Some).into_iter().collect(),
+                    (_, None, None) => vec![Some(self.backend.blamed(at.at(), way))],
                 };
                 wrong.into_iter().for_each(|device| self.report_of(pointer, at, &error, (device, true)));
             }
-            return Ok(content);
+            return Ok(frame.content.into());
         }
         // What has moved is not damaged.
         if self.find(pointer).is_ok_and(|now| now == *at)
-            && let Some(content) = self.read_pieces(pointer, at, &error)?
+            && let Some(content) = self.read_pieces(pointer, at, &error, first)?
         {
             return Ok(content);
         }
         Err(error)
     }
 
-    /// The device whose copy is damaged, where the copy that was read was chosen among several, and this
-    /// way reads a whole one.
+    /// The device whose copy cannot be read, where the copy that was read was chosen among several, and
+    /// this way reads a whole one.
     fn damaged_copy(&self, pointer: &Pointer, at: &Location, good: usize) -> Option<u16> {
         let mut others = (0..self.backend.ways(at.at())).filter(|way| *way != good);
-        let bad = others.find(|way| self.read_at(pointer, at, Some(*way)).is_err())?;
+        let bad = others.find(|way| self.read_whole(pointer, at, Some(*way)).is_err())?;
         Some(self.backend.member(at.at(), bad))
     }
 
     /// A frame's content from pieces that are whole in different ways; what is damaged is written anew.
-    fn read_pieces(&self, pointer: &Pointer, at: &Location, error: &PoolError) -> Result<Option<Arc<[u8]>>> {
+    fn read_pieces(
+        &self,
+        pointer: &Pointer,
+        at: &Location,
+        error: &PoolError,
+        first: &Reading,
+    ) -> Result<Option<Arc<[u8]>>> {
         if u64::from(pointer.stored.max(pointer.logical)) > self.longest {
             return Ok(None);
         }
@@ -84,8 +111,10 @@ impl Store {
         };
         let durable = pointer.birth <= self.durable() && self.usable().is_ok();
         let mended = durable && self.told(self.heal(at.at(), offset, &stored)).is_some();
-        for device in wrong {
-            self.report_of(pointer, at, error, (device, mended));
+        let mut blamed = self.blamed_in(at.at(), first, &stored).unwrap_or_default();
+        blamed.extend(wrong);
+        for device in blamed {
+            self.report_of(pointer, at, error, (Some(device), mended));
         }
         Ok(Some(content.into()))
     }
@@ -95,48 +124,56 @@ impl Store {
         mended.inspect_err(|error| tracing::warn!(%error, "a damaged copy cannot be written anew")).ok().flatten()
     }
 
-    /// Makes all copies of a frame what it is in one way, in which its content is whole. The frame's
-    /// header goes with it unless that is damaged there. `None` if it was not there any more.
+    /// Makes all copies of a frame what it is in one way, in which its content is whole. `None` if it was
+    /// not there any more.
     fn mend(&self, pointer: &Pointer, at: SegmentAt<'_>, offset: u64, good: usize) -> Result<Option<Healed>> {
         if self.usable().is_err() {
             return Ok(None);
         }
-        let mut frame = vec![0; (u64::from(Pointer::HEADER) + u64::from(pointer.stored)) as usize];
-        self.backend.read(at, good, offset, &mut frame)?;
-        let header = Header::decode(&frame).is_ok_and(|header| header.is_of(pointer));
-        let skip = if header { 0 } else { Pointer::HEADER as usize };
         // Another device may have failed or come back meanwhile: then this way reads something else.
-        let mut content = vec![0; pointer.logical as usize];
-        let stored = frame.get(Pointer::HEADER as usize..).unwrap_or_default();
-        let whole = compress::decompress(pointer.compression, stored, &mut content);
-        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
-            return Ok(None);
+        match self.read_whole_at(pointer, at, offset, good) {
+            Ok(frame) => self.heal_frame(&frame, at, offset),
+            Err(PoolError::Frame { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
-        self.heal(at, offset + skip as u64, frame.get(skip..).unwrap_or_default())
     }
 
     /// Makes all copies of a part of a segment what it should be; `None` if it was not there any more.
-    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
+    pub(super) fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         let healed = self.backend.heal(at, offset, right, &|image| self.is_whole(at, image))?;
         self.sums.mended.fetch_add(healed.as_ref().map_or(0, |healed| healed.columns), Ordering::Relaxed);
         Ok(healed)
     }
 
-    /// Looks at a frame of the table in all ways; tells on which device it is damaged, how, and
-    /// whether that is mended now.
-    pub(super) fn look_at_table_frame(&self, root: &Root, pointer: &Pointer) -> Option<(u16, Damage, bool)> {
+    /// Looks at a frame of the table in all ways; answers what is wrong with it, if anything is, and
+    /// mends that.
+    pub(super) fn look_at_table_frame(&self, root: &Root, pointer: &Pointer) -> Option<TableDamage> {
         let at = table_place(root, pointer)?;
-        let damage_in = |way: usize| match read_table_copy(&*self.backend, at, way, pointer) {
-            Ok(_) => None,
-            Err(PoolError::Frame { damage, .. }) => Some(damage),
-            Err(_) => Some(Damage::Structure("it cannot be read")),
-        };
-        let looked: Vec<Option<Damage>> = (0..self.backend.ways(at)).map(damage_in).collect();
-        let good = looked.iter().position(Option::is_none);
-        let (bad, damage) = looked.into_iter().enumerate().find_map(|(way, damage)| Some((way, damage?)))?;
-        let device = self.backend.member(at, bad);
-        let mended = self.told(self.mend_table(root, pointer, at, good)).is_some();
-        Some((device, damage, mended))
+        let (mut good, mut found, mut bad) = (None, None, Vec::new());
+        for way in 0..self.backend.ways(at) {
+            let mut reading = Reading::default();
+            let damage = match read_table_copy(&*self.backend, at, way, pointer, &mut reading) {
+                Ok(_) => {
+                    good.get_or_insert((way, reading.stored));
+                    continue;
+                }
+                Err(PoolError::Frame { damage, .. }) => damage,
+                Err(_) => Damage::Structure("it cannot be read"),
+            };
+            found.get_or_insert((way, damage));
+            bad.push(reading);
+        }
+        let (first, damage) = found?;
+        let healed = self.told(self.mend_table(root, pointer, at, good.as_ref().map(|(way, _)| *way)));
+        let mut devices: BTreeSet<u16> = healed.iter().flat_map(Healed::devices).collect();
+        match good {
+            Some((_, right)) => {
+                devices.extend(bad.iter().filter_map(|reading| self.blamed_in(at, reading, &right)).flatten());
+            }
+            None if devices.is_empty() => drop(devices.insert(self.backend.member(at, first))),
+            None => {}
+        }
+        Some(TableDamage { damage, devices, healed })
     }
 
     /// Makes all copies of a frame of the table what it is in one way, or, without any in which it is
@@ -148,11 +185,15 @@ impl Store {
         at: SegmentAt<'_>,
         good: Option<usize>,
     ) -> Result<Option<Healed>> {
-        let committed = self.committed.lock();
+        let mut committed = self.committed.lock();
         // Segments of the table are given back under this lock.
         let now = table_place(&committed.root, pointer).map(|at| at.place);
         if now != table_place(root, pointer).map(|at| at.place) || self.usable().is_err() {
             return Ok(None);
+        }
+        // Parity that covers more than this frame is right again in the segment that comes next.
+        if at.place.parity() > 0 {
+            (committed.open_table, committed.renew) = (None, true);
         }
         let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
         if let Some(good) = good {
@@ -230,7 +271,7 @@ impl Store {
                 let header = (way == 0).then_some(frame.header);
                 let bytes = header.map_or(0, |header| header.pointer.charged());
                 let owner = Some(frame.header.owner);
-                go_on = visit(&Checked { name, owner, header, bytes, device, damage: None, mended: false });
+                go_on = visit(&Checked { owner, header, bytes, ..Checked::of(name, device) });
                 Ok(go_on)
             })?;
             if !go_on {
@@ -264,17 +305,10 @@ impl Store {
         self.walk(at.segment, good, false, &mut |frame| {
             let name = name_of(&frame);
             let (Some((damage, _)), None) = (damaged.get(&name), check(&frame)) else { return Ok(true) };
-            if self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)).is_some() {
+            if let Some(healed) = self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)) {
                 let (owner, header) = (Some(frame.header.owner), Some(frame.header));
-                go_on = visit(&Checked {
-                    name,
-                    owner,
-                    header,
-                    bytes: 0,
-                    device,
-                    damage: Some(damage.clone()),
-                    mended: true,
-                });
+                let (damage, repaired) = (Some(damage.clone()), healed.bytes());
+                go_on = visit(&Checked { owner, header, damage, mended: true, repaired, ..Checked::of(name, device) });
             }
             Ok(go_on)
         })?;
@@ -294,7 +328,7 @@ impl Store {
         for (name, (damage, owner)) in at_first.iter().filter(|(name, _)| now.contains(name)) {
             let Some((_, other)) = at_second.get(name) else { continue };
             let (damage, owner) = (Some(damage.clone()), owner.or(*other));
-            if !visit(&Checked { name: *name, owner, header: None, bytes: 0, device, damage, mended: false }) {
+            if !visit(&Checked { owner, damage, ..Checked::of(*name, device) }) {
                 return false;
             }
         }

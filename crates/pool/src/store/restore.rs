@@ -13,12 +13,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::cleaning::{Cleaned, Outcome};
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::{Committed, Result, Store};
-use crate::backend::{Disks, SegmentAt};
+use crate::backend::{Disks, HealedPart, SegmentAt, Sources};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
@@ -39,6 +38,7 @@ type Name = (u32, u32);
 const MOST_JUDGED: u64 = 2 << 30;
 
 /// A frame that was found, by its header.
+#[derive(Clone)]
 struct Found {
     name: Name,
     header: Header,
@@ -136,6 +136,77 @@ impl Verified {
     }
 }
 
+/// The content of a segment, read in one way.
+struct SegmentImage {
+    bytes: Vec<u8>,
+    /// The parts that could not be read.
+    unread: Vec<Range<usize>>,
+    sources: Sources,
+}
+
+/// The frames of a segment that were wrong and are right now, each on the devices that gave wrong bytes.
+#[derive(Default)]
+struct Mended {
+    frames: BTreeMap<(Name, Option<u16>), MendedFrame>,
+}
+
+/// How a frame was wrong on a device.
+#[derive(Default)]
+struct MendedFrame {
+    header: Option<Header>,
+    /// As far as it is known.
+    damage: Option<Damage>,
+    /// What was written to the device, bytes.
+    repaired: u64,
+}
+
+impl Mended {
+    /// A frame was damaged in a reading; these devices are to blame.
+    fn damaged(&mut self, found: &Found, damage: &Damage, devices: impl IntoIterator<Item = Option<u16>>) {
+        for device in devices {
+            let frame = self.frames.entry((found.name, device)).or_default();
+            (frame.header, frame.damage) = (Some(found.header), Some(damage.clone()));
+        }
+    }
+
+    /// A part of the segment was wrong on a device, and was written anew: the frames in it, or the one
+    /// before it, were wrong there.
+    fn healed(&mut self, part: &HealedPart, frames: &BTreeMap<usize, Found>) {
+        let (from, to) = (part.range.start as usize, part.range.end as usize);
+        let before = frames.range(..=from).next_back().map(|(offset, _)| *offset).unwrap_or(from);
+        let mut bytes = part.bytes;
+        let around = || frames.range(before..to.max(before + 1)).map(|(_, found)| found);
+        let inside = || around().filter(|found| found.range().end > from);
+        let first = around().next().or_else(|| frames.values().next());
+        for found in inside().chain(first.filter(|_| inside().next().is_none())) {
+            let frame = self.frames.entry((found.name, Some(part.device))).or_default();
+            frame.header = Some(found.header);
+            frame.repaired += std::mem::take(&mut bytes);
+        }
+    }
+
+    /// The reports of a scrub. A frame of which a wrong device is known needs no report of an unknown
+    /// one.
+    fn reports(self) -> Vec<Checked> {
+        let known: BTreeSet<Name> =
+            self.frames.keys().filter(|(_, device)| device.is_some()).map(|(name, _)| *name).collect();
+        let is_reported = |name: &Name, device: &Option<u16>| device.is_some() || !known.contains(name);
+        let reported = self.frames.into_iter().filter(|((name, device), _)| is_reported(name, device));
+        reported
+            .map(|((name, device), MendedFrame { header, damage, repaired })| Checked {
+                name,
+                owner: header.map(|header| header.owner),
+                header,
+                bytes: 0,
+                device,
+                damage: Some(damage.unwrap_or(Damage::Checksum)),
+                mended: true,
+                repaired,
+            })
+            .collect()
+    }
+}
+
 /// Whether these bytes are a whole frame with this header.
 fn is_frame(frame: &[u8], header: &Header) -> bool {
     let Some((raw_header, stored)) = frame.split_at_checked(frame::LENGTH) else { return false };
@@ -150,10 +221,10 @@ fn may_widen(segment: &Segment) -> bool {
 
 impl Store {
     /// What a segment holds, read in one way, and which parts of it cannot be read.
-    fn image(&self, at: SegmentAt<'_>, way: usize, length: usize) -> (Vec<u8>, Vec<Range<usize>>) {
+    fn image(&self, at: SegmentAt<'_>, way: usize, length: usize) -> SegmentImage {
         let row = u64::from(self.backend.row(at.place)).max(1);
         let step = ((AT_ONCE / row).max(1) * row) as usize;
-        let (mut image, mut unread) = (vec![0; length], Vec::new());
+        let (mut image, mut unread, mut sources) = (vec![0; length], Vec::new(), Sources::default());
         for (number, part) in image.chunks_mut(step).enumerate() {
             let start = number * step;
             // Copies to choose from are announced where they are chosen.
@@ -162,12 +233,13 @@ impl Store {
                 let (from, to) = (from.min(length), to.min(length));
                 self.backend.expect(at, from as u64, (to - from) as u64);
             }
-            if let Err(error) = self.backend.read(at, way, start as u64, part) {
+            let noting = |sources: &mut Sources| self.backend.read_noting(at, Some(way), start as u64, part, sources);
+            if let Err(error) = sources.within(start, noting) {
                 tracing::debug!(segment = at.segment, way, %error, "a part of a segment cannot be read");
-                unread.push(start..start + part.len());
+                unread.push(start..(start + step).min(length));
             }
         }
-        (image, unread)
+        SegmentImage { bytes: image, unread, sources }
     }
 
     /// Whether these bytes are a segment of which nothing more is to come, with all frames that were ever
@@ -207,7 +279,7 @@ impl Store {
         let Some((place, stream)) = there.filter(|(place, _)| !place.is_empty()) else { return Ok(true) };
         let at = SegmentAt { segment: id, place: &place };
         let length = written.bytes as usize;
-        let (mut image, unread) = self.image(at, 0, length);
+        let SegmentImage { bytes: mut image, unread, sources } = self.image(at, 0, length);
         let mut damaged: BTreeMap<Name, (Damage, Option<Owner>)> =
             living.iter().map(|name| (*name, (Damage::Header, None))).collect();
         let lives = |found: &Found| {
@@ -231,7 +303,7 @@ impl Store {
             if lives(&found) && damaged.remove(&found.name).is_some() {
                 let (name, bytes) = (found.name, frame.header.pointer.charged());
                 let (owner, header) = (Some(frame.header.owner), Some(frame.header));
-                go_on = visit(&Checked { name, owner, header, bytes, device, damage: None, mended: false });
+                go_on = visit(&Checked { owner, header, bytes, ..Checked::of(name, device) });
             }
             verified.add(found);
             Ok(go_on)
@@ -239,7 +311,15 @@ impl Store {
         if !go_on {
             return Ok(false);
         }
-        let mut mended = Vec::new();
+        let mut mended = Mended::default();
+        // The devices that gave wrong bytes of a frame in the first reading.
+        let blamed = |read: &[u8], right: &[u8], offset: usize| -> Vec<Option<u16>> {
+            let wrong = sources.wrong(offset, read, right);
+            if wrong.is_empty() && read != right {
+                return vec![None];
+            }
+            wrong.into_iter().filter(|device| self.backend.should_hold(at, *device)).map(Some).collect()
+        };
         for way in 1..self.backend.ways(at) {
             if verified.is_all() {
                 let now = self.living(id);
@@ -248,7 +328,7 @@ impl Store {
                     break;
                 }
             }
-            let (other, _) = self.image(at, way, length);
+            let other = self.image(at, way, length).bytes;
             let mut more = Vec::new();
             self.walk_image(at, &other, &mut |frame| {
                 let found = Found::of(&frame);
@@ -259,16 +339,18 @@ impl Store {
                 Ok(true)
             })?;
             for found in more {
-                let (name, header, range, lives) = (found.name, found.header, found.range(), lives(&found));
+                let (same, range, lives) = (found.clone(), found.range(), lives(&found));
                 let Some(inside) = verified.add(found) else { continue };
+                let mut wrong = Vec::new();
                 if let (Some(to), Some(from)) = (image.get_mut(range.clone()), other.get(range)) {
+                    wrong = blamed(to, from, same.offset);
                     to.copy_from_slice(from);
                 }
                 for content in inside.into_iter().filter(|name| living.contains(name)) {
                     damaged.insert(content, (Damage::Header, None));
                 }
-                if let Some((damage, _)) = damaged.remove(&name).filter(|_| lives) {
-                    mended.push((name, header, Some(damage), self.backend.blamed(at, way)));
+                if let Some((damage, _)) = damaged.remove(&same.name).filter(|_| lives) {
+                    mended.damaged(&same, &damage, wrong);
                 }
             }
         }
@@ -276,21 +358,23 @@ impl Store {
             let mut left = MOST_JUDGED;
             let whole: BTreeSet<Name> = verified.frames.values().map(|found| found.name).collect();
             for found in torn.into_values().filter(|found| !whole.contains(&found.name)) {
-                let (name, header, range, lives) = (found.name, found.header, found.range(), lives(&found));
+                let (same, range, lives) = (found.clone(), found.range(), lives(&found));
                 let mut frame = vec![0; found.length];
-                let mut is_right = |frame: &[u8]| is_frame(frame, &header);
+                let mut is_right = |frame: &[u8]| is_frame(frame, &same.header);
                 let offset = range.start as u64;
                 let pieced = self.backend.piece_together(at, offset, &mut frame, &mut left, &mut is_right)?;
-                let Some(wrong) = pieced else { continue };
+                let Some(pieced) = pieced else { continue };
                 let Some(inside) = verified.add(found) else { continue };
+                let mut wrong: Vec<Option<u16>> = pieced.into_iter().map(Some).collect();
                 if let Some(to) = image.get_mut(range) {
+                    wrong.extend(blamed(to, &frame, same.offset));
                     to.copy_from_slice(&frame);
                 }
                 for content in inside.into_iter().filter(|name| living.contains(name)) {
                     damaged.insert(content, (Damage::Header, None));
                 }
-                if let Some((damage, _)) = damaged.remove(&name).filter(|_| lives) {
-                    mended.extend(wrong.into_iter().map(|device| (name, header, Some(damage.clone()), device)));
+                if let Some((damage, _)) = damaged.remove(&same.name).filter(|_| lives) {
+                    mended.damaged(&same, &damage, wrong);
                 }
             }
         }
@@ -311,8 +395,8 @@ impl Store {
             let mut there = true;
             for run in &runs {
                 let right = image.get(run.clone()).unwrap_or_default();
-                match self.backend.heal(at, run.start as u64, right, &|image| self.is_whole(at, image))? {
-                    Some(healed) => drop(self.sums.mended.fetch_add(healed.columns, Ordering::Relaxed)),
+                match self.heal(at, run.start as u64, right)? {
+                    Some(healed) => healed.wrong.iter().for_each(|part| mended.healed(part, &verified.frames)),
                     None => there = false,
                 }
             }
@@ -320,15 +404,12 @@ impl Store {
                 self.backend.restored(id);
             }
         }
-        for (name, header, damage, device) in mended {
-            let (owner, header) = (Some(header.owner), Some(header));
-            if !visit(&Checked { name, owner, header, bytes: 0, device, damage, mended: true }) {
-                return Ok(false);
-            }
+        if !mended.reports().iter().all(&mut *visit) {
+            return Ok(false);
         }
         for (name, (damage, owner)) in damaged {
             let damage = Some(damage);
-            if !visit(&Checked { name, owner, header: None, bytes: 0, device, damage, mended: false }) {
+            if !visit(&Checked { owner, damage, ..Checked::of(name, device) }) {
                 return Ok(false);
             }
         }

@@ -16,6 +16,7 @@ use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::stream::Appender;
 use crate::segment::table::Segment;
 
+use super::copies::TableDamage;
 use super::table_read::table_place;
 use super::{Result, Store};
 
@@ -117,12 +118,22 @@ pub struct Checked {
     pub header: Option<Header>,
     /// The bytes that were read for it.
     pub bytes: u64,
-    /// On which of the pool's devices it lies.
-    pub device: u16,
+    /// On which of the pool's devices it lies, or has given wrong bytes; `None` where that is not known.
+    pub device: Option<u16>,
     /// What is wrong with it, if anything is.
     pub damage: Option<Damage>,
     /// Another copy was whole: nothing is lost, and the damaged one was written anew.
     pub mended: bool,
+    /// How much was written anew, bytes of the device.
+    pub repaired: u64,
+}
+
+impl Checked {
+    /// A frame that lies on this device, of which nothing else is known.
+    pub(super) fn of(name: (u32, u32), device: u16) -> Self {
+        let device = Some(device);
+        Self { name, owner: None, header: None, bytes: 0, device, damage: None, mended: false, repaired: 0 }
+    }
 }
 
 /// What is known of a segment.
@@ -300,20 +311,30 @@ impl Store {
             let looked = self.look_at_table_frame(root, pointer);
             // A commit may have replaced it while it was read.
             let current = || self.committed.lock().root.generation == root.generation;
-            let (device, damage, mended) = match looked {
-                Some((device, damage, mended)) if mended || current() => (device, Some(damage), mended),
-                _ => (table_place(root, pointer).map_or(0, |at| self.backend.member(at, 0)), None, false),
-            };
-            let name = (pointer.segment, pointer.index);
-            visit(&Checked {
-                name,
+            let found = looked.filter(|found| found.healed.is_some() || current());
+            let here = table_place(root, pointer).map_or(0, |at| self.backend.member(at, 0));
+            let whole = Checked {
                 owner: Some(Owner::default()),
-                header: None,
                 bytes: pointer.charged(),
-                device,
-                damage,
-                mended,
-            })
+                ..Checked::of((pointer.segment, pointer.index), here)
+            };
+            let Some(TableDamage { damage, devices, healed }) = found else { return visit(&whole) };
+            let damaged = Checked { damage: Some(damage), mended: healed.is_some(), ..whole };
+            if devices.is_empty() {
+                return visit(&Checked { device: None, ..damaged });
+            }
+            let repaired = |device: u16| {
+                let parts = healed.iter().flat_map(|healed| &healed.wrong);
+                parts.filter(|part| part.device == device).map(|part| part.bytes).sum()
+            };
+            // It is one frame, however many devices are wrong.
+            let each = (0..).zip(devices).map(|(number, device)| Checked {
+                device: Some(device),
+                repaired: repaired(device),
+                bytes: if number == 0 { damaged.bytes } else { 0 },
+                ..damaged.clone()
+            });
+            each.into_iter().all(|checked| visit(&checked))
         })
     }
 
@@ -378,13 +399,11 @@ impl Store {
             met.found.insert((segment, index));
             let bytes = frame.header.pointer.charged();
             met.go_on = visit(&Checked {
-                name: (segment, index),
                 owner: Some(frame.header.owner),
                 header: Some(frame.header),
                 bytes,
-                device,
                 damage,
-                mended: false,
+                ..Checked::of((segment, index), device)
             });
             Ok(met.go_on)
         })?;
@@ -402,8 +421,7 @@ impl Store {
                 if copied {
                     break;
                 }
-                let damage = Some(Damage::Header);
-                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage, mended: false };
+                let lost = Checked { damage: Some(Damage::Header), ..Checked::of(*name, device) };
                 if !visit(&lost) {
                     met.go_on = false;
                     break;

@@ -11,8 +11,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use super::blame::Reading;
 use super::{Result, Store};
-use crate::backend::{Backend, SegmentAt};
+use crate::backend::{Backend, SegmentAt, Sources};
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
 use crate::label::Place;
@@ -155,7 +156,7 @@ impl Store {
         }
         let place = self.find(pointer)?;
         let mut stored = vec![0; pointer.stored as usize];
-        if self.read_stored_at(pointer, &place, None, &mut stored).is_err() {
+        if self.read_stored_at(pointer, &place, None, &mut stored, &mut Sources::default()).is_err() {
             return Ok(None);
         }
         let mut content = vec![0; pointer.logical as usize];
@@ -173,11 +174,16 @@ impl Store {
             });
         }
         let place = self.find(pointer)?;
-        if self.fill(pointer, &place, None, target).is_ok() {
+        let mut first = Reading::default();
+        let Err(error) = self.fill(pointer, &place, None, target, &mut first) else { return Ok(()) };
+        // It may have been moved meanwhile.
+        if self.find(pointer)? == place
+            && let Ok(content) = self.read_copy(pointer, &place, error, &first)
+        {
+            target.copy_from_slice(&content);
             return Ok(());
         }
-        // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be
-        // told.
+        // If it is damaged, that is reported.
         target.copy_from_slice(&self.read(pointer)?);
         Ok(())
     }

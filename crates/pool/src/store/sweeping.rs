@@ -300,7 +300,7 @@ impl Store {
         let device = self.backend.member(at, 0);
         lost.into_iter().all(|name| {
             let damage = Some(Damage::Structure("its object is lost, or cut short"));
-            visit(&Checked { name, owner: None, header: None, bytes: 0, device, damage, mended: false })
+            visit(&Checked { damage, ..Checked::of(name, device) })
         })
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::Result;
+use super::blame::Reading;
 use super::pieces::put_together;
 use crate::backend::{Backend, SegmentAt};
 use crate::checksum;
@@ -213,7 +214,7 @@ fn read_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<V
     let mut read = Err(missing);
     let at = table_place(root, pointer);
     for (at, way) in at.iter().flat_map(|at| (0..backend.ways(*at)).map(move |way| (*at, way))) {
-        read = read_table_copy(backend, at, way, pointer);
+        read = read_table_copy(backend, at, way, pointer, &mut Reading::default());
         if read.is_ok() {
             return read;
         }
@@ -227,12 +228,13 @@ fn read_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<V
     read
 }
 
-/// Reads a frame of the table in one of the ways.
+/// Reads a frame of the table in one of the ways; the reading is kept.
 pub(super) fn read_table_copy(
     backend: &dyn Backend,
     at: SegmentAt<'_>,
     way: usize,
     pointer: &Pointer,
+    reading: &mut Reading,
 ) -> Result<Vec<u8>> {
     let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
     let end = backend.capacity(at.place);
@@ -240,9 +242,10 @@ pub(super) fn read_table_copy(
         let damage = Damage::Structure("behind the end of its segment");
         return Err(PoolError::Frame { pointer: *pointer, damage });
     }
-    let mut stored = vec![0; pointer.stored as usize];
-    backend.read(at, way, offset + u64::from(Pointer::HEADER), &mut stored)?;
-    content(pointer, &stored)
+    let Reading { stored, sources } = reading;
+    stored.resize(pointer.stored as usize, 0);
+    backend.read_noting(at, Some(way), offset + u64::from(Pointer::HEADER), stored, sources)?;
+    content(pointer, stored)
 }
 
 /// The content of a frame.

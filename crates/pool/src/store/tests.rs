@@ -1,5 +1,6 @@
 //! Tests of the store on simulated devices.
 
+mod blame;
 mod copies;
 mod crash;
 mod ditto;

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use super::{Location, Store};
+use crate::backend::Sources;
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
 use crate::frames::Owner;
@@ -20,8 +21,8 @@ pub struct Damaged {
     pub pointer: Pointer,
     /// Whose it is; `None` where its header cannot be read.
     pub owner: Option<Owner>,
-    /// On which of the pool's devices it lies.
-    pub device: u16,
+    /// Which of the pool's devices has given wrong bytes; `None` where that is not known.
+    pub device: Option<u16>,
     /// What is wrong; `None` where the device could not read it at all.
     pub damage: Option<Damage>,
     /// Another copy was whole: nothing is lost, and the damaged one was written anew where the pool
@@ -53,11 +54,17 @@ impl Store {
     }
 
     pub(super) fn report(&self, pointer: &Pointer, at: &Location, error: &PoolError, mended: bool) {
-        self.report_of(pointer, at, error, (self.backend.member(at.at(), 0), mended));
+        self.report_of(pointer, at, error, (Some(self.backend.member(at.at(), 0)), mended));
     }
 
     /// The same of what is damaged on this device.
-    pub(super) fn report_of(&self, pointer: &Pointer, at: &Location, error: &PoolError, (device, mended): (u16, bool)) {
+    pub(super) fn report_of(
+        &self,
+        pointer: &Pointer,
+        at: &Location,
+        error: &PoolError,
+        (device, mended): (Option<u16>, bool),
+    ) {
         let Some(tell) = self.watcher.0.get() else { return };
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
@@ -65,8 +72,12 @@ impl Store {
             _ => return,
         };
         let mut header = [0; Pointer::HEADER as usize];
-        let read = self.read_range(pointer.birth, at, Some(0), 0, &mut header).and_then(|()| Header::decode(&header));
-        let owner = read.ok().filter(|header| header.is_of(pointer)).map(|header| header.owner);
+        let read = self.read_range(pointer.birth, at, Some(0), 0, &mut header, &mut Sources::default());
+        let owner = read
+            .and_then(|()| Header::decode(&header))
+            .ok()
+            .filter(|header| header.is_of(pointer))
+            .map(|header| header.owner);
         tell(&Damaged { pointer: *pointer, owner, device, damage, mended });
     }
 }

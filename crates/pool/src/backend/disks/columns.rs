@@ -9,7 +9,7 @@
 
 use super::balance::{self, Copy};
 use super::layout::{Layout, Standing};
-use super::{Columns, Copies, Disks, Result, SegmentAt, slots};
+use super::{Columns, Copies, Disks, Result, SegmentAt, Sources, slots};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
 use crate::label::SlotAddress;
@@ -337,15 +337,25 @@ impl Disks {
     }
 
     /// Fills the buffer from whichever copies have the least to do.
-    pub(super) fn read_nearest(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
+    pub(super) fn read_nearest(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        into: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
         let layout = self.layout();
         let late = |slot: &SlotAddress| self.is_late(&layout, *slot);
-        let Some(copies) = self.copies_but(&layout, at, &late) else { return self.read_columns(at, 0, offset, into) };
+        let Some(copies) = self.copies_but(&layout, at, &late) else {
+            return self.read_columns(at, 0, offset, into, sources);
+        };
         for range in balance::parts(offset, into.len() as u64) {
-            let part = into.get_mut((range.start - offset) as usize..(range.end - offset) as usize);
-            let Some(part) = part else { continue };
+            let base = (range.start - offset) as usize;
+            let Some(part) = into.get_mut(base..(range.end - offset) as usize) else { continue };
+            let mut read_first =
+                |part: &mut [u8]| sources.within(base, |sources| self.read_columns(at, 0, range.start, part, sources));
             let Some((copy, before)) = self.balance.begin(at.segment, &range, &copies) else {
-                self.read_columns(at, 0, range.start, part)?;
+                read_first(part)?;
                 continue;
             };
             let began = patience::now();
@@ -361,8 +371,11 @@ impl Disks {
             self.balance.end(&copy, range.end - range.start);
             // Where it cannot be read at all, another one is asked in groups.
             match read {
-                Err(PoolError::Device { .. }) if !layout.is_plain() => self.read_columns(at, 0, range.start, part)?,
-                read => read?,
+                Err(PoolError::Device { .. }) if !layout.is_plain() => read_first(part)?,
+                read => {
+                    read?;
+                    sources.note(base..base + part.len(), reader.map(|(reader, _)| reader));
+                }
             }
         }
         Ok(())
@@ -425,7 +438,14 @@ impl Disks {
     }
 
     /// Fills the buffer from a segment.
-    pub(super) fn read_columns(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
+    pub(super) fn read_columns(
+        &self,
+        at: SegmentAt<'_>,
+        way: usize,
+        offset: u64,
+        into: &mut [u8],
+        sources: &mut Sources,
+    ) -> Result<()> {
         let layout = self.layout();
         let missing = || PoolError::Format(Damage::Structure("a segment without a place"));
         let Some(rows) = self.rows(&layout, at) else {
@@ -436,7 +456,8 @@ impl Disks {
             // another one, and verifies that as well.
             for column in std::iter::once(first).chain(others.into_iter().filter(|column| *column != first)) {
                 let Some(slot) = at.place.get(column) else { continue };
-                read = self.usable_device(&layout, slot.device).and_then(|()| self.read_slot(*slot, offset, into));
+                let tried = self.usable_device(&layout, slot.device).and_then(|()| self.read_slot(*slot, offset, into));
+                read = tried.map(|holder| sources.note(0..into.len(), Some(holder)));
                 if !matches!(read, Err(PoolError::Device { .. })) {
                     break;
                 }
@@ -449,7 +470,7 @@ impl Disks {
                 out |= 1 << column;
             }
         }
-        self.read_rows(at, rows, out, offset, into)
+        self.read_rows(at, rows, out, offset, into, sources)
     }
 
     /// Fills the buffer from rows, without these columns.
@@ -460,15 +481,17 @@ impl Disks {
         mut out: Columns,
         offset: u64,
         into: &mut [u8],
+        sources: &mut Sources,
     ) -> Result<()> {
         let parts = rows.parts(offset, into.len());
-        let mut failed = None;
+        let (mut failed, noted) = (None, sources.count());
         loop {
+            sources.forget_behind(noted);
             let needs = parts.iter().any(|part| has(out, part.column));
             let read = if needs {
-                self.read_around(at, rows, out, &parts, into)
+                self.read_around(at, rows, out, &parts, into, sources)
             } else {
-                self.read_straight(at, rows, &parts, into)
+                self.read_straight(at, rows, &parts, into, sources)
             };
             match read {
                 // That column could not be read: it is done without.
@@ -493,6 +516,7 @@ impl Disks {
         rows: RowShape,
         parts: &[Part],
         into: &mut [u8],
+        sources: &mut Sources,
     ) -> std::result::Result<(), (usize, PoolError)> {
         let extents = rows.extents(parts);
         if parts.len() > rows.width {
@@ -505,8 +529,9 @@ impl Disks {
             for (column, slot) in at.place.iter().enumerate() {
                 let Some((from, to)) = extents.get(column).copied().flatten() else { continue };
                 buffer.resize((to - from) as usize, 0);
-                self.read_slot(*slot, from, &mut buffer).map_err(|error| (column, error))?;
+                let holder = self.read_slot(*slot, from, &mut buffer).map_err(|error| (column, error))?;
                 for part in parts.iter().filter(|part| part.column == column) {
+                    sources.note(part.range.clone(), Some(holder));
                     let start = (part.offset - from) as usize;
                     if let (Some(to), Some(from)) =
                         (into.get_mut(part.range.clone()), buffer.get(start..start + part.range.len()))
@@ -526,7 +551,8 @@ impl Disks {
         }
         for part in parts {
             if let (Some(slot), Some(to)) = (at.place.get(part.column), into.get_mut(part.range.clone())) {
-                self.read_slot(*slot, part.offset, to).map_err(|error| (part.column, error))?;
+                let holder = self.read_slot(*slot, part.offset, to).map_err(|error| (part.column, error))?;
+                sources.note(part.range.clone(), Some(holder));
             }
         }
         Ok(())
@@ -540,14 +566,16 @@ impl Disks {
         out: Columns,
         parts: &[Part],
         into: &mut [u8],
+        sources: &mut Sources,
     ) -> std::result::Result<(), (usize, PoolError)> {
         let (from, to) = rows
             .extents(parts)
             .into_iter()
             .flatten()
             .fold((u64::MAX, 0), |(from, to), (first, last)| (from.min(first), to.max(last)));
-        let columns = self.whole_columns(at, rows, out, from, (to - from) as usize)?;
+        let WholeColumns { columns, holders } = self.whole_columns(at, rows, out, from, (to - from) as usize)?;
         for part in parts {
+            sources.note(part.range.clone(), holders.get(part.column).copied().flatten());
             let start = (part.offset - from) as usize;
             let source = columns.get(part.column).and_then(|column| column.get(start..start + part.range.len()));
             if let (Some(to), Some(from)) = (into.get_mut(part.range.clone()), source) {
@@ -566,7 +594,7 @@ impl Disks {
         out: Columns,
         from: u64,
         length: usize,
-    ) -> std::result::Result<Vec<Vec<u8>>, (usize, PoolError)> {
+    ) -> std::result::Result<WholeColumns, (usize, PoolError)> {
         let lost: Vec<usize> = (0..rows.width).filter(|column| has(out, *column)).collect();
         let whole: Vec<usize> =
             (rows.width..rows.width + rows.parity).filter(|column| !has(out, *column)).take(lost.len()).collect();
@@ -580,19 +608,26 @@ impl Disks {
             let _ = column;
             self.expect_slot(*slot, from, length as u64);
         }
-        let mut columns: Vec<Vec<u8>> = Vec::with_capacity(count);
+        let (mut columns, mut holders) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (column, slot) in at.place.iter().enumerate().take(count) {
             let mut bytes = vec![0; length];
-            if is_read(column) {
-                self.read_slot(*slot, from, &mut bytes).map_err(|error| (column, error))?;
-            }
+            holders.push(match is_read(column) {
+                true => Some(self.read_slot(*slot, from, &mut bytes).map_err(|error| (column, error))?),
+                false => None,
+            });
             columns.push(bytes);
         }
         let lost: Vec<usize> = (0..count).filter(|column| !is_read(*column)).collect();
-        let mut slices: Vec<&mut [u8]> = columns.iter_mut().map(Vec::as_mut_slice).collect();
+        let mut slices: Vec<&mut [u8]> = columns.iter_mut().map(|column: &mut Vec<u8>| column.as_mut_slice()).collect();
         parity::reconstruct(&mut slices, rows.width, &lost).map_err(|_| too_many())?;
-        Ok(columns)
+        Ok(WholeColumns { columns, holders })
     }
+}
+
+/// A range of all columns of data, and the devices that those were read from which were not computed.
+pub(super) struct WholeColumns {
+    pub(super) columns: Vec<Vec<u8>>,
+    holders: Vec<Option<u16>>,
 }
 
 /// Sets of columns to be left out: none, then each alone, then two, as long as parity gives them back

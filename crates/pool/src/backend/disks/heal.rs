@@ -2,13 +2,16 @@
 //!
 //! Caller: the store, by [`Backend::heal`](super::super::Backend::heal): whoever reads, a scrub, the
 //! cleaner. Invariants:
-//! - What was right stays as it is.
+//! - What was right stays as it is: only blocks that differ are written.
+//! - What is written is counted, and the device that should have held it is named.
 //! - Parity is computed again only of rows that are right as a whole: otherwise it is what other
 //!   damaged parts of the row can be computed from.
 
-use super::columns::{RowShape, split};
+use std::ops::Range;
+
+use super::columns::{RowShape, has, split};
 use super::layout::Layout;
-use super::{Columns, Disks, Healed, Result, SegmentAt, slots};
+use super::{Columns, Disks, Healed, HealedPart, Result, SegmentAt, slots};
 use crate::error::PoolError;
 use crate::label::SlotAddress;
 
@@ -22,30 +25,91 @@ const BEGUN: u64 = 128 << 10;
 /// So much is compared while nobody can give places back, bytes.
 const LOCKED: u64 = 8 << 20;
 
+/// What was written anew so far.
+#[derive(Default)]
+struct Healing {
+    columns: Columns,
+    wrong: Vec<HealedPart>,
+}
+
+impl Healing {
+    /// Adds a part, to the one before it on the same device where they adjoin.
+    fn add(&mut self, part: HealedPart) {
+        match self.wrong.iter_mut().rev().find(|before| before.device == part.device) {
+            Some(before) if before.range.end == part.range.start => {
+                before.range.end = part.range.end;
+                before.bytes += part.bytes;
+            }
+            _ => self.wrong.push(part),
+        }
+    }
+}
+
+/// A column on one of the devices that hold it, in a segment that is being healed.
+struct HealedColumn<'a> {
+    layout: &'a Layout,
+    at: SegmentAt<'a>,
+    column: usize,
+    holder: u16,
+    slot: SlotAddress,
+}
+
+/// The blocks in which two buffers differ, neighbours together.
+fn differing(found: &[u8], right: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let block = BLOCK as usize;
+    for (number, (found, right)) in found.chunks(block).zip(right.chunks(block)).enumerate() {
+        if found == right {
+            continue;
+        }
+        let (start, end) = (number * block, number * block + right.len());
+        match runs.last_mut() {
+            Some(run) if run.end == start => run.end = end,
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+/// The ranges of a segment that depend on a range of one of its columns: of parity, whole rows.
+fn ranges_of(rows: RowShape, column: usize, range: &Range<u64>) -> Vec<Range<u64>> {
+    let (unit, width) = (rows.unit, rows.width as u64);
+    if column >= rows.width {
+        return vec![range.start / unit * unit * width..range.end.div_ceil(unit) * unit * width];
+    }
+    let numbers = range.start / unit..range.end.div_ceil(unit);
+    let part = |number: u64| {
+        let (from, to) = (range.start.max(number * unit), range.end.min((number + 1) * unit));
+        let start = (number * width + column as u64) * unit;
+        start + (from - number * unit)..start + (to - number * unit)
+    };
+    numbers.map(part).collect()
+}
+
 impl Disks {
     /// Compares all columns of a segment with what a range should be, and writes those that differ
     /// or cannot be read. Whoever gives places back waits for a part of it only.
     pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         let layout = self.layout();
         let row = self.rows(&layout, at).map_or(BLOCK, |rows| rows.unit * rows.width as u64);
-        let doubtful = self.doubtful(&layout, at);
         let step = (LOCKED / row).max(1) * row;
-        let (end, mut from, mut mended) = (offset + right.len() as u64, offset, 0);
+        let (end, mut from, mut healing) = (offset + right.len() as u64, offset, Healing::default());
         loop {
             let to = ((from / step + 1) * step).min(end);
             let part = right.get((from - offset) as usize..(to - offset) as usize).unwrap_or_default();
-            let Some(columns) = self.mend_part(at, from, part)? else { return Ok(None) };
-            mended |= columns;
+            if !self.mend_part(at, from, part, &mut healing)? {
+                return Ok(None);
+            }
             from = to;
             if from >= end {
-                let wrong = at.place.iter().enumerate().filter(|(column, _)| (mended & !doubtful) >> column & 1 == 1);
-                let wrong = wrong.map(|(_, slot)| slot.device).collect();
-                return Ok(Some(Healed { columns: mended.count_ones().into(), wrong }));
+                let Healing { columns, wrong } = healing;
+                return Ok(Some(Healed { columns: columns.count_ones().into(), wrong }));
             }
         }
     }
 
-    fn mend_part(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Columns>> {
+    /// Answers whether the place is the segment's still.
+    fn mend_part(&self, at: SegmentAt<'_>, offset: u64, right: &[u8], healing: &mut Healing) -> Result<bool> {
         let _giving = self.giving.lock();
         let layout = self.layout();
         let owned = || {
@@ -57,12 +121,13 @@ impl Disks {
             !at.place.is_empty() && at.place.iter().all(is_own)
         };
         if !owned() {
-            return Ok(None);
+            return Ok(false);
         }
         match self.rows(&layout, at) {
-            None => self.mend_copies(&layout, at, offset, right).map(Some),
-            Some(rows) => self.mend_rows(&layout, at, rows, offset, right).map(Some),
+            None => self.mend_copies(&layout, at, offset, right, healing)?,
+            Some(rows) => self.mend_rows((&layout, rows), at, offset, right, healing)?,
         }
+        Ok(true)
     }
 
     /// The devices that hold a slot's content, as far as they are written: of a group those that stand
@@ -74,7 +139,27 @@ impl Disks {
         layout.holders(slot.device).filter(|(_, standing)| standing.works()).map(|(holder, _)| holder).collect()
     }
 
-    fn mend_copies(&self, layout: &Layout, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Columns> {
+    /// Whether a device holds this column, and all of it: it is not known to lack something.
+    pub(super) fn is_answerable(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        column: usize,
+        slot: SlotAddress,
+        device: u16,
+    ) -> bool {
+        let holds = Self::written_of(layout, slot).contains(&device) && layout.has_all(device);
+        holds && !has(self.incomplete.of(at.segment), column)
+    }
+
+    fn mend_copies(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        offset: u64,
+        right: &[u8],
+        healing: &mut Healing,
+    ) -> Result<()> {
         let end = offset + right.len() as u64;
         let (from, to) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK).min(self.slot));
         let range = (offset - from) as usize..(end - from) as usize;
@@ -85,28 +170,57 @@ impl Disks {
         let used = || {
             let columns = at.place.iter().enumerate();
             columns.flat_map(|(column, slot)| {
-                Self::written_of(layout, *slot).into_iter().map(move |holder| (column, holder, slot))
+                Self::written_of(layout, *slot).into_iter().map(move |holder| (column, holder, *slot))
             })
         };
-        let found: Vec<Option<Vec<u8>>> = used().map(|(_, holder, slot)| read(holder, slot)).collect();
+        let found: Vec<Option<Vec<u8>>> = used().map(|(_, holder, slot)| read(holder, &slot)).collect();
         let is_right = |blocks: &Option<Vec<u8>>| {
             blocks.as_ref().is_some_and(|blocks| blocks.get(range.clone()).is_some_and(|part| part == right))
         };
-        // Around a part that cannot be read lies what the other slot has there.
-        let whole = found.iter().find(|blocks| is_right(blocks)).cloned().flatten();
-        let mut mended = 0;
-        for ((column, holder, slot), blocks) in used().zip(found) {
-            if is_right(&blocks) {
+        // Around a part that cannot be read lies what another slot has there, a whole one if there is one.
+        let whole =
+            found.iter().find(|blocks| is_right(blocks)).or_else(|| found.iter().find(|blocks| blocks.is_some()));
+        for ((column, holder, slot), blocks) in used().zip(&found) {
+            if is_right(blocks) {
                 continue;
             }
-            let Some(mut blocks) = blocks.or_else(|| whole.clone()) else { continue };
-            if let Some(part) = blocks.get_mut(range.clone()) {
+            let Some(mut target) = blocks.clone().or_else(|| whole.cloned().flatten()) else { continue };
+            if let Some(part) = target.get_mut(range.clone()) {
                 part.copy_from_slice(right);
             }
-            self.write_healed(layout, (holder, *slot), from, &blocks)?;
-            mended |= 1 << column;
+            let healed = HealedColumn { layout, at, column, holder, slot };
+            self.write_differing(&healed, (from, None), (blocks.as_deref(), &target), healing)?;
         }
-        Ok(mended)
+        Ok(())
+    }
+
+    /// Writes the blocks of a column that are not what they should be, or all where it could not be read.
+    fn write_differing(
+        &self,
+        healed: &HealedColumn<'_>,
+        (offset, rows): (u64, Option<RowShape>),
+        (found, right): (Option<&[u8]>, &[u8]),
+        healing: &mut Healing,
+    ) -> Result<()> {
+        let &HealedColumn { layout, at, column, holder, slot } = healed;
+        let runs = found.map_or_else(|| std::iter::once(0..right.len()).collect(), |found| differing(found, right));
+        for run in runs {
+            let (from, bytes) = (offset + run.start as u64, right.get(run).unwrap_or_default());
+            self.write_healed(layout, (holder, slot), from, bytes)?;
+            healing.columns |= 1 << column;
+            if !self.is_answerable(layout, at, column, slot, holder) {
+                continue;
+            }
+            let range = from..from + bytes.len() as u64;
+            let ranges = rows.map_or_else(|| vec![range.clone()], |rows| ranges_of(rows, column, &range));
+            let mut left = bytes.len() as u64;
+            for range in ranges {
+                let bytes = left.min(range.end - range.start);
+                left -= bytes;
+                healing.add(HealedPart { device: holder, range, bytes });
+            }
+        }
+        Ok(())
     }
 
     /// A device that cannot be written now is done without, where its group can.
@@ -130,66 +244,64 @@ impl Disks {
 
     fn mend_rows(
         &self,
-        layout: &Layout,
+        (layout, rows): (&Layout, RowShape),
         at: SegmentAt<'_>,
-        rows: RowShape,
         offset: u64,
         right: &[u8],
-    ) -> Result<Columns> {
+        healing: &mut Healing,
+    ) -> Result<()> {
         let row = rows.unit * rows.width as u64;
         let end = offset + right.len() as u64;
         let (first, last) = (offset.next_multiple_of(row), end / row * row);
         let part = |from: u64, to: u64| right.get((from - offset) as usize..(to - offset) as usize).unwrap_or_default();
         if first >= last {
-            return self.mend_parts(layout, at, rows, offset, right);
+            return self.mend_parts((layout, rows), at, offset, right, healing);
         }
-        let mut mended = self.mend_parts(layout, at, rows, offset, part(offset, first))?;
+        self.mend_parts((layout, rows), at, offset, part(offset, first), healing)?;
         let step = (AT_ONCE / row).max(1) * row;
         let mut from = first;
         while from < last {
             let to = (from + step).min(last);
-            mended |= self.mend_whole(layout, at, rows, from, part(from, to))?;
+            self.mend_whole((layout, rows), at, from, part(from, to), healing)?;
             from = to;
         }
-        Ok(mended | self.mend_parts(layout, at, rows, last, part(last, end))?)
+        self.mend_parts((layout, rows), at, last, part(last, end), healing)
     }
 
     /// Whole rows: all columns, also those of parity.
     fn mend_whole(
         &self,
-        layout: &Layout,
+        (layout, rows): (&Layout, RowShape),
         at: SegmentAt<'_>,
-        rows: RowShape,
         offset: u64,
         right: &[u8],
-    ) -> Result<Columns> {
+        healing: &mut Healing,
+    ) -> Result<()> {
         let length = right.len() / rows.width;
         let mut columns = vec![0; length * (rows.width + rows.parity)];
         split(rows, right, &mut columns)?;
         let offset = offset / rows.width as u64;
         let mut found = vec![0; length];
-        let mut mended = 0;
         for (column, (slot, right)) in at.place.iter().zip(columns.chunks(length.max(1))).enumerate() {
             for holder in Self::written_of(layout, *slot) {
-                if self.read_of(holder, *slot, offset, &mut found).is_err() || found != right {
-                    self.write_healed(layout, (holder, *slot), offset, right)?;
-                    mended |= 1 << column;
-                }
+                let read = self.read_of(holder, *slot, offset, &mut found).is_ok();
+                let healed = HealedColumn { layout, at, column, holder, slot: *slot };
+                let found = read.then_some(found.as_slice());
+                self.write_differing(&healed, (offset, Some(rows)), (found, right), healing)?;
             }
         }
-        Ok(mended)
+        Ok(())
     }
 
     /// Parts of rows: only the columns that hold them.
     fn mend_parts(
         &self,
-        layout: &Layout,
+        (layout, rows): (&Layout, RowShape),
         at: SegmentAt<'_>,
-        rows: RowShape,
         offset: u64,
         right: &[u8],
-    ) -> Result<Columns> {
-        let mut mended = 0;
+        healing: &mut Healing,
+    ) -> Result<()> {
         for part in rows.parts(offset, right.len()) {
             let Some(slot) = at.place.get(part.column) else { continue };
             let end = part.offset + part.range.len() as u64;
@@ -198,23 +310,24 @@ impl Disks {
                 ((part.offset - from) as usize..(end - from) as usize, right.get(part.range).unwrap_or_default());
             for holder in Self::written_of(layout, *slot) {
                 let mut blocks = vec![0; (to - from) as usize];
-                if self.read_of(holder, *slot, from, &mut blocks).is_err() {
+                let read = self.read_of(holder, *slot, from, &mut blocks).is_ok();
+                if !read {
                     // Around it lies what the others give.
                     let out = self.unused(layout, at) | 1 << part.column;
-                    let Ok(columns) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
-                    let Some(column) = columns.get(part.column) else { continue };
+                    let Ok(whole) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
+                    let Some(column) = whole.columns.get(part.column) else { continue };
                     blocks.copy_from_slice(column);
-                } else if blocks.get(range.clone()).is_some_and(|found| found == right) {
-                    continue;
                 }
-                if let Some(to) = blocks.get_mut(range.clone()) {
+                let mut target = blocks.clone();
+                if let Some(to) = target.get_mut(range.clone()) {
                     to.copy_from_slice(right);
                 }
-                self.write_healed(layout, (holder, *slot), from, &blocks)?;
-                mended |= 1 << part.column;
+                let healed = HealedColumn { layout, at, column: part.column, holder, slot: *slot };
+                let found = read.then_some(blocks.as_slice());
+                self.write_differing(&healed, (from, Some(rows)), (found, &target), healing)?;
             }
         }
-        Ok(mended)
+        Ok(())
     }
 
     fn unused(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {

@@ -68,7 +68,7 @@ impl Disks {
             // One that is stale has blocks of its own.
             self.whole_device(&layout, slot.device)?;
             if let Some(part) = buffer.get_mut(done..done + length) {
-                self.read_held(slot, false, offset, part)?;
+                self.read_held(slot, false, offset, part).map(drop)?;
             }
             done += length;
         }

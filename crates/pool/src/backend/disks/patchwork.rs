@@ -267,7 +267,8 @@ impl Disks {
         let blocks = ((to - from) as usize).div_ceil(BLOCK);
         let read = |slot: &SlotAddress| {
             self.read_blocks(from, blocks * BLOCK, &|offset, bytes| {
-                self.usable_device(layout, slot.device).and_then(|()| self.read_slot(*slot, offset, bytes))
+                let read = self.usable_device(layout, slot.device).and_then(|()| self.read_slot(*slot, offset, bytes));
+                read.map(drop)
             })
         };
         let columns: Vec<Found> = at.place.iter().map(read).collect();
@@ -301,7 +302,16 @@ impl Disks {
                     let part = |(column, within, range): &(usize, Range<usize>, Range<usize>)| {
                         Some((range.clone(), data.get(*column)?.get(within.clone())?.to_vec()))
                     };
-                    Source { id: set, parts: here.iter().filter_map(part).collect(), wrong: devices(set & !unread) }
+                    let is_other = |column: &usize| {
+                        let read = columns.get(*column).map(|found| found.block(block));
+                        data.get(*column).map(Vec::as_slice) != read
+                    };
+                    let other = (0..columns.len()).filter(is_other).fold(0, |set: Columns, column| set | 1 << column);
+                    Source {
+                        id: set,
+                        parts: here.iter().filter_map(part).collect(),
+                        wrong: devices(other & set & !unread),
+                    }
                 })
                 .collect();
             // Those columns are left out first that may lack something.
@@ -327,7 +337,7 @@ impl Disks {
     }
 }
 
-/// The sets of columns that may be wrong in a block, each with what the columns of data are then. Where
+/// The sets of columns that may be wrong in a block, each with what the columns are then. Where
 /// parity is left over, it tells which; otherwise all that it can give back are possible, as far as what
 /// is wanted differs.
 fn candidates(
@@ -361,8 +371,8 @@ fn candidates(
     found
 }
 
-/// A block's columns of data where these columns are wrong, and whether all parity that is left fits
-/// them.
+/// A block's columns, parity as well, where these columns are wrong, and whether all parity that is left
+/// fits them.
 fn rebuilt(rows: RowShape, columns: &[Found], block: usize, wrong: Columns) -> Option<(Vec<Vec<u8>>, bool)> {
     let mut all: Vec<Vec<u8>> = columns.iter().map(|column| column.block(block).to_vec()).collect();
     let lost: Vec<usize> = (0..all.len()).filter(|column| has(wrong, *column)).collect();
@@ -372,5 +382,7 @@ fn rebuilt(rows: RowShape, columns: &[Found], block: usize, wrong: Columns) -> O
     let mut right: Vec<Vec<u8>> = vec![vec![0; BLOCK]; rows.parity];
     let mut slices: Vec<&mut [u8]> = right.iter_mut().map(Vec::as_mut_slice).collect();
     parity::encode(&all, &mut slices).ok()?;
-    Some((all, there == right))
+    let fits = there == right;
+    all.append(&mut right);
+    Some((all, fits))
 }

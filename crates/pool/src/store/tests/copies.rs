@@ -88,7 +88,7 @@ fn a_damaged_copy_is_mended_by_whoever_reads_it_and_by_a_scrub() {
                 assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length));
                 if copy == 0 && within >= 80 {
                     // What a reader meets is mended at once.
-                    assert!(told.lock().pop().is_some_and(|told| told == (true, places[0].device, *pointer)));
+                    assert!(told.lock().pop().is_some_and(|told| told == (true, Some(places[0].device), *pointer)));
                 } else {
                     let (mended, lost, found) = scrubbed(&store);
                     // Where its header is damaged, the frame is not counted at its first place.

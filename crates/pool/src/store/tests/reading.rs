@@ -180,7 +180,7 @@ fn a_damaged_copy_is_mended_whichever_was_chosen() {
         pool.store.expect(&all);
         pool.frames.iter().for_each(|frame| pool.read(frame));
         let told = told.lock().clone();
-        assert!(!told.is_empty() && told.iter().all(|told| *told == (bad as u16, true)), "{told:?}");
+        assert!(!told.is_empty() && told.iter().all(|told| *told == (Some(bad as u16), true)), "{told:?}");
         // What was not read is mended by a scrub.
         pool.store.scrub(&mut |checked| checked.damage.is_none() || checked.mended).unwrap();
         for (pointer, number) in &pool.frames {
