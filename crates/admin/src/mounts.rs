@@ -67,6 +67,9 @@ pub struct MountOptions {
     /// Who else gets it.
     #[serde(default)]
     pub sharing: Sharing,
+    /// A command of this machine has named the directory: it is not the pool's `mountpoint`.
+    #[serde(default)]
+    pub place_was_named: bool,
 }
 
 /// A mount that is there.

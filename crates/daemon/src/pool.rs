@@ -22,6 +22,7 @@ mod shares;
 mod snapshot_directory;
 pub mod start;
 mod telling;
+mod trust;
 mod users;
 
 pub use process::run as serve;

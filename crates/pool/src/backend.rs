@@ -26,7 +26,7 @@ pub use disks::{
 };
 pub use objects::{
     Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, ObjectTag, Objects, Parts, Put, Requests,
-    Silence, WriterId,
+    Silence, WriterId, longest_object,
 };
 
 use crate::error::PoolError;

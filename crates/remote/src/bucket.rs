@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, select};
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, TryStreamExt};
-use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence};
+use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence, longest_object};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig, UpdateVersion,
+    BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, RetryConfig, UpdateVersion,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
@@ -301,6 +301,21 @@ impl Listing<'_> {
     }
 }
 
+/// The beginning of a reply's body, no more than so many bytes; the rest is not waited for.
+async fn read_up_to(reply: GetResult, most: u64) -> object_store::Result<Vec<u8>> {
+    let expected = reply.range.end.saturating_sub(reply.range.start).min(most);
+    let mut body = Vec::with_capacity(expected as usize);
+    let mut pieces = reply.into_stream();
+    while let Some(piece) = pieces.try_next().await? {
+        let room = (most as usize).saturating_sub(body.len());
+        body.extend_from_slice(piece.get(..room).unwrap_or(&piece));
+        if piece.len() >= room {
+            break;
+        }
+    }
+    Ok(body)
+}
+
 /// What was asked for, where it is there. The bucket may be what is not.
 fn there<T>(got: io::Result<T>) -> io::Result<Option<T>> {
     match got {
@@ -346,13 +361,10 @@ impl Bucket for StoreBucket {
         let got = self.request(8 << 20, DEADLINE, || async {
             let got = self.store.get_opts(&path, GetOptions::new()).await?;
             let tag = ObjectTag { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-            Ok((got.bytes().await?, tag))
+            Ok((read_up_to(got, longest_object(key)).await?, tag))
         });
         let there = there(got)?;
-        Ok(there.map(|(bytes, tag)| {
-            self.counters.received(bytes.len());
-            (bytes.into(), tag)
-        }))
+        Ok(there.inspect(|(body, _)| self.counters.received(body.len())))
     }
 
     fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
@@ -380,16 +392,13 @@ impl Bucket for StoreBucket {
             return Ok(Some(Vec::new()));
         }
         let path = self.path(key);
-        let length = range.as_ref().map_or(8 << 20, |range| range.end - range.start);
-        let got = self.request(length, DEADLINE, || {
+        let asked = range.as_ref().map(|range| range.end.saturating_sub(range.start));
+        let got = self.request(asked.unwrap_or(8 << 20), DEADLINE, || {
             let options = GetOptions::new().with_range(range.clone());
-            async { self.store.get_opts(&path, options).await?.bytes().await }
+            async { read_up_to(self.store.get_opts(&path, options).await?, asked.unwrap_or(longest_object(key))).await }
         });
         let there = there(got)?;
-        Ok(there.map(|bytes| {
-            self.counters.received(bytes.len());
-            bytes.into()
-        }))
+        Ok(there.inspect(|body| self.counters.received(body.len())))
     }
 
     fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
@@ -593,6 +602,31 @@ mod tests {
         bucket.delete("k").unwrap();
         serve.join().unwrap();
         assert_eq!(bucket.requests().again, 0);
+    }
+
+    /// Somebody else has put it: the reply may be as long as it likes, and never end.
+    #[test]
+    fn no_more_of_an_object_is_read_than_it_may_have() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let serve = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(client.try_clone().unwrap()).lines();
+            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            let length = 6_u64 << 30;
+            write!(client, "HTTP/1.1 200 OK\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: \"e\"\r\nContent-Length: {length}\r\n\r\n").unwrap();
+            let (mut sent, piece) = (0, vec![7; 1 << 16]);
+            while client.write_all(&piece).is_ok() {
+                sent += piece.len() as u64;
+            }
+            sent
+        });
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place = BucketAddress { bucket: "b".to_owned(), settings, ..BucketAddress::default() };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        let bucket = StoreBucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
+        assert_eq!(bucket.get("roots/1", None).unwrap().unwrap().len() as u64, longest_object("roots/1"));
+        assert!(serve.join().unwrap() < 1 << 30, "the rest was read as well");
     }
 
     #[test]

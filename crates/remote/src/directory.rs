@@ -5,14 +5,14 @@
 //! name first; a new one gets its own by link(2), which refuses a name that is there, one that may
 //! be replaced by rename(2).
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nacre_pool::backend::{Bucket, Put, Requests};
+use nacre_pool::backend::{Bucket, Put, Requests, longest_object};
 
 /// Objects that are being written are there, below names that are no object's.
 const UNFINISHED: &str = ".unfinished";
@@ -134,15 +134,22 @@ impl Bucket for Directory {
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         add(&self.gets, 1);
-        let file = match File::open(self.path.join(key)) {
+        // A pipe that somebody has put there is not waited for.
+        let mut opened = OpenOptions::new();
+        opened.read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+        let file = match opened.open(self.path.join(key)) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return if self.path.is_dir() { Ok(None) } else { Err(self.missing()) };
             }
             Err(error) => return Err(error),
         };
-        let length = file.metadata()?.len();
-        let Range { start, end } = range.unwrap_or(0..length);
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidData, format!("'{key}' is no file")));
+        }
+        let length = found.len();
+        let Range { start, end } = range.unwrap_or(0..longest_object(key));
         let mut body = vec![0; end.min(length).saturating_sub(start) as usize];
         file.read_exact_at(&mut body, start)?;
         add(&self.received, body.len());

@@ -106,7 +106,10 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
     }
     match (objects.place(id)?, &what.at) {
         (MountPointSetting::At(at), None) => Ok(Mounting { id, at, options: objects.options(id)? }),
-        (MountPointSetting::Legacy, Some(at)) => Ok(Mounting { id, at: at.clone(), options: objects.options(id)? }),
+        (MountPointSetting::Legacy, Some(at)) => {
+            let options = crate::MountOptions { place_was_named: true, ..objects.options(id)? };
+            Ok(Mounting { id, at: at.clone(), options })
+        }
         (_, Some(_)) => {
             let next = format!("nacre fs mount {name}, or nacre fs set mountpoint=legacy {name}");
             refuse(Kind::Invalid, "mount(8) mounts those whose mountpoint is 'legacy'", &next)
@@ -139,6 +142,7 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
         source: name.to_owned(),
         read_only: true,
         overlay: true,
+        place_was_named: true,
         sharing: crate::Sharing::default(),
         ..options
     };

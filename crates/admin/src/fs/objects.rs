@@ -314,6 +314,7 @@ impl<'a> Objects<'a> {
                 nfs: self.effective(id, "sharenfs")?.value,
                 smb: self.effective(id, "sharesmb")?.value,
             },
+            place_was_named: false,
         })
     }
 

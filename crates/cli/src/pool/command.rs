@@ -284,6 +284,7 @@ fn import() -> Command {
                 .conflicts_with("places"),
         )
         .arg(flag('f', "force", "Also when another machine had it last, and as its properties say where others than root can write its devices"))
+        .arg(Arg::new("trust").long("trust").action(ArgAction::SetTrue).help("As its properties say, although others can write its devices or its bucket; of a bucket, also at later imports here"))
         .arg(flag('F', "rewind", "If its last state cannot be read, go back to the newest one that can"))
         .arg(option('T', "txg", "TXG", "Go back to the state after this transaction group").value_parser(value_parser!(u64)))
         .arg(flag('n', "only-say", "With -F: only say what would be done"))

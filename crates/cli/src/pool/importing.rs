@@ -186,7 +186,10 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     if what.only_say {
         return foresee(&doing, &devices);
     }
-    let (txg, rewind, temporary, trusted) = (what.txg, what.rewind, what.temporary, what.force);
+    let (txg, rewind, temporary) = (what.txg, what.rewind, what.temporary);
+    // Of a pool in a bucket, -f says that the machine before has lost it, and nothing about its content.
+    let is_in_bucket = devices.iter().any(|device| nacre_remote::is_address(device));
+    let trusted = what.trust || (what.force && !is_in_bucket);
     let how = How::Import { old, read_only, txg, rewind, temporary, trusted, without_log: what.without_log };
     let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);
     starting::start(Start {

@@ -129,6 +129,8 @@ pub struct ToImport {
     pub properties: Vec<(String, String)>,
     pub altroot: Option<PathBuf>,
     pub force: bool,
+    /// What it holds is trusted, whoever else can write to it.
+    pub trust: bool,
     pub rewind: bool,
     pub temporary: bool,
     /// Also where devices for the log are missing.
@@ -513,6 +515,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         properties,
         altroot,
         force: matches.get_flag("force"),
+        trust: matches.get_flag("trust"),
         rewind: matches.get_flag("rewind"),
         temporary: matches.get_flag("temporary"),
         without_log: matches.get_flag("without-log"),

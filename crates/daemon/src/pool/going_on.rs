@@ -8,13 +8,14 @@
 use super::{
     left::PoolLeft,
     name_lock::NameLock,
+    process::OwnedPool,
     start::{How, Start},
 };
 use crate::clock;
 use nacre_admin::{
     Imported, Kind, Opening, Refusal,
     failing::Failing,
-    pool::devices::{self, Fresh, Opened},
+    pool::devices::{self, Opened},
 };
 use nacre_pool::{device::Device, store::Access};
 use std::{
@@ -32,7 +33,7 @@ pub(super) fn go_on(
     directory: &Path,
     left: &PoolLeft,
     mut opening: Opening,
-) -> Result<(Imported, Option<NameLock>, Option<Fresh>), Refusal> {
+) -> Result<OwnedPool, Refusal> {
     let failing = Arc::clone(&opening.failing);
     if let How::Import { old, temporary: true, .. } = &start.how
         && start.name != *old
@@ -59,7 +60,7 @@ pub(super) fn go_on(
         ..refusal
     })?;
     tracing::info!(pool = start.name, "another process goes on with the pool");
-    Ok((imported, number, None))
+    Ok(OwnedPool { imported, number, fresh: None, harmless: left.harmless })
 }
 
 /// The bucket, once there are credentials for it.

@@ -1,11 +1,14 @@
 //! Where the pools of this user lay when they were last imported: so that `nacre pool import` finds
 //! pools on files without being told.
 //!
-//! One file per pool in the directory for what survives a reboot. A hint only: what counts is on
-//! the devices.
+//! One file per pool in the directory for what survives a reboot. A hint only, where a pool lies: what counts is
+//! on the devices. For a pool in a bucket, the record also says whether root of this machine trusts what others
+//! may have written there: because it was created here, or was imported with `--trust`. Invariant: nothing in
+//! the bucket makes a pool trusted, and the record is about one place alone.
 
 use crate::cage;
 use crate::{failure::Failure, whole_file};
+use nacre_remote::Address;
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -17,6 +20,9 @@ use std::{
 struct Record {
     name: String,
     devices: Vec<PathBuf>,
+    /// In a bucket: mounted as its properties say.
+    #[serde(default)]
+    trusted: bool,
 }
 
 fn directory() -> Option<PathBuf> {
@@ -27,17 +33,27 @@ fn file(guid: u64) -> Option<PathBuf> {
     Some(directory()?.join(format!("{guid:016x}.json")))
 }
 
-/// Keeps where a pool lies.
+/// Keeps where a pool lies, and for one in a bucket whether it is trusted.
 ///
 /// # Errors
 /// It cannot be written; the pool is imported all the same.
-pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>) -> Result<(), Failure> {
+pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>, trusted: bool) -> Result<(), Failure> {
     let (Some(directory), Some(path)) = (directory(), file(guid)) else { return Ok(()) };
     let failed = |error: io::Error| Failure::io("cannot keep where the pool lies in", path.display(), &error);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-    let text = serde_json::to_vec(&Record { name: name.to_owned(), devices }).map_err(|error| failed(error.into()))?;
+    let record = Record { name: name.to_owned(), devices, trusted };
+    let text = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
     let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
     whole_file::replace(&path, &path.with_extension("new"), &options, &text).map_err(failed)
+}
+
+/// Whether the pool of this number in the bucket at this address is trusted on this machine.
+pub fn is_trusted(guid: u64, address: &str) -> bool {
+    let Some(text) = file(guid).and_then(|path| fs::read(path).ok()) else { return false };
+    let Ok(Record { devices, trusted: true, .. }) = serde_json::from_slice::<Record>(&text) else { return false };
+    let place = |address: &str| Address::parse(address).ok().map(|address| (address.name(), address.endpoint()));
+    let [there] = devices.as_slice() else { return false };
+    place(address).is_some_and(|here| place(&there.to_string_lossy()) == Some(here))
 }
 
 /// Forgets a pool that is gone.

@@ -378,6 +378,7 @@ impl PoolNotes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::mount_point::PlaceRules;
     use std::{os::fd::IntoRawFd, sync::Arc};
 
     fn guarded(memory: &Survival) -> Guarded {
@@ -410,7 +411,8 @@ mod tests {
         let memory = Survival::new().unwrap();
         let (notes, _) = PoolNotes::of(guarded(&memory)).unwrap();
         notes.begin(|left| left.socket = 7);
-        let place = MountPoint::prepare(&scratch.path().join("at"), &MountOptions::default()).unwrap();
+        let place =
+            MountPoint::prepare(&scratch.path().join("at"), &MountOptions::default(), &PlaceRules::default()).unwrap();
         let own = |memory| LeftDoor::Own { memory, device: None };
         let put = |number, dataset, door| {
             let (what, at, options) = (What::head(dataset), place.path().to_owned(), MountOptions::default());

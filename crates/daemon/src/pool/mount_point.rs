@@ -6,7 +6,9 @@
 //! chose the place could show his own files as anybody's. Invariant for root: no symbolic link is
 //! followed that somebody else could have made, neither when the place is found, nor when something
 //! is mounted there, nor when the directory is removed. The way may lead through other mounts of
-//! the pool, so all of it is gone by threads without descriptors ([`apart`]).
+//! the pool, so all of it is gone by threads without descriptors ([`apart`]). A pool that root does not trust has
+//! root's own files, and may be changed while it is mounted: below its directory no symbolic link is followed at
+//! all, and no place outside of that is taken but one that a command has named.
 
 use nacre_admin::{Kind, MountOptions, Refusal};
 use rustix::{
@@ -44,6 +46,82 @@ const SYSTEM: [&str; 11] =
 /// Except for these.
 const FREE: [&str; 3] = ["/dev/shm", "/usr/local", "/usr/src"];
 
+/// In addition, no place for pools that others than root of this machine may have written: with all that is in them.
+const SYSTEM_OF_SHARED: [&str; 17] = [
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/usr",
+    "/var/cache/nacre",
+    "/var/lib/dpkg",
+    "/var/lib/nacre",
+    "/var/lib/rpm",
+    "/var/lib/systemd",
+    "/var/spool",
+];
+/// And these themselves.
+const DIRECTORIES_OF_SHARED: [&str; 14] = [
+    "/",
+    "/home",
+    "/media",
+    "/mnt",
+    "/opt",
+    "/root",
+    "/srv",
+    "/tmp",
+    "/var",
+    "/var/cache",
+    "/var/lib",
+    "/var/log",
+    "/var/run",
+    "/var/tmp",
+];
+/// Whose hidden directories hold keys and what a login starts.
+const HOME_OF_ROOT: &str = "/root";
+
+/// Which directories the file systems of a pool may be mounted on.
+#[derive(Clone, Debug, Default)]
+pub struct PlaceRules {
+    /// The pool is not trusted: all lie below this directory, and no link in it is followed.
+    pub below: Option<PathBuf>,
+    /// Others than root of this machine may have chosen the places.
+    pub is_shared: bool,
+}
+
+impl PlaceRules {
+    /// Why nothing is mounted on this directory, in words.
+    fn refuse(&self, path: &Path, was_made: bool) -> Option<&'static str> {
+        let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
+        let is_hidden = || {
+            let names = path.strip_prefix(HOME_OF_ROOT).ok()?;
+            let first = names.components().next()?;
+            Some(first.as_os_str().as_bytes().starts_with(b"."))
+        };
+        let is_of_system = if self.is_shared {
+            below(&SYSTEM_OF_SHARED)
+                || DIRECTORIES_OF_SHARED.iter().any(|directory| path == Path::new(directory))
+                || is_hidden() == Some(true)
+        } else {
+            !was_made && is_systems(path)
+        };
+        is_of_system.then_some("it is a directory of the system")
+    }
+
+    /// The part of a mount point below the directory of an untrusted pool.
+    fn part<'p>(&self, below: &Path, at: &'p Path) -> Option<&'p Path> {
+        let part = at.strip_prefix(below).ok()?;
+        let is_plain = |name: Component<'_>| matches!(name, Component::Normal(_));
+        part.components().all(is_plain).then_some(part)
+    }
+}
+
 /// Whether a directory that is there is the system's own.
 fn is_systems(path: &Path) -> bool {
     let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
@@ -64,7 +142,7 @@ impl MountPoint {
     ///
     /// # Errors
     /// In the words of `mount`.
-    pub fn prepare(at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
+    pub fn prepare(at: &Path, options: &MountOptions, rules: &PlaceRules) -> Result<MountPoint, Refusal> {
         let source = &options.source;
         let refused = |error: &io::Error| {
             Refusal::new(
@@ -75,7 +153,18 @@ impl MountPoint {
         let resolved = rustix::process::geteuid().is_root();
         let mut place = MountPoint { path: at.to_owned(), resolved, made: false };
         if resolved {
-            let (path, made) = apart(|| Ok(find(at))).map_err(|error| refused(&error))?.map_err(|stop| match stop {
+            let below = rules.below.as_deref().filter(|_| !options.place_was_named);
+            let found = match below.map(|below| (below, rules.part(below, at))) {
+                None => apart(|| Ok(find(at))),
+                Some((below, Some(part))) => apart(|| Ok(find_below(below, part))),
+                Some((below, None)) => {
+                    let (at, below) = (path_text(at), path_text(below));
+                    let what =
+                        format!("cannot mount '{source}': '{at}' is not below '{below}', and the pool is not trusted");
+                    return Err(Refusal::new(Kind::Permission, what).next(ELSEWHERE));
+                }
+            };
+            let (path, made) = found.map_err(|error| refused(&error))?.map_err(|stop| match stop {
                 Stop::Error(error) => refused(&error.into()),
                 Stop::Name(error) => refused(&error),
                 Stop::Link(link) => {
@@ -92,7 +181,7 @@ impl MountPoint {
         // What a process that was killed has left there would only be in the way.
         crate::unmount::clear_of(&place.path, &["nacre".to_owned()])
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
-        place.check(at, source)?;
+        place.check(at, source, rules).inspect_err(|_| place.remove())?;
         match apart(|| place.holds_something()) {
             Ok(true) if !options.overlay => {
                 let refusal =
@@ -110,12 +199,14 @@ impl MountPoint {
 
     /// Refuses what no option allows: to hide a directory of the system, or what another pool shows
     /// there.
-    fn check(&self, at: &Path, source: &str) -> Result<(), Refusal> {
+    fn check(&self, at: &Path, source: &str, rules: &PlaceRules) -> Result<(), Refusal> {
         let refused = |why: String| {
             Err(Refusal::new(Kind::Busy, format!("cannot mount '{}': {why}", path_text(at))).next(ELSEWHERE))
         };
-        if self.resolved && !self.made && is_systems(&self.path) {
-            return refused("it is a directory of the system".to_owned());
+        if self.resolved
+            && let Some(why) = rules.refuse(&self.path, self.made)
+        {
+            return refused(why.to_owned());
         }
         let ours = source.split(['/', '@']).next().unwrap_or(source);
         let entries = crate::mountinfo::read().unwrap_or_default();
@@ -204,6 +295,14 @@ enum Stop {
     Name(io::Error),
 }
 
+/// As [`find`], of a part of a path below a directory; no link of that part is followed.
+fn find_below(below: &Path, part: &Path) -> Result<(PathBuf, bool), Stop> {
+    let top = walk(below, true)?;
+    let from = Walk { here: top.directory, made: top.made, make: true, follows: false };
+    let walked = from.along(part)?;
+    Ok((name_of(&walked.directory).map_err(Stop::Name)?, walked.made))
+}
+
 /// The directory's path without links, and whether it or a directory above it was missing and has
 /// been made.
 fn find(at: &Path) -> Result<(PathBuf, bool), Stop> {
@@ -217,46 +316,61 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Goes to a directory from the root on, one name at a time, and makes what is missing, or not.
-/// Only links of root's in directories that nobody else can change are followed, and none behind a
-/// directory that somebody else can change: he could have moved there what root made elsewhere.
+/// A walk to a directory, one name at a time.
+struct Walk {
+    here: OwnedFd,
+    made: bool,
+    /// What is missing is made.
+    make: bool,
+    /// Links of root's in directories that nobody else can change are followed, and none behind a directory that
+    /// somebody else can change: he could have moved there what root made elsewhere.
+    follows: bool,
+}
+
+/// A walk from the root on.
 fn walk(at: &Path, make: bool) -> Result<Walked, Stop> {
-    let mut here = root()?;
-    let mut left: Vec<OsString> = Vec::new();
-    go_on(&mut left, at);
-    let (mut made, mut detours, mut trusted) = (false, 0, true);
-    while let Some(name) = left.pop() {
-        // The last one is not asked: what is mounted there may have lost its process.
-        trusted = trusted && fstat(&here).is_ok_and(|stat| is_roots_alone(&stat));
-        let gone_on = openat(&here, &name, PLACE, Mode::empty());
-        if gone_on.is_err() {
-            detours += 1;
-            if detours > DETOURS_MOST + left.len() as u32 {
-                return Err(Errno::LOOP.into());
+    Walk { here: root()?, made: false, make, follows: true }.along(at)
+}
+
+impl Walk {
+    fn along(self, at: &Path) -> Result<Walked, Stop> {
+        let Walk { mut here, mut made, make, follows } = self;
+        let mut left: Vec<OsString> = Vec::new();
+        go_on(&mut left, at);
+        let (mut detours, mut trusted) = (0, follows);
+        while let Some(name) = left.pop() {
+            // The last one is not asked: what is mounted there may have lost its process.
+            trusted = trusted && fstat(&here).is_ok_and(|stat| is_roots_alone(&stat));
+            let gone_on = openat(&here, &name, PLACE, Mode::empty());
+            if gone_on.is_err() {
+                detours += 1;
+                if detours > DETOURS_MOST + left.len() as u32 {
+                    return Err(Errno::LOOP.into());
+                }
+            }
+            match gone_on {
+                Ok(next) => here = next,
+                Err(Errno::NOENT) if make => {
+                    match mkdirat(&here, &name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) => made = true,
+                        Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    // What is there now is looked at like everything else.
+                    left.push(name);
+                }
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    let target = link(&here, &name, trusted)?;
+                    if target.is_absolute() {
+                        here = root()?;
+                    }
+                    go_on(&mut left, &target);
+                }
+                Err(error) => return Err(error.into()),
             }
         }
-        match gone_on {
-            Ok(next) => here = next,
-            Err(Errno::NOENT) if make => {
-                match mkdirat(&here, &name, Mode::from_raw_mode(0o755)) {
-                    Ok(()) => made = true,
-                    Err(Errno::EXIST) => {}
-                    Err(error) => return Err(error.into()),
-                }
-                // What is there now is looked at like everything else.
-                left.push(name);
-            }
-            Err(Errno::NOTDIR | Errno::LOOP) => {
-                let target = link(&here, &name, trusted)?;
-                if target.is_absolute() {
-                    here = root()?;
-                }
-                go_on(&mut left, &target);
-            }
-            Err(error) => return Err(error.into()),
-        }
+        Ok(Walked { directory: here, made })
     }
-    Ok(Walked { directory: here, made })
 }
 
 fn root() -> Result<OwnedFd, Errno> {
@@ -324,10 +438,64 @@ mod tests {
                 .any(judged)
         );
         if is_root() {
-            let refusal = MountPoint::prepare(Path::new("/etc"), &options(true)).unwrap_err();
+            let refusal = MountPoint::prepare(Path::new("/etc"), &options(true), &PlaceRules::default()).unwrap_err();
             assert!(refusal.what.contains("a directory of the system"), "{}", refusal.what);
         }
     }
+
+    #[test]
+    fn pools_that_others_write_have_fewer_places() {
+        let shared = PlaceRules { is_shared: true, ..PlaceRules::default() };
+        let refused = |path: &str| shared.refuse(Path::new(path), true).is_some();
+        let system = [
+            "/",
+            "/root",
+            "/root/.ssh",
+            "/tmp",
+            "/run",
+            "/run/x",
+            "/var/lib",
+            "/var/lib/nacre/pools",
+            "/usr/local/bin",
+            "/usr/local",
+            "/etc/cron.d",
+            "/var/spool/cron",
+            "/home",
+        ];
+        assert_eq!(system.into_iter().find(|path| !refused(path)), None);
+        let free = ["/root/data", "/srv/x", "/tmp/x", "/var/lib/x", "/mnt/tank", "/home/somebody/x", "/tank"];
+        assert_eq!(free.into_iter().find(|path| refused(path)), None);
+    }
+
+    #[test]
+    fn an_untrusted_pool_stays_below_its_directory() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let below = scratch.path().join("below");
+        let rules = PlaceRules { below: Some(below.clone()), is_shared: true };
+        let prepare = |at: &Path| MountPoint::prepare(at, &options(false), &rules);
+        let place = prepare(&below.join("a/b")).unwrap();
+        assert_eq!((place.path(), place.made), (&*below.join("a/b"), true));
+        for outside in [scratch.path().join("x"), below.join("../x"), PathBuf::from("/usr/local/bin")] {
+            let refusal = prepare(&outside).unwrap_err();
+            assert!(refusal.what.contains("is not below"), "{}", refusal.what);
+        }
+        assert!(!scratch.path().join("x").exists());
+        // A link of root's own in it, as the pool's content has them.
+        let secret = scratch.path().join("secret");
+        fs::create_dir(&secret).unwrap();
+        symlink(&secret, below.join("link")).unwrap();
+        for at in [below.join("link"), below.join("link/x")] {
+            assert!(prepare(&at).unwrap_err().what.contains("symbolic link"));
+        }
+        assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
+        // A place that a command names is the command's affair.
+        let named = MountOptions { place_was_named: true, ..options(false) };
+        MountPoint::prepare(&scratch.path().join("x"), &named, &rules).unwrap();
+    }
+
     use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 
     fn is_root() -> bool {
@@ -357,18 +525,20 @@ mod tests {
         }
         let scratch = scratch();
         let at = scratch.path().join("a/b/c");
-        let place = MountPoint::prepare(&at, &options(false)).unwrap();
+        let place = MountPoint::prepare(&at, &options(false), &PlaceRules::default()).unwrap();
         assert_eq!((place.path(), place.made), (&*at, true));
         place.remove();
         assert!(!at.exists() && at.parent().unwrap().exists());
         fs::create_dir(&at).unwrap();
-        let place = MountPoint::prepare(&at, &options(false)).unwrap();
+        let place = MountPoint::prepare(&at, &options(false), &PlaceRules::default()).unwrap();
         place.remove();
         assert!(at.exists(), "it was there before");
         fs::write(at.join("file"), "").unwrap();
-        assert!(MountPoint::prepare(&at, &options(false)).unwrap_err().what.contains("not empty"));
-        MountPoint::prepare(&at, &options(true)).unwrap();
-        assert!(MountPoint::prepare(&at.join("file"), &options(true)).is_err());
+        assert!(
+            MountPoint::prepare(&at, &options(false), &PlaceRules::default()).unwrap_err().what.contains("not empty")
+        );
+        MountPoint::prepare(&at, &options(true), &PlaceRules::default()).unwrap();
+        assert!(MountPoint::prepare(&at.join("file"), &options(true), &PlaceRules::default()).is_err());
     }
 
     #[test]
@@ -381,12 +551,14 @@ mod tests {
         fs::create_dir_all(real.join("deep")).unwrap();
         symlink("real/deep/..", scratch.path().join("relative")).unwrap();
         symlink(scratch.path().join("relative"), scratch.path().join("absolute")).unwrap();
-        let place = MountPoint::prepare(&scratch.path().join("absolute/x"), &options(false)).unwrap();
+        let place =
+            MountPoint::prepare(&scratch.path().join("absolute/x"), &options(false), &PlaceRules::default()).unwrap();
         assert_eq!(place.path(), real.join("x"));
         symlink("loop", scratch.path().join("loop")).unwrap();
-        assert!(MountPoint::prepare(&scratch.path().join("loop/x"), &options(false)).is_err());
+        assert!(MountPoint::prepare(&scratch.path().join("loop/x"), &options(false), &PlaceRules::default()).is_err());
         symlink("nowhere", scratch.path().join("dangling")).unwrap();
-        let place = MountPoint::prepare(&scratch.path().join("dangling"), &options(false)).unwrap();
+        let place =
+            MountPoint::prepare(&scratch.path().join("dangling"), &options(false), &PlaceRules::default()).unwrap();
         assert_eq!(place.path(), scratch.path().join("nowhere"));
     }
 
@@ -415,12 +587,12 @@ mod tests {
         for at in
             [home.join("x"), home.join("x/y"), scratch.path().join("given"), shared.join("x"), home.join("moved/x")]
         {
-            let refusal = MountPoint::prepare(&at, &options(true)).unwrap_err();
+            let refusal = MountPoint::prepare(&at, &options(true), &PlaceRules::default()).unwrap_err();
             assert!(refusal.what.contains("symbolic link"), "{at:?}: {}", refusal.what);
         }
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
         // Directories of his are a place like any other.
-        MountPoint::prepare(&home.join("y"), &options(true)).unwrap();
+        MountPoint::prepare(&home.join("y"), &options(true), &PlaceRules::default()).unwrap();
     }
 
     #[test]
@@ -449,7 +621,7 @@ mod tests {
         let scratch = scratch();
         let (home, other) = (scratch.path().join("home"), scratch.path().join("other"));
         fs::create_dir_all(other.join("x")).unwrap();
-        let place = MountPoint::prepare(&home.join("x"), &options(true)).unwrap();
+        let place = MountPoint::prepare(&home.join("x"), &options(true), &PlaceRules::default()).unwrap();
         fs::rename(&home, scratch.path().join("away")).unwrap();
         symlink(&other, &home).unwrap();
         place.remove();

@@ -29,7 +29,7 @@ use super::{
     carrier::{self, Carrier},
     left::{LeftDoor, LeftMount, PoolNotes},
     mount_point::kind,
-    mount_point::{self, MountPoint},
+    mount_point::{self, MountPoint, PlaceRules},
     shares::Shares,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
@@ -71,6 +71,8 @@ pub struct FuseMounts {
     /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
     /// options say.
     harmless: bool,
+    /// Which directories may be mounted on.
+    rules: PlaceRules,
     /// Directories that were made for mounts that are about to be made.
     places: Mutex<Vec<(PathBuf, MountPoint)>>,
     /// Where mounts outlive this process, what is noted of them.
@@ -111,7 +113,7 @@ impl std::fmt::Debug for FuseMounts {
 impl FuseMounts {
     /// No mounts yet.
     #[must_use]
-    pub fn new(pool: Arc<Pool>, harmless: bool, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
+    pub fn new(pool: Arc<Pool>, harmless: bool, rules: PlaceRules, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
         FuseMounts {
             telling: Telling::start(&pool, notes.clone()),
             pool,
@@ -120,6 +122,7 @@ impl FuseMounts {
             writeback: Arc::default(),
             shares: Arc::new(Shares::new(harmless)),
             harmless,
+            rules,
             places: Mutex::default(),
             notes,
         }
@@ -300,13 +303,14 @@ impl FuseMounts {
     /// The directory to mount on, made if need be, and if that has not been done already.
     fn place(&self, at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
         let made = self.places.lock().extract_if(.., |(there, place)| there == at && place.path().is_dir()).next();
-        made.map_or_else(|| MountPoint::prepare(at, options), |(_, place)| Ok(place))
+        made.map_or_else(|| MountPoint::prepare(at, options, &self.rules), |(_, place)| Ok(place))
     }
 
     fn allowed(&self, options: &MountOptions) -> MountOptions {
         MountOptions {
             no_suid: options.no_suid || self.harmless,
             no_dev: options.no_dev || self.harmless,
+            overlay: options.overlay && (!self.harmless || options.place_was_named),
             ..options.clone()
         }
     }
@@ -515,7 +519,7 @@ impl Mounts for FuseMounts {
     }
 
     fn make_place(&self, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
-        let place = MountPoint::prepare(at, options)?;
+        let place = MountPoint::prepare(at, &self.allowed(options), &self.rules)?;
         self.places.lock().push((at.to_owned(), place));
         Ok(())
     }
@@ -575,9 +579,9 @@ impl Mounts for FuseMounts {
     }
 
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal> {
-        let options = &self.allowed(options);
         let Some(live) = self.find(what) else { return Ok(()) };
         let mut now = live.options.lock();
+        let options = &MountOptions { place_was_named: now.place_was_named, ..self.allowed(options) };
         if *now == *options {
             return Ok(());
         }

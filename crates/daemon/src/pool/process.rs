@@ -16,6 +16,7 @@ use super::{
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
     start::{How, Start},
+    trust,
 };
 use crate::{
     background, clock,
@@ -44,7 +45,7 @@ use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
 use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::label;
+use nacre_pool::label::Identity;
 use nacre_pool::log::KeptLog;
 use nacre_pool::store::Access;
 use nacre_sys::{
@@ -75,6 +76,8 @@ struct Office {
     imported: Arc<Imported>,
     /// Another copy of it is imported: the place of that one is remembered.
     copy: bool,
+    /// What it holds gives nobody more rights.
+    harmless: bool,
     mounts: Arc<dyn Mounts>,
     /// Verbs that change something, one at a time.
     changing: Mutex<()>,
@@ -177,7 +180,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
         }
         None => import(start, &directory, kept.clone(), &orders.failing),
     };
-    let (imported, number, mut fresh) = imported.map_err(|refusal| {
+    let owned = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
         if left.is_some()
             && let Err(failure) = Expected::ended(&directory, &start.name, &refusal.to_string())
@@ -186,22 +189,21 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
         }
         client::failure(&refusal)
     })?;
+    let OwnedPool { imported, number, mut fresh, harmless } = owned;
     let imported = Arc::new(imported);
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
-    let harmless = match &left {
-        Some(left) => left.harmless,
-        None => matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported),
-    };
+    let rules = trust::place_rules(&imported, harmless);
     events::start(&imported);
     if let (Some(notes), [place]) = (&notes, start.devices.as_slice()) {
         notes.needs(pool::in_bucket::needed(place, imported.opening.state.as_deref()));
     }
-    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless, notes.clone()));
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless, rules, notes.clone()));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
         imported,
         copy: number.is_none(),
+        harmless,
         changing: Mutex::new(()),
         busy: Mutex::new(0),
         changed,
@@ -486,7 +488,7 @@ fn keep(office: &Office) {
     let devices = imported.places();
     // What is kept may lie in a file system of this very pool.
     let identity = imported.store.identity();
-    let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices)));
+    let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices, !office.harmless)));
     if let Err(failure) = kept.unwrap_or_else(|error| Err(Failure::io("cannot start", "a thread", &error))) {
         tracing::warn!(error = %failure, "an import will have to be told where the pool lies");
     }
@@ -554,42 +556,18 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
     }
 }
 
-/// Whether root has imported what others can write.
-fn is_anybodys(imported: &Imported) -> bool {
-    runtime::user() == 0 && imported.devices.read().iter().any(|device| device.is_anybodys())
-}
-
-/// Below it lies what nobody has said a place for that can be trusted.
-const ELSEWHERE: &str = "/mnt";
-
-/// What root imports from devices that others can write is nothing to trust: neither its programs
-/// and devices nor its mount points.
-fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<PathBuf>) {
-    let Some(device) = opened.iter().find(|device| device.is_anybodys()).filter(|_| runtime::user() == 0) else {
-        return;
-    };
-    let below = altroot.get_or_insert_with(|| Path::new(ELSEWHERE).join(&start.name));
-    crate::report::tell(&format!(
-        "'{}' can be written or replaced by others than root: '{}' is imported nosuid, nodev, and below '{}' (-f: as its properties say)",
-        device.name(),
-        start.name,
-        below.display()
-    ));
-}
-
 /// The number of the pool, unless it is in use and the user has said where this one is to be seen.
 /// What is remembered is the place of the one that has it.
-fn own_number(start: &Start, directory: &Path, opened: &Opened) -> Result<Option<NameLock>, Refusal> {
-    let identity = match opened {
-        Opened::Devices(devices) => devices.first().and_then(|device| label::probe(&**device).ok().flatten()),
-        Opened::Bucket(bucket, _) => pool::in_bucket::find(&**bucket)?,
-    };
-    let Some(identity) = identity else {
-        return Ok(None);
-    };
+fn own_number(
+    start: &Start,
+    directory: &Path,
+    identity: Option<&Identity>,
+    altroot: Option<&Path>,
+) -> Result<Option<NameLock>, Refusal> {
+    let Some(identity) = identity else { return Ok(None) };
     let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
     let number = NameLock::number(directory, identity.pool, &start.name).map_err(busy)?;
-    if number.is_none() && start.mount && start.altroot.is_none() {
+    if number.is_none() && start.mount && altroot.is_none() {
         let what = format!(
             "cannot import '{}': it is a copy of a pool that is imported, with the same mount points",
             identity.name
@@ -600,15 +578,26 @@ fn own_number(start: &Start, directory: &Path, opened: &Opened) -> Result<Option
     Ok(number)
 }
 
-/// The pool, its number, and what was made for it where it is new.
+/// A pool that this process owns.
+pub(super) struct OwnedPool {
+    pub(super) imported: Imported,
+    /// The lock on its number; none where another copy of it is imported.
+    pub(super) number: Option<NameLock>,
+    /// What was made for a new pool.
+    pub(super) fresh: Option<devices::Fresh>,
+    /// What it holds gives nobody more rights.
+    pub(super) harmless: bool,
+}
+
+/// Creates or imports the pool.
 fn import(
     start: &Start,
     directory: &Path,
     kept: Option<Arc<KeptLog>>,
     failing: &Arc<Failing>,
-) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
+) -> Result<OwnedPool, Refusal> {
     let mut opening = Opening { kept, failing: Arc::clone(failing), ..opening(start.cache, start.altroot.clone()) };
-    let (imported, number) = match &start.how {
+    let (imported, number, harmless) = match &start.how {
         How::Create { size, force, properties, groups } => {
             let shape = Shape::read(groups)?;
             let doing = format!("cannot create '{}'", start.name);
@@ -619,7 +608,8 @@ fn import(
                 let imported = create_in_bucket(start, (address, *size), properties, opening)?;
                 let number = NameLock::number(directory, imported.store.identity().pool, &start.name);
                 let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
-                return Ok((imported, number, Some(devices::Fresh::none())));
+                let fresh = Some(devices::Fresh::none());
+                return Ok(OwnedPool { imported, number, fresh, harmless: false });
             }
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
@@ -642,7 +632,8 @@ fn import(
                 return Err(refusal);
             }
             let number = NameLock::number(directory, imported.store.identity().pool, &start.name);
-            return Ok((imported, number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?, Some(fresh)));
+            let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+            return Ok(OwnedPool { imported, number, fresh: Some(fresh), harmless: false });
         }
         How::Import { old, read_only, txg, rewind, temporary, trusted, without_log } => {
             let other = start.name != *old;
@@ -650,10 +641,9 @@ fn import(
             let alias = (other && *temporary).then(|| start.name.clone());
             opening.alias = alias;
             let opened = open_devices(&start.devices, !read_only)?;
-            let number = own_number(start, directory, &opened)?;
-            if !trusted {
-                elsewhere(start, opened.devices(), &mut opening.altroot);
-            }
+            let identity = trust::identity(&opened)?;
+            let harmless = !trusted && trust::relocate(start, &opened, identity.as_ref(), &mut opening.altroot);
+            let number = own_number(start, directory, identity.as_ref(), opening.altroot.as_deref())?;
             let access = match (read_only, txg) {
                 (true, _) if *rewind => Access::Salvage,
                 (true, _) => Access::ReadOnly,
@@ -667,7 +657,7 @@ fn import(
                 }
                 imported => imported.map_err(|refusal| of_import(old, refusal))?,
             };
-            (imported, number)
+            (imported, number, harmless)
         }
     };
     for log in imported.logs_aside() {
@@ -679,7 +669,7 @@ fn import(
     if !imported.read_only {
         imported.set_up(&[], &start.properties)?;
     }
-    Ok((imported, number, None))
+    Ok(OwnedPool { imported, number, fresh: None, harmless })
 }
 
 /// What keeps what is acknowledged: that of a process before this one, where there was one. It takes no

@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-pub use bucket::{Bucket, MemoryBucket, ObjectTag, Put, Requests, Silence};
+pub use bucket::{Bucket, MemoryBucket, ObjectTag, Put, Requests, Silence, longest_object};
 pub use cached::{CacheFigures, Cached};
 pub use local_log::LocalLog;
 pub use parts::Parts;

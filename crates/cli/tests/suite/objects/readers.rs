@@ -201,3 +201,73 @@ fn a_reader_asks_for_nothing_that_it_may_not() {
     nacre(&["pool", "import", "%"]);
     nacre(&["pool", "destroy", "%"]);
 }
+
+/// The options of the mount at a place, if something is mounted there.
+fn options_at(at: &std::path::Path) -> Option<String> {
+    let table = crate::mounting::mount_table();
+    let line = table.lines().rfind(|line| line.split(' ').nth(4) == at.to_str())?;
+    line.split(' ').nth(5).map(str::to_owned)
+}
+
+#[test]
+fn a_reader_mounts_nothing_where_the_writer_wants_it() {
+    needs!(as_root());
+    let writer = Yard::new();
+    let machine = Yard::new();
+    let (name, reader) = (writer.name("wr"), machine.name("re"));
+    let (at, outside, later) = (writer.path("at"), writer.path("outside"), writer.path("later"));
+    for directory in [&writer.path("bucket"), &outside, &later] {
+        fs::create_dir(directory).unwrap();
+    }
+    let address = format!("file://{}", writer.path("bucket").display());
+    writer.nacre(&["pool", "create", "-m", at.to_str().unwrap(), &name, &address]);
+    let place = format!("mountpoint={}", outside.display());
+    writer.nacre(&["fs", "create", "-u", "-o", &place, &format!("{name}/evil")]);
+    sh(&at, "cp /bin/true shell && chmod 4755 shell && mknod null c 1 3");
+    std::os::unix::fs::symlink(&later, at.join("link")).unwrap();
+    writer.nacre(&["pool", "sync", "%"]);
+    let import = ["pool", "import", "-o", "readonly=on", "-t"];
+    let said = machine.told(&[&import[..], &[&address, &reader]].concat());
+    assert!(said.contains("nosuid, nodev") && said.contains("--trust"), "{said}");
+    let below = PathBuf::from("/mnt").join(&reader);
+    let there = |path: &PathBuf| below.join(path.strip_prefix("/").unwrap());
+    for mounted in [there(&at), there(&outside)] {
+        let options = options_at(&mounted).unwrap_or_else(|| panic!("{} is not mounted", mounted.display()));
+        assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
+    }
+    assert_eq!(options_at(&outside), None);
+    // Nor where the writer wants it later; also not by a link in the pool that is root's own.
+    writer.nacre(&["fs", "set", &format!("mountpoint={}", later.display()), &format!("{name}/evil")]);
+    writer.nacre(&["pool", "sync", "%"]);
+    eventually("the new mount point", || options_at(&there(&later)).is_some());
+    assert_eq!(options_at(&later), None);
+    writer.nacre(&["fs", "set", &format!("mountpoint={}/link/x", at.display()), &format!("{name}/evil")]);
+    writer.nacre(&["pool", "sync", "%"]);
+    eventually("the mount's end", || options_at(&there(&later)).is_none());
+    let last = writer.path("last");
+    writer.nacre(&["fs", "create", "-o", &format!("mountpoint={}", last.display()), &format!("{name}/last")]);
+    writer.nacre(&["pool", "sync", "%"]);
+    eventually("what comes after that", || options_at(&there(&last)).is_some());
+    assert!(options_at(&later.join("x")).is_none() && fs::read_dir(&later).unwrap().next().is_none());
+    machine.nacre(&["pool", "export", &reader]);
+    writer.nacre(&["fs", "set", &format!("mountpoint={}", outside.display()), &format!("{name}/evil")]);
+    writer.nacre(&["pool", "export", "%"]);
+    // That the machine before has lost the pool says nothing about what is in it.
+    machine.nacre(&["pool", "import", "-f", "-t", &address, &reader]);
+    assert!(options_at(&there(&at)).is_some_and(|options| options.contains("nosuid")));
+    machine.nacre(&["pool", "export", &reader]);
+    // Where root says so, from then on; and where it was made.
+    machine.nacre(&["pool", "import", "--trust", "-t", &address, &reader]);
+    for _ in 0..2 {
+        assert!(options_at(&at).is_some_and(|options| !options.contains("nosuid")) && options_at(&outside).is_some());
+        machine.nacre(&["pool", "export", &reader]);
+        machine.nacre(&["pool", "import", "-t", &address, &reader]);
+    }
+    machine.nacre(&["pool", "export", &reader]);
+    writer.nacre(&["pool", "import", "%"]);
+    assert!(options_at(&at).is_some_and(|options| !options.contains("nosuid")));
+    // What is the system's is no place for a pool that others can write to.
+    let (_, said) = writer.refused(&["fs", "set", "mountpoint=/usr/local/bin", &format!("{name}/evil")]);
+    assert!(said.contains("a directory of the system"), "{said}");
+    let _ = fs::remove_dir_all(&below);
+}

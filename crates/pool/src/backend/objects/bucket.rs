@@ -13,6 +13,16 @@ use parking_lot::Mutex;
 use crate::device::Random;
 use crate::frames::Reach;
 
+/// The longest object of the pool's own of this name, bytes. Others may put longer ones: no more than this is read.
+#[must_use]
+pub fn longest_object(key: &str) -> u64 {
+    match key.split('/').next() {
+        Some("pool" | "roots" | "probe") => 1 << 20,
+        // A segment, or a block of the log with as much as the log may have.
+        _ => (64 << 20) + (64 << 10),
+    }
+}
+
 /// How making an object went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
@@ -106,7 +116,8 @@ pub trait Bucket: Send + Sync {
     /// No reply, or one that tells of a failure: as for all here.
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()>;
 
-    /// A whole object, past what is kept of it, with what [`Self::put_if`] needs; `None` where there is none.
+    /// A whole object, past what is kept of it, with what [`Self::put_if`] needs; `None` where there is none. No
+    /// more than [`longest_object`] of it.
     ///
     /// # Errors
     /// As [`Self::put`]; a bucket that cannot tell contents apart.
@@ -130,7 +141,8 @@ pub trait Bucket: Send + Sync {
     /// As [`Self::put`].
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put>;
 
-    /// An object, or as much of a range of it as there is; `None` where there is none.
+    /// An object, or as much of a range of it as there is; `None` where there is none. Without a range, no more
+    /// than [`longest_object`].
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -324,7 +336,7 @@ impl Bucket for MemoryBucket {
             |of| &mut of.gets,
             |state| {
                 let body = state.objects.get(key)?;
-                let Range { start, end } = range.unwrap_or(0..body.len() as u64);
+                let Range { start, end } = range.unwrap_or(0..longest_object(key));
                 let (start, end) = (start.min(body.len() as u64) as usize, end.min(body.len() as u64) as usize);
                 Some(body.get(start..end.max(start)).unwrap_or_default().to_vec())
             },
