@@ -13,8 +13,9 @@ use nacre_pool::cache::Cache;
 use nacre_pool::catalog::DatasetRow;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::Storage;
-use nacre_pool::files::{AttributeChange, MayReplace};
+use nacre_pool::files::{AttributeChange, Inode, MayReplace};
 use nacre_pool::label::LogStart;
+use nacre_pool::rows::{Entry, FileType, Key, NameTarget};
 use nacre_pool::store::{Access, Commit, Import, Store};
 use nacre_pool::tree::commit::Form;
 use nacre_pool::tree::walk::{Visitor, walk};
@@ -82,6 +83,24 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
+/// Has a name lead to the directory that it is in, or to the root.
+fn lead_back(key: &[u8], value: &mut Vec<u8>, random: &mut Random) -> bool {
+    let own = |directory: u64, random: &mut Random| if random.below(3) == 0 { 1 } else { directory };
+    match Key::decode(key) {
+        Ok(Key::Entry { directory, .. }) => {
+            let Ok(entry) = Entry::decode(value) else { return false };
+            *value = Entry { inode: own(directory, random), ..entry }.encode();
+        }
+        Ok(Key::Name { directory, .. }) => {
+            let Ok(target) = NameTarget::decode(value) else { return false };
+            let file_type = if random.below(4) == 0 { target.file_type } else { FileType::Directory };
+            *value = NameTarget { inode: own(directory, random), file_type }.encode();
+        }
+        _ => return false,
+    }
+    true
+}
+
 /// Changes some rows of a tree; its new root.
 fn forge(
     ctx: &Context<'_>,
@@ -101,7 +120,8 @@ fn forge(
         let of_kind: Vec<&Row> = all.iter().filter(|(key, _)| key.first() == Some(&kind)).collect();
         let (key, value) = *random.pick(&of_kind).unwrap();
         let (mut key, mut value) = (key.clone(), value.clone());
-        let what = match random.below(8) {
+        let what = match random.below(9) {
+            8 if lead_back(&key, &mut value, random) => "its own directory",
             0 => {
                 tree.remove(ctx, txg, &key).unwrap();
                 done.push(format!("{key:02x?} gone"));
@@ -199,6 +219,21 @@ fn use_it(imported: &Imported, random: &mut Random) {
                 _ => drop(files.unlink(&root, name.as_bytes())),
             }
             let _ = pool.sync_file(&dataset, &inode);
+        }
+        for path in found.files.keys().filter(|path| path.contains('/')) {
+            let Some((above, name)) = path.rsplit_once('/') else { continue };
+            let below = |directory: Arc<Inode>, name: &str| Some(files.look_up(&directory, name.as_bytes()).ok()?.0);
+            let Some(directory) = above.split('/').try_fold(files.root(), below) else { continue };
+            let name = name.as_bytes();
+            match random.below(5) {
+                0 => drop(files.unlink(&directory, name)),
+                1 => drop(files.remove_directory(&directory, name)),
+                2 => drop(files.rename((&directory, name), (&root, b"up"), MayReplace::Yes)),
+                3 => drop(files.rename((&root, b"f0"), (&directory, name), MayReplace::Exchange)),
+                _ => drop(files.rename((&directory, name), (&directory, b"beside"), MayReplace::Yes)),
+            }
+            let _ = files.parent(&directory);
+            let _ = files.path(&directory);
         }
         let _ = files.free_orphans();
     }
