@@ -166,11 +166,8 @@ fn users_in_another_mount_namespace_are_users() {
     };
     let elsewhere = format!("mountpoint={}", pool.place.path().join("elsewhere").display());
     let export = ["export", &pool.name];
-    let refused: [(&str, &[&str]); 3] = [
-        ("fs", &["destroy", &home]),
-        ("fs", &["set", &elsewhere, &home]),
-        ("pool", &export),
-    ];
+    let refused: [(&str, &[&str]); 3] =
+        [("fs", &["destroy", &home]), ("fs", &["set", &elsewhere, &home]), ("pool", &export)];
     for (verb, words) in refused {
         let (code, said) = pool.told_by(verb, words);
         assert!(

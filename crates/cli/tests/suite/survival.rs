@@ -81,25 +81,25 @@ fn opened_files_go_on(mut guarded: Guarded) {
 /// Directories in which programs work, renamed and exchanged in the source: by another mount, or there.
 fn directories_that_others_rename_are_found(mut guarded: Guarded) {
     let (at, below) = (guarded.fixture.mountpoint.clone(), guarded.fixture.source.clone());
-    fs::create_dir_all(at.join("top/work/inner")).unwrap();
+    fs::create_dir_all(at.join("top/busy/inner")).unwrap();
     ["one", "two", "elsewhere"].iter().for_each(|name| fs::create_dir(at.join(name)).unwrap());
     let open = |name: &str| {
         fs::write(at.join(name).join("content"), name).unwrap();
         File::open(at.join(name)).unwrap()
     };
-    let (inner, one, two) = (open("top/work/inner"), open("one"), open("two"));
+    let (inner, one, two) = (open("top/busy/inner"), open("one"), open("two"));
     let content = |directory: &File| {
         let file = rustix::fs::openat(directory, "content", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         file.map(|file| std::io::read_to_string(File::from(file)).unwrap())
     };
     for round in 0..2 {
-        let (from, to) = if round == 0 { ("top/work", "elsewhere/moved") } else { ("elsewhere/moved", "top/again") };
+        let (from, to) = if round == 0 { ("top/busy", "elsewhere/moved") } else { ("elsewhere/moved", "top/again") };
         fs::rename(below.join(from), below.join(to)).unwrap();
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         rustix::fs::renameat_with(rustix::fs::CWD, below.join("one"), rustix::fs::CWD, below.join("two"), flags)
             .unwrap();
         guarded.kill();
-        for (directory, expected) in [(&inner, "top/work/inner"), (&one, "one"), (&two, "two")] {
+        for (directory, expected) in [(&inner, "top/busy/inner"), (&one, "one"), (&two, "two")] {
             assert_eq!(content(directory).as_deref(), Ok(expected), "round {round}");
         }
         let made = rustix::fs::mkdirat(&inner, format!("made{round}"), rustix::fs::Mode::RWXU);

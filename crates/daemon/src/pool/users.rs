@@ -46,8 +46,6 @@ fn words(users: &[User]) -> String {
 }
 
 fn users(mount: Identity) -> Vec<User> {
-    let (major, minor) = mount.device;
-    let device = (major, minor);
     let keepers = fusewire::kept_by(mount);
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -55,7 +53,7 @@ fn users(mount: Identity) -> Vec<User> {
         if pid == std::process::id() {
             continue;
         }
-        let used = use_of(&entry.path(), device);
+        let used = use_of(&entry.path(), mount.device);
         let keeps = || keepers.contains(&pid).then(|| "is in a mount namespace that has it mounted".to_owned());
         if let Some(how) = used.or_else(keeps) {
             let program = fs::read(entry.path().join("comm")).unwrap_or_default();

@@ -39,7 +39,7 @@ impl Writeback {
             let mount = Entered::new(&place.mountpoint, place.device)?;
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             let stat = during("times", inode.nodeid, || {
-                Ok(rustix::fs::statx(mount.by_handle(inode, OFlags::PATH)?, c"", flags, StatxFlags::MTIME)?)
+                rustix::fs::statx(mount.by_handle(inode, OFlags::PATH)?, c"", flags, StatxFlags::MTIME)
             })?;
             let same = stat.stx_mtime.tv_sec == mtime.sec && stat.stx_mtime.tv_nsec == mtime.nsec;
             if same { Ok(()) } else { Err(SysErrno::BUSY) }
