@@ -371,7 +371,7 @@ impl<T: Table> Files<T> {
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
 
-    fn stamp_written(&self, row: &mut InodeRow, timed: bool) {
+    pub(super) fn stamp_written(&self, row: &mut InodeRow, timed: bool) {
         if !timed {
             let now = (self.clock)();
             (row.modified, row.changed) = (now, now);

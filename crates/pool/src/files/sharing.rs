@@ -45,6 +45,14 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As a write's.
     pub fn share(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
+        self.share_timed(from, to, range, false)
+    }
+
+    /// The same; with `timed`, the times of the target stay, as in [`Self::write_held`].
+    ///
+    /// # Errors
+    /// As a write's.
+    pub fn share_timed(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range, timed: bool) -> Result<u64> {
         let mut done = 0;
         if from.number() == to.number() {
             return Ok(done);
@@ -57,7 +65,7 @@ impl<T: Table> Files<T> {
             };
             let step = self.with_relief(|| {
                 self.check_writable()?;
-                self.share_some(from, to, rest)
+                self.share_some(from, to, rest, timed)
             });
             match step {
                 Ok(0) => return Ok(done),
@@ -85,7 +93,7 @@ impl<T: Table> Files<T> {
         Ok(aligned.then(|| size - (range.from & (size - 1))))
     }
 
-    fn share_some(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
+    fn share_some(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range, timed: bool) -> Result<u64> {
         self.uncut(to, range.to.saturating_add(range.length))?;
         let entered = self.enter()?;
         let txg = entered.txg();
@@ -121,9 +129,8 @@ impl<T: Table> Files<T> {
             self.finish(to, target);
             return failed.map_or(Ok(0), Err);
         }
-        let now = (self.clock)();
         target.row.size = target.row.size.max(range.to + shared);
-        (target.row.modified, target.row.changed) = (now, now);
+        self.stamp_written(&mut target.row, timed);
         let row = target.row;
         let active = target.activate();
         (active.row, active.changed, active.frames_in) = (row, true, txg);

@@ -390,6 +390,13 @@ fn times_are_those_that_whoever_keeps_them_tells() {
     // The size that it has.
     let resized = AttributeChange { size: Some(300_000), changed: ChangedTime::Stays, ..AttributeChange::default() };
     files.set_attributes(&file, &resized).unwrap();
+    // A copy that the kernel asked for, shared or written, and an allocation.
+    let source = make(&files, &root, b"source", FileType::Regular);
+    files.write(&source, Some(0), &[3; 8192]).unwrap();
+    let range = super::Range { from: 0, to: 0, length: 4096 };
+    assert_eq!(files.share_timed(&source, &file, range, true).unwrap(), 4096);
+    files.write_stored(&file, 4096, &[3; 100], true).unwrap();
+    files.zero_timed(&file, 8192, 4096, false, true).unwrap();
     assert_eq!(now(), (at(-7), at(-8)));
     // Without a time of its own each change has that of the clock.
     files.write_held(&file, Some(0), b"late", false).unwrap();

@@ -6,7 +6,7 @@ use super::writeback_group::{Lease, Member};
 use super::xattrs;
 use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
-use nacre_pool::files::{FileError, Range, SeekTo};
+use nacre_pool::files::{ChangedTime, FileError, Range, SeekTo};
 use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
     AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
@@ -82,6 +82,23 @@ impl DatasetFile {
         Ok(written)
     }
 
+    /// Writes for a copy that the kernel has asked for, which leaves the times as they are.
+    fn write_timed(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.writable()?;
+        let _entered = self.file_node.tree.enter()?;
+        let files = self.file_node.tree.files.files();
+        let outcome = files.write_stored(&self.file_node.inode, offset, data, true).map_err(errno)?;
+        self.member.written(outcome.written);
+        self.sync_if_always()?;
+        Ok(outcome.written)
+    }
+
+    /// Whether the kernel keeps the times of the file: it has given it one for this change, and passes it on, or
+    /// has done so where the change before was in the same tick.
+    fn is_timed(&self) -> bool {
+        self.lease.as_ref().is_some_and(Lease::is_collected)
+    }
+
     /// The content has changed: with `sync=always` that is durable before it is answered.
     fn sync_if_always(&self) -> Result<()> {
         self.file_node.tree.sync_if_always(&self.pool, &self.file_node.inode)
@@ -155,17 +172,22 @@ impl OpenFile for DatasetFile {
                 if end <= files.attributes(&self.file_node.inode).map_err(errno)?.size {
                     return Ok(());
                 }
+                let changed = if self.is_timed() { ChangedTime::Stays } else { ChangedTime::Now };
                 // Writes out of the page cache go on meanwhile: the file may be longer by now.
-                let change =
-                    nacre_pool::files::AttributeChange { size: Some(end), only_longer: true, ..Default::default() };
+                let change = nacre_pool::files::AttributeChange {
+                    size: Some(end),
+                    only_longer: true,
+                    changed,
+                    ..Default::default()
+                };
                 files.set_attributes(&self.file_node.inode, &change).map_err(errno)?;
             }
             AllocateMode::PUNCH_HOLE if !grow => {
-                files.zero(&self.file_node.inode, offset, length, false).map_err(errno)?
+                files.zero_timed(&self.file_node.inode, offset, length, false, self.is_timed()).map_err(errno)?
             }
             AllocateMode::ZERO_RANGE => {
                 files.would_fill(&self.file_node.inode, offset, length).map_err(errno)?;
-                files.zero(&self.file_node.inode, offset, length, grow).map_err(errno)?;
+                files.zero_timed(&self.file_node.inode, offset, length, grow, self.is_timed()).map_err(errno)?;
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
@@ -204,7 +226,8 @@ impl OpenFile for DatasetFile {
             target.writable()?;
             let _entered = target.file_node.tree.enter()?;
             let files = target.file_node.tree.files.files();
-            let shared = files.share(&self.file_node.inode, &target.file_node.inode, range).map_err(errno)?;
+            let (from, to) = (&self.file_node.inode, &target.file_node.inode);
+            let shared = files.share_timed(from, to, range, target.is_timed()).map_err(errno)?;
             if shared > 0 {
                 target.sync_if_always()?;
                 return Ok(shared);
@@ -216,7 +239,12 @@ impl OpenFile for DatasetFile {
         }
         let mut buffer = vec![0; length.min(step) as usize];
         let count = self.read(&mut buffer, offset)?;
-        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset, WriteOrigin::Caller)?;
+        let content = buffer.get(..count).unwrap_or_default();
+        let written = if target.is_timed() {
+            target.write_timed(content, target_offset)?
+        } else {
+            target.write(content, target_offset, WriteOrigin::Caller)?
+        };
         Ok(written as u64)
     }
 

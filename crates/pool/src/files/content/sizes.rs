@@ -266,12 +266,20 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::write`]; what lies before the place of the error may be zeroed.
     pub fn zero(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool) -> Result<()> {
+        self.zero_timed(inode, offset, length, grow, false)
+    }
+
+    /// The same; with `timed`, the times stay, as in [`Self::write_held`].
+    ///
+    /// # Errors
+    /// As [`Self::zero`].
+    pub fn zero_timed(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool, timed: bool) -> Result<()> {
         let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
         let mut from = offset;
         loop {
             let reached = self.with_relief(|| {
                 self.admit_rows(Purpose::Free)?;
-                self.zero_some(inode, from, end, grow)
+                self.zero_some(inode, (from, end), grow, timed)
             })?;
             if reached >= end {
                 return Ok(());
@@ -281,7 +289,8 @@ impl<T: Table> Files<T> {
     }
 
     /// One step of it; answers how far it went.
-    fn zero_some(&self, inode: &Arc<Inode>, offset: u64, end: u64, grow: bool) -> Result<u64> {
+    fn zero_some(&self, inode: &Arc<Inode>, range: (u64, u64), grow: bool, timed: bool) -> Result<u64> {
+        let (offset, end) = range;
         let (entered, mut edited) = self.enter_growing(inode, ROWS, |row| if grow { end } else { row.size })?;
         check_regular(&edited.row)?;
         let txg = entered.txg();
@@ -298,8 +307,7 @@ impl<T: Table> Files<T> {
                 return Err(error);
             }
         };
-        let now = (self.clock)();
-        (edited.row.modified, edited.row.changed) = (now, now);
+        self.stamp_written(&mut edited.row, timed);
         if grow && reached >= end {
             edited.row.size = edited.row.size.max(end);
         }
