@@ -16,9 +16,12 @@ use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence};
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::moment;
+use crate::clock::{moment, now};
 use crate::failing::Failing;
 use crate::watch::Watch;
+
+/// How often a long list says how far it is, seconds.
+const NOTED_EACH: u64 = 5;
 
 /// What was counted since the import. Sums of bytes and of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -500,6 +503,31 @@ impl Bucket for CountedBucket {
             self.tally.reading(0, || self.ask(|| self.bucket.list(prefix, after)).map(|got| found = got))
         })?;
         Ok(found)
+    }
+
+    fn list_pages(
+        &self,
+        prefix: &str,
+        after: &str,
+        page: &mut dyn FnMut(Vec<String>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (mut count, mut noted) = (0, now());
+        self.failing.write(&self.name, || {
+            let mut counted = |keys: Vec<String>| {
+                count += keys.len();
+                if now() >= noted + NOTED_EACH {
+                    noted = now();
+                    self.failing.note(&format!("'{}': {count} names of objects were listed so far", self.name));
+                }
+                page(keys)
+            };
+            self.tally.reading(0, || self.ask(|| self.bucket.list_pages(prefix, after, &mut counted)))
+        })
+    }
+
+    fn delete_all(&self, keys: &[String]) -> io::Result<()> {
+        let (removed, _) = self.timed(DeviceRequest::Trim, 0, || self.ask(|| self.bucket.delete_all(keys)));
+        self.failing(&self.counters.write_errors, ONLINE, removed)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {

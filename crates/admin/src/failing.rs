@@ -22,8 +22,11 @@ const CONTINUE: u8 = 0;
 const WAIT: u8 = 1;
 const PANIC: u8 = 2;
 
+/// Shows a line to people.
+pub type ShowLine = Box<dyn Fn(&str) + Send + Sync>;
+
 /// Who is told why the process ends.
-struct Ending(Box<dyn Fn(&str) + Send + Sync>);
+struct Ending(ShowLine);
 
 impl std::fmt::Debug for Ending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -41,6 +44,8 @@ pub struct Failing {
     patient: AtomicBool,
     /// Told why, before the process ends by the mode.
     ending: OnceLock<Ending>,
+    /// Shows the progress of what takes long while the pool is being imported.
+    progress: Mutex<Option<Ending>>,
     state: Mutex<FailingState>,
     changed: Condvar,
 }
@@ -71,6 +76,18 @@ impl Failing {
     pub fn before_end(&self, told: impl Fn(&str) + Send + Sync + 'static) {
         // There is one process, which asks once.
         let _ = self.ending.set(Ending(Box::new(told)));
+    }
+
+    /// Has the progress of what takes long shown, or no longer.
+    pub fn show_progress(&self, show: Option<ShowLine>) {
+        *self.progress.lock() = show.map(Ending);
+    }
+
+    /// Shows a line of progress.
+    pub(crate) fn note(&self, line: &str) {
+        if let Some(Ending(show)) = &*self.progress.lock() {
+            show(line);
+        }
     }
 
     /// What writes wait for at this moment, if any do.

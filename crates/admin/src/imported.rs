@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, WriterId};
+use nacre_pool::backend::{Backend, Bucket, Cached, NewGroup, Objects, SeenRoots, WriterId};
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting, Stuck};
 use nacre_pool::files::kernel_clock;
@@ -21,6 +21,7 @@ use nacre_pool::{PoolError, Txg};
 use nacre_remote::Address;
 use parking_lot::{Mutex, RwLock};
 
+use crate::Progress;
 use crate::clock::now;
 use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
@@ -42,6 +43,8 @@ pub struct Opening {
     pub cache: u64,
     /// All mount points lie below it.
     pub altroot: Option<PathBuf>,
+    /// Of a bucket whose newest state is older than one that this machine has seen, that state is taken.
+    pub accepts_older: bool,
     /// The pool's name as long as this import lasts; on its labels it keeps the one it has.
     pub alias: Option<String>,
     /// The directory in which the pool's own file system is mounted under its name when its
@@ -213,7 +216,13 @@ impl Below {
         let counted = Arc::new(CountedBucket::new(bucket, Arc::clone(&self.failing), Arc::clone(&self.watch)));
         self.bucket = Some(Arc::clone(&counted));
         let parts = kept_parts::of(&address, pool)?;
-        let log = if writes { kept_log::of(&address, pool, opening.state.as_deref())? } else { None };
+        let log = if writes { kept_log::of(&address, pool, opening.state.as_deref())? } else { Ok(None) };
+        let (log, trouble) = match log {
+            Ok(log) => (log, None),
+            Err(why) => (None, Some(why)),
+        };
+        let seen = kept_log::seen(pool, opening.state.as_deref());
+        let seen = seen.map(|path| SeenRoots::open(path, opening.accepts_older));
         self.cached = parts.map(|parts| Arc::new(Cached::new(Arc::clone(&counted) as _, parts)));
         self.address = Some(address);
         let near: Arc<dyn Bucket> = match &self.cached {
@@ -221,9 +230,12 @@ impl Below {
             None => counted,
         };
         let nonce = opening.after.unwrap_or_else(|| (opening.entropy)());
-        let host = opening.host.1.clone();
+        let host = WriterId::machine(opening.host.0, &opening.host.1);
         let objects = Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) });
-        let objects = objects.with_local_log(log);
+        let objects = objects.with_local_log(log).remembering(seen);
+        if let Some(why) = trouble {
+            objects.set_log_trouble(Some(why));
+        }
         let objects = Arc::new(if opening.after.is_some() { objects.going_on() } else { objects });
         self.objects = Some(Arc::clone(&objects));
         Ok(objects)
@@ -245,6 +257,8 @@ impl Below {
     }
 }
 
+/// How often a long removal says how far it is, seconds.
+const NOTED_EACH: u64 = 5;
 /// The length of segments in buckets, bytes.
 const IN_BUCKET_SEGMENT: u64 = 8 << 20;
 /// So often the process before this one can have been late: it had one commit under way, and lists show it.
@@ -555,8 +569,14 @@ impl Imported {
         if value == in_bucket::LOCAL {
             match objects.make_local_log() {
                 Ok(made) => objects.log_locally(made),
-                Err(error) => tracing::warn!(%error, "no log can be kept on this machine: it goes to the store"),
+                Err(error) => {
+                    tracing::warn!(%error, "no log can be kept on this machine: it goes to the store");
+                    objects.set_log_trouble(Some(error.to_string()));
+                }
             }
+        }
+        if value != in_bucket::LOCAL {
+            objects.set_log_trouble(None);
         }
         self.pool.record(value != in_bucket::NONE);
         Ok(())
@@ -571,6 +591,7 @@ impl Imported {
             return Err(Refusal::new(Kind::Invalid, "there is no directory for a log on this machine")
                 .next("--log-dir of import names one"));
         }
+        objects.set_log_trouble(None);
         self.pool.record(false);
         self.pool.commit()?;
         objects.log_locally(local);
@@ -761,17 +782,30 @@ impl Imported {
     ///
     /// # Errors
     /// Those of the engine; the pool is then as it was at its last commit.
-    pub fn destroy(&self) -> Result<(), PoolError> {
+    pub fn destroy(&self, progress: &mut dyn Progress) -> Result<(), PoolError> {
         self.stop()?;
         self.store.destroy(now())?;
         // A bucket costs money as long as anything is in it.
-        self.bucket.as_ref().map_or(Ok(()), |bucket| Objects::erase(&**bucket))?;
+        if let Some(bucket) = &self.bucket {
+            let (name, mut noted) = (self.name(), now());
+            Objects::erase(&**bucket, &mut |removed| {
+                if now() >= noted + NOTED_EACH {
+                    noted = now();
+                    progress.note(&format!("'{name}': {removed} objects were removed so far"));
+                }
+            })?;
+        }
         if let Some(address) = &self.address {
             let pool = self.store.identity().pool;
             kept_parts::remove(address, pool);
             kept_log::remove(address, pool, self.opening.state.as_deref());
         }
         Ok(())
+    }
+
+    /// Why what is synced is not in a log on this machine, as it should be.
+    pub(crate) fn log_trouble(&self) -> Option<String> {
+        self.objects.as_ref().and_then(|objects| objects.log_trouble())
     }
 
     /// Where it lies: its devices, or the address of its bucket.

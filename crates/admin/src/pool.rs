@@ -383,8 +383,8 @@ pub fn run(
     match request {
         PoolRequest::List => return Ok(PoolAnswer::Listed(Box::new(Figures::of(pool)?))),
         PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
-        PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
-        PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
+        PoolRequest::Export { force } => leave(pool, mounts, force, "export", progress)?,
+        PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy", progress)?,
         PoolRequest::Add { devices, groups, size, force, only_say } => {
             shape::add(pool, &devices, &groups, size, (force, only_say))?;
         }
@@ -521,7 +521,13 @@ fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
 }
 
 /// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
-fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<(), Refusal> {
+fn leave(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    force: bool,
+    doing: &str,
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
     let name = pool.name();
     if doing == "destroy" {
         writable(pool, &format!("cannot destroy '{name}'"))?;
@@ -542,7 +548,7 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
         }
         return Err(refusal);
     }
-    let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
+    let left = if doing == "destroy" { pool.destroy(progress) } else { pool.export() };
     match left {
         Ok(()) => Ok(()),
         // Nothing can be saved any more than what is durable already: the last root, and what the

@@ -2,6 +2,7 @@
 //! command makes its exit code.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use nacre_pool::PoolError;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub enum Kind {
     Permission,
     /// A device failed, or what it holds is damaged.
     Io,
+    /// A device or store does not answer, or refuses to: nothing is known about what it holds.
+    Unreachable,
 }
 
 /// Why something was not done.
@@ -37,6 +40,27 @@ pub struct Refusal {
     pub next: String,
     /// The kind.
     pub kind: Kind,
+}
+
+/// Whether an error says nothing about what a device or store holds.
+fn is_silent(kind: ErrorKind) -> bool {
+    use ErrorKind::{
+        ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable,
+        NotConnected, PermissionDenied, StorageFull, TimedOut,
+    };
+    [
+        ConnectionAborted,
+        ConnectionRefused,
+        ConnectionReset,
+        HostUnreachable,
+        NetworkDown,
+        NetworkUnreachable,
+        NotConnected,
+        PermissionDenied,
+        StorageFull,
+        TimedOut,
+    ]
+    .contains(&kind)
 }
 
 impl Refusal {
@@ -56,6 +80,7 @@ impl Refusal {
     pub fn pool(doing: impl fmt::Display, error: &PoolError) -> Self {
         let kind = match error {
             PoolError::NoSpace => Kind::NoSpace,
+            PoolError::Device { source, .. } if is_silent(source.kind()) => Kind::Unreachable,
             PoolError::Busy | PoolError::Overtaken | PoolError::Refused(_) => Kind::Invalid,
             _ => Kind::Io,
         };

@@ -26,7 +26,7 @@ pub use disks::{
 };
 pub use objects::{
     Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, ObjectTag, Objects, Parts, Put, Requests,
-    Silence, WriterId, longest_object,
+    SeenRoots, Silence, WriterId, longest_object,
 };
 
 use crate::error::PoolError;
@@ -426,11 +426,11 @@ pub trait Backend: Send + Sync {
     /// them after its next root.
     fn remove(&self, segments: &[(u32, Place)]);
 
-    /// All segments that are there, also those that no table knows.
+    /// Segments that are there and that `is_known` does not know; a shared backend may answer with some of them.
     ///
     /// # Errors
     /// [`PoolError::Device`].
-    fn list(&self) -> Result<Vec<(u32, Place)>>;
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>>;
 
     /// The room.
     fn room(&self) -> Room;

@@ -14,12 +14,13 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use futures_util::stream::BoxStream;
-use futures_util::{FutureExt, TryStreamExt};
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use nacre_pool::backend::{Bucket, ObjectTag, Put, Requests, Silence, longest_object};
 use object_store::path::Path;
 use object_store::{
@@ -47,6 +48,8 @@ const HURRY: Duration = Duration::from_secs(4);
 const HURRIED: u64 = 2 << 20;
 /// Requests that are made at the same time.
 const PARALLEL: usize = 8;
+/// Objects that are removed by one request, as many as S3 takes.
+const DELETED_AT_ONCE: usize = 1000;
 
 /// The threads that speak to servers: they begin with the first bucket, and stay.
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
@@ -65,6 +68,10 @@ fn runtime() -> io::Result<&'static Runtime> {
 
 pub(crate) struct StoreBucket {
     store: Box<dyn ObjectStore>,
+    /// By which many objects are removed at once, where that is a request of its own.
+    bulk: Option<Box<dyn ObjectStore>>,
+    /// The server does not know that request.
+    refuses_bulk: AtomicBool,
     place: BucketAddress,
     name: String,
     counters: Arc<Counters>,
@@ -142,13 +149,18 @@ impl StoreBucket {
             connector: Connector { counters: Arc::clone(&counters), bucket: place.bucket.clone() },
             retry: RetryConfig { max_retries: 0, retry_timeout: DEADLINE, backoff: BackoffConfig::default() },
         };
-        let store = match place.store {
-            Store::S3 => s3::open(place, client, environment)?,
-            Store::Azure => azure::open(place, client, environment)?,
-            Store::Google => google::open(place, client, environment)?,
+        let (store, bulk) = match place.store {
+            Store::S3 => {
+                let s3::Stores { single, bulk } = s3::open(place, client, environment)?;
+                (single, Some(bulk))
+            }
+            Store::Azure => (azure::open(place, client, environment)?, None),
+            Store::Google => (google::open(place, client, environment)?, None),
         };
         Ok(Self {
             store,
+            bulk,
+            refuses_bulk: AtomicBool::new(false),
             place: place.clone(),
             name,
             counters,
@@ -261,10 +273,27 @@ impl StoreBucket {
                 ErrorKind::InvalidInput,
                 words("the bucket is in another region: --region names it"),
             )),
+            (501, _) => Failed::Stays(told(ErrorKind::Unsupported, words("the server does not know this request"))),
             (408 | 429 | 500..=599, _) => Failed::Passes(told(ErrorKind::TimedOut, words("the server is busy or ill"))),
             (200..=299, _) => Failed::Passes(told(ErrorKind::UnexpectedEof, words("the reply was cut short"))),
             _ => Failed::Stays(told(ErrorKind::Other, words("the server refuses the request"))),
         }
+    }
+
+    fn delete_by(&self, store: &dyn ObjectStore, keys: &[String]) -> io::Result<()> {
+        let paths: Vec<Path> = keys.iter().map(|key| self.path(key)).collect();
+        // As long as a slow way of so many bytes: some stores take one request for each.
+        self.request(keys.len() as u64 * SLOWEST / 10, DEADLINE, || async {
+            let paths = futures_util::stream::iter(paths.clone().into_iter().map(Ok)).boxed();
+            let mut removed = store.delete_stream(paths);
+            while let Some(one) = removed.next().await {
+                match one {
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
     }
 
     fn put_by(&self, key: &str, body: &[u8], mode: &PutMode) -> io::Result<()> {
@@ -279,7 +308,10 @@ impl StoreBucket {
 /// A list that comes page by page.
 #[derive(Default)]
 struct Listing<'a> {
-    keys: Vec<String>,
+    /// The names of the page that is on its way.
+    page: Vec<String>,
+    /// The last name so far.
+    last: String,
     /// The store does not sort names by their bytes: the list cannot be resumed after a name.
     is_unordered: bool,
     /// The pages that are still to come.
@@ -288,16 +320,14 @@ struct Listing<'a> {
 
 impl Listing<'_> {
     fn add(&mut self, key: &str) {
-        self.is_unordered |= self.keys.last().is_some_and(|last| last.as_str() > key);
-        self.keys.push(key.to_owned());
+        self.is_unordered |= self.last.as_str() > key;
+        key.clone_into(&mut self.last);
+        self.page.push(key.to_owned());
     }
 
     /// The name after which an interrupted list is resumed; `after` is where the list began.
-    fn resume_after<'n>(&'n self, after: &'n str) -> &'n str {
-        match self.keys.last() {
-            Some(last) if !self.is_unordered && last.as_str() > after => last,
-            _ => after,
-        }
+    fn resume_after(&self, after: &str) -> String {
+        if !self.is_unordered && self.last.as_str() > after { self.last.clone() } else { after.to_owned() }
     }
 }
 
@@ -420,43 +450,83 @@ impl Bucket for StoreBucket {
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        let mut keys = Vec::new();
+        self.list_pages(prefix, after, &mut |page| {
+            keys.extend(page);
+            Ok(())
+        })?;
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
+    }
+
+    fn list_pages(
+        &self,
+        prefix: &str,
+        after: &str,
+        page: &mut dyn FnMut(Vec<String>) -> io::Result<()>,
+    ) -> io::Result<()> {
         let below = self.path(prefix.trim_end_matches('/'));
         let below = Some(below).filter(|below| !below.as_ref().is_empty());
         let whole = self.path("").as_ref().len();
         let own = if whole == 0 { 0 } else { whole + 1 };
         let listing = RefCell::new(Listing::default());
-        while !self.request(0, OF_LISTS, || async {
-            // Without a stream of pages, the list is resumed after its last name.
-            let left = listing.borrow_mut().rest.take();
-            let mut rest = match left {
-                Some(rest) => rest,
-                None => match listing.borrow().resume_after(after) {
-                    "" => self.store.list(below.as_ref()),
-                    last => self.store.list_with_offset(below.as_ref(), &self.path(last)),
-                },
-            };
-            // One page: what is there without waiting once something is.
-            let mut next = rest.try_next().await?;
-            while let Some(found) = next {
-                if let Some(key) = found.location.as_ref().get(own..) {
-                    listing.borrow_mut().add(key);
-                }
-                match rest.try_next().now_or_never() {
-                    Some(more) => next = more?,
-                    None => {
-                        listing.borrow_mut().rest = Some(rest);
-                        return Ok(false);
+        loop {
+            let is_last = self.request(0, OF_LISTS, || async {
+                // Without a stream of pages, the list is resumed after its last name.
+                let left = listing.borrow_mut().rest.take();
+                let mut rest = match left {
+                    Some(rest) => rest,
+                    None => match listing.borrow().resume_after(after).as_str() {
+                        "" => self.store.list(below.as_ref()),
+                        last => self.store.list_with_offset(below.as_ref(), &self.path(last)),
+                    },
+                };
+                // One page: what is there without waiting once something is.
+                let mut next = rest.try_next().await?;
+                while let Some(found) = next {
+                    if let Some(key) = found.location.as_ref().get(own..) {
+                        listing.borrow_mut().add(key);
+                    }
+                    match rest.try_next().now_or_never() {
+                        Some(more) => next = more?,
+                        None => {
+                            listing.borrow_mut().rest = Some(rest);
+                            return Ok(false);
+                        }
                     }
                 }
+                Ok(true)
+            })?;
+            let mut keys = std::mem::take(&mut listing.borrow_mut().page);
+            // Some servers do not know where a list begins, and answer with all of it.
+            keys.retain(|key| key.as_str() > after);
+            if !keys.is_empty() {
+                page(keys)?;
             }
-            Ok(true)
-        })? {}
-        let mut keys = listing.into_inner().keys;
-        // Some servers do not know where a list begins, and answer with all of it.
-        keys.retain(|key| key.as_str() > after);
-        keys.sort_unstable();
-        keys.dedup();
-        Ok(keys)
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn delete_all(&self, keys: &[String]) -> io::Result<()> {
+        for some in keys.chunks(DELETED_AT_ONCE) {
+            let bulk = self.bulk.as_ref().filter(|_| some.len() > 1 && !self.refuses_bulk.load(Ordering::Relaxed));
+            let removed = bulk.map(|bulk| self.delete_by(&**bulk, some));
+            match removed.transpose() {
+                Ok(Some(())) => continue,
+                Ok(None) => {}
+                Err(error) => match error.kind() {
+                    ErrorKind::NotConnected | ErrorKind::TimedOut | ErrorKind::PermissionDenied => return Err(error),
+                    ErrorKind::Unsupported | ErrorKind::Other => self.refuses_bulk.store(true, Ordering::Relaxed),
+                    // Why some of them could not be removed is told one by one.
+                    _ => {}
+                },
+            }
+            self.delete_by(&*self.store, some)?;
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
@@ -553,6 +623,24 @@ mod tests {
         assert!(heads[0].contains("list-type=2") && !heads[0].contains("start-after"), "{}", heads[0]);
         assert!(heads[1].contains("continuation-token=two"), "{}", heads[1]);
         assert!(heads[2].contains("start-after=p%2Fq%2Fseg%2F2"), "{}", heads[2]);
+    }
+
+    #[test]
+    fn many_objects_are_removed_by_one_request() {
+        let (bucket, serve) = server(&[
+            "503 Slow|",
+            "200 OK|<DeleteResult><Deleted><Key>p/q/seg/1</Key></Deleted><Deleted><Key>p/q/seg/2</Key></Deleted></DeleteResult>",
+        ]);
+        let two = ["seg/1".to_owned(), "seg/2".to_owned()];
+        bucket.delete_all(&two).unwrap();
+        assert!(serve.join().unwrap().iter().all(|head| head.starts_with("POST /b?delete")));
+        // A server that does not know it is asked for one after the other, and not again.
+        let (bucket, serve) =
+            server(&["501 Not|<Code>NotImplemented</Code>", "204 Gone|", "204 Gone|", "204 Gone|", "204 Gone|"]);
+        bucket.delete_all(&two).unwrap();
+        bucket.delete_all(&two).unwrap();
+        let heads = serve.join().unwrap();
+        assert_eq!(heads.iter().filter(|head| head.starts_with("DELETE ")).count(), 4, "{heads:?}");
     }
 
     #[test]

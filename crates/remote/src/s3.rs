@@ -55,30 +55,37 @@ pub(crate) fn is_of_environment(environment: Environment<'_>) -> bool {
     there(environment, KEY).is_some() || has_role(environment)
 }
 
+/// A bucket, as it is asked for.
+pub(crate) struct Stores {
+    /// One request for each object.
+    pub(crate) single: Box<dyn ObjectStore>,
+    /// The same, but that many objects are removed by one request.
+    pub(crate) bulk: Box<dyn ObjectStore>,
+}
+
 /// The bucket.
 ///
 /// # Errors
 /// There are no credentials; a file that cannot be read, or has none.
-pub(crate) fn open(
-    place: &BucketAddress,
-    client: Client,
-    environment: Environment<'_>,
-) -> io::Result<Box<dyn ObjectStore>> {
+pub(crate) fn open(place: &BucketAddress, client: Client, environment: Environment<'_>) -> io::Result<Stores> {
+    let builder = builder(place, client.clone()).with_disable_bulk_delete(true);
+    let single = give(builder, place, environment)?.build().map_err(io::Error::other)?;
+    let bulk = self::builder(place, client).with_credentials(Arc::clone(single.credentials()));
+    Ok(Stores { single: Box::new(single), bulk: Box::new(bulk.build().map_err(io::Error::other)?) })
+}
+
+fn builder(place: &BucketAddress, client: Client) -> AmazonS3Builder {
     let builder = AmazonS3Builder::new()
         .with_bucket_name(&place.bucket)
         .with_region(place.settings.region.as_deref().unwrap_or(REGION))
         .with_client_options(client.options)
         .with_http_connector(client.connector)
         .with_conditional_put(S3ConditionalPut::ETagMatch)
-        // One request each, so that what was asked can be counted.
-        .with_disable_bulk_delete(true)
         .with_retry(client.retry);
-    let builder = match &place.settings.endpoint {
+    match &place.settings.endpoint {
         Some(endpoint) => builder.with_endpoint(endpoint),
         None => builder.with_virtual_hosted_style_request(true),
-    };
-    let store = give(builder, place, environment)?.build().map_err(io::Error::other)?;
-    Ok(Box::new(store))
+    }
 }
 
 /// The usual files that profiles are in.

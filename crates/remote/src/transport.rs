@@ -64,6 +64,7 @@ impl Counters {
 }
 
 /// What is the same of all clients: how they connect, and that they make no request again.
+#[derive(Clone)]
 pub(crate) struct Client {
     pub options: ClientOptions,
     pub connector: Connector,
@@ -71,7 +72,7 @@ pub(crate) struct Client {
 }
 
 /// Makes clients that count what is asked of a bucket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub counters: Arc<Counters>,
     pub bucket: String,

@@ -127,6 +127,7 @@ fn opening() -> Opening {
         entropy: Arc::new(move || next.fetch_add(0x9e37_79b9_7f4a_7c15, std::sync::atomic::Ordering::Relaxed)),
         cache: 8 << 20,
         altroot: None,
+        accepts_older: true,
         alias: None,
         home: PathBuf::from("/nowhere"),
         state: None,

@@ -72,6 +72,9 @@ pub struct Figures {
     pub waits: bool,
     /// All mount points lie below it.
     pub altroot: Option<String>,
+    /// Why what is synced is not in a log on this machine, as it should be.
+    #[serde(default)]
+    pub log_trouble: Option<String>,
     /// Nothing is written to it.
     pub read_only: bool,
     /// Whom it follows, where another machine writes to it.
@@ -505,6 +508,7 @@ impl Figures {
             health: health.to_owned(),
             suspended,
             waits: false,
+            log_trouble: pool.log_trouble(),
             altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
             read_only: pool.read_only,
             follows: follows(pool),

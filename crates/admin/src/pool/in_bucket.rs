@@ -38,7 +38,7 @@ fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
         PoolError::Device { source, .. } => match source.kind() {
             std::io::ErrorKind::NotFound => Kind::NotFound,
             std::io::ErrorKind::PermissionDenied => Kind::Permission,
-            _ => Kind::Io,
+            _ => Refusal::pool("", error).kind,
         },
         _ => Kind::Io,
     };
@@ -131,7 +131,7 @@ pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(
         let state = match there.state {
             PoolState::Destroyed => {
                 // What a destroy has left that was cut short.
-                return Objects::erase(bucket).map_err(|error| doing(refusal(bucket, &error)));
+                return Objects::erase(bucket, &mut |_| {}).map_err(|error| doing(refusal(bucket, &error)));
             }
             PoolState::Exported => "exported",
             PoolState::Active => "potentially active",

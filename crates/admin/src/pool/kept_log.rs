@@ -22,32 +22,41 @@ fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bo
     (directory.map(|directory| directory.join(format!("{pool:016x}"))), asked)
 }
 
-/// The logs of a pool; none where there is no place for them.
+/// The logs of a pool; none where there is no place for them, or why they cannot lie there.
 ///
 /// # Errors
 /// A directory that was asked for and cannot be used.
-pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Option<LocalLog>, Refusal> {
-    let (Some(directory), asked) = place(address, pool, state) else { return Ok(None) };
+pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Result<Option<LocalLog>, String>, Refusal> {
+    let (Some(directory), asked) = place(address, pool, state) else { return Ok(Ok(None)) };
     let opened = LocalLog::open(&directory, pool).and_then(|log| {
         // Whoever owns it could have other files replayed.
         let is_own = std::fs::symlink_metadata(&directory)?.uid() == rustix::process::geteuid().as_raw();
         if is_own { Ok(log) } else { Err(std::io::Error::other("it belongs to another user")) }
     });
     match opened {
-        Ok(log) => Ok(Some(log)),
+        Ok(log) => Ok(Ok(Some(log))),
         Err(error) if asked => {
             Err(Refusal::new(Kind::Io, format!("cannot keep a log in '{}': {error}", directory.display()))
                 .next("--log-dir names another directory, log=remote does without"))
         }
         Err(error) => {
             tracing::warn!(directory = %directory.display(), %error, "no log can be kept on this machine: it goes to the store");
-            Ok(None)
+            Ok(Err(format!("'{}': {error}", directory.display())))
         }
     }
 }
 
+/// The file that says which state of a pool this machine has seen.
+pub(crate) fn seen(pool: u64, state: Option<&Path>) -> Option<PathBuf> {
+    Some(state?.join("pools").join(format!("{pool:016x}.seen")))
+}
+
 /// A pool that is gone has no logs.
 pub(crate) fn remove(address: &str, pool: u64, state: Option<&Path>) {
+    if let Some(seen) = seen(pool, state) {
+        // One that stays is of a pool that nobody has.
+        let _ = std::fs::remove_file(seen);
+    }
     let (Some(directory), _) = place(address, pool, state) else { return };
     match std::fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

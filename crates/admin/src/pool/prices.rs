@@ -8,8 +8,8 @@ use nacre_pool::backend::Requests;
 pub(crate) const PRICES: &str = "prices";
 /// A month, seconds.
 const MONTH: f64 = 30.0 * 86400.0;
-/// Requests of a shorter time tell nothing of a month, seconds.
-const TOLD: u64 = 3600;
+/// What was asked within a shorter time counts for this one, seconds.
+const SHORTEST: u64 = 60;
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Prices: of a thousand requests, of a GiB that is stored for a month, that is sent, that is received.
@@ -79,7 +79,7 @@ impl Prices {
             + of(asked.deletes, self.delete);
         let carried = of(asked.sent, self.sent) + of(asked.received, self.received);
         let so_far = requests / 1000.0 + carried / GIB;
-        MonthCost { stored: of(stored, self.stored) / GIB, requests: so_far * MONTH / since.max(TOLD) as f64 }
+        MonthCost { stored: of(stored, self.stored) / GIB, requests: so_far * MONTH / since.max(SHORTEST) as f64 }
     }
 }
 
@@ -104,7 +104,8 @@ mod tests {
         // A tenth of a month.
         let month = prices.month(2 << 30, &asked, 3 * 86400);
         assert_eq!((month.stored, month.requests), (6.0, 90.0));
-        // A minute tells nothing of a month: it counts for an hour.
-        assert_eq!(prices.month(0, &asked, 60), prices.month(0, &asked, 3600));
+        // Soon after the import as well, but for the first minute.
+        assert_eq!(prices.month(0, &asked, 60).requests, 60.0 * prices.month(0, &asked, 3600).requests);
+        assert_eq!(prices.month(0, &asked, 1), prices.month(0, &asked, 60));
     }
 }

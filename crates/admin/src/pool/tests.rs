@@ -22,6 +22,7 @@ fn opening() -> Opening {
         entropy,
         cache: 32 << 20,
         altroot: None,
+        accepts_older: true,
         alias: None,
         home: PathBuf::from("/"),
         state: None,

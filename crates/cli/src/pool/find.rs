@@ -5,7 +5,7 @@
 //! refused.
 
 use nacre_admin::{
-    Refusal, host,
+    Kind, Refusal, host,
     pool::{
         devices::{self, Opened},
         in_bucket,
@@ -88,6 +88,15 @@ pub struct Search {
     pub busy: bool,
     /// Devices that are not taken: which, and why.
     pub refused: Vec<(PathBuf, String)>,
+    /// Buckets about which nothing is known, since no answer came from there.
+    unreachable: Vec<PathBuf>,
+}
+
+impl Search {
+    /// Whether the store at an address has not answered.
+    pub fn is_unreachable(&self, address: &Path) -> bool {
+        self.unreachable.iter().any(|place| place == address)
+    }
 }
 
 /// Looks at everything in these directories (and at these files), and at devices that are noted,
@@ -169,7 +178,12 @@ fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, s
                 let found = found.filter(|found| pool.is_none_or(|pool| found.identity.pool == pool));
                 there.extend(found.map(|found| (place, found)));
             }
-            Err(refusal) => search.refused.push((address, refusal.what)),
+            Err(refusal) => {
+                if refusal.kind == Kind::Unreachable {
+                    search.unreachable.push(address.clone());
+                }
+                search.refused.push((address, refusal.what));
+            }
         }
     }
     there.sort_by_key(|(place, _)| *place);
@@ -404,7 +418,10 @@ impl Candidate {
     pub fn user(&self) -> Option<String> {
         let ((number, name), of) = (host::this(), &self.identity);
         // Who has taken a bucket over may have been stopped before he said more than his name.
-        let other = self.writer.as_ref().is_some_and(|writer| writer.host != name);
+        let other = self.writer.as_ref().is_some_and(|writer| match writer.machine {
+            Some(machine) => machine != number,
+            None => writer.host != name,
+        });
         let foreign = of.state == PoolState::Active && (of.host.0 != number || other);
         let last = (of.host.1.as_str(), of.time);
         let (host, time) = self.writer.as_ref().map_or(last, |writer| (writer.host.as_str(), writer.time));

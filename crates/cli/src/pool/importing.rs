@@ -10,7 +10,7 @@ use nacre_admin::{Imported, pool::devices};
 use nacre_daemon::{
     failure::{Exit, Failure},
     pool::{
-        cachefile, client, process,
+        cachefile, client, known, process,
         rewind::{EarlierState, older},
         start::{How, Start, program},
     },
@@ -42,6 +42,10 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     if what.at {
         let [candidate] = search.pools.as_slice() else {
             // Why it cannot be read was told.
+            if what.places.iter().any(|place| search.is_unreachable(place)) {
+                let what = format!("cannot import from '{}': the store cannot be reached", names_of(&what.places));
+                return Err(Failure::new(what).next("it may be there all the same: import it again when that answers"));
+            }
             let what = format!("cannot import from '{}': no such pool available", names_of(&what.places));
             return Err(Failure::new(what).exit(Exit::NotFound));
         };
@@ -111,6 +115,12 @@ fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure
             if client::find(wanted).is_some() {
                 let why = "a pool with that name is already created/imported,\nand no additional pools with that name were found";
                 return Err(Failure::new(format!("{doing}: {why}")).exit(Exit::Busy));
+            }
+            let places = known::places_of(wanted);
+            if let Some(place) = places.iter().find(|place| search.is_unreachable(place)) {
+                let place = printable(find::shown(place).as_bytes());
+                return Err(Failure::new(format!("{doing}: '{place}' cannot be reached"))
+                    .next("it is there as far as this machine knows: import it again when that answers"));
             }
             Err(Failure::new(format!("{doing}: no such pool available"))
                 .exit(Exit::NotFound)
@@ -190,7 +200,16 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     // Of a pool in a bucket, -f says that the machine before has lost it, and nothing about its content.
     let is_in_bucket = devices.iter().any(|device| nacre_remote::is_address(device));
     let trusted = what.trust || (what.force && !is_in_bucket);
-    let how = How::Import { old, read_only, txg, rewind, temporary, trusted, without_log: what.without_log };
+    let how = How::Import {
+        old,
+        read_only,
+        txg,
+        rewind,
+        temporary,
+        force: what.force,
+        trusted,
+        without_log: what.without_log,
+    };
     let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);
     starting::start(Start {
         name,

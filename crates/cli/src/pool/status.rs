@@ -69,6 +69,14 @@ fn is_lost(figures: &Figures) -> bool {
     figures.health == UNAVAILABLE
 }
 
+/// Of how long the requests are that a month's cost is about, where that is short.
+fn of_minutes(figures: &Figures) -> String {
+    match figures.now.saturating_sub(figures.since) / 60 {
+        minutes @ 0..60 => format!(", {} minutes ago", minutes.max(1)),
+        _ => String::new(),
+    }
+}
+
 /// The state of a device of a pool.
 pub fn device_state(figures: &Figures, device: &DeviceFigures) -> &'static str {
     if is_lost(figures) { UNAVAILABLE } else { device.health() }
@@ -96,11 +104,16 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     if let Some((seconds, why)) = there(figures).find_map(|device| device.silence.as_ref()) {
         text.push_str(&format!("\tno answer for {seconds} s, and requests are made again: {why}\n"));
     }
+    if let Some(why) = &figures.log_trouble {
+        text.push_str(&format!("   log: none is kept on this machine, and each fsync waits for the store: {why}\n"));
+    }
     if let Some(month) = figures.month_cost() {
         let (all, stored) = (month.stored + month.requests, human_bytes(figures.allocated));
         text.push_str(&format!(
-            "  cost: {all:.2} a month: {:.2} for {stored} there, {:.2} for requests as since the import\n",
-            month.stored, month.requests
+            "  cost: {all:.2} a month: {:.2} for {stored} there, {:.2} for requests as since the import{}\n",
+            month.stored,
+            month.requests,
+            of_minutes(figures)
         ));
     }
     if let Some(survives) = &figures.survives {

@@ -164,7 +164,7 @@ impl Moto {
     }
 
     /// Asks the server itself.
-    fn ask(&self, method: &str, path: &str) -> (u16, String) {
+    pub fn ask(&self, method: &str, path: &str) -> (u16, String) {
         let mut server = TcpStream::connect(("127.0.0.1", self.gate.server)).unwrap();
         write!(
             server,

@@ -68,7 +68,7 @@ fn exit(kind: Kind) -> Exit {
         Kind::NotFound => Exit::NotFound,
         Kind::Busy => Exit::Busy,
         Kind::Permission => Exit::Denied,
-        Kind::Exists | Kind::Invalid | Kind::NoSpace | Kind::Quota | Kind::Io => Exit::Failure,
+        Kind::Exists | Kind::Invalid | Kind::NoSpace | Kind::Quota | Kind::Io | Kind::Unreachable => Exit::Failure,
     }
 }
 

@@ -8,14 +8,13 @@
 use super::{
     left::PoolLeft,
     name_lock::NameLock,
-    process::OwnedPool,
     start::{How, Start},
 };
 use crate::clock;
 use nacre_admin::{
     Imported, Kind, Opening, Refusal,
     failing::Failing,
-    pool::devices::{self, Opened},
+    pool::devices::{self, Fresh, Opened},
 };
 use nacre_pool::{device::Device, store::Access};
 use std::{
@@ -26,6 +25,17 @@ use std::{
 
 /// How long to wait for credentials that are not there before they are looked for again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// A pool that this process owns.
+pub(super) struct OwnedPool {
+    pub(super) imported: Imported,
+    /// The lock on its number; none where another copy of it is imported.
+    pub(super) number: Option<NameLock>,
+    /// What was made for a new pool.
+    pub(super) fresh: Option<Fresh>,
+    /// What it holds gives nobody more rights.
+    pub(super) harmless: bool,
+}
 
 /// The pool of a process that was killed.
 pub(super) fn go_on(

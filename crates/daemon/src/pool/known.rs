@@ -64,6 +64,22 @@ pub fn forget(guid: u64) {
     }
 }
 
+/// Where the pools of this name, or of this number, lay.
+pub fn places_of(wanted: &str) -> Vec<PathBuf> {
+    let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
+    let mut places = Vec::new();
+    for path in files {
+        let Some(record) = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok()) else {
+            continue;
+        };
+        let number = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok());
+        if record.name == wanted || number.is_some_and(|number| number.to_string() == wanted) {
+            places.extend(record.devices);
+        }
+    }
+    places
+}
+
 /// The devices of all pools that are known, each with the number of its pool: at its path something
 /// else may lie by now.
 pub fn devices() -> Vec<(PathBuf, u64)> {

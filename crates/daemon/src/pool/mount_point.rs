@@ -447,10 +447,11 @@ mod tests {
     fn pools_that_others_write_have_fewer_places() {
         let shared = PlaceRules { is_shared: true, ..PlaceRules::default() };
         let refused = |path: &str| shared.refuse(Path::new(path), true).is_some();
+        let home = |name: &str| format!("{HOME_OF_ROOT}/{name}");
+        assert!(refused(&home(".ssh")) && refused(&home(".config/x")) && !refused(&home("data")));
         let system = [
             "/",
             "/root",
-            "/root/.ssh",
             "/tmp",
             "/run",
             "/run/x",
@@ -463,7 +464,7 @@ mod tests {
             "/home",
         ];
         assert_eq!(system.into_iter().find(|path| !refused(path)), None);
-        let free = ["/root/data", "/srv/x", "/tmp/x", "/var/lib/x", "/mnt/tank", "/home/somebody/x", "/tank"];
+        let free = ["/srv/x", "/tmp/x", "/var/lib/x", "/mnt/tank", "/home/somebody/x", "/tank"];
         assert_eq!(free.into_iter().find(|path| refused(path)), None);
     }
 

@@ -257,11 +257,23 @@ impl FuseMounts {
     }
 
     fn opened(&self, what: What, options: &MountOptions) -> Result<Arc<Dataset>, Refusal> {
-        let source = &options.source;
-        let layer =
-            self.layer(what).map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?;
+        let layer = self.layer(what).map_err(|error| self.unreadable(what, options, error))?;
         layer.set_quiet(options.no_atime);
         Ok(Arc::new(layer))
+    }
+
+    /// Why a file system cannot be mounted: what of it is lost, as far as that can be told.
+    fn unreadable(&self, what: What, options: &MountOptions, error: nacre_vfs::Errno) -> Refusal {
+        let source = &options.source;
+        let dataset = self.pool.dataset(what.dataset);
+        let Err(why) = dataset else {
+            return Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}"));
+        };
+        let pool = source.split(['/', '@']).next().unwrap_or(source);
+        let next = format!(
+            "`nacre pool check {pool}` lists what cannot be read. Its snapshots may be whole: `nacre fs clone` makes one a file system"
+        );
+        Refusal::new(Kind::Io, format!("cannot mount '{source}': its metadata is lost or damaged: {why}")).next(next)
     }
 
     /// Mounts, so that it goes on when this process is killed where that is wanted.

@@ -10,7 +10,8 @@
 use super::{
     client, events,
     expected::{self, Expected},
-    going_on, known,
+    going_on::{self, OwnedPool},
+    known,
     left::{LeftDevice, PoolLeft, PoolNotes},
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
@@ -180,6 +181,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
         }
         None => import(start, &directory, kept.clone(), &orders.failing),
     };
+    orders.failing.show_progress(None);
     let owned = imported.map_err(|refusal| {
         drop_empty_log(&directory, start);
         if left.is_some()
@@ -531,7 +533,7 @@ fn undo(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
     let unmounted = fs::leave_all(&*office.mounts);
     known::forget(office.imported.store.identity().pool);
-    let destroyed = office.imported.destroy().map_err(Refusal::from).and(unmounted);
+    let destroyed = office.imported.destroy(&mut Silent).map_err(Refusal::from).and(unmounted);
     destroyed.map_err(|refusal| client::failure(&refusal))
 }
 
@@ -547,6 +549,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         entropy: entropy(),
         cache,
         altroot,
+        accepts_older: true,
         alias: None,
         home,
         state,
@@ -578,17 +581,6 @@ fn own_number(
     Ok(number)
 }
 
-/// A pool that this process owns.
-pub(super) struct OwnedPool {
-    pub(super) imported: Imported,
-    /// The lock on its number; none where another copy of it is imported.
-    pub(super) number: Option<NameLock>,
-    /// What was made for a new pool.
-    pub(super) fresh: Option<devices::Fresh>,
-    /// What it holds gives nobody more rights.
-    pub(super) harmless: bool,
-}
-
 /// Creates or imports the pool.
 fn import(
     start: &Start,
@@ -596,6 +588,7 @@ fn import(
     kept: Option<Arc<KeptLog>>,
     failing: &Arc<Failing>,
 ) -> Result<OwnedPool, Refusal> {
+    failing.show_progress(Some(Box::new(crate::report::tell)));
     let mut opening = Opening { kept, failing: Arc::clone(failing), ..opening(start.cache, start.altroot.clone()) };
     let (imported, number, harmless) = match &start.how {
         How::Create { size, force, properties, groups } => {
@@ -626,7 +619,7 @@ fn import(
             let set = set.and_then(|()| imported.set_up(properties, &start.properties));
             if let Err(refusal) = set {
                 // Nobody must take what is left for a pool.
-                if let Err(error) = imported.destroy() {
+                if let Err(error) = imported.destroy(&mut Silent) {
                     tracing::warn!(%error, "a pool that was not finished keeps its labels");
                 }
                 return Err(refusal);
@@ -635,11 +628,12 @@ fn import(
             let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
             return Ok(OwnedPool { imported, number, fresh: Some(fresh), harmless: false });
         }
-        How::Import { old, read_only, txg, rewind, temporary, trusted, without_log } => {
+        How::Import { old, read_only, txg, rewind, temporary, force, trusted, without_log } => {
             let other = start.name != *old;
             let name = (other && !temporary).then_some(start.name.as_str());
             let alias = (other && *temporary).then(|| start.name.clone());
             opening.alias = alias;
+            opening.accepts_older = *force || *rewind || txg.is_some();
             let opened = open_devices(&start.devices, !read_only)?;
             let identity = trust::identity(&opened)?;
             let harmless = !trusted && trust::relocate(start, &opened, identity.as_ref(), &mut opening.altroot);
@@ -700,7 +694,7 @@ fn create_in_bucket(
         of_pool.push(("failmode".to_owned(), "wait".to_owned()));
     }
     if let Err(refusal) = imported.set_up(properties, &of_pool) {
-        if let Err(error) = imported.destroy() {
+        if let Err(error) = imported.destroy(&mut Silent) {
             tracing::warn!(%error, "a pool that was not finished keeps its objects");
         }
         return Err(refusal);
@@ -731,7 +725,7 @@ fn try_out(
     let opening = Opening { kept: None, failing: Arc::default(), ..opening.clone() };
     let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
-    if let Err(error) = tried.destroy() {
+    if let Err(error) = tried.destroy(&mut Silent) {
         tracing::debug!(%error, "a pool in memory ends");
     }
     set
@@ -753,6 +747,10 @@ fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
 
 fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     refusal.what = format!("cannot import '{name}': {}", refusal.what);
+    if refusal.kind == Kind::Unreachable && refusal.next.is_empty() {
+        // An older state would give up what may be whole.
+        refusal.next = "nothing is known to be damaged: import it again when that answers".to_owned();
+    }
     if refusal.kind == Kind::Io && refusal.next.is_empty() {
         refusal.next =
             "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();

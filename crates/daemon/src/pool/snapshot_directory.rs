@@ -89,6 +89,6 @@ fn errno(kind: Kind) -> nacre_vfs::Errno {
         Kind::NoSpace => Errno::ENOSPC,
         Kind::Quota => Errno::EDQUOT,
         Kind::Permission => Errno::EPERM,
-        Kind::Io => Errno::EIO,
+        Kind::Io | Kind::Unreachable => Errno::EIO,
     }
 }

@@ -46,6 +46,9 @@ pub enum How {
         rewind: bool,
         /// The new name is this import's alone.
         temporary: bool,
+        /// Whatever speaks against it but damage.
+        #[serde(default)]
+        force: bool,
         /// What it holds is trusted, whoever can write its devices.
         #[serde(default)]
         trusted: bool,

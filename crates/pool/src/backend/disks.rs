@@ -535,12 +535,13 @@ impl Backend for Disks {
         }
     }
 
-    fn list(&self) -> Result<Vec<(u32, Place)>> {
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>> {
         let mut found = BTreeMap::<u32, Vec<SlotAddress>>::new();
         for (id, slot) in self.rooms.lock().slots.owned() {
             found.entry(id).or_default().push(slot);
         }
-        Ok(found.into_iter().map(|(id, place)| (id, place.into())).collect())
+        let all = found.into_iter().map(|(id, place)| (id, Place::from(place)));
+        Ok(all.filter(|(id, place)| !is_known(*id, place)).collect())
     }
 
     fn room(&self) -> Room {

@@ -33,11 +33,13 @@ mod bucket;
 mod cached;
 #[cfg(test)]
 mod cached_tests;
+mod listing;
 mod local_log;
 mod log;
 #[cfg(test)]
 mod log_tests;
 mod parts;
+mod seen;
 mod sweeping;
 mod uploads;
 
@@ -52,6 +54,7 @@ pub use bucket::{Bucket, MemoryBucket, ObjectTag, Put, Requests, Silence, longes
 pub use cached::{CacheFigures, Cached};
 pub use local_log::LocalLog;
 pub use parts::Parts;
+pub use seen::SeenRoots;
 
 use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
 use crate::checksum;
@@ -61,6 +64,7 @@ use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
+use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
 use uploads::Uploads;
 
@@ -78,14 +82,29 @@ const TOGETHER: u64 = 60;
 const LOOKED: usize = 64;
 /// Old roots, and what only these need, are looked for with each so many roots.
 const SWEEP: u64 = 256;
+/// How often all of a kind is listed and removed at most.
+const ERASING: usize = 8;
+/// Segments that are removed by one request.
+const REMOVED_AT_ONCE: usize = 1000;
+/// Newest roots that are asked for one after the other where they cannot be read: somebody else has put more.
+const UNREADABLE_MOST: u64 = 1000;
+
 /// Who puts roots: tells one writer's from another's.
 pub struct WriterId {
     /// A random number, new with each import; who goes on as a process that has died has its number.
     pub nonce: u64,
-    /// The name of the machine.
+    /// The machine ([`Self::machine`]), or its name alone.
     pub host: String,
     /// The time, seconds since 1970.
     pub clock: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl WriterId {
+    /// A machine as roots name it: two of the same name are two.
+    #[must_use]
+    pub fn machine(number: u64, name: &str) -> String {
+        format!("{name}\0{number:016x}")
+    }
 }
 
 /// A pool in a bucket.
@@ -105,6 +124,10 @@ pub struct Objects {
     newest: Arc<AtomicU64>,
     /// How often nothing was found where the next root comes.
     asked: AtomicUsize,
+    /// The newest root that this machine has seen.
+    seen: Option<SeenRoots>,
+    /// Why no log is kept on this machine, where one was wanted.
+    log_trouble: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -180,8 +203,30 @@ struct Body {
 pub struct LastWriter {
     /// The name of his machine.
     pub host: String,
+    /// The number of his machine; none of older versions.
+    pub machine: Option<u64>,
     /// When, by his clock, seconds since 1970.
     pub time: u64,
+}
+
+impl LastWriter {
+    fn of(body: &Body) -> Self {
+        let machine = body.host.split_once('\0').and_then(|(_, number)| u64::from_str_radix(number, 16).ok());
+        Self { host: host_name(&body.host).to_owned(), machine, time: body.time }
+    }
+}
+
+/// Whether two roots are of one machine, whatever it was called; roots of older versions know the name alone.
+fn is_same_machine(one: &str, other: &str) -> bool {
+    match (one.split_once('\0'), other.split_once('\0')) {
+        (Some((_, one)), Some((_, other))) => one == other,
+        _ => host_name(one) == host_name(other),
+    }
+}
+
+/// What a machine is called, of what a root says about it.
+fn host_name(host: &str) -> &str {
+    host.split('\0').next().unwrap_or_default()
 }
 
 /// The longest name of a machine that is kept, bytes.
@@ -227,28 +272,6 @@ fn root_key(generation: u64) -> String {
     format!("roots/{generation:020}")
 }
 
-/// The names of a pool's own objects of a kind that come after another one. Another pool may lie below a
-/// prefix that looks like a kind (one in `s3://bucket/tank`, one in `s3://bucket/tank/roots`).
-fn own_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
-    let mut keys = attempt(bucket, "listing", || bucket.list(kind, after))?;
-    keys.retain(|key| is_own(key));
-    Ok(keys)
-}
-
-fn is_own(key: &str) -> bool {
-    let is_number = |text: &str, radix| !text.is_empty() && text.chars().all(|one| one.is_digit(radix));
-    match key.split('/').collect::<Vec<_>>().as_slice() {
-        ["pool" | "roots", number] => is_number(number, 10),
-        ["probe", nonce] => is_number(nonce, 16),
-        ["log", position, sequence] => is_number(position, 10) && is_number(sequence, 10),
-        ["seg", low, name] => {
-            let (epoch, id) = name.split_once('-').unwrap_or_default();
-            is_number(low, 16) && is_number(epoch, 10) && is_number(id, 10)
-        }
-        _ => false,
-    }
-}
-
 fn segment_key(segment: u32, place: &Place) -> String {
     let epoch = place.first().map_or(0, |at| at.slot);
     format!("seg/{:02x}/{epoch}-{segment}", segment & 0xff)
@@ -277,6 +300,8 @@ impl Objects {
             uploads,
             newest: Arc::default(),
             asked: AtomicUsize::new(1),
+            seen: None,
+            log_trouble: Mutex::default(),
         }
     }
 
@@ -284,6 +309,30 @@ impl Objects {
     #[must_use]
     pub fn with_local_log(self, local: Option<LocalLog>) -> Self {
         Self { local: local.map(Arc::new), ..self }
+    }
+
+    /// The same with what this machine knows of roots.
+    #[must_use]
+    pub fn remembering(self, seen: Option<SeenRoots>) -> Self {
+        Self { seen, ..self }
+    }
+
+    /// Notes why no log is kept on this machine, where one is wanted.
+    pub fn set_log_trouble(&self, why: Option<String>) {
+        *self.log_trouble.lock() = why;
+    }
+
+    /// Why what is synced is in the store or in commits, where a log on this machine was wanted.
+    #[must_use]
+    pub fn log_trouble(&self) -> Option<String> {
+        let failed = || self.local.as_ref().and_then(|local| local.trouble());
+        self.log_trouble.lock().clone().or_else(failed)
+    }
+
+    fn note_root(&self, generation: u64) {
+        if let Some(seen) = &self.seen {
+            seen.note(generation);
+        }
     }
 
     /// The same, going on as a process that has died and had the number of this writer.
@@ -339,7 +388,7 @@ impl Objects {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Format`].
     pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
-        let Some(newest) = own_keys(bucket, "pool/", "")?.pop() else { return Ok(None) };
+        let Some(newest) = newest_keys(bucket, "pool/", "")?.pop() else { return Ok(None) };
         let block = attempt(bucket, "reading", || bucket.get(&newest, None))?;
         block.map(|block| Identity::decode(&block)).transpose()
     }
@@ -359,7 +408,7 @@ impl Objects {
     /// [`PoolError::Device`].
     pub fn readable_roots(bucket: &dyn Bucket) -> Result<(BTreeMap<u64, Root>, bool)> {
         let (mut found, mut lost) = (BTreeMap::new(), false);
-        for key in own_keys(bucket, "roots/", "")? {
+        for key in newest_keys(bucket, "roots/", "")? {
             let body = attempt(bucket, "reading", || bucket.get(&key, None))?.map(|body| Body::decode(&body));
             lost = !matches!(body, Some(Ok(_)));
             if let Some(Ok(body)) = body {
@@ -383,14 +432,27 @@ impl Objects {
     }
 
     /// Removes everything that belongs to a pool: who it is last, so that what is left of it is
-    /// known for it.
+    /// known for it. `progress` gets the number of objects that are gone.
     ///
     /// # Errors
     /// [`PoolError::Device`]; what is not removed yet is still there.
-    pub fn erase(bucket: &dyn Bucket) -> Result<()> {
+    pub fn erase(bucket: &dyn Bucket, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut removed = 0;
         for kind in ["seg/", "log/", "roots/", "probe/", "pool/"] {
-            let keys = own_keys(bucket, kind, "")?;
-            in_parallel(bucket.parallel(), &keys, |key| attempt(bucket, "removing from", || bucket.delete(key)))?;
+            // A store may pass names over where others go meanwhile, or list what is gone for a while.
+            for _ in 0..ERASING {
+                let mut is_empty = true;
+                each_page(bucket, kind, "", &mut |keys| {
+                    is_empty = false;
+                    bucket.delete_all(&keys)?;
+                    removed += keys.len() as u64;
+                    progress(removed);
+                    Ok(())
+                })?;
+                if is_empty {
+                    break;
+                }
+            }
         }
         Ok(())
     }
@@ -403,7 +465,7 @@ impl Objects {
     /// Whether a root newer than this one is there.
     fn has_newer(&self, generation: u64) -> Result<bool> {
         let after = root_key(generation);
-        Ok(!own_keys(&*self.bucket, "roots/", &after)?.is_empty())
+        Ok(!newest_keys(&*self.bucket, "roots/", &after)?.is_empty())
     }
 
     /// Another writer has put a root of this generation, or of a later one: who, as far as that can
@@ -428,9 +490,10 @@ impl Objects {
     fn remove_doomed(&self, now: u64) -> Result<()> {
         let is_due = |(.., since): &(u32, Place, u64)| since.saturating_add(READABLE) <= now;
         let due: Vec<_> = self.state.lock().doomed.extract_if(.., |doomed| is_due(doomed)).collect();
-        let removed = in_parallel(self.bucket.parallel(), &due, |(id, place, _)| {
-            let key = segment_key(*id, place);
-            attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))
+        let some: Vec<&[(u32, Place, u64)]> = due.chunks(REMOVED_AT_ONCE).collect();
+        let removed = in_parallel(self.bucket.parallel(), &some, |some| {
+            let keys: Vec<String> = some.iter().map(|(id, place, _)| segment_key(*id, place)).collect();
+            attempt(&*self.bucket, "removing from", || self.bucket.delete_all(&keys))
         });
         if removed.is_err() {
             // What is gone already is removed once more.
@@ -480,10 +543,10 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
 
 /// Who has put the newest root whose name comes after another one.
 fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
-    for key in own_keys(bucket, "roots/", after)?.iter().rev() {
+    for key in newest_keys(bucket, "roots/", after)?.iter().rev().take(UNREADABLE_MOST as usize) {
         let found = attempt(bucket, "reading", || bucket.get(key, None))?;
         if let Some(Ok(body)) = found.map(|found| Body::decode(&found)) {
-            return Ok(Some(LastWriter { host: body.host, time: body.time }));
+            return Ok(Some(LastWriter::of(&body)));
         }
     }
     Ok(None)
@@ -646,18 +709,21 @@ impl Backend for Objects {
 
     fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset + into.len() as u64;
-        let short = || failed(&*self.bucket, "reading", io::ErrorKind::UnexpectedEof.into());
+        let key = segment_key(at.segment, at.place);
+        let lost = |kind: io::ErrorKind, how: &str| {
+            failed(&*self.bucket, "reading", io::Error::new(kind, format!("'{key}' {how}")))
+        };
+        let short = || lost(io::ErrorKind::UnexpectedEof, "is cut short");
         if let Some(open) = self.state.lock().open.get(&at.segment).filter(|open| open.place == *at.place) {
             into.copy_from_slice(open.bytes.get(offset as usize..end as usize).ok_or_else(short)?);
             return Ok(());
         }
-        let key = segment_key(at.segment, at.place);
         let range = Some(offset..end);
         let found = attempt(&*self.bucket, "reading", || match way {
             0 => self.bucket.get(&key, range.clone()),
             _ => self.bucket.get_anew(&key, range.clone()),
         })?;
-        let found = found.ok_or_else(|| failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()))?;
+        let found = found.ok_or_else(|| lost(io::ErrorKind::NotFound, "is gone"))?;
         into.copy_from_slice(Some(found.as_slice()).filter(|found| found.len() == into.len()).ok_or_else(short)?);
         Ok(())
     }
@@ -730,13 +796,8 @@ impl Backend for Objects {
         (put.saturating_add(TOGETHER) <= now).then(|| due.count())
     }
 
-    fn list(&self) -> Result<Vec<(u32, Place)>> {
-        let keys = own_keys(&*self.bucket, "seg/", "")?;
-        let parse = |key: &String| {
-            let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
-            Some((id.parse().ok()?, place_of(epoch.parse().ok()?)))
-        };
-        Ok(keys.iter().filter_map(parse).collect())
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>> {
+        listing::unknown_segments(&*self.bucket, is_known)
     }
 
     fn room(&self) -> Room {
@@ -787,13 +848,14 @@ impl Backend for Objects {
             let state = self.state.lock();
             (state.inherited, state.host.clone())
         };
+        let is_own = is_same_machine(&host, &self.writer.host);
         let is_there = match &self.local {
             _ if epoch == 0 => true,
-            Some(local) if host == self.writer.host => local.has(epoch)?,
+            Some(local) if is_own => local.has(epoch)?,
             _ => false,
         };
         let at = self.local.as_ref().map_or_else(String::new, |local| format!(" ('{}')", local.path(epoch).display()));
-        let on = if host == self.writer.host { format!("this machine{at}") } else { format!("'{host}'") };
+        let on = if is_own { format!("this machine{at}") } else { format!("'{}'", host_name(&host)) };
         Ok((!is_there).then(|| {
             format!("what was synced last is in a log on {on}, which is not there: -m imports the pool without it")
         }))
@@ -850,6 +912,7 @@ impl Backend for Objects {
             root.txg > state.base
         };
         self.newest.store(root.generation, Ordering::Release);
+        self.note_root(root.generation);
         match &self.local {
             Some(local) if root.clean => local.close(),
             Some(local) => local.root_is_there(log != 0 && log == epoch, holds_all),
@@ -868,12 +931,15 @@ impl Backend for Objects {
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
         let now = (self.writer.clock)();
-        let mut keys = own_keys(&*self.bucket, "roots/", "")?;
+        let mut keys = newest_keys(&*self.bucket, "roots/", "")?;
         let mut lost = 0;
-        while let Some(key) = keys.pop() {
+        while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {
             if let Some(Ok(body)) = self.read_root(&key)? {
                 if self.goes_on && body.nonce != self.writer.nonce {
-                    return Err(PoolError::Refused(format!("the pool was taken over by '{}'", body.host)));
+                    return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
+                }
+                if let Some(seen) = &self.seen {
+                    seen.check(body.root.generation)?;
                 }
                 let mut state = self.state.lock();
                 (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
@@ -894,11 +960,14 @@ impl Backend for Objects {
         };
         // Where there is one, there may be many.
         let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
-        let mut keys = own_keys(&*self.bucket, "roots/", &after)?;
-        while let Some(key) = keys.pop() {
-            if let Some(Ok(body)) = self.read_root(&key)? {
+        for key in newest_keys(&*self.bucket, "roots/", &after)?.iter().rev().take(UNREADABLE_MOST as usize) {
+            if let Some(Ok(body)) = self.read_root(key)? {
+                self.note_root(body.root.generation);
                 return Ok(Some(body.root));
             }
+        }
+        if let Some(next) = &next {
+            self.note_root(next.generation);
         }
         Ok(next)
     }

@@ -267,11 +267,10 @@ impl Store {
         self.write_root(&root)?;
         committed.root = root;
         let map = self.map.read();
-        let mut unknown = self.backend.list()?;
         let of_table =
             |id: u32, place: &Place| committed.root.table_segment(id).is_some_and(|segment| segment.place == *place);
         let known = |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
-        unknown.retain(|(id, place)| !of_table(*id, place) && !known(*id, place));
+        let unknown = self.backend.list_unknown(&|id, place| of_table(id, place) || known(id, place))?;
         self.backend.remove(&unknown);
         Ok(())
     }

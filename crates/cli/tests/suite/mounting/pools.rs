@@ -187,7 +187,7 @@ impl Yard {
             }
         }
         for path in fs::read_dir(self.state().join("pools")).into_iter().flatten().map(|entry| entry.unwrap().path()) {
-            if path.extension().is_none_or(|last| last != "json") {
+            if path.extension().is_none_or(|last| last != "json" && last != "seen") {
                 left.push(path.display().to_string());
             }
         }

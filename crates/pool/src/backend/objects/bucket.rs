@@ -179,6 +179,28 @@ pub trait Bucket: Send + Sync {
     /// As [`Self::put`].
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>>;
 
+    /// The same page by page, so that a list of any length takes the memory of one page. A page may come again where a
+    /// reply was lost, and names are in the order of the store.
+    ///
+    /// # Errors
+    /// As [`Self::put`]; that of `page`.
+    fn list_pages(
+        &self,
+        prefix: &str,
+        after: &str,
+        page: &mut dyn FnMut(Vec<String>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        page(self.list(prefix, after)?)
+    }
+
+    /// Removes objects, many by one request where the store can do that.
+    ///
+    /// # Errors
+    /// As [`Self::put`]: some of them may be gone.
+    fn delete_all(&self, keys: &[String]) -> io::Result<()> {
+        keys.iter().try_for_each(|key| self.delete(key))
+    }
+
     /// Removes an object; one that is not there is removed.
     ///
     /// # Errors

@@ -185,7 +185,7 @@ impl Cached {
             hits: far.hits.load(Relaxed),
             misses: far.misses.load(Relaxed),
             failed: far.failed.load(Relaxed),
-            bytes: far.parts.count() * PART,
+            bytes: far.parts.taken(),
             limit: far.parts.most() * PART,
         }
     }
@@ -403,6 +403,19 @@ impl Bucket for Cached {
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
         self.far.bucket.list(prefix, after)
+    }
+
+    fn list_pages(
+        &self,
+        prefix: &str,
+        after: &str,
+        page: &mut dyn FnMut(Vec<String>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.far.bucket.list_pages(prefix, after, page)
+    }
+
+    fn delete_all(&self, keys: &[String]) -> io::Result<()> {
+        self.far.bucket.delete_all(keys)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {

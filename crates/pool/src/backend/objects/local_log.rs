@@ -74,6 +74,8 @@ struct LocalArea {
     file: File,
     path: PathBuf,
     is_open: AtomicBool,
+    /// Why it is not open any more.
+    trouble: Mutex<Option<String>>,
 }
 
 struct OfFile(Arc<LocalArea>);
@@ -126,6 +128,7 @@ impl LocalArea {
     /// A write or sync failed: nothing is appended any more.
     fn ends<T>(&self, doing: &'static str, done: io::Result<T>) -> Result<T, PoolError> {
         done.map_err(|error| {
+            *self.trouble.lock() = Some(format!("'{}': {error}", self.path.display()));
             if self.is_open.swap(false, Ordering::AcqRel) {
                 tracing::error!(log = %self.path.display(), %error, "the log on this machine failed: each fsync is a commit from now on");
             }
@@ -158,7 +161,7 @@ impl Area for OfFile {
 
 impl LogFile {
     fn over(file: File, path: PathBuf, head: Head) -> Result<Self, PoolError> {
-        let area = Arc::new(LocalArea { file, path, is_open: AtomicBool::new(true) });
+        let area = Arc::new(LocalArea { file, path, is_open: AtomicBool::new(true), trouble: Mutex::default() });
         let ring = Ring::new(OfFile(Arc::clone(&area)), head.pool, head.start)?;
         Ok(Self { area, ring, head })
     }
@@ -211,6 +214,12 @@ impl LocalLog {
     /// or because they were given up.
     pub(super) fn aside(&self) -> Vec<PathBuf> {
         self.state.lock().aside.clone()
+    }
+
+    /// Why nothing is appended to the own file any more.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let state = self.state.lock();
+        state.own.as_ref().and_then(|own| own.area.trouble.lock().clone())
     }
 
     /// Where the log of an import is.

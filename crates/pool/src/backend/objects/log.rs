@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
-use super::{IDLE, State, WriterId, attempt, in_parallel, make, own_keys, root_key};
+use super::{IDLE, State, WriterId, attempt, in_parallel, make, newest_keys, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -182,7 +182,7 @@ impl ObjectLog {
     /// by one, so a block before them is lost.
     fn gap(&self) -> Result<Option<u64>, PoolError> {
         let epoch = format!("log/{}/", self.next.position);
-        let later = own_keys(&*self.bucket, &epoch, &key(self.next))?;
+        let later = newest_keys(&*self.bucket, &epoch, &key(self.next))?;
         Ok((!later.is_empty()).then_some(self.next.sequence))
     }
 
@@ -192,7 +192,7 @@ impl ObjectLog {
         let (bucket, own) = (&*self.bucket, self.root.load(Ordering::Acquire));
         let next = root_key(own.saturating_add(1));
         Ok(attempt(bucket, "reading", || bucket.get(&next, None))?.is_some()
-            || !own_keys(bucket, "roots/", &root_key(own))?.is_empty())
+            || !newest_keys(bucket, "roots/", &root_key(own))?.is_empty())
     }
 
     fn push(&mut self, txg: Txg, length: u64, chain: u64) {

@@ -2,7 +2,8 @@
 //! also after a restart.
 //!
 //! Caller: [`Cached`](super::Cached). Two files in a directory of the pool's own: `data` has a slot of
-//! [`PART`] bytes for each part, `index` an entry of 64 bytes for each slot:
+//! [`PART`] bytes for each part, of which a short part takes its length alone (the rest is a hole), `index` an
+//! entry of 64 bytes for each slot:
 //!
 //! ```text
 //!  0  16  the part's name: XXH3 of the object's name and the part's number
@@ -16,6 +17,8 @@
 //! - Nothing here is needed: what cannot be read, written or believed is as if it were not here.
 //!   So nothing is synced.
 //! - A slot that an earlier run has filled is verified before its first use.
+//! - What parts take, in blocks of [`BLOCK`], is within the limit. There are [`SLOTS`] times as many slots as whole
+//!   parts that fit, so that small objects take no room of large ones.
 //! - One process has the files (an exclusive `flock`).
 
 use std::collections::HashMap;
@@ -26,12 +29,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 
 use crate::checksum::structure;
 
 /// The length of a part, but for the last one of an object, bytes.
 pub(super) const PART: u64 = 128 << 10;
+/// What a part takes is a multiple of it, bytes.
+const BLOCK: u64 = 4 << 10;
+/// So many slots there are for each whole part within the limit.
+const SLOTS: u32 = 4;
 /// The length of an entry of the index, bytes.
 const ENTRY: usize = 64;
 
@@ -49,6 +56,57 @@ struct State {
     found: HashMap<u128, u32>,
     /// The slot that is looked at next for a part to put out.
     hand: usize,
+    /// Slots with nothing in them.
+    free: Vec<u32>,
+    /// What parts take, bytes.
+    taken: u64,
+    /// And may take, bytes.
+    limit: u64,
+}
+
+/// What a part of this length takes, bytes.
+fn room(length: u32) -> u64 {
+    u64::from(length).next_multiple_of(BLOCK)
+}
+
+impl State {
+    /// Empties a slot; what it took.
+    fn empty(&mut self, at: u32) -> u64 {
+        let Some(slot) = self.slots.get_mut(at as usize) else { return 0 };
+        let taken = room(slot.length);
+        // A part that two have fetched at the same time may be in another slot as well.
+        if self.found.get(&slot.name) == Some(&at) {
+            self.found.remove(&slot.name);
+        }
+        *slot = Slot { version: slot.version.wrapping_add(1), ..Slot::default() };
+        self.taken -= taken.min(self.taken);
+        taken
+    }
+
+    /// The slot of a part that was not used since the hand came by.
+    fn least_used(&mut self) -> Option<u32> {
+        let count = self.slots.len();
+        for _ in 0..2 * count {
+            let at = self.hand % count;
+            self.hand = at + 1;
+            let slot = self.slots.get_mut(at)?;
+            if slot.name != 0 && !slot.used && !slot.filling {
+                return u32::try_from(at).ok();
+            }
+            slot.used = false;
+        }
+        None
+    }
+}
+
+/// A slot that is being filled.
+struct TakenSlot {
+    at: u32,
+    version: u32,
+    /// What of the file is to be given back before: where, and how much, bytes.
+    holes: Vec<(u64, u64)>,
+    /// Slots that are free once that is done: a hole must not meet what another thread has written.
+    freed: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -128,32 +186,53 @@ impl Parts {
     }
 
     fn begin(index: File, data: File, size: u64) -> io::Result<Self> {
-        let count = u32::try_from(size.div_ceil(PART)).unwrap_or(u32::MAX).max(1);
+        let whole = u32::try_from(size.div_ceil(PART)).unwrap_or(u32::MAX).clamp(1, u32::MAX / SLOTS);
+        let count = whole * SLOTS;
         // The files may be of another size limit.
         index.set_len(u64::from(count) * ENTRY as u64)?;
         data.set_len(u64::from(count) * PART)?;
         let mut entries = vec![0; count as usize * ENTRY];
         index.read_exact_at(&mut entries, 0)?;
-        let mut state = State { slots: Vec::with_capacity(count as usize), ..State::default() };
+        let mut state =
+            State { slots: Vec::with_capacity(count as usize), limit: u64::from(whole) * PART, ..State::default() };
+        let mut dropped = Vec::new();
         for (at, entry) in (0..count).zip(entries.chunks_exact(ENTRY)) {
             // A part that was fetched again is there twice.
-            let slot = slot_of(entry).filter(|slot| !state.found.contains_key(&slot.name)).unwrap_or_default();
-            if slot.name != 0 {
+            let is_new =
+                |slot: &Slot| !state.found.contains_key(&slot.name) && state.taken + room(slot.length) <= state.limit;
+            let there = slot_of(entry);
+            let is_dropped = there.as_ref().is_some_and(|slot| !is_new(slot));
+            let slot = there.filter(|_| !is_dropped).unwrap_or_default();
+            if is_dropped {
+                dropped.push((u64::from(at) * PART, PART));
+            }
+            if slot.name == 0 {
+                state.free.push(at);
+            } else {
                 state.found.insert(slot.name, at);
+                state.taken += room(slot.length);
             }
             state.slots.push(slot);
         }
-        Ok(Self { data, index, state: Mutex::new(state) })
+        state.free.reverse();
+        let parts = Self { data, index, state: Mutex::new(state) };
+        parts.give_back(&dropped);
+        Ok(parts)
     }
 
-    /// How many parts there can be.
+    /// How many whole parts there can be.
     pub(super) fn most(&self) -> u64 {
-        self.state.lock().slots.len() as u64
+        self.state.lock().limit / PART
     }
 
     /// How many parts are here.
     pub(super) fn count(&self) -> u64 {
         self.state.lock().found.len() as u64
+    }
+
+    /// What they take, bytes.
+    pub(super) fn taken(&self) -> u64 {
+        self.state.lock().taken
     }
 
     /// Whether a part is here that has something at this offset. It may be found damaged.
@@ -191,9 +270,9 @@ impl Parts {
                 into.truncate(before);
                 return false;
             }
-            (false, Some(now)) => {
-                *now = Slot { version: now.version.wrapping_add(1), ..Slot::default() };
-                state.found.remove(&name);
+            (false, Some(_)) => {
+                state.empty(at);
+                state.free.push(at);
                 into.truncate(before);
                 return false;
             }
@@ -219,61 +298,119 @@ impl Parts {
         if content.is_empty() || content.len() as u64 > PART {
             return true;
         }
-        // All slots are being filled: it is not kept.
         let sum = structure(content);
-        let Some((at, version)) = self.take_slot(name) else { return true };
-        let mut slot =
-            Slot { name, sum, length: content.len() as u32, version, used: false, verified: true, filling: false };
+        let length = content.len() as u32;
+        // All slots are being filled: it is not kept.
+        let Some(TakenSlot { at, version, holes, freed }) = self.take_slot(name, length) else { return true };
+        self.give_back(&holes);
+        let slot = Slot { name, sum, length, version, used: false, verified: true, filling: false };
         let written = self.data.write_all_at(content, u64::from(at) * PART).is_ok()
             && self.index.write_all_at(&entry(&slot), u64::from(at) * ENTRY as u64).is_ok();
-        if !written {
-            slot = Slot { version, ..Slot::default() };
-        }
         let mut state = self.state.lock();
-        if written {
-            state.found.insert(name, at);
-        }
+        state.free.extend(freed);
         if let Some(now) = state.slots.get_mut(at as usize) {
             *now = slot;
+        }
+        if written {
+            state.found.insert(name, at);
+        } else {
+            state.empty(at);
+            state.free.push(at);
         }
         written
     }
 
-    /// A slot for a part: its own, or that of one that was not used since the hand came by.
-    fn take_slot(&self, name: u128) -> Option<(u32, u32)> {
+    /// Punches holes where parts were; a file system that cannot do it keeps more than the limit says.
+    fn give_back(&self, holes: &[(u64, u64)]) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for (offset, length) in holes {
+            if let Err(error) = rustix::fs::fallocate(&self.data, flags, *offset, *length) {
+                tracing::debug!(%error, "room of a part that is not kept any more is not given back");
+            }
+        }
+    }
+
+    /// A slot for a part of this length: its own, a free one, or that of a part that was not used since the hand
+    /// came by. As many of these go as its room takes.
+    fn take_slot(&self, name: u128, length: u32) -> Option<TakenSlot> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let at = match state.found.remove(&name) {
-            Some(own) => own,
-            None => {
-                let count = state.slots.len();
-                let mut chosen = None;
-                for _ in 0..2 * count {
-                    let at = state.hand % count;
-                    state.hand = at + 1;
-                    let slot = state.slots.get_mut(at)?;
-                    if !slot.used && !slot.filling {
-                        chosen = Some(at as u32);
-                        break;
-                    }
-                    slot.used = false;
+        let needed = room(length);
+        let own = state.found.get(&name).copied();
+        // What is emptied first becomes the slot.
+        let mut emptied: Vec<(u32, u64)> = own.map(|at| (at, state.empty(at))).into_iter().collect();
+        while state.taken + needed > state.limit || (emptied.is_empty() && state.free.is_empty()) {
+            let Some(at) = state.least_used() else { break };
+            let taken = state.empty(at);
+            emptied.push((at, taken));
+        }
+        let (mut holes, mut freed) = (Vec::new(), Vec::new());
+        let mut emptied = emptied.into_iter();
+        let chosen = match emptied.next() {
+            Some((at, taken)) => {
+                if taken > needed {
+                    holes.push((u64::from(at) * PART + needed, taken - needed));
                 }
-                chosen?
+                Some(at)
             }
+            None => state.free.pop(),
+        };
+        for (at, taken) in emptied {
+            holes.push((u64::from(at) * PART, taken));
+            freed.push(at);
+        }
+        let Some(at) = chosen.filter(|_| state.taken + needed <= state.limit) else {
+            state.free.extend(chosen.into_iter().chain(freed));
+            return None;
         };
         let slot = state.slots.get_mut(at as usize)?;
-        // A part that two have fetched at the same time may be in another slot as well.
-        if state.found.get(&slot.name) == Some(&at) {
-            state.found.remove(&slot.name);
-        }
         let version = slot.version.wrapping_add(1);
-        *slot = Slot { version, filling: true, ..Slot::default() };
-        Some((at, version))
+        // Its room is taken from now on.
+        *slot = Slot { version, length, filling: true, ..Slot::default() };
+        state.taken += needed;
+        Some(TakenSlot { at, version, holes, freed })
     }
 }
 
 impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").field("count", &self.count()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_parts_take_their_length_and_large_ones_their_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let parts = Parts::open(directory.path(), 8 * PART).unwrap();
+        let content = |length: usize, fill: u8| vec![fill; length];
+        // Thirty-two small ones are all the slots there are, and a thirty-second of the room.
+        for number in 0..32 {
+            assert!(parts.keep(name("small", number), &content(100, number as u8)));
+        }
+        assert_eq!((parts.count(), parts.taken()), (32, 32 * BLOCK));
+        for number in 0..6 {
+            assert!(parts.keep(name("large", number), &content(PART as usize, number as u8)));
+        }
+        assert!(parts.count() == 32 && parts.taken() <= 8 * PART, "{parts:?}");
+        for number in 0..40 {
+            assert!(parts.keep(name("more", number), &content(PART as usize, number as u8)));
+            let mut read = Vec::new();
+            assert!(parts.read(name("more", number), 7..9, &mut read) && read == [number as u8; 2]);
+        }
+        assert!(parts.count() <= 32 && parts.taken() <= 8 * PART, "{parts:?}");
+        let blocks = |parts: &Parts| std::os::unix::fs::MetadataExt::blocks(&parts.data.metadata().unwrap()) * 512;
+        assert!(blocks(&parts) <= 9 * PART, "{} bytes", blocks(&parts));
+        // What is here is here after a restart, and no more than may be.
+        drop(parts);
+        let parts = Parts::open(directory.path(), 8 * PART).unwrap();
+        let mut read = Vec::new();
+        assert!(parts.read(name("more", 39), 0..2, &mut read) && read == [39; 2]);
+        assert!(parts.taken() <= 8 * PART);
+        drop(parts);
+        assert!(Parts::open(directory.path(), PART).unwrap().taken() <= PART);
     }
 }

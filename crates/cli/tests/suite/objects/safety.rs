@@ -1,0 +1,87 @@
+//! What a machine says when a bucket is not what it was: older than it has seen it, out of reach, full of what others
+//! have put there, or without a log beside it.
+
+use std::fs;
+
+use super::InBucket;
+use crate::mounting::{as_root, needs, pools::Yard, sh};
+use crate::s3_server::{BUCKET, Weather};
+
+#[test]
+fn a_bucket_that_was_rolled_back_is_refused_on_a_machine_that_knows_better() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at, bucket) = (yard.name("rb"), yard.path("at"), yard.path("bucket"));
+    fs::create_dir(&bucket).unwrap();
+    let address = format!("file://{}", bucket.display());
+    yard.nacre(&["pool", "create", "-m", at.to_str().unwrap(), &name, &address]);
+    fs::write(at.join("old"), "old").unwrap();
+    yard.nacre(&["pool", "sync", "%"]);
+    sh(yard.place.path(), "ls bucket/roots > kept");
+    fs::write(at.join("new"), "new").unwrap();
+    yard.nacre(&["pool", "export", "%"]);
+    sh(yard.place.path(), "cd bucket/roots; for root in *; do grep -qx $root ../../kept || rm $root; done");
+    let (_, said) = yard.refused(&["pool", "import", "%"]);
+    assert!(said.contains("this machine has seen number") && said.contains("-f takes what is there"), "{said}");
+    // Another machine knows nothing of it.
+    let other = Yard::new();
+    let reader = other.name("re");
+    other.nacre(&["pool", "import", "-o", "readonly=on", "-N", "-t", &address, &reader]);
+    other.nacre(&["pool", "export", &reader]);
+    yard.nacre(&["pool", "import", "-f", "-m", "%"]);
+    assert!(at.join("old").exists() && !at.join("new").exists());
+    yard.nacre(&["pool", "export", "%"]);
+    yard.nacre(&["pool", "import", "%"]);
+    yard.nacre(&["pool", "destroy", "%"]);
+}
+
+#[test]
+fn a_store_that_is_away_holds_a_pool_all_the_same() {
+    needs!(as_root());
+    let pool = InBucket::made(&[]);
+    pool.yard.nacre(&["pool", "export", "%"]);
+    pool.moto.weather(Weather::Closed);
+    for words in [&["pool", "import", "%"][..], &["pool", "import", "-F", "%"]] {
+        let (_, said) = pool.yard.refused(words);
+        assert!(said.contains("cannot be reached"), "{said}");
+        assert!(!said.contains("no such pool") && !said.contains("-F"), "{said}");
+    }
+    pool.moto.weather(Weather::Fair);
+    pool.import();
+}
+
+#[test]
+fn what_others_have_put_is_removed_many_at_a_time() {
+    needs!(as_root());
+    let pool = InBucket::made(&[]);
+    for number in 0..2300 {
+        let key = format!("/{BUCKET}/one/tank/seg/{:02x}/1-{}", number & 0xff, 1_000_000 + number);
+        assert_eq!(pool.moto.ask("PUT", &key).0, 200);
+    }
+    pool.yard.nacre(&["pool", "export", "%"]);
+    pool.import();
+    let before = pool.moto.heads().len();
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+    assert_eq!(pool.moto.keys("one/"), Vec::<String>::new());
+    let asked = pool.moto.heads().split_off(before);
+    let removals = asked.iter().filter(|head| head.contains("?delete") || head.starts_with("DELETE ")).count();
+    assert!((3..60).contains(&removals), "{removals} requests");
+}
+
+#[test]
+fn a_log_that_finds_no_room_is_told_of() {
+    needs!(as_root());
+    let pool = InBucket::empty();
+    let directory = pool.yard.path("log");
+    fs::create_dir(&directory).unwrap();
+    pool.sh("mount -t tmpfs -o size=1m none log");
+    let log = ["--log-dir", directory.to_str().unwrap()];
+    pool.create(&log);
+    pool.sh("echo x > at/x; sync at/x");
+    let status = pool.status();
+    assert!(status.contains("log: none is kept on this machine") && status.contains("No space left"), "{status}");
+    pool.yard.nacre(&["pool", "set", "log=remote", "%"]);
+    assert!(!pool.status().contains("none is kept on this machine"));
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+    pool.sh("umount log");
+}

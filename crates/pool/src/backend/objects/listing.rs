@@ -1,0 +1,108 @@
+//! The names of a pool's objects in a bucket, page by page.
+//!
+//! Callers: the other files of [`Objects`](super::Objects). Others may put any number of objects there. Invariant: what
+//! is kept of a list is bounded, but for lists of what this pool has made itself.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::bucket::Bucket;
+use super::{Result, failed, place_of};
+use crate::label::Place;
+
+/// So many names of a kind are kept, the newest ones.
+const NEWEST_MOST: usize = 4096;
+/// So many segments that no table knows are taken up at once. The others are at a later import.
+const UNKNOWN_MOST: usize = 1 << 18;
+
+/// Gives the names of the pool's own objects of a kind that come after another one to `each`, page by page. Another
+/// pool may lie below a prefix that looks like a kind (one in `s3://bucket/tank`, one in `s3://bucket/tank/roots`). A
+/// name may come twice.
+pub(super) fn each_page(
+    bucket: &dyn Bucket,
+    kind: &str,
+    after: &str,
+    each: &mut dyn FnMut(Vec<String>) -> io::Result<()>,
+) -> Result<()> {
+    let mut failure = io::Error::from(io::ErrorKind::TimedOut);
+    for _ in 0..bucket.attempts() {
+        let listed = bucket.list_pages(kind, after, &mut |mut keys| {
+            keys.retain(|key| is_own(key));
+            if keys.is_empty() { Ok(()) } else { each(keys) }
+        });
+        match listed {
+            Ok(()) => return Ok(()),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failed(bucket, "listing", failure))
+}
+
+/// All names of a kind, in their order.
+pub(super) fn own_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
+    let mut all = BTreeSet::new();
+    each_page(bucket, kind, after, &mut |keys| {
+        all.extend(keys);
+        Ok(())
+    })?;
+    Ok(all.into_iter().collect())
+}
+
+/// The last names of a kind, in their order.
+pub(super) fn newest_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
+    let mut newest = BTreeSet::new();
+    each_page(bucket, kind, after, &mut |keys| {
+        newest.extend(keys);
+        while newest.len() > NEWEST_MOST {
+            newest.pop_first();
+        }
+        Ok(())
+    })?;
+    Ok(newest.into_iter().collect())
+}
+
+/// Segments that are there and that nobody knows, or as many of them as are taken up at once.
+pub(super) fn unknown_segments(
+    bucket: &dyn Bucket,
+    is_known: &dyn Fn(u32, &Place) -> bool,
+) -> Result<Vec<(u32, Place)>> {
+    let (mut unknown, mut more) = (BTreeSet::new(), false);
+    each_page(bucket, "seg/", "", &mut |keys| {
+        let segments = keys.iter().filter_map(|key| segment_of(key));
+        let found = segments.filter(|(epoch, id)| !is_known(*id, &place_of(*epoch)));
+        for one in found {
+            if unknown.len() >= UNKNOWN_MOST {
+                more = true;
+                break;
+            }
+            unknown.insert(one);
+        }
+        Ok(())
+    })?;
+    if more {
+        tracing::warn!(
+            "more than {UNKNOWN_MOST} objects in the bucket belong to no state: the next import removes the others"
+        );
+    }
+    Ok(unknown.into_iter().map(|(epoch, id)| (id, place_of(epoch))).collect())
+}
+
+/// The epoch and the number of a segment.
+fn segment_of(key: &str) -> Option<(u32, u32)> {
+    let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
+    Some((epoch.parse().ok()?, id.parse().ok()?))
+}
+
+fn is_own(key: &str) -> bool {
+    let is_number = |text: &str, radix| !text.is_empty() && text.chars().all(|one| one.is_digit(radix));
+    match key.split('/').collect::<Vec<_>>().as_slice() {
+        ["pool" | "roots", number] => is_number(number, 10),
+        ["probe", nonce] => is_number(nonce, 16),
+        ["log", position, sequence] => is_number(position, 10) && is_number(sequence, 10),
+        ["seg", low, name] => {
+            let (epoch, id) = name.split_once('-').unwrap_or_default();
+            is_number(low, 16) && is_number(epoch, 10) && is_number(id, 10)
+        }
+        _ => false,
+    }
+}
