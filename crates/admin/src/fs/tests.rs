@@ -2,6 +2,7 @@
 //! so scripts go on understanding them.
 
 mod content;
+mod forged_streams;
 mod moving;
 mod naming;
 mod scheduling;
