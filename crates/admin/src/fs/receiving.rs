@@ -174,6 +174,13 @@ fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Resul
         (_, true) => format!("{into}/{}", head.root.rsplit('/').next().unwrap_or_default()),
         _ => into.to_owned(),
     };
+    // Otherwise it would be beside the target: "in" and "b" are "inb".
+    if !snapshot.below.is_empty() && !snapshot.below.starts_with('/') {
+        return Err(invalid(format!(
+            "invalid stream ('{}' is no name below a file system)",
+            snapshot.below.escape_debug()
+        )));
+    }
     let name = format!("{root}{}@{}", snapshot.below, given.unwrap_or(part));
     Name::snapshot(&name).map_err(|error| invalid(error.to_string()))?;
     Ok(name)

@@ -219,6 +219,23 @@ fn case(source: &[Vec<Record>; 2], seed: u64) -> bool {
 }
 
 #[test]
+fn a_stream_of_a_tree_stays_below_its_target() {
+    let world = World::new();
+    let mut records = send(&source(), None);
+    for record in &mut records {
+        if let Record::Snapshot(head) = record
+            && head.below == "/b"
+        {
+            "b".clone_into(&mut head.below);
+        }
+    }
+    let refusal = receive(&world, &records, false).unwrap_err();
+    assert!(refusal.what.contains("'b' is no name below a file system"), "{refusal}");
+    let is_below = |name: &String| name == "t" || name.split(['/', '@']).nth(1) == Some("in");
+    assert!(world.names().iter().all(is_below), "{:?}", world.names());
+}
+
+#[test]
 fn a_forged_stream_of_a_tree_harms_nothing() {
     let set = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let (count, first) = (set("NACRE_STREAM_CASES").unwrap_or(60), set("NACRE_POOL_SEED").unwrap_or(0));
