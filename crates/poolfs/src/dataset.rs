@@ -707,7 +707,7 @@ impl Layer for Dataset {
         let files = &self.current.files;
         let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
         let (available, objects) = (files.files().room(), files.files().objects());
-        let free = if self.current.now().is_snapshot() { 0 } else { available / BLOCK };
+        let free = if self.current.now().is_snapshot() { 0 } else { files.files().content_room() / BLOCK };
         Ok(StatFs {
             block: BLOCK as u32,
             fragment: BLOCK as u32,

@@ -8,11 +8,12 @@
 //! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with
 //! one before it is told.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::owner_accounts::owners_of;
-use super::{FileError, Files, Result, Table};
+use super::{FileError, Files, Inode, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::patience;
 use crate::pointer::{Pointer, Txg};
@@ -22,6 +23,8 @@ use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 /// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
 /// done.
 const ROWS: u64 = 1;
+/// What an operation asks for beside content, bytes: its rows, and nodes of the tree that are divided.
+const BESIDE: u64 = 8192;
 /// After the removal of a file it may count for so long although it is closed: its last user is
 /// heard of later.
 const CLOSING: Duration = Duration::from_millis(100);
@@ -145,6 +148,17 @@ impl<T: Table> Files<T> {
         self.admission.room(self.dataset)
     }
 
+    /// How much content fits there: what records take beside their content left out, and what the rows of
+    /// an operation may need. As much can be allocated. Bytes.
+    #[must_use]
+    pub fn content_room(&self) -> u64 {
+        let record = 1u64 << self.storing.read().record_shift;
+        let room = self.room().saturating_sub(BESIDE);
+        let whole = room / (record + worst(0));
+        let rest = (room % (record + worst(0))).saturating_sub(worst(0));
+        whole * record + rest
+    }
+
     /// Whether any owner has a quota: how much each may still write differs then.
     #[must_use]
     pub fn has_owner_quotas(&self) -> bool {
@@ -227,6 +241,16 @@ impl<T: Table> Files<T> {
         *self.lost_name.lock() = Some(patience::now());
     }
 
+    /// Whether files without a name may be held by nothing but what the next flush takes.
+    fn holds_nameless(&self) -> bool {
+        if self.lost_name.lock().is_none() {
+            return false;
+        }
+        // A change of a file takes its lock before that of the list.
+        let dirty: Vec<Arc<Inode>> = self.dirty.lock().values().map(Arc::clone).collect();
+        dirty.iter().any(|inode| inode.is_nameless())
+    }
+
     fn relieved<R>(&self, admit: Admit, operation: &impl Fn() -> Result<R>) -> Result<R> {
         let mut outcome = operation();
         if !outcome.as_ref().is_err_and(is_shortage) {
@@ -242,9 +266,9 @@ impl<T: Table> Files<T> {
                 Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
                 Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
                 // What waits counts as it may become at worst, and what lost its last name still
-                // counts.
-                Err(FileError::OwnerQuota) if freed || self.owners.has_waiting() => {
-                    self.admission.relieve(Some(self.dataset), freed)?
+                // counts, which the next flush may be the last to hold.
+                Err(FileError::OwnerQuota) if freed || self.holds_nameless() || self.owners.has_waiting() => {
+                    self.admission.relieve(Some(self.dataset), freed || self.holds_nameless())?
                 }
                 _ => break,
             };

@@ -75,7 +75,8 @@ fn differing(found: &[u8], right: &[u8]) -> Vec<Range<usize>> {
 fn ranges_of(rows: RowShape, column: usize, range: &Range<u64>) -> Vec<Range<u64>> {
     let (unit, width) = (rows.unit, rows.width as u64);
     if column >= rows.width {
-        return vec![range.start / unit * unit * width..range.end.div_ceil(unit) * unit * width];
+        let whole_rows = range.start / unit * unit * width..range.end.div_ceil(unit) * unit * width;
+        return std::iter::once(whole_rows).collect();
     }
     let numbers = range.start / unit..range.end.div_ceil(unit);
     let part = |number: u64| {

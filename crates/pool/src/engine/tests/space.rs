@@ -678,3 +678,38 @@ fn whoever_fits_beside_what_lives_is_never_refused() {
     });
     check(&pool, &storage);
 }
+
+#[test]
+fn what_is_removed_at_the_quota_of_an_owner_counts_at_once() {
+    for property in ["userquota@1000", "groupquota@1000", "defaultuserquota"] {
+        let (storage, pool) = small(1 << 30);
+        let top = pool.root().unwrap();
+        pool.set_properties(&[local(top, property, "20M")]).unwrap();
+        let dataset = pool.dataset(top).unwrap();
+        for round in 0..5 {
+            let name = format!("file {round}");
+            let file = plain(&dataset, &name, 1000).unwrap();
+            let (accepted, refusal) = fill(&dataset, &file, 1 << 17);
+            assert!(matches!(refusal, FileError::Quota), "{refusal:?}");
+            assert!(accepted > 19 * MIB, "{property}, round {round}: {accepted} accepted");
+            drop(file);
+            dataset.files().unlink(&dataset.files().root(), name.as_bytes()).unwrap();
+        }
+        check(&pool, &storage);
+    }
+}
+
+#[test]
+fn as_much_as_is_free_can_be_allocated() {
+    let (_, pool) = small(256 * MIB);
+    let top = pool.root().unwrap();
+    let dataset = pool.dataset(top).unwrap();
+    for record_shift in [9, 12, 17] {
+        dataset.files().set_storing(Storing { record_shift, ..pool.storing() });
+        let file = plain(&dataset, &format!("file {record_shift}"), 0).unwrap();
+        let free = dataset.files().content_room();
+        assert!(free > 10 * MIB && free < dataset.files().room());
+        dataset.files().would_fill(&file, 0, free).unwrap();
+        assert!(dataset.files().would_fill(&file, 0, free + MIB).is_err());
+    }
+}
