@@ -86,6 +86,8 @@ struct Structure {
     /// Links as counted by the inode, names found, and its type.
     inodes: HashMap<u64, (u32, u32, Option<FileType>)>,
     directories: HashMap<u64, Directory>,
+    /// Of each directory but the root, the one in which it says that it lies.
+    above: HashMap<u64, u64>,
     orphans: HashSet<u64>,
     entries: u64,
     names: u64,
@@ -144,6 +146,7 @@ impl Structure {
                 (*links, *kind) = (inode.links, inode.file_type());
                 if inode.file_type() == Some(FileType::Directory) {
                     self.directories.entry(number).or_default().counted = inode.size;
+                    self.above.extend(inode.hint.map(|hint| (number, hint.directory)));
                 }
             }
             Key::Entry { directory, sequence } => {
@@ -169,6 +172,31 @@ impl Structure {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Directories that say of each other that they lie in them, each circle once.
+    fn circles(&self) -> Vec<Vec<u64>> {
+        let (mut judged, mut circles) = (HashSet::new(), Vec::new());
+        let mut numbers: Vec<u64> = self.above.keys().copied().collect();
+        numbers.sort_unstable();
+        for number in numbers {
+            let (mut way, mut at) = (Vec::new(), number);
+            while judged.insert(at) {
+                way.push(at);
+                match self.above.get(&at) {
+                    Some(above) => at = *above,
+                    None => break,
+                }
+            }
+            // A directory that this way has passed closes a circle; one that another way has passed is judged.
+            if self.above.contains_key(&at)
+                && let Some(from) = way.iter().position(|passed| *passed == at)
+                && way.last().is_some_and(|last| self.above.get(last) == Some(&at))
+            {
+                circles.push(way.split_off(from));
+            }
+        }
+        circles
     }
 
     /// What does not fit together.
@@ -200,6 +228,11 @@ impl Structure {
                     "{name}: directory {number} has names that are not found, or lead elsewhere than listings say"
                 ));
             }
+        }
+        for circle in self.circles() {
+            let numbers: Vec<String> = circle.iter().map(u64::to_string).collect();
+            let numbers = numbers.join(", ");
+            findings.problem(&format!("{name}: directories lie in each other, and no path leads to them: {numbers}"));
         }
         if self.entries != self.names {
             findings
@@ -330,4 +363,33 @@ fn compare(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::{NameHint, Timestamp};
+
+    fn problems(above: &[(u64, u64)]) -> Vec<String> {
+        let mut structure = Structure::default();
+        for (number, directory) in above {
+            let mut row = InodeRow::new(FileType::Directory, 0o755, Timestamp::default());
+            row.hint = Some(NameHint { directory: *directory, sequence: 1 });
+            structure.read_row(&keys::inode(*number), &row.encode()).unwrap();
+        }
+        let mut circles = Vec::new();
+        let mut tell = |text: &str| circles.extend(text.contains("lie in each other").then(|| text.to_owned()));
+        structure.judge("tank", &mut Findings { seen: CheckCounts::default(), tell: &mut tell });
+        circles
+    }
+
+    #[test]
+    fn directories_that_lie_in_each_other_are_reported_once() {
+        assert_eq!(problems(&[(2, 1), (3, 2), (4, 2), (5, 4)]), Vec::<String>::new());
+        let circle = "tank: directories lie in each other, and no path leads to them: ";
+        assert_eq!(problems(&[(2, 2)]), [format!("{circle}2")]);
+        // What lies below a circle is no part of it, from whichever side it is come to.
+        assert_eq!(problems(&[(2, 1), (3, 5), (4, 3), (5, 4), (6, 4)]), [format!("{circle}3, 5, 4")]);
+        assert_eq!(problems(&[(2, 9), (8, 9), (9, 8), (4, 4)]), [format!("{circle}9, 8"), format!("{circle}4")]);
+    }
 }

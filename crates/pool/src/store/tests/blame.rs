@@ -165,11 +165,14 @@ fn bits_that_flip_are_blamed_on_their_device() {
                 assert_eq!(*pool.store.read(pointer).unwrap(), *content(*number, LENGTH));
             }
             let told = told.lock().clone();
-            assert!(told.iter().all(|told| *told == (Some(bad as u16), true)), "{kind:?}, device {bad}: {told:?}");
+            // A slow device is read around: then it is not known which of several was wrong.
+            let is_right = |device: Option<u16>| device.is_none_or(|device| device == bad as u16);
+            let all = told.iter().all(|(device, mended)| is_right(*device) && *mended);
+            assert!(all, "{kind:?}, device {bad}: {told:?}");
             let is_read = pool.devices[bad].reads.load(Ordering::Relaxed) > 10;
             assert!(!told.is_empty() || !is_read, "{kind:?}, device {bad}");
             let scrubbed = pool.scrub();
-            assert!(scrubbed.keys().all(|device| *device == Some(bad as u16)), "{kind:?}, device {bad}: {scrubbed:?}");
+            assert!(scrubbed.keys().all(|device| is_right(*device)), "{kind:?}, device {bad}: {scrubbed:?}");
             pool.devices[bad].every.store(0, Ordering::Relaxed);
             pool.scrub();
             assert!(pool.scrub().is_empty(), "nothing is wrong on the devices");
