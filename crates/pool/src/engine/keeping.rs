@@ -8,6 +8,8 @@
 //!   alone. The log knows which commit that is before it is made, and before anything else goes into it: a
 //!   death at any moment has the next process replay what is missing, and nothing twice.
 //! - Until that commit nothing can be made durable by the intent log, which lacks what was replayed.
+//! - What the intent log holds of the dead process is freed by the commit of all that is replayed, not by
+//!   one of a part of it; but where a part must be committed to find room for the rest.
 //! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
@@ -30,7 +32,7 @@ const PROMISED_AT_ONCE: u64 = 1 << 30;
 /// So many commits make the log short, while others write on: the first takes long, and as much comes meanwhile.
 const SHORTENED_BY: u32 = 4;
 /// So much is held in memory before it is committed, bytes.
-const COMMITTED_AT_ONCE: u64 = 256 << 20;
+const COMMITTED_AT_ONCE: u64 = if cfg!(test) { 256 << 10 } else { 256 << 20 };
 
 impl Pool {
     /// From now on everything that is done to files is kept. Called once, by whoever makes the pool.
@@ -76,7 +78,7 @@ impl Pool {
         // It has to know where its next block goes. What it says is kept as well, and goes into the next commit
         // with all that came after it: replayed once more on that, by an import after a power failure, it would
         // bring back what was.
-        blocks.replay(durable.log, durable.txg, &mut |_| Ok(()))?;
+        let is_logged = blocks.replay(durable.log, durable.txg, &mut |_| Ok(()))?.records > 0;
         blocks.settle(Txg(durable.txg.0 + 1));
         self.start_log(blocks);
         self.record(false);
@@ -100,7 +102,10 @@ impl Pool {
                 promised = self.store_replayed()?;
                 held = self.held();
             }
+            // The first commit frees what the intent log has, and until then that alone survives a power
+            // failure: it may be of all that is replayed only.
             if self.held() > COMMITTED_AT_ONCE
+                && !is_logged
                 && let Some(begins) = begins
             {
                 self.commit_replayed(&kept, begins)?;

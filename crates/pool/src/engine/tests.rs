@@ -16,6 +16,7 @@ use crate::tree::{Context, walk::Visitor, walk::walk};
 mod damage;
 mod destroy_set;
 mod folded;
+mod kept;
 mod running;
 mod sent;
 mod space;

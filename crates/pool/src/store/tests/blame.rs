@@ -59,6 +59,13 @@ impl Device for Flipping {
     fn expect(&self, _: u64, _: u64) {}
 }
 
+/// The damaged frames of a device, and how much of it was written anew.
+#[derive(Debug, Default)]
+struct Repaired {
+    frames: BTreeSet<(u32, u32)>,
+    bytes: u64,
+}
+
 struct Pool {
     store: Store,
     devices: Vec<Arc<Flipping>>,
@@ -82,15 +89,15 @@ impl Pool {
     }
 
     /// What a scrub reports: of each device, its damaged frames, and what was repaired.
-    fn scrub(&self) -> BTreeMap<Option<u16>, (BTreeSet<(u32, u32)>, u64)> {
-        let mut found: BTreeMap<Option<u16>, (BTreeSet<(u32, u32)>, u64)> = BTreeMap::new();
+    fn scrub(&self) -> BTreeMap<Option<u16>, Repaired> {
+        let mut found: BTreeMap<Option<u16>, Repaired> = BTreeMap::new();
         self.store
             .scrub(&mut |checked| {
                 if checked.damage.is_some() {
                     assert!(checked.mended, "{checked:?}");
                     let of = found.entry(checked.device).or_default();
-                    of.0.insert(checked.name);
-                    of.1 += checked.repaired;
+                    of.frames.insert(checked.name);
+                    of.bytes += checked.repaired;
                 } else {
                     assert_eq!(checked.repaired, 0);
                 }
@@ -142,9 +149,9 @@ fn a_scrub_reports_all_that_it_writes_anew() {
             assert!(blocks > 0);
             let found = pool.scrub();
             assert_eq!(found.keys().copied().collect::<Vec<_>>(), [Some(bad as u16)], "{kind:?}");
-            let (frames, repaired) = &found[&Some(bad as u16)];
-            assert_eq!(*repaired, blocks * 4096, "{kind:?}, device {bad}");
-            assert!(!frames.is_empty());
+            let repaired = &found[&Some(bad as u16)];
+            assert_eq!(repaired.bytes, blocks * 4096, "{kind:?}, device {bad}");
+            assert!(!repaired.frames.is_empty());
             assert!(pool.of_segments(bad) == before, "{kind:?}, device {bad}: something stays different");
             assert!(pool.scrub().is_empty(), "it is right now");
         }

@@ -1,0 +1,81 @@
+//! A pool that goes on from where a process has died, on a device whose power fails meanwhile.
+
+use std::sync::atomic::Ordering;
+
+use nacre_sys::shared_words::SharedWords;
+
+use super::*;
+use crate::device::{Device, Simulator};
+use crate::log::KeptLog;
+use crate::store::{Access, Import, NewPool, Store};
+
+/// Words of the log beside what it holds: its head, and one part more than it is long.
+const MORE: usize = 512 + (1 << 17);
+
+/// A pool on a device, with a log that outlives its process.
+fn import(device: &Arc<Simulator>, kept: Option<&Arc<KeptLog>>, is_new: bool) -> Result<Arc<Pool>, PoolError> {
+    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
+    let host = (1, "here".to_owned());
+    let (store, root) = if is_new {
+        let new = NewPool { name: "tank".to_owned(), guid: 7, host, time: 1, redundant_metadata: false };
+        Store::create(devices, &new)?
+    } else {
+        Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 })?
+    };
+    let store = Arc::new(store);
+    let empty = Arc::new(MapStorage::default());
+    let config = PoolConfig { log: Some(store.log()?), storage: store, kept: kept.cloned(), ..config(&empty) };
+    let pool = match root.catalog {
+        None => Pool::create(config, "tank")?,
+        Some(catalog) => Pool::open(config, &Durable { txg: root.txg, catalog, log: root.log_start.into() })?,
+    };
+    Ok(Arc::new(pool))
+}
+
+/// The log as a dead process leaves it.
+fn left(kept: &KeptLog) -> Arc<KeptLog> {
+    let count = MORE + kept.length() as usize / 8;
+    let from = SharedWords::taken_over(kept.descriptor().try_clone_to_owned().unwrap(), count).unwrap();
+    let to = SharedWords::new(c"test", count).unwrap();
+    for (to, from) in to.words().iter().zip(from.words()) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    KeptLog::taken_over(to.descriptor().try_clone_to_owned().unwrap()).unwrap()
+}
+
+fn content_of(pool: &Pool, id: u64) -> Tree {
+    contents(pool.dataset(id).unwrap().files())
+}
+
+#[test]
+fn power_may_fail_at_any_moment_of_a_replay() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    (0..1500u32).for_each(|at| put(&dataset, &format!("file {at}"), &[at as u8; 700]));
+    let (last, _) = dataset.files().look_up(&dataset.files().root(), b"file 1499").unwrap();
+    // All of them are in the intent log then.
+    pool.sync_file(&dataset, &last).unwrap();
+    let synced = content_of(&pool, id);
+    assert_eq!(synced.len(), 1500);
+    drop((last, dataset));
+    let mut operations = 0;
+    loop {
+        let (disk, log) = (Arc::new(device.copy()), left(&kept));
+        disk.fail_after(operations);
+        let imported = import(&disk, Some(&log), false);
+        let is_over = imported.as_ref().is_ok_and(|pool| pool.commit().is_ok());
+        drop(imported);
+        disk.fail_after(u64::MAX);
+        disk.crash(operations);
+        let after = import(&disk, None, false).unwrap();
+        assert!(content_of(&after, id) == synced, "power failed after {operations} operations");
+        if is_over {
+            break;
+        }
+        operations += 1;
+    }
+    assert!(operations > 3, "{operations}");
+}
