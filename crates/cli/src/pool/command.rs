@@ -277,7 +277,7 @@ fn import() -> Command {
         .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import --survive tank\n  nacre pool import --foreground tank\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
         .arg(flag('a', "all", "All that are found"))
         .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
-        .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
+        .arg(several('d', "places", "DIR|DEVICE", "Where to look, and nowhere else").value_parser(value_parser!(OsString)))
         .arg(
             option('c', "cachefile", "FILE", "What this file says was imported with -o cachefile=FILE")
                 .value_parser(value_parser!(OsString))

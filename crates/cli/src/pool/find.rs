@@ -99,15 +99,15 @@ impl Search {
     }
 }
 
-/// Looks at everything in these directories (and at these files), and at devices that are noted,
+/// Looks at everything in these directories (and at these files) and nowhere else, and at devices that are noted,
 /// each with the number of its pool; where none is named, at block devices, and at what was
 /// imported before. Where one is `wanted` by its name or number and found, buckets of other pools that
 /// do not answer are not waited for.
 pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let mut found: BTreeMap<u64, Vec<FoundDevice>> = BTreeMap::new();
     let mut search = Search::default();
-    let mut known = Vec::new();
-    if places.is_empty() && noted.is_none() {
+    let (mut known, is_named) = (Vec::new(), !places.is_empty());
+    if !is_named && noted.is_none() {
         block_devices().iter().for_each(|path| look(path, &mut found, &mut search));
         known = known::devices();
     }
@@ -131,9 +131,11 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Opti
     }
     let (addresses, places): (Vec<&PathBuf>, Vec<&PathBuf>) = places.iter().partition(|place| is_bucket(place));
     places.into_iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
-    // A device that is not where we look may be where it was last.
+    // A device that is not found may be where it was last; but where places are named, nothing outside of
+    // them is meant: a copy of a pool is imported beside the pool.
+    let incomplete = || found.values().filter_map(|devices| choose(devices, &mut Vec::new()));
     let missing: Vec<PathBuf> =
-        found.values().filter_map(|devices| choose(devices, &mut Vec::new())).flat_map(|pool| pool.missing()).collect();
+        if is_named { Vec::new() } else { incomplete().flat_map(|pool| pool.missing()).collect() };
     for path in missing {
         let mut others = BTreeMap::new();
         look(&path, &mut others, &mut Search::default());
@@ -531,7 +533,11 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nacre_pool::label::{Member, MemberState};
+    use nacre_pool::{
+        backend::NewGroup,
+        label::{Member, MemberState},
+        store::{NewPool, Store},
+    };
 
     fn device(path: &str, index: u16, revision: u64, generation: u64, itself: u64) -> FoundDevice {
         let member = |guid| Member { guid, length: 64 << 20, path: Vec::new(), state: MemberState::default() };
@@ -596,5 +602,34 @@ mod tests {
     fn twins_are_told() {
         assert!(chosen(&[device("a", 0, 4, 9, 1), device("b", 0, 4, 9, 2)]).2);
         assert!(!chosen(&[device("a", 0, 4, 9, 1), device("b", 0, 4, 8, 2)]).2);
+    }
+
+    #[test]
+    fn devices_outside_of_the_places_that_are_named_are_not_taken() {
+        let scratch = tempfile::tempdir().unwrap();
+        let places = ["here", "elsewhere"].map(|name| scratch.path().join(name));
+        let paths = places.each_ref().map(|place| {
+            fs::create_dir(place).unwrap();
+            let path = place.join("disk");
+            fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+            path
+        });
+        let open = |path: &PathBuf| Arc::new(FileDevice::open(path, true).unwrap()) as Arc<dyn Device>;
+        let new = NewPool {
+            name: "tank".to_owned(),
+            guid: 7,
+            host: (1, "here".to_owned()),
+            time: 1,
+            redundant_metadata: false,
+        };
+        let group = NewGroup { kind: GroupKind::Mirror, devices: 2 };
+        drop(Store::create_groups(paths.iter().map(open).collect(), &[group], &new).unwrap());
+        let found = |places: &[PathBuf]| -> Vec<PathBuf> {
+            let pools = search(places, None, None).pools;
+            pools.into_iter().flat_map(|pool| pool.devices.into_values()).collect()
+        };
+        assert_eq!(found(&places), paths);
+        assert_eq!(found(&places[..1]), paths[..1]);
+        assert_eq!(found(&paths[1..]), paths[1..]);
     }
 }

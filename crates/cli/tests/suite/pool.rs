@@ -230,9 +230,12 @@ fn a_pool_grows_by_another_file() {
     yard.nacre(&["pool", "sync", &name]);
     assert_eq!(yard.nacre(&["pool", "list", "-H", "-v", &name]).lines().count(), 3);
     yard.nacre(&["pool", "export", &name]);
-    // The second device is found by what the first one knows of it.
+    // Only devices that are named are taken, though the first one knows where the second one was.
     fs::remove_dir_all(yard.path("state")).unwrap();
-    yard.nacre(&["pool", "import", "-d", yard.path("gr.img").to_str().unwrap(), &name]);
+    let (first, second) = (yard.path("gr.img"), more.to_str().unwrap());
+    let (_, said) = yard.refused(&["pool", "import", "-d", first.to_str().unwrap(), &name]);
+    assert!(said.contains("one or more devices is currently unavailable"), "{said}");
+    yard.nacre(&["pool", "import", "-d", first.to_str().unwrap(), "-d", second, &name]);
     assert_eq!(fs::metadata(at.join("large")).unwrap().len(), 60 << 20);
     yard.nacre(&["pool", "export", &name]);
     fs::rename(&more, yard.path("gone")).unwrap();
