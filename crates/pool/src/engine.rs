@@ -476,6 +476,7 @@ impl Pool {
         }
         let dataset = Arc::new(Dataset::open(self, id, row.root)?);
         dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
+        dataset.files().set_held_by_snapshots(row.newest);
         self.datasets.write().insert(id, Arc::clone(&dataset));
         Ok((dataset, true))
     }

@@ -34,7 +34,9 @@ mod received;
 mod recent;
 mod sharing;
 mod spin_lock;
+mod split;
 mod stopping;
+mod stored_patches;
 mod streams;
 mod table;
 #[cfg(test)]
@@ -51,7 +53,7 @@ pub use keeping::Keeper;
 pub use listing::{InodeFilter, ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
-pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Rules};
+pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Overwrite, Rules};
 pub use sharing::Range;
 pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};
@@ -232,6 +234,8 @@ pub struct Files<T> {
     stop: stopping::Stop,
     /// What comes was done before: the log is being replayed.
     replaying: AtomicBool,
+    /// The txg of the newest snapshot or the origin: what was born later is freed when it is replaced.
+    held_by_snapshots: AtomicU64,
     /// The head cannot be read, so nothing more may change.
     headless: AtomicBool,
     /// All rows come with a stream, that of the head as well.
@@ -391,6 +395,7 @@ impl<T: Table> Files<T> {
             rules: RwLock::default(),
             admission,
             replaying: AtomicBool::new(false),
+            held_by_snapshots: AtomicU64::new(u64::MAX),
             headless: AtomicBool::new(false),
             receiving: AtomicBool::new(false),
             readahead: readahead::ListingReadahead::default(),

@@ -40,6 +40,8 @@ pub fn slop(size: u64) -> u64 {
 pub enum Purpose {
     /// Writes: none.
     Write,
+    /// Writes over what is freed by that, with the next commit: a quarter.
+    Replace,
     /// Deletes and administration: half of it.
     Free,
     /// Destroying datasets and snapshots: three quarters.
@@ -52,6 +54,7 @@ pub fn usable(size: u64, purpose: Purpose) -> u64 {
     let slop = slop(size);
     let kept = match purpose {
         Purpose::Write => slop,
+        Purpose::Replace => slop / 4 * 3,
         Purpose::Free => slop / 2,
         Purpose::Destroy => slop / 4,
     };

@@ -188,6 +188,13 @@ impl Pool {
         }
         let before = admin.catalog.changes();
         let answer = administer(admin, txg);
+        if admin.catalog.changes() != before {
+            for dataset in self.open_datasets() {
+                // Of one that was just destroyed there is no row any more.
+                let newest = admin.catalog.dataset(dataset.id()).map_or(Txg(u64::MAX), |row| row.newest);
+                dataset.files().set_held_by_snapshots(newest);
+            }
+        }
         if let Err(error) = &answer
             && is_damage(error)
             && admin.catalog.changes() != before

@@ -63,6 +63,7 @@ impl Dataset {
         let new =
             NewFiles { hashing: pool.storage.hashing(), folding, seed: (pool.entropy)(), owner: *pool.owner.lock() };
         let files = Files::format(Self::config(pool, id), Self::table(pool, id, None), new)?;
+        files.set_held_by_snapshots(Txg(0));
         Ok(Self::recorded(pool, id, files))
     }
 

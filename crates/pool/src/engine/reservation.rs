@@ -23,13 +23,15 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use super::{Pool, Storage};
 use crate::error::PoolError;
-use crate::files::{Admission, FileError};
+use crate::files::{Admission, FileError, Overwrite};
 use crate::pointer::Txg;
 use crate::space::{AccountError, Purpose, QuotaTree, Shortage, UsageChange};
 
 /// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
 /// node that is divided. Bytes.
 const ROWS: u64 = 4096;
+/// Room is short below this part of the pool, or of what a dataset may have.
+const SHORT_SHARE: u64 = 10;
 
 /// Makes room, where a commit can.
 type Relief = Box<dyn Fn() -> Result<(), PoolError> + Send + Sync>;
@@ -195,6 +197,23 @@ impl Admission for Reservations {
         Ok(())
     }
 
+    fn admit_replacing(&self, dataset: u64, overwrite: &Overwrite) -> Result<(), FileError> {
+        let Overwrite { bytes, growth, longer } = *overwrite;
+        let mut books = self.books.lock();
+        self.judge(&books, dataset, longer, Purpose::Write)?;
+        match books.quotas.admits(dataset, growth, Purpose::Write).map_err(refusal) {
+            // The pool has room for both until the next commit, or has not.
+            Ok(()) | Err(PoolError::NoSpace) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if self.storage.room(Purpose::Replace) < books.outstanding.saturating_add(bytes).saturating_add(ROWS) {
+            return Err(PoolError::NoSpace.into());
+        }
+        books.quotas.promise(dataset, bytes)?;
+        books.outstanding = books.outstanding.saturating_add(bytes);
+        Ok(())
+    }
+
     fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<(), FileError> {
         self.judge(&self.books.lock(), dataset, bytes, purpose)
     }
@@ -242,5 +261,15 @@ impl Admission for Reservations {
 
     fn room(&self, dataset: u64) -> u64 {
         Self::room(self, dataset).unwrap_or(0)
+    }
+
+    fn is_short(&self, dataset: u64) -> bool {
+        let physical = self.storage.room(Purpose::Write);
+        if physical < self.storage.size() / SHORT_SHARE {
+            return true;
+        }
+        let books = self.books.lock();
+        let (Ok(room), Ok(used)) = (books.quotas.room(dataset), books.quotas.expected(dataset)) else { return false };
+        room < used.saturating_add(room) / SHORT_SHARE
     }
 }

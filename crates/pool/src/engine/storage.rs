@@ -31,6 +31,7 @@ impl Storage for Store {
         let Space { free, slop, .. } = self.space();
         free.saturating_sub(match purpose {
             Purpose::Write => slop,
+            Purpose::Replace => slop / 4 * 3,
             Purpose::Free => slop / 2,
             Purpose::Destroy => slop / 4,
         })

@@ -46,6 +46,15 @@ struct MapState {
     log: log::Start,
 }
 
+/// What content is packed into: long runs of zeros into nearly nothing, the rest not at all. Bytes.
+fn packed(content: &[u8]) -> usize {
+    if content.len() >= 4096 && content.iter().all(|byte| *byte == 0) { 16 } else { content.len() }
+}
+
+fn charged(content: &[u8]) -> u64 {
+    (packed(content) as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16)
+}
+
 impl Frames for MapStorage {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
         self.on_read.lock().iter().for_each(|on_read| on_read());
@@ -67,7 +76,7 @@ impl Frames for MapStorage {
             segment: 1,
             index: state.next,
             offset: 0,
-            stored: length,
+            stored: packed(frame.content) as u32,
             logical: length,
             kind: frame.kind,
             compression: crate::Compression::Off,
@@ -97,7 +106,7 @@ impl Storage for MapStorage {
         (state.durable, state.log) = ((txg, catalog), log);
         for name in std::mem::take(&mut state.freed) {
             let (content, _) = state.frames.remove(&name).unwrap();
-            state.charged -= (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16);
+            state.charged -= charged(&content);
         }
         Ok(())
     }
@@ -160,7 +169,6 @@ fn crash(storage: &MapStorage) -> Durable {
     let mut state = storage.state.lock();
     let (txg, catalog) = state.durable;
     state.frames.retain(|_, (_, birth)| *birth <= txg);
-    let charged = |content: &[u8]| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16);
     state.charged = state.frames.values().map(|(content, _)| charged(content)).sum();
     state.freed.clear();
     Durable { txg, catalog: catalog.unwrap(), log: state.log }

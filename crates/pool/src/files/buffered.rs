@@ -86,6 +86,12 @@ impl Fragments {
         self.0.values().map(|fragment| fragment.bytes.len()).sum()
     }
 
+    /// Whether a part is in one of them.
+    pub(super) fn cover(&self, part: &Range<usize>) -> bool {
+        let before = self.0.range(..=part.start).next_back();
+        before.is_some_and(|(start, fragment)| start + fragment.bytes.len() >= part.end)
+    }
+
     /// Puts a part in; what it touches becomes one with it.
     pub(super) fn put(&mut self, from: usize, part: &[u8]) {
         let end = from + part.len();

@@ -21,7 +21,8 @@ use self::precompressed::Precompressed;
 use super::buffered::{Buffered, overlap};
 use super::inodes::{Editing, Pending};
 use super::keeping::ROWS;
-use super::quota_check::{Admit, worst};
+use super::quota_check::{Admit, Needs, Replaced, worst};
+use super::stored_patches::{self, StoredPatch, is_split};
 use super::streams::StreamRead;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
@@ -130,8 +131,8 @@ impl<T: Table> Files<T> {
         let shift = self.shift_of(&row);
         let (first, last) = (offset >> shift, (offset + length as u64 - 1) >> shift);
         let stored = self.stored_records(inode.number(), first, last)?;
-        self.expect_stored(inode, &row, (first, last, length), &stored)?;
         let patches = self.stored_patches(&row, inode.number(), first, last)?;
+        self.expect_stored(inode, &row, (first, last, length), (&stored, &patches))?;
         let waiting = |record: u64| active.as_ref().and_then(|active| active.records.get(&record));
         let mut rest = &mut *buffer;
         // Whole records go right to where they are wanted.
@@ -141,6 +142,9 @@ impl<T: Table> Files<T> {
             rest = behind;
             if let Some(record) = waiting(piece.record).filter(|record| !record.is_sparse()) {
                 copy_or_zero(part, &record.content, piece.from);
+                continue;
+            }
+            if stored_patches::cover(&patches, piece.record, &(piece.from..piece.from + piece.length)) {
                 continue;
             }
             match stored
@@ -164,18 +168,21 @@ impl<T: Table> Files<T> {
         if patches.is_empty() && active.as_ref().is_none_or(|active| active.records.is_empty()) {
             return Ok(length);
         }
+        let mut rest = &mut *buffer;
+        let mut direct = Vec::new();
+        for piece in pieces(offset, length as u64, shift) {
+            let (part, behind) = rest.split_at_mut(piece.length);
+            rest = behind;
+            if waiting(piece.record).is_none_or(Buffered::is_sparse) {
+                self.lay_patches(part, &piece, &patches, &mut direct)?;
+            }
+        }
+        self.frames.read_all(&mut direct)?;
         let mut rest = buffer;
         for piece in pieces(offset, length as u64, shift) {
             let (part, behind) = rest.split_at_mut(piece.length);
             rest = behind;
-            let waiting = waiting(piece.record);
-            if waiting.is_some_and(|record| !record.is_sparse()) {
-                continue;
-            }
-            for (_, _, patch) in patches.iter().filter(|(record, ..)| *record == piece.record) {
-                self.apply_patch(part, piece.from, patch)?;
-            }
-            for (from, bytes) in waiting.iter().flat_map(|record| record.fragments.parts()) {
+            for (from, bytes) in waiting(piece.record).iter().flat_map(|record| record.fragments.parts()) {
                 overlap(part, piece.from, from, bytes);
             }
         }
@@ -189,21 +196,15 @@ impl<T: Table> Files<T> {
         inode: &Inode,
         row: &InodeRow,
         (first, last, length): (u64, u64, usize),
-        stored: &[(u64, StoredRecord)],
+        (stored, patches): (&[(u64, StoredRecord)], &[StoredPatch]),
     ) -> Result<()> {
-        let frames = |stored: &[(u64, StoredRecord)]| -> Vec<Pointer> {
-            stored
-                .iter()
-                .filter_map(|(_, stored)| if let StoredRecord::Frame(pointer) = stored { Some(*pointer) } else { None })
-                .collect()
-        };
         let (shift, ahead) = (self.shift_of(row), self.frames.ahead());
         let records = |bytes: u64| bytes.div_ceil(1 << shift);
         let (least, begins, most) = (records(ahead.least), records(ahead.begins), records(ahead.most));
         let read = StreamRead { inode: inode.number(), first, last, least, begins, most };
         let is_stream = length >= STREAM;
         if is_stream || stored.len() > 1 {
-            let now = frames(stored);
+            let now = frames_of(stored, patches);
             if (is_stream || now.len() > 1) && !self.streams.has_asked(&read) {
                 self.frames.expect(&now);
             }
@@ -215,7 +216,10 @@ impl<T: Table> Files<T> {
             let last = next.end.saturating_add(beyond) - 1;
             let coming = self.stored_records(inode.number(), next.start, last)?;
             let (wanted, beyond) = coming.split_at(coming.partition_point(|(record, _)| *record < next.end));
-            self.frames.expect_later(&frames(wanted), &frames(beyond));
+            let patches = self.stored_patches(row, inode.number(), next.start, last)?;
+            let (wanted_patches, beyond_patches) =
+                patches.split_at(patches.partition_point(|patch| patch.record < next.end));
+            self.frames.expect_later(&frames_of(wanted, wanted_patches), &frames_of(beyond, beyond_patches));
         }
         Ok(())
     }
@@ -412,10 +416,14 @@ impl<T: Table> Files<T> {
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
         let (mut failed, of_owners) = (None, self.has_owner_quotas());
-        let admitted = |(_, content): &&(RecordPart, &[u8])| {
+        let admitted = |(piece, content): &&(RecordPart, &[u8])| {
             let bytes = worst(content.len());
-            let admitted =
-                self.admit_content(&edited.row, bytes, write.admit).map_err(|error| failed = Some(error)).is_ok();
+            let from = piece.record << shift;
+            let replaced = || self.replaced(&edited.row, number, &(from..from + content.len() as u64));
+            let admitted = self
+                .admit_over(&edited.row, Needs { bytes, content: content.len() as u64 }, write.admit, replaced)
+                .map_err(|error| failed = Some(error))
+                .is_ok();
             if admitted && of_owners {
                 self.owners.count_waiting(&edited.row, bytes as i64);
                 *stored.counted += bytes as i64;
@@ -592,12 +600,20 @@ impl<T: Table> Files<T> {
     ) -> Result<&'a mut Buffered> {
         let row = edited.row;
         let buffer = self.buffered_record(edited, record)?;
-        let need = worst(buffer.content.len().max(end)).saturating_sub(buffer.promised);
+        let promised = buffer.promised;
+        let length = buffer.content.len().max(end);
+        let need = worst(length).saturating_sub(promised);
+        let (number, from, to) = (edited.number, record << row.record_shift, (record + 1) << row.record_shift);
+        let replaced = || match promised {
+            0 => self.replaced(&row, number, &(from..to)),
+            // What is stored was counted before.
+            _ => Ok(Replaced::default()),
+        };
         if need > 0
-            && let Err(refused) = self.admit_content(&row, need, admit)
+            && let Err(refused) = self.admit_over(&row, Needs { bytes: need, content: length as u64 }, admit, replaced)
         {
             // What was only read for this need not be stored again.
-            if buffer.promised == 0
+            if promised == 0
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
                 self.release(txg, &row, &buffered);
@@ -635,15 +651,23 @@ impl<T: Table> Files<T> {
     pub(super) fn load(&self, row: &InodeRow, number: u64, record: u64) -> Result<Vec<u8>> {
         self.warm(&keys::extent(number, record))?;
         let extent = self.table.read().get(&keys::extent(number, record))?;
-        let mut content = match extent.as_deref().map(Extent::decode).transpose()? {
+        Ok(match extent.as_deref().map(Extent::decode).transpose()? {
             None => Vec::new(),
             Some(Extent::Inline(content)) => content.to_vec(),
-            Some(Extent::Frame(pointer) | Extent::Shared { pointer, .. }) => self.frames.read(&pointer)?.to_vec(),
-        };
-        for (_, _, patch) in self.stored_patches(row, number, record, record)? {
-            self.apply_patch(&mut content, 0, &patch)?;
-        }
-        Ok(content)
+            Some(Extent::Frame(pointer) | Extent::Shared { pointer, .. }) => {
+                let piece = RecordPart { record, from: 0, length: pointer.logical as usize };
+                let patches = self.stored_patches(row, number, record, record)?;
+                let mut content =
+                    match stored_patches::cover(&patches, piece.record, &(piece.from..piece.from + piece.length)) {
+                        true => vec![0; piece.length],
+                        false => self.frames.read(&pointer)?.to_vec(),
+                    };
+                let mut direct = Vec::new();
+                self.lay_patches(&mut content, &piece, &patches, &mut direct)?;
+                self.frames.read_all(&mut direct)?;
+                content
+            }
+        })
     }
 
     /// The numbers of the first `most` stored records of a range, in order.
@@ -678,7 +702,7 @@ impl<T: Table> Files<T> {
         Ok(found)
     }
 
-    fn shift_of(&self, row: &InodeRow) -> u8 {
+    pub(super) fn shift_of(&self, row: &InodeRow) -> u8 {
         if row.record_shift == 0 { self.storing.read().record_shift } else { row.record_shift }
     }
 }
@@ -699,6 +723,21 @@ fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
     } else {
         Form::Frame
     }
+}
+
+/// The frames that records are read from: of split ones the blocks alone.
+fn frames_of(stored: &[(u64, StoredRecord)], patches: &[StoredPatch]) -> Vec<Pointer> {
+    let mut frames = Vec::with_capacity(stored.len() + patches.len());
+    for (record, stored) in stored {
+        let before = frames.len();
+        frames.extend(stored_patches::of_record(patches, *record).map(|patch| patch.patch.pointer));
+        if let StoredRecord::Frame(pointer) = stored
+            && (frames.len() == before || !is_split(pointer.charged(), pointer.logical as usize))
+        {
+            frames.insert(before, *pointer);
+        }
+    }
+    frames
 }
 
 fn check_regular(row: &InodeRow) -> Result<()> {

@@ -368,7 +368,7 @@ impl<T: Table> Files<T> {
                     edited => edited?,
                 };
                 let mut patches = self.stored_patches(&edited.row, inode.number(), record, record)?;
-                patches.retain(|(_, found, _)| *found == number);
+                patches.retain(|patch| patch.number == number);
                 let charged = self.drop_patches(patches, inode.number(), &mut batch);
                 self.charge(&mut edited, -(charged as i64), &mut batch);
                 edited.put(&mut batch);

@@ -3,7 +3,8 @@
 //! many times what was written.
 //!
 //! What a record holds is its extent's frame, overlaid by its patches in their order, overlaid by
-//! what waits in memory.
+//! what waits in memory. A patch that newer ones cover goes. Where patches would take too much room,
+//! the record is [split](super::split) into blocks.
 //!
 //! Invariants:
 //! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the
@@ -13,22 +14,70 @@
 //! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the
 //!   one place).
 
-use super::buffered::{Buffered, overlap};
+use super::buffered::Buffered;
 use super::content::{RecordPart, graver};
 use super::inodes::Editing;
-use super::quota_check::{Admit, worst};
-use super::{Batch, Files, Result, Table};
+use super::quota_check::{Admit, Needs, Replaced, worst};
+use super::split::{Splitting, put_back};
+use super::stored_patches::{BLOCK_LEAST, BLOCKS_MOST, StoredPatch, Visible, is_split, visible};
+use super::{Batch, FileError, Files, Result, Table};
 use crate::deadlist::Dead;
-use crate::frames::NewFrame;
-use crate::pointer::Txg;
+use crate::frames::{NewFrame, Wanted};
+use crate::pointer::{Pointer, Txg};
 use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::patch::PIECES_MOST;
 use crate::rows::{Extent, InodeRow, Patch, keys};
 
-/// A record has at most so many patches; the next small write stores it anew.
+/// A record that is not split has at most so many patches; the next small write splits it.
 const PATCHES_MOST: usize = 8;
 /// A patch is worth it up to this part of the record.
 const PATCH_SHARE: usize = 4;
+/// By this part of what it takes when it is stored whole a record may take more, for its patches.
+const SPARE_SHARE: u64 = 2;
+/// The same where room is short.
+const SPARE_SHARE_SHORT: u64 = 64;
+
+/// What a record of this length may need for so many bytes that are written of it, as blocks with their rows.
+fn promise(written: usize, base: usize) -> u64 {
+    /// Blocks are rarely longer: what more they need is promised when it is known.
+    const BLOCK: usize = 16 << 10;
+    let blocks = written.div_ceil(BLOCK) + 1;
+    worst(written.next_multiple_of(BLOCK).min(base)) + (blocks as u64) * worst(0)
+}
+
+/// How the waiting parts of a record come to be stored.
+enum Form {
+    /// As a patch, or one for each part (`apart`), from this number on. `superseded` are the patches that it covers.
+    Patch { next: u64, superseded: Vec<StoredPatch>, apart: bool },
+    /// As blocks of a split record.
+    Blocks { there: Vec<StoredPatch>, whole: bool },
+    /// With the whole record.
+    Record,
+}
+
+/// A patch that is to be stored.
+struct NewPatch {
+    record: u64,
+    buffered: Buffered,
+    next: u64,
+    superseded: Vec<StoredPatch>,
+    /// Each part is a patch.
+    apart: bool,
+}
+
+impl NewPatch {
+    /// The contents of its frames.
+    fn contents(&self) -> Vec<Vec<u8>> {
+        let parts: Vec<&[u8]> = self.buffered.fragments.parts().map(|(_, part)| part).collect();
+        if self.apart { parts.into_iter().map(<[u8]>::to_vec).collect() } else { vec![parts.concat()] }
+    }
+
+    /// The pieces of its frames: place in the record and length, bytes.
+    fn pieces(&self) -> Vec<Vec<(u32, u32)>> {
+        let parts = self.buffered.fragments.parts().map(|(from, part)| (from as u32, part.len() as u32));
+        if self.apart { parts.map(|piece| vec![piece]).collect() } else { vec![parts.collect()] }
+    }
+}
 
 impl<T: Table> Files<T> {
     /// Takes a part of a stored record into memory, without the record; `false` where the record
@@ -40,32 +89,49 @@ impl<T: Table> Files<T> {
         part: &[u8],
         admit: Admit,
     ) -> Result<bool> {
-        let end = piece.from + piece.length;
+        let (end, number) = (piece.from + piece.length, edited.number);
+        let row = edited.row;
+        let range = piece.record << row.record_shift..(piece.record + 1) << row.record_shift;
         if let Some(buffered) = edited.activate().records.get_mut(&piece.record) {
             if !buffered.is_sparse() || end > buffered.base {
                 return Ok(false);
             }
+            let most = promise(buffered.base, buffered.base);
+            let need = promise(piece.length, buffered.base).min(most.saturating_sub(buffered.promised));
+            if need > 0 {
+                let replaced = || {
+                    let all = self.replaced(&row, number, &range)?;
+                    Ok(Replaced { charged: all.charged.saturating_sub(buffered.promised), ..all })
+                };
+                let needs = Needs { bytes: need, content: piece.length as u64 };
+                self.admit_over(&row, needs, admit, replaced)?;
+                self.owners.count_waiting(&row, need as i64);
+                buffered.promised += need;
+            }
             self.grow_fragments(buffered, piece.from, part);
             return Ok(true);
         }
-        self.warm(&keys::extent(edited.number, piece.record))?;
-        let stored = self.table.read().get(&keys::extent(edited.number, piece.record))?;
+        self.warm(&keys::extent(number, piece.record))?;
+        let stored = self.table.read().get(&keys::extent(number, piece.record))?;
         let Some(pointer) =
             stored.as_deref().map(Extent::decode).transpose()?.and_then(|extent| extent.pointer().copied())
         else {
             return Ok(false);
         };
         let base = pointer.logical as usize;
-        let inside = (piece.record << edited.row.record_shift) + base as u64 <= edited.row.size;
+        let inside = range.start + base as u64 <= row.size;
         if end > base || !inside || part.len() * PATCH_SHARE > base {
             return Ok(false);
         }
         // The flush looks at them, and must not fail by what is damaged: whoever writes here is
         // told now.
-        self.stored_patches(&edited.row, edited.number, piece.record, piece.record)?;
-        let promised = worst(base);
-        self.admit_content(&edited.row, promised, admit)?;
-        self.owners.count_waiting(&edited.row, promised as i64);
+        self.stored_patches(&row, number, piece.record, piece.record)?;
+        // Blocks are replaced by blocks; a record that is not split may have to be stored anew.
+        let written = if is_split(pointer.charged(), base) { piece.length } else { base };
+        let promised = promise(written, base);
+        let needs = Needs { bytes: promised, content: piece.length as u64 };
+        self.admit_over(&row, needs, admit, || self.replaced(&row, number, &range))?;
+        self.owners.count_waiting(&row, promised as i64);
         let buffered =
             edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
         self.grow_fragments(buffered, piece.from, part);
@@ -90,51 +156,55 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// The patches of some records, in their order; with their numbers.
-    pub(super) fn stored_patches(
-        &self,
-        row: &InodeRow,
-        number: u64,
-        first: u64,
-        last: u64,
-    ) -> Result<Vec<(u64, u64, Patch)>> {
+    /// The patches of some records, in their order.
+    pub(super) fn stored_patches(&self, row: &InodeRow, inode: u64, first: u64, last: u64) -> Result<Vec<StoredPatch>> {
         let mut found = Vec::new();
         if row.flags & HAS_PATCHES == 0 {
             return Ok(found);
         }
-        self.warm(&keys::patches(number, first, last).start)?;
-        self.table.read().try_scan(keys::patches(number, first, last), &mut |key, value| {
+        self.warm(&keys::patches(inode, first, last).start)?;
+        self.table.read().try_scan(keys::patches(inode, first, last), &mut |key, value| {
             let patch = Patch::decode(value)?;
             if let keys::Key::Patch { record, number, .. } = keys::Key::decode(key)? {
-                found.push((record, number, patch));
+                found.push(StoredPatch { record, number, patch });
             }
             Ok(true)
         })?;
         Ok(found)
     }
 
-    /// Overlays a part of a record (at `at` of it) with a patch.
-    pub(super) fn apply_patch(&self, target: &mut [u8], at: usize, patch: &Patch) -> Result<()> {
-        let wanted = |(from, length): &(u32, u32)| {
-            (*from as usize) < at + target.len() && at < *from as usize + *length as usize
-        };
-        if !patch.pieces.iter().any(wanted) {
-            return Ok(());
-        }
-        let content = self.frames.read(&patch.pointer)?;
-        let mut rest = &*content;
-        for (from, length) in &patch.pieces {
-            let Some((part, behind)) = rest.split_at_checked(*length as usize) else { break };
-            rest = behind;
-            overlap(target, at, *from as usize, part);
+    /// Overlays a part of a record with its patches. Frames that are wanted whole are left for `direct`, to be read together.
+    pub(super) fn lay_patches<'b>(
+        &self,
+        target: &'b mut [u8],
+        piece: &RecordPart,
+        patches: &[StoredPatch],
+        direct: &mut Vec<Wanted<'b>>,
+    ) -> Result<()> {
+        let (mut rest, mut at) = (target, piece.from);
+        for (start, Visible { end, pointer, from }) in
+            visible(patches, piece.record, &(piece.from..piece.from + piece.length))
+        {
+            let (part, behind) = rest.split_at_mut(end - at);
+            let (_, part) = part.split_at_mut(start - at);
+            (rest, at) = (behind, end);
+            if from == 0 && part.len() == pointer.logical as usize {
+                direct.push(Wanted { pointer, target: part });
+                continue;
+            }
+            let content = self.frames.read(&pointer)?;
+            // Whatever the row says, a shorter frame leaves the rest as it is: its checksum was right.
+            if let Some(content) = content.get(from..from + part.len()) {
+                part.copy_from_slice(content);
+            }
         }
         Ok(())
     }
 
     /// A record's patches go; answers what they were charged.
-    pub(super) fn drop_patches(&self, patches: Vec<(u64, u64, Patch)>, inode: u64, batch: &mut Batch) -> u64 {
+    pub(super) fn drop_patches(&self, patches: Vec<StoredPatch>, inode: u64, batch: &mut Batch) -> u64 {
         let mut charged = 0;
-        for (record, number, patch) in patches {
+        for StoredPatch { record, number, patch } in patches {
             charged += patch.pointer.charged();
             batch.dead.push(Dead::of(&patch.pointer, false));
             batch.remove(&keys::patch(inode, record, number));
@@ -143,7 +213,7 @@ impl<T: Table> Files<T> {
     }
 
     /// A record's patches, and whether there can be another one.
-    fn patches_to_add_to(&self, edited: &Editing<'_>, record: u64) -> Result<Vec<(u64, u64, Patch)>> {
+    fn patches_to_add_to(&self, edited: &Editing<'_>, record: u64) -> Result<Vec<StoredPatch>> {
         let there = self.stored_patches(&edited.row, edited.number, record, record)?;
         if there.is_empty() {
             // The first one's row goes where nobody has looked yet.
@@ -154,20 +224,41 @@ impl<T: Table> Files<T> {
         Ok(there)
     }
 
-    /// The number of the next patch of a record, where what waits is worth one.
-    fn next_patch(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered) -> Result<Option<u64>> {
-        let small =
-            buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.len() <= PIECES_MOST;
-        if !small {
-            return Ok(None);
-        }
-        let there = self.patches_to_add_to(edited, record)?;
-        let next = there.last().map_or(0, |(_, number, _)| number + 1);
-        Ok((there.len() < PATCHES_MOST).then_some(next))
+    /// What the frame of a record's extent is charged.
+    fn charged_for_extent(&self, inode: u64, record: u64) -> Result<u64> {
+        let row = self.table.read().get(&keys::extent(inode, record))?;
+        let extent = row.as_deref().map(Extent::decode).transpose()?;
+        Ok(extent.and_then(|extent| extent.dead()).map_or(0, |dead| dead.charged))
     }
 
-    /// Stores as patches what is worth it; answers the rest, whole in memory, and what could not be
-    /// done, which is in memory still.
+    /// How the waiting parts of a record are to be stored, so that it takes no more than `1 / spare_share` beyond its content.
+    fn form_of_parts(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered, spare_share: u64) -> Result<Form> {
+        let (base, bytes) = (buffered.base, buffered.fragments.bytes());
+        if bytes * PATCH_SHARE > base * 2 || buffered.fragments.len() > PIECES_MOST {
+            return Ok(Form::Record);
+        }
+        let charged = self.charged_for_extent(edited.number, record)?;
+        let apart = is_split(charged, base);
+        let there = self.patches_to_add_to(edited, record)?;
+        let next = there.last().map_or(0, |patch| patch.number + 1);
+        let (superseded, stay): (Vec<StoredPatch>, Vec<StoredPatch>) =
+            there.iter().cloned().partition(|patch| patch.parts().all(|part| buffered.fragments.cover(&part)));
+        let frames = if apart { buffered.fragments.len() } else { 1 };
+        let takes = stay.iter().map(|patch| patch.patch.pointer.charged()).sum::<u64>()
+            + charged
+            + bytes as u64
+            + frames as u64 * u64::from(Pointer::HEADER);
+        let whole = worst(base) + if apart { (stay.len() + frames) as u64 * u64::from(Pointer::HEADER) } else { 0 };
+        let most = if apart { BLOCKS_MOST } else { PATCHES_MOST };
+        let is_small = apart || bytes * PATCH_SHARE <= base;
+        if is_small && stay.len() + frames <= most && takes <= whole + whole / spare_share {
+            return Ok(Form::Patch { next, superseded, apart });
+        }
+        if base <= BLOCK_LEAST { Ok(Form::Record) } else { Ok(Form::Blocks { there, whole: !apart }) }
+    }
+
+    /// Stores as patches or blocks what is worth it; answers the rest, whole in memory, and what could not
+    /// be done, which is in memory still.
     pub(super) fn flush_patches(
         &self,
         txg: Txg,
@@ -175,50 +266,75 @@ impl<T: Table> Files<T> {
         some: Vec<(u64, Buffered)>,
         batch: &mut Batch,
     ) -> (Vec<(u64, Buffered)>, Result<()>) {
-        let (mut whole, mut patches, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        let (mut whole, mut patches, mut split, mut outcome) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
+        let spare_share = if self.admission.is_short(self.dataset) { SPARE_SHARE_SHORT } else { SPARE_SHARE };
         for (record, mut buffered) in some {
             if !buffered.is_sparse() {
                 whole.push((record, buffered));
                 continue;
             }
-            let next = self.next_patch(edited, record, &buffered);
-            let filled = match next {
-                Ok(Some(number)) => {
-                    patches.push((record, buffered, number));
+            let filled = match self.form_of_parts(edited, record, &buffered, spare_share) {
+                Ok(Form::Patch { next, superseded, apart }) => {
+                    patches.push(NewPatch { record, buffered, next, superseded, apart });
                     continue;
                 }
-                Ok(None) => self.fill(&edited.row, edited.number, record, &mut buffered),
+                Ok(Form::Blocks { there, whole }) => {
+                    split.push(Splitting { record, buffered, there, whole });
+                    continue;
+                }
+                Ok(Form::Record) => self.fill(&edited.row, edited.number, record, &mut buffered),
                 Err(error) => Err(error),
             };
-            let error = match filled {
-                Ok(()) => {
-                    whole.push((record, buffered));
-                    continue;
-                }
-                Err(error) => error,
-            };
-            // Nothing that was accepted may depend on what lies there already.
-            match self.patches_to_add_to(edited, record) {
-                Ok(there) if error.is_unreadable() => {
-                    tracing::warn!(inode = edited.number, record, %error, "what was written to a record that cannot be read is stored beside it");
-                    let next = there.last().map_or(0, |(_, number, _)| number + 1);
-                    patches.extend(apart(buffered).zip(next..).map(|(part, number)| (record, part, number)));
-                }
-                _ => {
-                    put_back(edited, record, buffered);
-                    outcome = graver(outcome, Err(error));
-                }
+            match filled {
+                Ok(()) => whole.push((record, buffered)),
+                Err(error) => match self.beside(edited, record, buffered, error) {
+                    Ok(beside) => patches.extend(beside),
+                    Err(error) => outcome = graver(outcome, Err(error)),
+                },
+            }
+        }
+        for splitting in split {
+            let (record, outcome_of_one) = (splitting.record, self.store_blocks(txg, edited, splitting, batch));
+            let Err(error) = outcome_of_one else { continue };
+            let Some(buffered) = edited.activate().records.remove(&record) else { continue };
+            match self.beside(edited, record, buffered, error) {
+                Ok(beside) => patches.extend(beside),
+                Err(error) => outcome = graver(outcome, Err(error)),
             }
         }
         let stored = self.store_patches(txg, edited, patches, batch);
         (whole, graver(outcome, stored))
     }
 
+    /// Nothing that was accepted may depend on what lies there already: the parts of a record that cannot be read become patches
+    /// whatever they take. After other errors they wait again.
+    fn beside(
+        &self,
+        edited: &mut Editing<'_>,
+        record: u64,
+        buffered: Buffered,
+        error: FileError,
+    ) -> Result<Vec<NewPatch>> {
+        match self.patches_to_add_to(edited, record) {
+            Ok(there) if error.is_unreadable() => {
+                tracing::warn!(inode = edited.number, record, %error, "what was written to a record that cannot be read is stored beside it");
+                let next = there.last().map_or(0, |patch| patch.number + 1);
+                let patch =
+                    |(buffered, next)| NewPatch { record, buffered, next, superseded: Vec::new(), apart: false };
+                Ok(apart(buffered).zip(next..).map(patch).collect())
+            }
+            _ => {
+                put_back(edited, record, buffered);
+                Err(error)
+            }
+        }
+    }
+
     fn store_patches(
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        patches: Vec<(u64, Buffered, u64)>,
+        patches: Vec<NewPatch>,
         batch: &mut Batch,
     ) -> Result<()> {
         if patches.is_empty() {
@@ -226,14 +342,12 @@ impl<T: Table> Files<T> {
         }
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
-        let contents: Vec<Vec<u8>> = patches
-            .iter()
-            .map(|(_, buffered, _)| buffered.fragments.parts().flat_map(|(_, part)| part).copied().collect())
-            .collect();
+        let contents: Vec<Vec<Vec<u8>>> = patches.iter().map(NewPatch::contents).collect();
         let frames: Vec<NewFrame<'_>> = patches
             .iter()
             .zip(&contents)
-            .map(|((record, ..), content)| self.new_frame(&storing, txg, (number, record << shift), content))
+            .flat_map(|(patch, contents)| contents.iter().map(|content| (patch.record, content)))
+            .map(|(record, content)| self.new_frame(&storing, txg, (number, record << shift), content))
             .collect();
         let mut written = Vec::with_capacity(frames.len());
         let outcome = self.frames.write_all(&frames, &mut written);
@@ -243,17 +357,23 @@ impl<T: Table> Files<T> {
             edited.row.flags |= HAS_PATCHES;
         }
         let mut written = written.into_iter();
-        for (record, buffered, next) in patches {
-            let Some(pointer) = written.next() else {
-                put_back(edited, record, buffered);
+        for (patch, contents) in patches.into_iter().zip(&contents) {
+            let pointers: Vec<Pointer> = written.by_ref().take(contents.len()).collect();
+            if pointers.len() < contents.len() {
+                self.freed.lock().extend(pointers.iter().map(|pointer| Dead::of(pointer, false)));
+                put_back(edited, patch.record, patch.buffered);
                 continue;
-            };
-            let charged = pointer.charged();
-            let pieces = buffered.fragments.parts().map(|(from, part)| (from as u32, part.len() as u32)).collect();
-            batch.put(&keys::patch(number, record, next), Patch { pointer, pieces }.encode());
-            batch.written.push(Dead::of(&pointer, false));
-            self.charge(edited, charged as i64, batch);
-            self.became(txg, &edited.row, &buffered, charged);
+            }
+            let (mut charged, mut next, pieces) = (0, patch.next, patch.pieces());
+            let freed = self.drop_patches(patch.superseded, number, batch);
+            for (pointer, pieces) in pointers.into_iter().zip(pieces) {
+                charged += pointer.charged();
+                batch.put(&keys::patch(number, patch.record, next), Patch { pointer, pieces }.encode());
+                batch.written.push(Dead::of(&pointer, false));
+                next += 1;
+            }
+            self.charge(edited, charged as i64 - freed as i64, batch);
+            self.became(txg, &edited.row, &patch.buffered, charged);
         }
         Ok(outcome?)
     }
@@ -271,18 +391,4 @@ fn apart(buffered: Buffered) -> impl Iterator<Item = Buffered> {
         });
         Some(now)
     })
-}
-
-/// Parts that could not be stored are in memory again.
-fn put_back(edited: &mut Editing<'_>, record: u64, buffered: Buffered) {
-    let records = &mut edited.activate().records;
-    match records.get_mut(&record) {
-        Some(there) => {
-            buffered.fragments.parts().for_each(|(from, part)| there.fragments.put(from, part));
-            there.promised += buffered.promised;
-        }
-        None => {
-            records.insert(record, buffered);
-        }
-    }
 }

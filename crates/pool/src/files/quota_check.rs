@@ -8,16 +8,18 @@
 //! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with
 //! one before it is told.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::owner_accounts::owners_of;
-use super::{FileError, Files, Inode, Result, Table};
+use super::stored_patches::{StoredPatch, is_split};
+use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::patience;
 use crate::pointer::{Pointer, Txg};
-use crate::rows::{InodeRow, OwnerKind, OwnerUse, keys};
+use crate::rows::{Extent, InodeRow, OwnerKind, OwnerUse, keys};
 use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
 /// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
@@ -28,6 +30,12 @@ const BESIDE: u64 = 8192;
 /// After the removal of a file it may count for so long although it is closed: its last user is
 /// heard of later.
 const CLOSING: Duration = Duration::from_millis(100);
+/// A row with its share of the nodes above, bytes.
+const ROW: u64 = 128;
+/// This part of what is stored in blocks are their headers and rows, at most: no quota refuses them.
+const BLOCKS_SHARE: u64 = 25;
+/// So many leaves of extents are read before the table's lock is taken.
+const WARMED_LEAVES: usize = 8;
 /// How often a commit is tried to make room.
 const RELIEFS: usize = 2;
 
@@ -39,6 +47,12 @@ pub trait Admission: Send + Sync {
     /// # Errors
     /// [`FileError::Quota`], [`PoolError::NoSpace`].
     fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<()>;
+
+    /// Promises a dataset bytes that replace others, which the next commit frees: as long as the pool has room for both until then.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    fn admit_replacing(&self, dataset: u64, overwrite: &Overwrite) -> Result<()>;
 
     /// Whether so much would be admitted; nothing is promised.
     ///
@@ -63,6 +77,10 @@ pub trait Admission: Send + Sync {
 
     /// What may be written to a dataset now, bytes.
     fn room(&self, dataset: u64) -> u64;
+
+    /// Whether so little may be written that files must not grow by being overwritten: less than a tenth of the pool, or of what
+    /// the dataset's quota allows.
+    fn is_short(&self, dataset: u64) -> bool;
 }
 
 /// When reading is noted.
@@ -91,9 +109,13 @@ pub struct Rules {
     pub quotas: OwnerQuotas,
 }
 
-/// Writes of an owner that are announced.
-#[derive(Clone, Copy, Debug)]
+/// Writes to a file that are announced.
+#[derive(Clone, Debug)]
 pub struct ExpectedWrites {
+    /// The file.
+    pub inode: u64,
+    /// Where they are made, where that is known: they may replace content.
+    pub part: Option<Range<u64>>,
     /// The user.
     pub uid: u32,
     /// The group.
@@ -104,6 +126,35 @@ pub struct ExpectedWrites {
     pub beside: u64,
     /// What counts against quotas of owners besides, bytes.
     pub beside_of_owner: u64,
+}
+
+/// What a write over stored content needs, bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Overwrite {
+    /// Until the next commit.
+    pub bytes: u64,
+    /// At most, in the end, beside what is stored now. It counts against quotas.
+    pub growth: u64,
+    /// By so much more content there is. It is asked for like any new content.
+    pub longer: u64,
+}
+
+/// What content needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    /// At most, with its rows. Bytes.
+    pub(super) bytes: u64,
+    /// Its length, bytes.
+    pub(super) content: u64,
+}
+
+/// What the next commit frees where content is replaced, bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Replaced {
+    /// As it is charged, with the rows that name it.
+    pub(super) charged: u64,
+    /// Content.
+    pub(super) logical: u64,
 }
 
 /// How a write is admitted.
@@ -120,8 +171,6 @@ pub enum Admit {
 
 /// What a record with so much content needs at most, its row included. Bytes.
 pub(super) fn worst(content: usize) -> u64 {
-    /// A row with its share of the nodes above.
-    const ROW: u64 = 128;
     let unit = u64::from(Pointer::UNIT);
     (content as u64 + u64::from(Pointer::HEADER)).next_multiple_of(unit) + ROW
 }
@@ -183,17 +232,28 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::would_admit`].
     pub fn promise(&self, writes: &ExpectedWrites) -> Result<()> {
-        let ExpectedWrites { uid, gid, bytes, beside, beside_of_owner } = *writes;
         self.with_relief(|| {
             self.check_writable()?;
-            self.judge_owners(
-                &[(OwnerKind::User, uid), (OwnerKind::Group, gid)],
-                bytes.saturating_add(beside).saturating_add(beside_of_owner),
-                0,
-            )?;
-            self.admission.check(self.dataset, bytes.saturating_add(beside), Purpose::Write)?;
-            self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+            let Err(shortage) = self.promise_new(writes) else { return Ok(()) };
+            let Some(part) = &writes.part else { return Err(shortage) };
+            // What else is expected has to find room meanwhile, and is promised nothing.
+            let needs = Needs { bytes: writes.bytes.saturating_add(writes.beside), content: part.end - part.start };
+            let row = self.attributes(&self.known.get(writes.inode))?;
+            self.admit_replacing(&owners_of(&row), needs, shortage, || self.replaced(&row, writes.inode, part))?;
+            self.withdraw(writes.beside);
+            Ok(())
         })
+    }
+
+    fn promise_new(&self, writes: &ExpectedWrites) -> Result<()> {
+        let ExpectedWrites { uid, gid, bytes, beside, beside_of_owner, .. } = *writes;
+        self.judge_owners(
+            &[(OwnerKind::User, uid), (OwnerKind::Group, gid)],
+            bytes.saturating_add(beside).saturating_add(beside_of_owner),
+            0,
+        )?;
+        self.admission.check(self.dataset, bytes.saturating_add(beside), Purpose::Write)?;
+        self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
     }
 
     /// So much of what was promised is not wanted any more, or is asked for now by what it was
@@ -247,7 +307,7 @@ impl<T: Table> Files<T> {
             return false;
         }
         // A change of a file takes its lock before that of the list.
-        let dirty: Vec<Arc<Inode>> = self.dirty.lock().values().map(Arc::clone).collect();
+        let dirty: Vec<_> = self.dirty.lock().values().map(Arc::clone).collect();
         dirty.iter().any(|inode| inode.is_nameless())
     }
 
@@ -285,13 +345,27 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Asks for room for content of a file.
+    /// Asks for room for new content of a file.
     pub(super) fn admit_content(&self, row: &InodeRow, bytes: u64, admit: Admit) -> Result<()> {
+        self.admit_over(row, Needs { bytes, content: bytes }, admit, || Ok(Replaced::default()))
+    }
+
+    /// The same for so much content that may replace some: `replaced` is asked where room is short.
+    pub(super) fn admit_over(
+        &self,
+        row: &InodeRow,
+        needs: Needs,
+        admit: Admit,
+        replaced: impl FnOnce() -> Result<Replaced>,
+    ) -> Result<()> {
+        let Needs { bytes, .. } = needs;
         match admit {
             Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
             Admit::Asked => {
-                self.judge_owners(&owners_of(row), bytes, 0)?;
-                self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+                let judged = self.judge_owners(&owners_of(row), bytes, 0);
+                let admitted = judged.and_then(|()| self.admission.admit(self.dataset, bytes, Some(Purpose::Write)));
+                let Err(shortage) = admitted else { return Ok(()) };
+                self.admit_replacing(&owners_of(row), needs, shortage, replaced)
             }
             Admit::Held => self.admission.admit(self.dataset, bytes, Some(Purpose::Free)),
             Admit::Freeing => {
@@ -299,6 +373,75 @@ impl<T: Table> Files<T> {
                 outcome.or_else(|_| self.admission.admit(self.dataset, bytes, Some(Purpose::Destroy)))
             }
         }
+    }
+
+    /// Admits what replaces as much as it needs, or nearly, after this shortage.
+    fn admit_replacing(
+        &self,
+        owners: &[(OwnerKind, u32)],
+        needs: Needs,
+        shortage: FileError,
+        replaced: impl FnOnce() -> Result<Replaced>,
+    ) -> Result<()> {
+        if !is_shortage(&shortage) {
+            return Err(shortage);
+        }
+        let replaced = replaced()?;
+        if replaced.charged == 0 {
+            return Err(shortage);
+        }
+        let Needs { bytes, content } = needs;
+        let longer = content.saturating_sub(replaced.logical);
+        // A quota that holds the file holds its blocks as well.
+        let blocks = if longer == 0 { bytes / BLOCKS_SHARE } else { 0 };
+        let growth = bytes.saturating_sub(replaced.charged.saturating_add(blocks));
+        if growth > 0 {
+            self.judge_owners(owners, growth, 0)?;
+        }
+        self.admission.admit_replacing(self.dataset, &Overwrite { bytes, growth, longer })
+    }
+
+    /// What the next commit frees where these bytes of a file are written, with what names it: frames that no snapshot holds and no other
+    /// record shares. Of a record that is written in part, no more than is written of it.
+    pub(super) fn replaced(&self, row: &InodeRow, inode: u64, part: &Range<u64>) -> Result<Replaced> {
+        let shift = self.shift_of(row);
+        let mut sum = Replaced::default();
+        if part.is_empty() || row.record_shift == 0 {
+            return Ok(sum);
+        }
+        let (first, last) = (part.start >> shift, (part.end - 1) >> shift);
+        let held = self.held_by_snapshots.load(Ordering::Relaxed);
+        // Of a frame that holds content from `from` on: all of it, where all is written.
+        let mut free = |pointer: &Pointer, from: u64, length: u64| {
+            let written = part.end.min(from + length).saturating_sub(part.start.max(from));
+            if written > 0 && pointer.birth.0 > held {
+                sum.charged += ROW + if written == length { pointer.charged() } else { written };
+                sum.logical += written;
+            }
+        };
+        let range = keys::extents(inode, first, last);
+        self.warm_range(&range, WARMED_LEAVES)?;
+        self.table.read().try_scan(range, &mut |key, value| {
+            if let keys::Key::Extent { record, .. } = keys::Key::decode(key)?
+                && let Extent::Frame(pointer) = Extent::decode(value)?
+                && !is_split(pointer.charged(), pointer.logical as usize)
+            {
+                free(&pointer, record << shift, pointer.logical.into());
+            }
+            Ok(true)
+        })?;
+        for StoredPatch { record, patch, .. } in self.stored_patches(row, inode, first, last)? {
+            if let [(from, length)] = *patch.pieces {
+                free(&patch.pointer, (record << shift) + u64::from(from), length.into());
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The txg of the newest snapshot of the dataset, or of its origin: frames that were born later are freed when they are replaced. Until it
+    /// is known, all are held.
+    pub fn set_held_by_snapshots(&self, txg: Txg) {
+        self.held_by_snapshots.store(txg.0, Ordering::Relaxed);
     }
 
     pub(super) fn is_replaying(&self) -> bool {

@@ -18,6 +18,7 @@ use crate::space::Purpose;
 mod cuts;
 mod folded;
 mod rot;
+mod split;
 
 #[derive(Clone, Default)]
 struct MapTable(Rows, Arc<Watched>);
@@ -47,10 +48,17 @@ impl Watched {
 }
 
 /// Admits everything.
-struct Unlimited;
+#[derive(Default)]
+struct Unlimited {
+    is_short: AtomicBool,
+}
 
 impl Admission for Unlimited {
     fn admit(&self, _: u64, _: u64, _: Option<Purpose>) -> Result<()> {
+        Ok(())
+    }
+
+    fn admit_replacing(&self, _: u64, _: &Overwrite) -> Result<()> {
         Ok(())
     }
 
@@ -68,6 +76,10 @@ impl Admission for Unlimited {
 
     fn room(&self, _: u64) -> u64 {
         u64::MAX
+    }
+
+    fn is_short(&self, _: u64) -> bool {
+        self.is_short.load(Ordering::Relaxed)
     }
 }
 
@@ -147,7 +159,8 @@ impl Frames for MapFrames {
             segment: 1,
             index,
             offset: 0,
-            stored: frame.content.len() as u32,
+            // Zeros are packed, the rest is not.
+            stored: if frame.content.iter().all(|byte| *byte == 0) { 16 } else { frame.content.len() as u32 },
             logical: frame.content.len() as u32,
             kind: frame.kind,
             compression: crate::Compression::Off,
@@ -166,7 +179,7 @@ fn config(frames: &Arc<MapFrames>) -> FilesConfig {
         frames: Arc::clone(frames) as Arc<dyn Frames>,
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
         throttle: Arc::default(),
-        admission: Arc::new(Unlimited),
+        admission: Arc::new(Unlimited::default()),
         storing: Storing { record_shift: 12, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 },
     }
 }

@@ -214,8 +214,8 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let other = create("other");
     assert!(!other.writeback_lease().unwrap().begin());
     let mut taken = 0;
-    while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
-        taken += block.len() as u64;
+    while let Ok(some) = other.write(&block, taken, WriteOrigin::Caller) {
+        taken += some as u64;
     }
     assert_eq!(other.write(&block, taken, WriteOrigin::Caller), Err(nacre_vfs::Errno::ENOSPC));
     // Stores to a mapping of another file do not get what was promised to this one.
@@ -223,10 +223,15 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     assert_eq!(file.write(&block, at, PAGES), Ok(block.len()));
     // Beyond that only stores can arrive.
     let mut stored = 0;
-    while let Ok(some) = file.write(&block, at + block.len() as u64, PAGES) {
+    while let Ok(some) = file.write(&block, at + (block.len() + stored) as u64, PAGES) {
         stored += some;
         assert!(stored < 1 << 20, "more than what was promised for naming");
     }
+    // What is there can be written over, announced and by stores.
+    let over = WriteAhead { offset: Some(0), length: Some(block.len() as u64) };
+    assert_eq!(permission.announce(over), Ok(()));
+    assert_eq!(other.write(&block, 0, PAGES), Ok(block.len()));
+    assert_eq!(permission.announce(WriteAhead::append(Some(block.len() as u64))), Err(nacre_vfs::Errno::ENOSPC));
 }
 
 /// A door that goes on: it holds back as much until it is let pass that on.

@@ -524,8 +524,8 @@ impl Member {
         clippy::disallowed_methods,
         reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
     )]
-    fn announce(&self, file_node: &FileNode, length: Option<u64>) -> Result<()> {
-        let bytes = length.unwrap_or(UNKNOWN);
+    fn announce(&self, file_node: &FileNode, write: WriteAhead) -> Result<()> {
+        let bytes = write.length.unwrap_or(UNKNOWN);
         if bytes == 0 {
             return Ok(());
         }
@@ -535,6 +535,8 @@ impl Member {
         let promise = |arriving: &Arriving| loop {
             let begun = arriving.begun.load(Ordering::Acquire);
             let writes = ExpectedWrites {
+                inode: file_node.inode.number(),
+                part: write.offset.map(|from| from..from.saturating_add(bytes)),
                 uid: row.uid,
                 gid: row.gid,
                 bytes: need,
@@ -637,8 +639,7 @@ impl WritebackLease for Lease {
     }
 
     fn announce(&self, write: WriteAhead) -> Result<()> {
-        // Whatever is written is written elsewhere on the devices: the place says nothing.
-        self.member.announce(&self.file_node, write.length)
+        self.member.announce(&self.file_node, write)
     }
 }
 

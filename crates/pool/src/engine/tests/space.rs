@@ -713,3 +713,90 @@ fn as_much_as_is_free_can_be_allocated() {
         assert!(dataset.files().would_fill(&file, 0, free + MIB).is_err());
     }
 }
+
+/// What a random overwrite writes: incompressible, and other each time.
+fn noise(seed: &mut u64, length: usize) -> Vec<u8> {
+    let mut next = || {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 56) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// Overwrites a file at random for so many bytes, in blocks of this length; panics where a write is refused.
+fn overwrite(dataset: &Dataset, file: &Arc<Inode>, expected: &mut [u8], block: usize, bytes: usize, seed: &mut u64) {
+    for _ in 0..bytes / block {
+        let at = (*seed >> 20) as usize % (expected.len() / block) * block;
+        let data = noise(seed, block);
+        let outcome = dataset.files().write(file, Some(at as u64), &data);
+        assert_eq!(outcome.map(|outcome| outcome.written).ok(), Some(block), "at {at} of {}", expected.len());
+        expected[at..at + block].copy_from_slice(&data);
+    }
+}
+
+fn read_all(dataset: &Dataset, file: &Arc<Inode>, length: usize) -> Vec<u8> {
+    let mut content = vec![0; length];
+    let mut at = 0;
+    while at < length {
+        at += dataset.files().read(file, at as u64, &mut content[at..]).unwrap();
+    }
+    content
+}
+
+#[test]
+fn a_full_pool_and_a_full_quota_take_overwrites_for_ever() {
+    for quota in [None, Some("20M")] {
+        let (storage, pool) = small(256 * MIB);
+        let top = pool.root().unwrap();
+        let id = pool.create_dataset(&NewDataset::named(top, "fs")).unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        if let Some(quota) = quota {
+            pool.set_properties(&[local(id, "quota", quota), local(id, "userquota@7", quota)]).unwrap();
+        }
+        let file = plain(&dataset, "a", 7).unwrap();
+        let (mut seed, mut expected) = (42, Vec::new());
+        // To the last byte that there is room for.
+        for block in [1 << 17, 1 << 12] {
+            loop {
+                let data = noise(&mut seed, block);
+                match dataset.files().write(&file, Some(expected.len() as u64), &data) {
+                    Ok(outcome) => expected.extend(&data[..outcome.written]),
+                    Err(_) => break,
+                }
+            }
+        }
+        pool.commit().unwrap();
+        let full = pool.space(id).unwrap().1.referenced;
+        for block in [16 << 10, 4096, 1 << 17, 600, 16 << 10] {
+            let bytes = if block < 4096 { MIB as usize / 2 } else { 8 * MIB as usize };
+            overwrite(&dataset, &file, &mut expected, block, bytes, &mut seed);
+            pool.commit().unwrap();
+            // Blocks of 4 KiB have headers of a fiftieth, and rows.
+            let used = pool.space(id).unwrap().1.referenced;
+            assert!(used <= full + full / 25, "{quota:?}, {block}: {used} of {full}");
+        }
+        assert!(read_all(&dataset, &file, expected.len()) == expected);
+        assert!(dataset.files().write(&file, Some(expected.len() as u64), &noise(&mut seed, 1 << 17)).is_err());
+        check(&pool, &storage);
+        drop((dataset, file, pool));
+        let pool = reopen(&storage);
+        assert!(contents(pool.dataset(id).unwrap().files())["a"] == expected);
+        check(&pool, &storage);
+    }
+}
+
+#[test]
+fn what_a_snapshot_holds_is_not_replaced_without_room() {
+    let (storage, pool) = small(256 * MIB);
+    let top = pool.root().unwrap();
+    let dataset = pool.dataset(top).unwrap();
+    let file = plain(&dataset, "a", 0).unwrap();
+    let (accepted, _) = fill(&dataset, &file, 1 << 17);
+    pool.snapshot(&[(top, "s".to_owned())]).unwrap();
+    let refused = (0..accepted >> 17).find_map(|at| {
+        let data = vec![at as u8 | 1; 1 << 17];
+        dataset.files().write(&file, Some(at << 17), &data).err()
+    });
+    assert!(matches!(refused, Some(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
+    check(&pool, &storage);
+}
