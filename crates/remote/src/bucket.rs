@@ -520,7 +520,7 @@ impl Bucket for StoreBucket {
                 Err(error) => match error.kind() {
                     ErrorKind::NotConnected | ErrorKind::TimedOut | ErrorKind::PermissionDenied => return Err(error),
                     ErrorKind::Unsupported | ErrorKind::Other => self.refuses_bulk.store(true, Ordering::Relaxed),
-                    // Why some of them could not be removed is told one by one.
+                    // The server reports an error for each object that it did not remove.
                     _ => {}
                 },
             }

@@ -129,7 +129,7 @@ pub struct ToImport {
     pub properties: Vec<(String, String)>,
     pub altroot: Option<PathBuf>,
     pub force: bool,
-    /// What it holds is trusted, whoever else can write to it.
+    /// The content is trusted, although other writers of the bucket exist.
     pub trust: bool,
     pub rewind: bool,
     pub temporary: bool,

@@ -262,7 +262,7 @@ impl FuseMounts {
         Ok(Arc::new(layer))
     }
 
-    /// Why a file system cannot be mounted: what of it is lost, as far as that can be told.
+    /// Why a file system cannot be mounted: the lost metadata, as far as the engine names it.
     fn unreadable(&self, what: What, options: &MountOptions, error: nacre_vfs::Errno) -> Refusal {
         let source = &options.source;
         let dataset = self.pool.dataset(what.dataset);

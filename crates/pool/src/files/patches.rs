@@ -267,7 +267,9 @@ impl<T: Table> Files<T> {
         batch: &mut Batch,
     ) -> (Vec<(u64, Buffered)>, Result<()>) {
         let (mut whole, mut patches, mut split, mut outcome) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
-        let spare_share = if self.admission.is_short(self.dataset) { SPARE_SHARE_SHORT } else { SPARE_SHARE };
+        // Asked only where it matters: most of what is flushed has no parts.
+        let is_short = some.iter().any(|(_, buffered)| buffered.is_sparse()) && self.admission.is_short(self.dataset);
+        let spare_share = if is_short { SPARE_SHARE_SHORT } else { SPARE_SHARE };
         for (record, mut buffered) in some {
             if !buffered.is_sparse() {
                 whole.push((record, buffered));

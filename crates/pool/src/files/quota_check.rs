@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::owner_accounts::owners_of;
-use super::stored_patches::{StoredPatch, is_split};
+use super::stored_patches::{self, StoredPatch, is_split};
 use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::patience;
@@ -411,26 +411,29 @@ impl<T: Table> Files<T> {
         }
         let (first, last) = (part.start >> shift, (part.end - 1) >> shift);
         let held = self.held_by_snapshots.load(Ordering::Relaxed);
-        // Of a frame that holds content from `from` on: all of it, where all is written.
+        // Of a frame that holds content from `from` on, as much as is written of the content.
         let mut free = |pointer: &Pointer, from: u64, length: u64| {
             let written = part.end.min(from + length).saturating_sub(part.start.max(from));
             if written > 0 && pointer.birth.0 > held {
-                sum.charged += ROW + if written == length { pointer.charged() } else { written };
+                sum.charged += ROW + pointer.charged() * written / length;
                 sum.logical += written;
             }
         };
         let range = keys::extents(inode, first, last);
         self.warm_range(&range, WARMED_LEAVES)?;
+        let patches = self.stored_patches(row, inode, first, last)?;
         self.table.read().try_scan(range, &mut |key, value| {
             if let keys::Key::Extent { record, .. } = keys::Key::decode(key)?
                 && let Extent::Frame(pointer) = Extent::decode(value)?
-                && !is_split(pointer.charged(), pointer.logical as usize)
             {
-                free(&pointer, record << shift, pointer.logical.into());
+                let is_split = is_split(pointer.charged(), pointer.logical as usize);
+                if !is_split || stored_patches::of_record(&patches, record).next().is_none() {
+                    free(&pointer, record << shift, pointer.logical.into());
+                }
             }
             Ok(true)
         })?;
-        for StoredPatch { record, patch, .. } in self.stored_patches(row, inode, first, last)? {
+        for StoredPatch { record, patch, .. } in patches {
             if let [(from, length)] = *patch.pieces {
                 free(&patch.pointer, (record << shift) + u64::from(from), length.into());
             }

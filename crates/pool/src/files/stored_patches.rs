@@ -46,7 +46,7 @@ pub(super) struct Visible {
     pub(super) from: usize,
 }
 
-/// The patches of a record among those of several, which are in order.
+/// The patches of one record; `patches` are in the order of their records.
 pub(super) fn of_record(patches: &[StoredPatch], record: u64) -> impl Iterator<Item = &StoredPatch> {
     let first = patches.partition_point(|patch| patch.record < record);
     patches.get(first..).unwrap_or_default().iter().take_while(move |patch| patch.record == record)

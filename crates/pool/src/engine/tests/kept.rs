@@ -1,4 +1,4 @@
-//! A pool that goes on from where a process has died, on a device whose power fails meanwhile.
+//! The failover of a pool after the death of its process, on a device whose power fails meanwhile.
 
 use std::sync::atomic::Ordering;
 
