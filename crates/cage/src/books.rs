@@ -39,8 +39,8 @@ fn is_preallocated(file: BorrowedFd<'_>) -> std::io::Result<bool> {
     Ok(flags & PREALLOCATED != 0)
 }
 
-/// Whether blocks are allocated for a file from `end` on, behind its last block. A file system that has no map
-/// of extents (tmpfs) counts no blocks of its own with those of a file: what is too many lies there.
+/// Whether blocks are allocated for a file from `end` on, behind its last block. A file system without a map
+/// of extents (tmpfs) counts only data blocks in `st_blocks`: all blocks beyond the size lie there.
 fn has_tail(file: BorrowedFd<'_>, end: u64) -> bool {
     nacre_sys::ioctls::has_extents_from(file, end).unwrap_or(true)
 }

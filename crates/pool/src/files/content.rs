@@ -663,6 +663,8 @@ impl<T: Table> Files<T> {
                         false => self.frames.read(&pointer)?.to_vec(),
                     };
                 let mut direct = Vec::new();
+                // Patches are laid over the content that was read, however long its row says that it is.
+                let piece = RecordPart { length: content.len(), ..piece };
                 self.lay_patches(&mut content, &piece, &patches, &mut direct)?;
                 self.frames.read_all(&mut direct)?;
                 content
