@@ -219,7 +219,7 @@ pub enum PoolRequest {
     AwaitTrim,
     /// Waits until what was destroyed is free.
     AwaitFree,
-    /// Forgets errors; of one device, where it is named.
+    /// Forgets errors and opens devices that failed or are absent again; of one device, where it is named.
     Clear {
         /// Its path.
         device: Option<PathBuf>,
@@ -464,10 +464,10 @@ pub fn run(
             }
             devices.iter().filter(|known| meant(known.name())).for_each(|known| known.clear_errors());
             drop(devices);
-            if device.is_none() && !pool.read_only {
-                resilver::try_again(pool)?;
-            }
             pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot clear errors for '{name}'"), &error))?;
+            if !pool.read_only {
+                resilver::reopen(pool, device.as_deref())?;
+            }
         }
         PoolRequest::Sync => {
             let mounted: Vec<u64> = mounts.mounted().iter().map(|mounted| mounted.what.dataset).collect();

@@ -388,8 +388,15 @@ pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
         }
     };
     device.clear_errors();
-    let brought = pool.store.online(number, Arc::clone(&device) as Arc<dyn Device>);
-    brought.map_err(|error| Refusal::pool(doing, &error))?;
+    if let Err(error) = pool.store.online(number, Arc::clone(&device) as Arc<dyn Device>) {
+        let refusal = Refusal::pool(doing, &error);
+        if let PoolError::Refused(_) = error {
+            let (name, path) = (pool.name(), path.display());
+            return Err(refusal
+                .next(format!("nacre pool replace {name} {path} makes it a device of the pool; its content is lost")));
+        }
+        return Err(refusal);
+    }
     if let Some(place) = pool.devices.write().get_mut(usize::from(number)) {
         *place = device;
     }
@@ -431,18 +438,27 @@ pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>
     pool.resilver.begin()
 }
 
-/// Devices that failed are tried again.
-pub(super) fn try_again(pool: &Imported) -> Result<(), Refusal> {
+/// Opens the faulted and the absent devices again; only the `named` one, where there is one, as zpool-clear(8) does. An absent
+/// device without a file at its path stays absent (`UNAVAIL` in the status).
+///
+/// # Errors
+/// The first refusal of [`online`], once every device was tried.
+pub(super) fn reopen(pool: &Imported, named: Option<&Path>) -> Result<(), Refusal> {
     let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
-    let paths: Vec<PathBuf> = pool
-        .devices
-        .read()
-        .iter()
-        .zip(&health)
-        .filter(|(_, health)| health.status == MemberStatus::Faulted)
-        .map(|(device, _)| PathBuf::from(device.name()))
-        .collect();
-    paths.iter().try_for_each(|path| online(pool, path))
+    let is_named = |path: &Path| named.is_none_or(|named| named == path);
+    let mut paths = Vec::new();
+    for (device, health) in pool.devices.read().iter().zip(&health) {
+        let path = PathBuf::from(device.name());
+        let is_back = health.absent && health.status == MemberStatus::Online && path.exists();
+        if is_named(&path) && (health.status == MemberStatus::Faulted || is_back) {
+            paths.push(path);
+        }
+    }
+    let mut outcome = Ok(());
+    for path in &paths {
+        outcome = outcome.and(online(pool, path));
+    }
+    outcome
 }
 
 pub(super) fn note(pool: &Imported, class: &str, path: &Path, state: &str) {

@@ -634,6 +634,41 @@ fn imports_tell_what_is_missing() {
 }
 
 #[test]
+fn clear_opens_a_device_that_is_there_again() {
+    needs!(as_root());
+    let pool = Grouped::made("gc", &[("raidz1", 3)], "128M");
+    let name = pool.name.clone();
+    fs::create_dir(pool.yard.path("elsewhere")).unwrap();
+    let aside = pool.yard.path("elsewhere").join("device");
+    let import_without = |device: usize| {
+        pool.yard.nacre(&["pool", "export", &name]);
+        fs::rename(pool.path(device), &aside).unwrap();
+        pool.import();
+        fs::write(pool.at.join("more"), Random(device as u64).bytes(3 << 20)).unwrap();
+        pool.yard.nacre(&["pool", "clear", &name]);
+        assert_eq!(pool.health(), "DEGRADED", "nothing lies at the path");
+    };
+    import_without(1);
+    fs::rename(&aside, pool.path(1)).unwrap();
+    pool.yard.nacre(&["pool", "clear", &name, pool.path(0)]);
+    assert!(says(&pool.status(), "d1 UNAVAIL"), "another device was named: {}", pool.status());
+    pool.yard.nacre(&["pool", "clear", &name, pool.path(1)]);
+    pool.is_whole("cleared by name");
+    import_without(2);
+    fs::rename(&aside, pool.path(2)).unwrap();
+    pool.yard.nacre(&["pool", "clear", &name]);
+    pool.is_whole("cleared");
+    // A device without the pool's labels stays out, and the refusal names the command that takes it in.
+    import_without(0);
+    fs::write(pool.path(0), Random(5).bytes(128 << 20)).unwrap();
+    let (code, said) = pool.yard.refused(&["pool", "clear", &name]);
+    assert!(code == 1 && said.contains(pool.path(0)) && said.contains("nacre pool replace"), "{said}");
+    assert_eq!(pool.health(), "DEGRADED");
+    pool.yard.nacre(&["pool", "replace", "-f", "-w", &name, pool.path(0)]);
+    pool.is_whole("replaced");
+}
+
+#[test]
 fn a_device_that_is_missing_is_not_the_one_that_lies_there_now() {
     needs!(as_root());
     let pool = Grouped::made("gn", &[("raidz1", 3)], "128M");
