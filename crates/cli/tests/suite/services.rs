@@ -203,13 +203,17 @@ fn a_mirror_goes_on_when_all_its_processes_are_killed() {
         said,
         format!("{SEEN}by process N, and by the service manager with 3 descriptors (restarted 3 times)\n")
     );
-    // A file without a name is nowhere any more: an error, not another file.
+    // A file without a name is nowhere any more: an error, not another file. A name that is left leads to it.
     let said = machine.run(
-        "cd $dir/mount; exec 5<>gone; echo there >&5; rm gone
+        "cd $dir/mount; exec 5<>gone 7<>first; echo there >&5; rm gone; echo linked >&7; ln first d/second; rm first
          all_die
-         ls; if cat /proc/self/fd/5; then exit 1; fi; if echo more >&5; then exit 1; fi; cat f",
+         ls; for error in \"$( (read -u 5 line) 2>&1)\" \"$( (echo more >&5) 2>&1)\" \"$(cat /proc/self/fd/5 2>&1)\"; do echo \"${error##*: }\"; done
+         echo more >&7; cat /proc/self/fd/7 d/second f",
     );
-    assert_eq!(said, "d\nf\nlog\nhello\n");
+    assert_eq!(
+        said,
+        "d\nf\nlog\nBad file descriptor\nBad file descriptor\nStale file handle\nlinked\nmore\nlinked\nmore\nhello\n"
+    );
     // The guardian alone, and the worker alone, with which the service is not started again.
     machine.run("kill -9 $(main); cat $dir/mount/f");
     machine.restarted(5);
