@@ -10,13 +10,15 @@ use clap_mangen::{
 use nacre_daemon::failure::Failure;
 use std::{fs, io, path::Path};
 
-/// Writes one page per command into a directory; answers their names.
+/// Writes one page per command into a directory, which is made where it is missing; answers the names of the files.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// A directory that cannot be made, a file that cannot be written.
 pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
     let mut table = commands::table().disable_help_subcommand(true);
     table.build();
+    let made = fs::create_dir_all(directory);
+    made.map_err(|error| Failure::io("cannot make the directory", directory.display(), &error))?;
     let mut names = Vec::new();
     pages(&table, "nacre", directory, &mut names)?;
     Ok(names)

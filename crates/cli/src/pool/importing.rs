@@ -17,7 +17,11 @@ use nacre_daemon::{
     report::{printable, tell},
 };
 use nacre_pool::{label::PoolState, names, store::Access};
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 /// How long to wait for devices that somebody lets go of.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -122,9 +126,12 @@ fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure
                 return Err(Failure::new(format!("{doing}: '{place}' cannot be reached"))
                     .next("it is there as far as this machine knows: import it again when that answers"));
             }
-            Err(Failure::new(format!("{doing}: no such pool available"))
-                .exit(Exit::NotFound)
-                .next("-d names a directory or a device to look at; -D finds pools that were destroyed"))
+            let is_path = wanted.contains('/') && Path::new(wanted).exists();
+            let next = match is_path {
+                true => format!("-d {} takes the pool of this device or directory", printable(wanted.as_bytes())),
+                false => "-d names a directory or a device to look at; -D finds pools that were destroyed".to_owned(),
+            };
+            Err(Failure::new(format!("{doing}: no such pool available")).exit(Exit::NotFound).next(next))
         }
     }
 }

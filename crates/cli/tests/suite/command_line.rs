@@ -224,8 +224,28 @@ fn documents_are_generated_from_the_table() {
     for word in [".TH \"NACRE-MIRROR\"", "force\\-user", ".SH EXAMPLES"] {
         assert!(page.contains(word), "{word} in\n{page}");
     }
-    let (code, _, error) = outcome(&run("nacre", scratch.path(), &["man", "missing"]));
-    assert_eq!(code, 3, "{error}");
+    let (code, _, error) = outcome(&run("nacre", scratch.path(), &["man", "missing/man1"]));
+    assert!(code == 0 && scratch.path().join("missing/man1/nacre-mirror.1").exists(), "{error}");
+    let (code, _, error) = outcome(&run("nacre", scratch.path(), &["man", "missing/man1/nacre-mirror.1"]));
+    assert!(code != 0 && error.contains("cannot make the directory"), "{code} {error}");
+}
+
+#[test]
+fn commands_of_the_field_are_found() {
+    let scratch = tempfile::tempdir().unwrap();
+    for (command, tip) in [
+        ("zfs", "nacre fs --help"),
+        ("zpool", "nacre pool --help"),
+        ("list", "nacre pool list"),
+        ("ls", "nacre fs list"),
+        ("unmount", "nacre umount"),
+        ("create", "nacre pool create"),
+        ("snapshot", "nacre fs snapshot"),
+    ] {
+        let (code, out, error) = outcome(&run("nacre", scratch.path(), &[command, "x"]));
+        assert!(code == 2 && out.is_empty() && error.contains(tip), "{command}: {code} {error}");
+        assert!(error.contains(&format!("unrecognized command '{command}'")), "{error}");
+    }
 }
 
 #[test]

@@ -50,7 +50,11 @@ impl FileDevice {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        file.set_len(length)?;
+        if let Err(error) = file.set_len(length) {
+            std::fs::remove_file(path)
+                .map_err(|left| io::Error::other(format!("{error}; the file stays behind: {left}")))?;
+            return Err(error);
+        }
         let block = false;
         Ok(Self {
             name: path.display().to_string(),
