@@ -312,7 +312,7 @@ fn pause_for(time: Duration) {
 /// EINVAL before Linux 6.9.
 pub fn death_of_this_thread() -> io::Result<OwnedFd> {
     // SAFETY: plain numbers.
-    let made = check(unsafe { libc::syscall(libc::SYS_pidfd_open, libc::gettid(), OF_THREAD) })?;
+    let made = check(unsafe { libc::syscall(libc::SYS_pidfd_open, rustix::thread::gettid().as_raw_pid(), OF_THREAD) })?;
     // SAFETY: the kernel just made it, and nobody else knows it.
     unsafe { crate::owned(made) }
 }
