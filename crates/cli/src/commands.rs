@@ -17,11 +17,7 @@ use crate::{
     top::{TopOrder, tables::Tab},
     union::command::{self as union, UnionVerb},
 };
-use clap::{
-    Arg, ArgAction, ArgMatches, Command,
-    error::{ContextKind, ContextValue, ErrorKind},
-    value_parser,
-};
+use clap::{Arg, ArgAction, ArgMatches, Command, error::ErrorKind, value_parser};
 use clap_complete::Shell;
 use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
@@ -29,12 +25,12 @@ use std::{ffi::OsString, path::PathBuf};
 /// A first word that is a command of zfs(8), zpool(8) or mount(8), not of `nacre`: the refusal with the command that does the
 /// same.
 #[must_use]
-pub fn foreign(error: &clap::Error) -> Option<Failure> {
+pub fn foreign(error: &clap::Error, arguments: &[OsString]) -> Option<Failure> {
     if error.kind() != ErrorKind::InvalidSubcommand {
         return None;
     }
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    let tip = match word.as_str() {
+    let word = arguments.first()?.to_str()?;
+    let tip = match word {
         "zfs" => "nacre fs --help lists the commands of zfs",
         "zpool" => "nacre pool --help lists the commands of zpool",
         "list" | "ls" => "nacre status lists mounts, nacre pool list pools, nacre fs list their file systems",

@@ -424,8 +424,8 @@ mod tests {
         let missing = fresh(&[scratch.path().join("c")], None, false).unwrap_err();
         assert_eq!((missing.kind, missing.next.as_str()), (Kind::NotFound, "--size=SIZE makes files"));
         let nowhere = fresh(&[scratch.path().join("none/c")], Some(64 << 20), false).unwrap_err();
+        assert!(nowhere.next.contains("make the directory first") && nowhere.what.contains("none/c"), "{nowhere}");
         assert!(fresh(&[scratch.path().join("c")], Some(i64::MAX as u64), false).is_err());
         assert!(!scratch.path().join("c").exists(), "longer than a file can be");
-        assert!(nowhere.next.contains("make the directory first") && nowhere.what.contains("none/c"), "{nowhere}");
     }
 }

@@ -433,7 +433,7 @@ fn upgrade() -> Command {
 
 fn clear() -> Command {
     Command::new("clear")
-        .about("Forget the errors that were counted and the damage that was found; open devices that failed or were missing again")
+        .about("Forget the errors that were counted and the damage that was found; open again the devices that failed or were missing")
         .after_help("Examples:\n  nacre pool clear tank\n  nacre pool clear tank /dev/sdc")
         .arg(flag('F', "rewind", "").hide(true))
         .arg(flag('n', "-n", "").hide(true))

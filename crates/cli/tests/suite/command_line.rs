@@ -246,6 +246,14 @@ fn commands_of_the_field_are_found() {
         assert!(code == 2 && out.is_empty() && error.contains(tip), "{command}: {code} {error}");
         assert!(error.contains(&format!("unrecognized command '{command}'")), "{error}");
     }
+    // Below another command the word has no such meaning.
+    for words in [&["cage", "create"][..], &["union", "snapshot"], &["pool", "unmount"]] {
+        let (code, _, error) = outcome(&run("nacre", scratch.path(), words));
+        assert!(
+            code == 2 && !error.contains("nacre fs") && !error.contains("nacre umount"),
+            "{words:?}: {code} {error}"
+        );
+    }
 }
 
 #[test]
