@@ -1,5 +1,7 @@
-//! Man pages, generated from the table of commands: one per command, with the sections that readers
-//! look for (man-pages(7)). Called by `nacre man`.
+//! Man pages: one per command, generated from the table of commands, with the sections that readers
+//! look for (man-pages(7)), and nacre-properties(7). Called by `nacre man`.
+
+mod properties;
 
 use crate::commands;
 use clap::Command;
@@ -10,7 +12,7 @@ use clap_mangen::{
 use nacre_daemon::failure::Failure;
 use std::{fs, io, path::Path};
 
-/// Writes one page per command into a directory, which is made where it is missing; answers the names of the files.
+/// Writes the pages into a directory, which is made where it is missing; answers the names of the files.
 ///
 /// # Errors
 /// A directory that cannot be made, a file that cannot be written.
@@ -21,15 +23,21 @@ pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
     made.map_err(|error| Failure::io("cannot make the directory", directory.display(), &error))?;
     let mut names = Vec::new();
     pages(&table, "nacre", directory, &mut names)?;
+    write(&directory.join("nacre-properties.7"), properties::page().into_bytes(), &mut names)?;
     Ok(names)
+}
+
+fn write(file: &Path, text: Vec<u8>, names: &mut Vec<String>) -> Result<(), Failure> {
+    fs::write(file, text).map_err(|error| Failure::io("cannot write", file.display(), &error))?;
+    names.push(file.display().to_string());
+    Ok(())
 }
 
 /// The page of a command, and those of the commands below it.
 fn pages(command: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
     let file = directory.join(format!("{name}.1"));
-    let written = page(command, name).and_then(|text| fs::write(&file, text));
-    written.map_err(|error| Failure::io("cannot write", file.display(), &error))?;
-    names.push(file.display().to_string());
+    let text = page(command, name).map_err(|error| Failure::io("cannot write", file.display(), &error))?;
+    write(&file, text, names)?;
     for below in shown(command) {
         pages(below, &format!("{name}-{}", below.get_name()), directory, names)?;
     }
@@ -217,6 +225,7 @@ fn see_also(command: &Command, name: &str) -> Roff {
         "mirror" | "bindfs" | "union" | "cage" | "mount" => vec![("fstab".to_owned(), "5"), ("mount".to_owned(), "8")],
         "umount" => vec![("umount".to_owned(), "8")],
         "" | "doctor" => vec![("fuse".to_owned(), "4"), ("mount".to_owned(), "8")],
+        "pool" | "fs" => vec![("nacre-properties".to_owned(), "7")],
         _ => Vec::new(),
     });
     let mut roff = Roff::new();
@@ -242,8 +251,8 @@ mod tests {
         assert!(pages.len() > 60, "{}", pages.len());
         let known =
             ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "EXAMPLES", "FILES", "EXIT STATUS", "SEE ALSO"];
-        for page in pages {
-            let text = fs::read_to_string(&page).unwrap();
+        for page in pages.iter().filter(|page| page.ends_with(".1")) {
+            let text = fs::read_to_string(page).unwrap();
             let heads: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix(".SH ")).map(|head| head.trim_matches('"')).collect();
             let mut places = heads

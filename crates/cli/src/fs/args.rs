@@ -103,7 +103,7 @@ fn wrong(what: &str, error: &PropertyError) -> Failure {
 fn listed(error: &PropertyError) -> String {
     let meant = error.next(DATASET_PROPERTIES);
     let gap = if meant.is_empty() { "" } else { " " };
-    format!("{meant}{gap}docs/fs.md lists the properties")
+    format!("{meant}{gap}nacre-properties(7) lists the properties")
 }
 
 /// A column of `list`, a property of `get`.
