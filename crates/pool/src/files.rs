@@ -32,6 +32,8 @@ mod quota_check;
 mod readahead;
 mod received;
 mod recent;
+mod row_charges;
+mod row_recount;
 mod sharing;
 mod spin_lock;
 mod split;
@@ -65,9 +67,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use nacre_sys::clocks;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use owner_accounts::owners_of;
+use row_charges::ChargedBatch;
 use spin_lock::{SpinMutex, SpinRwLock};
 
 use crate::deadlist::Dead;
@@ -224,6 +227,8 @@ pub struct Files<T> {
     throttle: Arc<Throttle>,
     buffered: Share,
     owners: owner_accounts::OwnerAccounts,
+    /// How far inodes of older versions have been charged for their rows. Under the gate, before the table.
+    recounted: Mutex<row_recount::Recounted>,
     /// When a file lost its last name.
     lost_name: Mutex<Option<std::time::Instant>>,
     /// Held by whoever is short of room, over the commits that may make some. The first of all
@@ -348,8 +353,9 @@ impl<T: Table> Files<T> {
         let mut root = crate::rows::InodeRow::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
         (root.uid, root.gid) = owner;
         batch.put(&keys::head(), head.encode());
-        batch.put(&keys::inode(ROOT), root.encode());
-        files.count_owner(&root, 0, 1);
+        batch.put(&keys::inode(ROOT), root.encode_charged(row_charges::INODE));
+        batch.put(&keys::recounted(), row_recount::all_counted());
+        files.count_owner(&root, row_charges::INODE as i64, 1);
         let entered = files.gate.enter();
         files.table.write().change(entered.txg(), &batch)?;
         drop(entered);
@@ -390,6 +396,7 @@ impl<T: Table> Files<T> {
             buffered: Share::new(Arc::clone(&throttle)),
             throttle,
             owners: Default::default(),
+            recounted: Mutex::default(),
             lost_name: Mutex::default(),
             short: Mutex::default(),
             rules: RwLock::default(),
@@ -600,19 +607,42 @@ impl<T: Table> Files<T> {
         }
     }
 
+    /// Changes the table, with what inodes are charged for their rows.
     fn change_table(&self, txg: Txg, batch: &Batch, record: impl FnOnce()) -> Result<()> {
         if batch.is_empty() {
             record();
             return Ok(());
         }
         batch.changes().iter().try_for_each(|change| self.warm(&change.key))?;
-        let mut table = self.table.write();
+        let table = self.table.write();
+        self.change_locked(table, txg, batch, record)
+    }
+
+    /// Changes the table by a batch that follows from what it has.
+    fn change_with(&self, txg: Txg, batch: impl FnOnce(&T) -> Result<Batch>) -> Result<()> {
+        let table = self.table.write();
+        let batch = batch(&table)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.change_locked(table, txg, &batch, || {})
+    }
+
+    fn change_locked(
+        &self,
+        mut table: RwLockWriteGuard<'_, T>,
+        txg: Txg,
+        batch: &Batch,
+        record: impl FnOnce(),
+    ) -> Result<()> {
+        let ChargedBatch { batch, uses } = self.charged_batch(&*table, batch)?;
         let before = table.dirty_bytes();
-        let changed = table.change(txg, batch);
-        self.recent.follow(batch, changed.is_err());
+        let changed = table.change(txg, &batch);
+        self.recent.follow(&batch, changed.is_err());
         let grown = table.dirty_bytes().saturating_sub(before);
         if changed.is_ok() {
             record();
+            self.owners.change(uses.into_iter().map(|(owner, bytes)| (owner, (bytes, 0))));
         }
         drop(table);
         if grown > 0 {

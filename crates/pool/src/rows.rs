@@ -14,6 +14,7 @@
 //!  0x09  patch       inode, record, number         Patch: pointer and pieces
 //!  0x0a  cut         inode                         nothing
 //!  0x0b  received    -                             ResumeToken: how far a stream has come
+//!  0x0c  recounted   -                             the first inode that may lack a charge for its rows
 //! ```
 //!
 //! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives

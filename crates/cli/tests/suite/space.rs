@@ -4,7 +4,7 @@
 
 use crate::mounting::{as_root, needs, pools::Pool};
 use nacre_sys::mapping::SharedMapping;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, XattrFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, chown};
@@ -158,10 +158,12 @@ fn quotas_refuse_the_writing_call() {
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!(owned_bytes <= 2 << 20, "{owned_bytes}");
     // Of whoever has none of his own.
-    pool.nacre(&["fs", "set", "defaultuserquota=3M", "defaultgroupobjquota=1000", &home]);
     let other = pool.at("").join("home/other");
     File::create(&other).unwrap();
     chown(&other, Some(12346), None).unwrap();
+    pool.nacre(&["fs", "set", "defaultuserquota=3M", "defaultgroupobjquota=1000", &home]);
+    // Root is over his, and makes no file.
+    assert_eq!(File::create(pool.at("").join("home/more")).unwrap_err().kind(), ErrorKind::QuotaExceeded);
     let (other_bytes, refused) = fill(&other, 4, 60_000);
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!((2 << 20..3 << 20).contains(&other_bytes), "{other_bytes}");
@@ -183,6 +185,50 @@ fn quotas_refuse_the_writing_call() {
         (other, 4, other_bytes),
     ] {
         assert_holds(&path, seed, length);
+    }
+}
+
+#[test]
+fn quotas_of_users_count_small_things() {
+    needs!(as_root());
+    let pool = sized("small", "256M");
+    type Making<'a> = &'a dyn Fn(&Path, u64) -> std::io::Result<()>;
+    let owned = |path: &Path| {
+        File::create_new(path)?;
+        chown(path, Some(12345), None)
+    };
+    let attribute = |path: &Path, number: u64| {
+        let value = Pattern::new(number).bytes(0, 4000);
+        Ok(rustix::fs::setxattr(path.join("own"), format!("user.{number}"), &value, XattrFlags::empty())?)
+    };
+    let name = |number: u64| format!("{number:0>200}");
+    let file = |path: &Path, number: u64| {
+        let path = path.join(name(number));
+        owned(&path)?;
+        fs::write(&path, Pattern::new(number).bytes(0, 2000))
+    };
+    let link = |path: &Path, number: u64| fs::hard_link(path.join("own"), path.join(name(number)));
+    let kinds: [(&str, Making<'_>); 3] = [("attributes", &attribute), ("files", &file), ("links", &link)];
+    for (kind, make) in kinds {
+        let name = format!("{}/{kind}", pool.name);
+        pool.nacre(&["fs", "create", "-o", "userquota@12345=1M", &name]);
+        let path = pool.at("").join(kind);
+        owned(&path.join("own")).unwrap();
+        let refused = (0..20_000).find_map(|number| make(&path, number).err()).unwrap();
+        assert_eq!(refused.kind(), ErrorKind::QuotaExceeded, "{kind}");
+        pool.nacre(&["pool", "sync", &pool.name]);
+        let figure = |property: &str| pool.figure(&["fs", "get", "-Hp", "-o", "value", property, &name]);
+        assert!((1_000_000..=1 << 20).contains(&figure("userused@12345")), "{kind}: {}", figure("userused@12345"));
+        // At the limit, what does not grow is not refused, and what is removed makes room.
+        pool.nacre(&["fs", "set", &format!("userquota@12345={}", figure("userused@12345")), &name]);
+        let longer = path.join("x".repeat(250));
+        assert_eq!(fs::rename(path.join("own"), &longer).unwrap_err().kind(), ErrorKind::QuotaExceeded, "{kind}");
+        fs::rename(path.join("own"), path.join("o")).unwrap();
+        fs::read_dir(&path).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
+        crate::mounting::eventually("what was removed is not charged", || {
+            pool.nacre(&["pool", "sync", &pool.name]);
+            figure("userused@12345") == 0
+        });
     }
 }
 

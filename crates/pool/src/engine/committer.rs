@@ -309,6 +309,9 @@ impl Pool {
             if dataset.files().sweep_cuts(FREED_AT_ONCE).map_err(as_pool_error)? {
                 more = Work::More;
             }
+            if dataset.files().recount_rows().map_err(as_pool_error)? {
+                more = Work::More;
+            }
         }
         Ok(more.or(self.storage.tend(CLEANED_AT_ONCE)?))
     }

@@ -151,7 +151,12 @@ impl Pool {
                 }
                 Key::Xattr { inode, .. } => drop(changes.attributes.insert(inode)),
                 Key::Extent { inode, .. } | Key::Patch { inode, .. } => drop(changes.content.insert(inode)),
-                Key::Name { .. } | Key::Orphan(_) | Key::OwnerUse(..) | Key::Cut(_) | Key::Received => {}
+                Key::Name { .. }
+                | Key::Orphan(_)
+                | Key::OwnerUse(..)
+                | Key::Cut(_)
+                | Key::Received
+                | Key::Recounted => {}
             }
             if changes.everything || changes.are_many() {
                 return Ok(Changes { everything: true, ..Changes::default() });

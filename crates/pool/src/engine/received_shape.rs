@@ -173,7 +173,7 @@ impl ReceivedShape<'_> {
                         self.check_content(&key, row.key, value, &mut owner)?;
                     }
                 }
-                Key::Head | Key::OwnerUse(..) | Key::Received => {}
+                Key::Head | Key::OwnerUse(..) | Key::Received | Key::Recounted => {}
             }
         }
         // In the order of their rows.

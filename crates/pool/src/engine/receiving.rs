@@ -313,11 +313,13 @@ impl Pool {
         let mut nameless = std::collections::HashSet::new();
         while let Some(row) = rows.next()? {
             let known = match Key::decode(row.key)? {
-                Key::Head | Key::OwnerUse(..) | Key::Received => true,
+                Key::Head | Key::OwnerUse(..) | Key::Received | Key::Recounted => true,
                 Key::Inode(number) => {
                     let was = row.old.map(InodeRow::decode).transpose()?;
-                    let gone = was.is_some_and(|was| was.links == 0) && row.new.is_none();
-                    gone && nameless.insert(number)
+                    let is = row.new.map(InodeRow::decode).transpose()?;
+                    let gone = was.is_some_and(|was| was.links == 0) && is.is_none();
+                    // What its rows are charged is no attribute.
+                    was == is || gone && nameless.insert(number)
                 }
                 Key::Orphan(number) | Key::Cut(number) => nameless.contains(&number),
                 Key::Xattr { inode, .. } | Key::Extent { inode, .. } | Key::Patch { inode, .. } => {

@@ -78,7 +78,9 @@ impl ReplaySkip {
             Ok(keys::Key::Xattr { inode, .. } | keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. }) => {
                 unmade(inode)
             }
-            Ok(keys::Key::Head | keys::Key::OwnerUse(..) | keys::Key::Received) | Err(_) => false,
+            Ok(keys::Key::Head | keys::Key::OwnerUse(..) | keys::Key::Received | keys::Key::Recounted) | Err(_) => {
+                false
+            }
         }
     }
 

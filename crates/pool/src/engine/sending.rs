@@ -15,7 +15,7 @@ use crate::catalog::SnapshotRow;
 use crate::codec::Writer;
 use crate::error::{Damage, PoolError};
 use crate::pointer::{Compression, Pointer, Txg};
-use crate::rows::{dead_of, keys, pointer_of};
+use crate::rows::{InodeRow, dead_of, keys, pointer_of};
 use crate::send_stream::record::{self, travels};
 use crate::send_stream::{ResumeToken, RowOp, SentFrame, StreamError};
 use crate::tree::cursor::Cursor;
@@ -104,6 +104,8 @@ impl Sent {
     /// What a row of a snapshot, or its end, is on its way.
     fn of(key: &[u8], value: Option<&[u8]>) -> Result<Self, PoolError> {
         let fate = match value {
+            // What its rows are charged, the receiver finds for itself.
+            Some(value) if key.first() == Some(&keys::INODE) => Fate::Becomes(InodeRow::decode(value)?.encode(), None),
             Some(value) => Fate::Becomes(value.to_vec(), pointer_of(key, value)?),
             None => Fate::Goes,
         };
@@ -131,6 +133,14 @@ impl Sent {
     }
 }
 
+/// Whether two rows of an inode differ in what its rows are charged alone, which does not travel.
+fn is_recounted(key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool, PoolError> {
+    match (key.first(), old, new) {
+        (Some(&keys::INODE), Some(old), Some(new)) => Ok(InodeRow::decode(old)? == InodeRow::decode(new)?),
+        _ => Ok(false),
+    }
+}
+
 /// Changes in the order of their keys.
 enum Walk<'a> {
     All(Cursor<'a>),
@@ -147,6 +157,7 @@ impl Walk<'_> {
                     None => return Ok(None),
                 },
                 Self::Difference(rows) => match rows.next()? {
+                    Some(row) if is_recounted(row.key, row.old, row.new)? => continue,
                     Some(row) => (row.key, row.new),
                     None => return Ok(None),
                 },

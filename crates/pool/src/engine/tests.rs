@@ -10,8 +10,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files::{Inode, MayReplace, NewInode, ParentView};
-use crate::rows::{Extent, FileType, InodeRow, Timestamp, Xattr, keys};
-use crate::tree::{Context, walk::Visitor, walk::walk};
+use crate::rows::{Extent, FileType, InodeRow, OwnerKind, OwnerUse, Timestamp, Xattr, keys};
+use crate::tree::{Context, Settings, Tree as Rows, walk::Visitor, walk::walk};
 
 mod damage;
 mod destroy_set;
@@ -286,6 +286,31 @@ impl Visitor for CatalogFrames {
     }
 }
 
+/// What each owner uses is the sum of what the owner's inodes are charged.
+fn check_owners(context: Context<'_>, root: Option<Pointer>) {
+    let mut sums: BTreeMap<(OwnerKind, u32), OwnerUse> = BTreeMap::new();
+    let mut uses = sums.clone();
+    let view = Rows::open(root, 0, Settings::default()).view();
+    let mut cursor = view.cursor(context, &[], None).unwrap();
+    while let Some((key, value)) = cursor.next().unwrap() {
+        match keys::Key::decode(key).unwrap() {
+            keys::Key::Inode(_) => {
+                let (row, rows) = InodeRow::decode_charged(value).unwrap();
+                for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
+                    let sum = sums.entry(owner).or_default();
+                    sum.bytes += row.charged + rows;
+                    sum.objects += 1;
+                }
+            }
+            keys::Key::OwnerUse(kind, id) => {
+                uses.insert((kind, id), OwnerUse::decode(value).unwrap());
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(uses, sums, "what owners use");
+}
+
 /// After a commit: the frames in the store are exactly those that the catalog, heads, snapshots and
 /// the list of what is being freed reach; and what every head is charged is what it reaches.
 fn check(pool: &Pool, storage: &MapStorage) {
@@ -307,6 +332,7 @@ fn check(pool: &Pool, storage: &MapStorage) {
     for (id, row) in datasets {
         let mut head = Reached::default();
         row.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut head).unwrap());
+        check_owners(context, row.root);
         assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
         let (history, own) = admin.catalog.history_of(id).unwrap();
         assert_eq!(row.usage, admin.catalog.deadlists().usage(&history, own).unwrap(), "usage of {id}");

@@ -276,9 +276,10 @@ impl<T: Table> Files<T> {
         }
         self.warm(&keys::inode(number))?;
         let table = self.table.read();
-        let row = Self::stored_in(&table, number)?;
-        self.recent.note(number, &row);
-        Ok(row)
+        let stored = table.get(&keys::inode(number))?.ok_or(FileError::NotFound)?;
+        let charged = InodeRow::decode_charged(&stored)?;
+        self.recent.note(number, &charged);
+        Ok(charged.0)
     }
 
     /// Attributes as the table has them.
@@ -407,7 +408,7 @@ impl<T: Table> Files<T> {
         batch: &mut Batch,
     ) -> Result<()> {
         let now = (self.clock)();
-        self.judge_new_owner(&edited.row, change)?;
+        self.judge_new_owner(edited.number, &edited.row, change)?;
         if let Some(size) = change.size.filter(|size| !change.only_longer || *size > edited.row.size) {
             match edited.file_type() {
                 FileType::Regular => self.resize(txg, edited, size, batch)?,
@@ -424,11 +425,12 @@ impl<T: Table> Files<T> {
     }
 
     /// Whether who gets a file may use so much.
-    fn judge_new_owner(&self, row: &InodeRow, change: &AttributeChange) -> Result<()> {
+    fn judge_new_owner(&self, number: u64, row: &InodeRow, change: &AttributeChange) -> Result<()> {
         let owners = [(OwnerKind::User, change.uid, row.uid), (OwnerKind::Group, change.gid, row.gid)];
         for (kind, new, old) in owners {
             if let Some(new) = new.filter(|new| *new != old) {
-                self.judge_owners(&[(kind, new)], row.charged, 1)?;
+                let rows = if self.has_owner_quotas() { self.row_charge(number)? } else { 0 };
+                self.judge_owners(&[(kind, new)], row.charged.saturating_add(rows), 1)?;
             }
         }
         Ok(())

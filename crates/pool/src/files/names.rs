@@ -12,10 +12,12 @@ use std::sync::atomic::Ordering;
 
 use super::inodes::Editing;
 use super::keeping::NEW;
-use super::{Batch, FileError, Files, Inode, Result, Table};
+use super::owner_accounts::owners_of;
+use super::xattrs::most_for_attribute;
+use super::{Batch, FileError, Files, Inode, Result, Table, row_charges};
 use crate::pointer::Txg;
 use crate::rows::folding::Normal;
-use crate::rows::{Entry, Extent, FileType, InodeRow, NameHint, NameTarget, OwnerKind, Timestamp, entry, keys};
+use crate::rows::{Entry, Extent, FileType, InodeRow, NameHint, NameTarget, Timestamp, entry, keys};
 use crate::space::Purpose;
 
 /// The most names of a file, as other Linux file systems have it for their largest (XFS: 2^31 - 1).
@@ -30,6 +32,16 @@ pub struct NewInode {
     pub target: Option<Vec<u8>>,
     /// Extended attributes that it is born with.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl NewInode {
+    /// What it is charged at most under this name, bytes.
+    fn most_charged(&self, name: &[u8]) -> u64 {
+        let attributes = self.attributes.iter().map(|(name, value)| most_for_attribute(name, value)).sum::<u64>();
+        let target = self.target.as_deref().map_or(0, row_charges::of_target);
+        let name = if name.is_empty() { 0 } else { row_charges::of_name(name) };
+        row_charges::INODE.saturating_add(attributes).saturating_add(target + name)
+    }
 }
 
 /// What a new file may depend on.
@@ -182,7 +194,7 @@ impl<T: Table> Files<T> {
         }
         let mut batch = Batch::default();
         let now = (self.clock)();
-        let mut made = self.born(directory, &parent, inherited, new, now)?;
+        let mut made = self.born(directory, (&parent, inherited), (new, name), now)?;
         let number = self.number();
         made.row.hint = Some(NameHint { directory: directory.number(), sequence: number });
         let file_type = file_type(&made.row)?;
@@ -225,7 +237,7 @@ impl<T: Table> Files<T> {
         let entered = self.enter_with(NEW)?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
-        let mut made = self.born(directory, &parent, inherited, new, (self.clock)())?;
+        let mut made = self.born(directory, (&parent, inherited), (new, b""), (self.clock)())?;
         drop(parent);
         let number = self.number();
         made.row.links = 0;
@@ -254,9 +266,8 @@ impl<T: Table> Files<T> {
     fn born(
         &self,
         directory: &Inode,
-        parent: &Editing<'_>,
-        inherited: &[u8],
-        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+        (parent, inherited): (&Editing<'_>, &[u8]),
+        (new, name): (&Making<'_>, &[u8]),
         now: Timestamp,
     ) -> Result<NewInode> {
         let attribute = if parent.row.flags & crate::rows::inode::flags::HAS_XATTRS == 0 {
@@ -266,7 +277,7 @@ impl<T: Table> Files<T> {
         };
         let mut made = new(&ParentView { row: parent.row, attribute, now })?;
         (made.row.accessed, made.row.modified, made.row.changed, made.row.born) = (now, now, now, now);
-        self.judge_owners(&[(OwnerKind::User, made.row.uid), (OwnerKind::Group, made.row.gid)], 0, 1)?;
+        self.judge_owners(&owners_of(&made.row), made.most_charged(name), 1)?;
         Ok(made)
     }
 
@@ -310,7 +321,13 @@ impl<T: Table> Files<T> {
     /// a file that lost its last name, [`FileError::TooManyLinks`].
     pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<InodeRow> {
         self.check_new_name(name)?;
-        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        self.with_relief(|| {
+            self.admit_rows(Purpose::Write)?;
+            self.link_admitted(inode, directory, name)
+        })
+    }
+
+    fn link_admitted(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<InodeRow> {
         let entered = self.enter()?;
         let _names = self.names.lock();
         if self.attributes(inode)?.file_type() == Some(FileType::Directory) {
@@ -330,6 +347,7 @@ impl<T: Table> Files<T> {
         if linked.row.links >= LINKS_MOST {
             return Err(FileError::TooManyLinks);
         }
+        self.judge_owners(&owners_of(&linked.row), row_charges::of_name(name), 0)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
         let sequence = self.number();
@@ -453,7 +471,19 @@ impl<T: Table> Files<T> {
         check_name(from.1)?;
         self.check_new_name(to.1)?;
         let purpose = if left.is_some() { Purpose::Write } else { Purpose::Free };
-        self.with_relief(|| self.admit_rows(purpose))?;
+        self.with_relief(|| {
+            self.admit_rows(purpose)?;
+            self.rename_admitted(from, to, replace, left)
+        })
+    }
+
+    fn rename_admitted(
+        &self,
+        from: (&Inode, &[u8]),
+        to: (&Inode, &[u8]),
+        replace: MayReplace,
+        left: Option<&Making<'_>>,
+    ) -> Result<()> {
         let entered = self.enter_with(NEW)?;
         let _names = self.names.lock();
         let (source, mut target) = {
@@ -500,6 +530,10 @@ impl<T: Table> Files<T> {
         );
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
+        if target.is_none() {
+            let longer = new_name.len().saturating_sub(old_name.len()) as u64;
+            self.judge_owners(&owners_of(&moving.row), longer, 0)?;
+        }
         if target.is_some() && replace != MayReplace::Exchange {
             self.record_before_replacing(entered.txg(), &mut moving);
         }
@@ -561,7 +595,7 @@ impl<T: Table> Files<T> {
         now: Timestamp,
         batch: &mut Batch,
     ) -> Result<InodeRow> {
-        let mut made = self.born(directory, parent, b"", new, now)?;
+        let mut made = self.born(directory, (parent, b""), (new, place.name), now)?;
         let number = self.number();
         made.row.hint = Some(NameHint { directory: place.directory, sequence });
         made.row.links = 1;

@@ -12,6 +12,7 @@ use std::collections::btree_map::Entry as MapEntry;
 
 use super::owner_accounts::owners_of;
 use super::quota_check::worst;
+use super::row_recount::all_counted;
 use super::{Batch, Entered, Files, FilesConfig, Result, Storing, Table};
 use crate::deadlist::Dead;
 use crate::error::{Damage, PoolError};
@@ -144,6 +145,10 @@ impl<T: Table> Files<T> {
         let noted = self.note_rows(&mut arriving);
         let Arriving { mut batch, inodes, .. } = arriving;
         noted.inspect_err(|_| self.abandon(&batch))?;
+        // All inodes come with this stream, and get charges.
+        if fresh && self.table.read().get(&keys::received())?.is_none() {
+            batch.put(&keys::recounted(), all_counted());
+        }
         batch.put(&keys::received(), progress.to_vec());
         for (number, touched) in &inodes {
             if let Some(row) = touched.after {
@@ -258,7 +263,9 @@ impl<T: Table> Files<T> {
                     arriving.batch.remove(key);
                 }
                 (Key::Head, RowOp::Gone { .. }) => return Err(damaged("a file system without a head").into()),
-                (Key::Received | Key::OwnerUse(..), _) => return Err(damaged("a row that does not travel").into()),
+                (Key::Received | Key::Recounted | Key::OwnerUse(..), _) => {
+                    return Err(damaged("a row that does not travel").into());
+                }
                 _ => self.note_row(arriving, &key, op, old)?,
             }
         }

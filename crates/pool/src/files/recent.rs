@@ -22,7 +22,15 @@ const PLACES: usize = 64;
 /// from a listing before it asks about them. 16 KiB.
 const BARE: usize = 2048;
 
-type CachedRow = Mutex<Option<(u64, InodeRow)>>;
+/// The attributes of an inode, and what its rows are charged.
+#[derive(Clone, Copy, Debug)]
+struct Noted {
+    number: u64,
+    row: InodeRow,
+    charge: u64,
+}
+
+type CachedRow = Mutex<Option<Noted>>;
 
 /// See the file's head.
 #[derive(Debug, Default)]
@@ -36,15 +44,24 @@ pub(super) struct Recent {
 impl Recent {
     /// The attributes of an inode, where they are kept.
     pub(super) fn get(&self, number: u64) -> Option<InodeRow> {
-        let kept = *self.place(number)?.lock();
-        kept.filter(|(of, _)| *of == number).map(|(_, row)| row)
+        self.noted(number).map(|noted| noted.row)
+    }
+
+    /// The attributes of an inode with what its rows are charged, where they are kept.
+    pub(super) fn get_charged(&self, number: u64) -> Option<(InodeRow, u64)> {
+        self.noted(number).map(|noted| (noted.row, noted.charge))
+    }
+
+    fn noted(&self, number: u64) -> Option<Noted> {
+        let noted = *self.place(number)?.lock();
+        noted.filter(|noted| noted.number == number)
     }
 
     /// Keeps what the table has, while its lock is held.
-    pub(super) fn note(&self, number: u64, row: &InodeRow) {
+    pub(super) fn note(&self, number: u64, (row, charge): &(InodeRow, u64)) {
         let places = self.places.get_or_init(|| (0..PLACES).map(|_| Mutex::default()).collect());
         if let Some(place) = places.get(number as usize % PLACES) {
-            *place.lock() = Some((number, *row));
+            *place.lock() = Some(Noted { number, row: *row, charge: *charge });
         }
         if let Some(place) = self.bare_place(number) {
             keep_bare(place, number, row);
@@ -76,7 +93,7 @@ impl Recent {
         for change in batch.changes() {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
             let Some(number) = number.first_chunk::<8>().map(|number| u64::from_be_bytes(*number)) else { continue };
-            let row = change.row.as_deref().filter(|_| !failed).and_then(|row| InodeRow::decode(row).ok());
+            let row = change.row.as_deref().filter(|_| !failed).and_then(|row| InodeRow::decode_charged(row).ok());
             if row.is_none()
                 && let Some(place) = self.bare_place(number)
             {
@@ -86,7 +103,7 @@ impl Recent {
                 (Some(row), _) => self.note(number, &row),
                 (None, Some(place)) => {
                     let mut place = place.lock();
-                    *place = place.filter(|(of, _)| *of != number);
+                    *place = place.filter(|noted| noted.number != number);
                 }
                 (None, None) => {}
             }
@@ -129,7 +146,7 @@ mod tests {
         let recent = Recent::default();
         let row = |links| InodeRow { links, ..InodeRow::new(FileType::Regular, 0o644, Timestamp::default()) };
         assert_eq!(recent.get(5), None);
-        recent.note(5, &row(1));
+        recent.note(5, &(row(1), 0));
         assert_eq!((recent.get(5), recent.get(5 + PLACES as u64)), (Some(row(1)), None));
         let mut batch = Batch::default();
         batch.put(&keys::inode(5), row(2).encode());
@@ -156,14 +173,14 @@ mod tests {
         let recent = Recent::default();
         let row = |flags| InodeRow { flags, ..InodeRow::new(FileType::Regular, 0o644, Timestamp::default()) };
         let link = InodeRow::new(FileType::Symlink, 0o777, Timestamp::default());
-        recent.note(5, &row(0));
+        recent.note(5, &(row(0), 0));
         assert!(!recent.is_bare(5) && !recent.is_bare(0), "nothing is kept before there is a listing");
         recent.note_bare([(5, &row(0)), (6, &row(HAS_XATTRS)), (7, &link)].into_iter());
         assert_eq!(
             [0, 5, 6, 7, 5 + BARE as u64].map(|number| recent.is_bare(number)),
             [false, true, false, false, false]
         );
-        recent.note(8, &row(0));
+        recent.note(8, &(row(0), 0));
         assert!(recent.is_bare(8));
         let put = |number, flags| {
             let mut batch = Batch::default();

@@ -84,6 +84,7 @@ impl<T: Table> StoppedFiles<'_, T> {
         let forgotten = files.dirty.lock().drain().count() as u64;
         files.buffered.shrink(forgotten * super::inodes::ACTIVE);
         files.owners.clear();
+        *files.recounted.lock() = super::row_recount::Recounted::Unknown;
         // Numbers that were given since are not given again: somebody may hold them.
         files.numbers.next.fetch_max(head.next, Ordering::Relaxed);
         files.numbers.objects.store(head.objects, Ordering::Relaxed);

@@ -18,6 +18,7 @@ use crate::space::Purpose;
 mod cuts;
 mod folded;
 mod rot;
+mod row_charges;
 mod split;
 
 #[derive(Clone, Default)]
@@ -236,11 +237,16 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     let table = files.with_table(|table| table.clone());
     let (mut links, mut sizes, mut uses) = (BTreeMap::<u64, u32>::new(), BTreeMap::<u64, u64>::new(), BTreeMap::new());
     let (mut named, mut inodes, mut by_hash, mut entries) = (BTreeMap::new(), BTreeMap::new(), 0, 0);
-    let mut reached = Vec::new();
+    let (mut reached, mut row_charges, mut row_sums) = (Vec::new(), BTreeMap::new(), BTreeMap::<u64, u64>::new());
     for (key, row) in &table.0 {
+        if let Some((inode, bytes)) = super::row_charges::charge_of(key, row) {
+            *row_sums.entry(inode).or_default() += bytes;
+        }
         match keys::Key::decode(key).unwrap() {
             keys::Key::Inode(number) => {
                 inodes.insert(number, InodeRow::decode(row).unwrap());
+                let rows = InodeRow::decode_charged(row).unwrap().1;
+                row_charges.insert(number, rows);
             }
             keys::Key::Entry { directory, sequence } => {
                 let entry = crate::rows::Entry::decode(row).unwrap();
@@ -291,10 +297,12 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
         if let Some(hint) = row.hint.filter(|_| row.file_type() == Some(FileType::Directory) && row.links > 0) {
             assert_eq!(named.get(&(hint.directory, hint.sequence)), Some(number));
         }
+        let rows = super::row_charges::INODE + row_sums.get(number).copied().unwrap_or(0);
+        assert_eq!(row_charges[number], rows, "rows of {number}");
         assert_eq!(row.charged, sizes.get(&(u64::MAX - number)).copied().unwrap_or(0), "charged to {number}");
         for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
             let used: &mut crate::rows::OwnerUse = uses.entry(owner).or_default();
-            used.bytes += row.charged;
+            used.bytes += row.charged + row_charges[number];
             used.objects += 1;
         }
     }

@@ -4,15 +4,22 @@
 use std::sync::Arc;
 
 use super::keeping::ROWS;
+use super::owner_accounts::owners_of;
 use super::quota_check::worst;
+use super::row_charges::of_attribute;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::deadlist::Dead;
 use crate::frames::{NewFrame, Owner, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
-use crate::rows::{OwnerKind, Xattr, keys};
+use crate::rows::{Xattr, keys};
 use crate::space::Purpose;
+
+/// What an attribute is charged at most, bytes: its row, and the frame of a long value.
+pub(super) fn most_for_attribute(name: &[u8], value: &[u8]) -> u64 {
+    if value.len() > INLINE_MOST { worst(value.len()) + name.len() as u64 } else { of_attribute(name, value) }
+}
 
 impl<T: Table> Files<T> {
     /// The value of an attribute.
@@ -82,11 +89,8 @@ impl<T: Table> Files<T> {
         let entered = self.enter_with(ROWS + value.len() as u64)?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
-        let old = self.old_frame(inode.number(), name, exists)?;
-        if value.len() > INLINE_MOST {
-            let owners = [(OwnerKind::User, edited.row.uid), (OwnerKind::Group, edited.row.gid)];
-            self.judge_owners(&owners, worst(value.len()), 0)?;
-        }
+        let (old, replaced) = self.old_frame(inode.number(), name, exists)?;
+        self.judge_owners(&owners_of(&edited.row), most_for_attribute(name, value).saturating_sub(replaced), 0)?;
         let charged = self.put_attribute(entered.txg(), inode.number(), name, value, &mut batch)?;
         edited.row.flags |= HAS_XATTRS;
         if let Some(permissions) = permissions {
@@ -104,14 +108,14 @@ impl<T: Table> Files<T> {
         let entered = self.enter()?;
         let edited = self.edit(inode)?;
         let mut batch = Batch::default();
-        let old = self.old_frame(inode.number(), name, Some(true))?;
+        let (old, _) = self.old_frame(inode.number(), name, Some(true))?;
         batch.remove(&keys::xattr(inode.number(), name));
         self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
-    /// The frame that an attribute has now, if any; checks that the attribute exists where that
-    /// matters.
-    fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<Option<Pointer>> {
+    /// The frame that an attribute has now, if any, and what the attribute is charged at least; checks that
+    /// it exists where that matters.
+    fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<(Option<Pointer>, u64)> {
         let old = self.table.read().get(&keys::xattr(number, name))?;
         match (exists, &old) {
             (Some(true), None) => return Err(FileError::NoData),
@@ -119,8 +123,9 @@ impl<T: Table> Files<T> {
             _ => {}
         }
         Ok(match old.as_deref().map(Xattr::decode).transpose()? {
-            Some(Xattr::Frame(pointer)) => Some(pointer),
-            _ => None,
+            Some(Xattr::Frame(pointer)) => (Some(pointer), pointer.charged() + of_attribute(name, &[])),
+            Some(Xattr::Inline(value)) => (None, of_attribute(name, value)),
+            None => (None, 0),
         })
     }
 

@@ -102,13 +102,18 @@ impl Identity {
     /// A seventh one: the segment table is kept in pages.
     pub const PAGED_TABLE: u64 = 64;
 
+    /// An eighth one: inodes say what their rows are charged
+    /// ([`crate::rows::InodeRow::encode_charged`]).
+    pub const ROW_CHARGES: u64 = 128;
+
     const KNOWN: u64 = Self::REDUNDANT_METADATA
         | Self::ORDERED_NAMES
         | Self::FOLDED
         | Self::GROUPS
         | Self::CLASSES
         | Self::SHAPES
-        | Self::PAGED_TABLE;
+        | Self::PAGED_TABLE
+        | Self::ROW_CHARGES;
 
     /// Whether it fits the labels.
     ///

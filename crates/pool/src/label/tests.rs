@@ -166,10 +166,10 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 128;
+    newer.incompatible = 256;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x80"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x100"), "{error}");
 }
 
 #[test]

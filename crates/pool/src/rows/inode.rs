@@ -3,6 +3,10 @@
 //!
 //! Invariants: the type in the mode is one of [`FileType`]; nanoseconds are below 10^9; an inode of
 //! a fresh file takes about 30 bytes, one with four different times about 50.
+//!
+//! Behind the attributes lies what the inode's rows are charged. It is no attribute: only the place
+//! where batches are applied reads and writes it (`files/row_charges.rs`), so nothing in memory can
+//! hold an old figure. [`InodeRow::encode`] leaves it out, and [`InodeRow::decode`] passes over it.
 
 use super::{FileType, damaged, whole};
 use crate::codec::{Reader, Writer};
@@ -19,7 +23,8 @@ const HAS_HINT: u64 = 1 << 4;
 const HAS_FLAGS: u64 = 1 << 5;
 const HAS_RECORD: u64 = 1 << 6;
 const HAS_GENERATION: u64 = 1 << 7;
-const KNOWN: u64 = (1 << 8) - 1;
+const HAS_ROW_CHARGE: u64 = 1 << 8;
+const KNOWN: u64 = (1 << 9) - 1;
 
 /// A point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,10 +136,16 @@ impl InodeRow {
         FileType::of_mode(self.mode)
     }
 
-    /// The row's value.
+    /// The row's value, without a charge for rows.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let layout = self.layout();
+        self.encode_charged(0)
+    }
+
+    /// The row's value with the bytes that the inode's rows are charged; 0 for none.
+    #[must_use]
+    pub fn encode_charged(&self, rows: u64) -> Vec<u8> {
+        let layout = self.layout() | if rows == 0 { 0 } else { HAS_ROW_CHARGE };
         let mut to = Writer::default();
         to.varint(layout);
         to.u16(self.mode);
@@ -167,6 +178,9 @@ impl InodeRow {
             to.varint(hint.directory);
             to.varint(hint.sequence);
         }
+        if rows != 0 {
+            to.varint(rows);
+        }
         to.finish()
     }
 
@@ -190,10 +204,19 @@ impl InodeRow {
     /// # Errors
     /// [`PoolError::Format`] for bytes that are no inode.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        Self::decode_charged(bytes).map(|(row, _)| row)
+    }
+
+    /// Reads the row's value, and the bytes that the inode's rows are charged: 0 in inodes that an
+    /// older version wrote last.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are no inode.
+    pub fn decode_charged(bytes: &[u8]) -> Result<(Self, u64), PoolError> {
         whole(bytes, Self::read)
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+    fn read(from: &mut Reader<'_>) -> Result<(Self, u64), PoolError> {
         let layout = from.varint()?;
         if layout & !KNOWN != 0 {
             return Err(damaged("unknown fields in an inode"));
@@ -220,7 +243,11 @@ impl InodeRow {
         } else {
             Some(NameHint { directory: from.varint()?, sequence: from.varint()? })
         };
-        Ok(Self {
+        let rows = if layout & HAS_ROW_CHARGE == 0 { 0 } else { from.varint()? };
+        if i64::try_from(rows).is_err() {
+            return Err(damaged("an inode that is charged too much"));
+        }
+        let row = Self {
             mode,
             uid,
             gid,
@@ -236,7 +263,8 @@ impl InodeRow {
             generation,
             record_shift,
             hint,
-        })
+        };
+        Ok((row, rows))
     }
 }
 

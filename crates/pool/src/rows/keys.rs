@@ -30,6 +30,8 @@ pub const PATCH: u8 = 0x09;
 pub const CUT: u8 = 0x0a;
 /// Kind byte of how far a stream was received.
 pub const RECEIVED: u8 = 0x0b;
+/// Kind byte of how far inodes have been charged for their rows.
+pub const RECOUNTED: u8 = 0x0c;
 
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
@@ -101,6 +103,8 @@ pub enum Key {
     Cut(u64),
     /// How far the stream has come that the dataset is received from.
     Received,
+    /// How far inodes of older versions have been charged for their rows.
+    Recounted,
 }
 
 /// The head's key.
@@ -188,6 +192,12 @@ pub fn cut(inode: u64) -> [u8; 9] {
 #[must_use]
 pub fn received() -> [u8; 1] {
     [RECEIVED]
+}
+
+/// The key of how far inodes have been charged for their rows.
+#[must_use]
+pub fn recounted() -> [u8; 1] {
+    [RECOUNTED]
 }
 
 /// The key of an owner's use.
@@ -320,6 +330,7 @@ impl Key {
             Self::Orphan(number) => orphan(*number).to_vec(),
             Self::Cut(number) => cut(*number).to_vec(),
             Self::Received => received().to_vec(),
+            Self::Recounted => recounted().to_vec(),
             Self::OwnerUse(kind, id) => owner_use(*kind, *id).to_vec(),
             Self::Patch { inode, record, number } => patch(*inode, *record, *number).to_vec(),
         }
@@ -347,6 +358,7 @@ impl Key {
             ORPHAN => Self::Orphan(number(&mut rest)?),
             CUT => Self::Cut(number(&mut rest)?),
             RECEIVED => Self::Received,
+            RECOUNTED => Self::Recounted,
             PATCH => Self::Patch { inode: number(&mut rest)?, record: number(&mut rest)?, number: number(&mut rest)? },
             OWNER_USE => {
                 let [owner, id @ ..] = array::<5>(&mut rest)?;

@@ -8,7 +8,7 @@ use crate::error::PoolError;
 /// The value of an owner's row; an owner who uses nothing has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUse {
-    /// Sum of the charged bytes of the owner's inodes.
+    /// Sum of the charged bytes of the owner's inodes, and of their charges for rows.
     pub bytes: u64,
     /// How many inodes the owner has.
     pub objects: u64,

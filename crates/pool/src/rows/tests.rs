@@ -44,6 +44,7 @@ fn key() -> impl Strategy<Value = Key> {
         few.clone().prop_map(Key::Orphan),
         few.prop_map(Key::Cut),
         Just(Key::Received),
+        Just(Key::Recounted),
         (any::<bool>(), any::<u32>())
             .prop_map(|(user, id)| Key::OwnerUse(if user { OwnerKind::User } else { OwnerKind::Group }, id)),
     ]

@@ -435,5 +435,5 @@ pub fn rows(payload: &[u8]) -> Result<Vec<RowOp<'_>>, StreamError> {
 /// another stream had come is no part of a snapshot.
 #[must_use]
 pub fn travels(key: &[u8]) -> bool {
-    !matches!(key.first(), None | Some(&keys::OWNER_USE | &keys::RECEIVED))
+    !matches!(key.first(), None | Some(&keys::OWNER_USE | &keys::RECEIVED | &keys::RECOUNTED))
 }

@@ -45,7 +45,7 @@ impl NewPool {
     fn identity(&self, slot: u64, members: Vec<Member>, features: u64) -> Identity {
         Identity {
             revision: 1,
-            incompatible: Identity::ORDERED_NAMES | Identity::PAGED_TABLE | features,
+            incompatible: Identity::ORDERED_NAMES | Identity::PAGED_TABLE | Identity::ROW_CHARGES | features,
             read_only_compatible: 0,
             compatible: 0,
             pool: self.guid,
@@ -540,8 +540,8 @@ fn taken(mut identity: Identity, import: &Import) -> Identity {
     identity.name = import.name.clone().unwrap_or(identity.name);
     (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
     identity.revision += 1;
-    // Before the first root of which the table is in pages.
-    identity.incompatible |= Identity::PAGED_TABLE;
+    // Before the first root of which the table is in pages, and inodes say what their rows are charged.
+    identity.incompatible |= Identity::PAGED_TABLE | Identity::ROW_CHARGES;
     identity
 }
 

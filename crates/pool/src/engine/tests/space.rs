@@ -204,18 +204,19 @@ fn an_attribute_that_is_refused_keeps_its_old_value() {
     let (storage, pool) = small(1 << 30);
     let dataset = pool.dataset(pool.root().unwrap()).unwrap();
     let file = plain(&dataset, "a", 7).unwrap();
-    let set = |content: u8| dataset.files().set_attribute(&file, b"user.a", &[content; 60_000], None, None);
-    set(1).unwrap();
-    for (name, lifted) in [("quota", "none"), ("userquota@7", "none")] {
+    let set = |content: u8, length| dataset.files().set_attribute(&file, b"user.a", &vec![content; length], None, None);
+    set(1, 60_000).unwrap();
+    // What replaces as much is not refused for its owner.
+    for (name, limit, length) in [("quota", "70K", 60_000), ("userquota@7", "62K", 65_536)] {
         pool.commit().unwrap();
-        pool.set_properties(&[local(dataset.id(), name, "70K")]).unwrap();
-        let refused = (2..60).find_map(|content| set(content).err());
+        pool.set_properties(&[local(dataset.id(), name, limit)]).unwrap();
+        let refused = (2..60).find_map(|content| set(content, length).err());
         assert!(matches!(refused, Some(FileError::Quota)), "{name}: {refused:?}");
         // The frame that the row still names must not have been given back.
         pool.commit().unwrap();
         assert_eq!(dataset.files().attribute(&file, b"user.a").unwrap().len(), 60_000);
         check(&pool, &storage);
-        pool.set_properties(&[local(dataset.id(), name, lifted)]).unwrap();
+        pool.set_properties(&[local(dataset.id(), name, "none")]).unwrap();
     }
     dataset.files().remove_attribute(&file, b"user.a").unwrap();
     pool.commit().unwrap();
@@ -799,4 +800,43 @@ fn what_a_snapshot_holds_is_not_replaced_without_room() {
     });
     assert!(matches!(refused, Some(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
     check(&pool, &storage);
+}
+
+#[test]
+fn what_owners_use_adds_up_to_what_is_used() {
+    let one = |kind: usize, dataset: &Dataset, random: &mut dyn FnMut(usize) -> Vec<u8>| {
+        let files = dataset.files();
+        let file = plain(dataset, "file", 7).unwrap();
+        for at in 0..3000 {
+            let name = format!("name{at}");
+            match kind {
+                0 => drop(plain(dataset, &name, 7).unwrap()),
+                1 => drop(files.write(&plain(dataset, &name, 7).unwrap(), None, &random(1000)).unwrap()),
+                2 => files.set_attribute(&file, name.as_bytes(), &random(1000), None, None).unwrap(),
+                3 => drop(
+                    files
+                        .link(
+                            &file,
+                            &files.root(),
+                            &random(127).iter().map(|byte| byte % 200 + 48).collect::<Vec<u8>>(),
+                        )
+                        .unwrap(),
+                ),
+                _ => drop(files.write(&plain(dataset, &name, 7).unwrap(), None, &random(20_000)).unwrap()),
+            }
+        }
+    };
+    for kind in 0..5 {
+        let (storage, pool) = small(1 << 30);
+        let id = pool.create_dataset(&NewDataset::named(pool.root().unwrap(), "home")).unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        let mut seed = 5;
+        one(kind, &dataset, &mut |length| noise(&mut seed, length));
+        check(&pool, &storage);
+        let used = pool.space(id).unwrap().1.referenced;
+        let owners = pool.owner_uses(id, None).unwrap();
+        let users = owners.iter().filter(|owner| owner.kind == crate::rows::OwnerKind::User);
+        let sum = users.map(|owner| owner.used.bytes).sum::<u64>();
+        assert!((used * 95..=used * 105).contains(&(sum * 100)), "kind {kind}: {sum} of {used}");
+    }
 }

@@ -260,9 +260,9 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
 
 /// What was recorded, encoded as changes of rows or content.
 #[derive(Default)]
-struct Log(Mutex<Vec<Vec<Recorded>>>);
+pub(super) struct Log(pub(super) Mutex<Vec<Vec<Recorded>>>);
 
-enum Recorded {
+pub(super) enum Recorded {
     Put(Vec<u8>, Vec<u8>),
     Delete(Vec<u8>),
     Write(u64, u64, Vec<u8>),
@@ -284,7 +284,7 @@ impl Recorder for Log {
     fn cannot_record(&self, _: Txg) {}
 }
 
-fn replay(files: &MapFiles, record: &[Recorded]) {
+pub(super) fn replay(files: &MapFiles, record: &[Recorded]) {
     for change in record {
         let change = match change {
             Recorded::Put(key, value) => LogChange::Put { key, value },

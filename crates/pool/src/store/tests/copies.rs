@@ -248,8 +248,9 @@ fn where_slots_are_short_metadata_has_one_place() {
 fn an_older_program_is_told_that_it_is_too_old() {
     let sims = simulators(1, 64 * MIB);
     let store = create_twice(&sims);
-    let always = crate::label::Identity::ORDERED_NAMES | crate::label::Identity::PAGED_TABLE;
-    assert_eq!(store.identity().incompatible, crate::label::Identity::REDUNDANT_METADATA | always);
+    use crate::label::Identity;
+    let always = Identity::ORDERED_NAMES | Identity::PAGED_TABLE | Identity::ROW_CHARGES;
+    assert_eq!(store.identity().incompatible, Identity::REDUNDANT_METADATA | always);
     drop(store);
     let once = simulators(1, 64 * MIB);
     assert_eq!(create(&once).identity().incompatible, always);
