@@ -1,32 +1,59 @@
-//! The descriptor of a connection, shared by everything that writes to it out of turn.
+//! The descriptors of a connection: the one that is shared by everything that writes to it out of turn, and
+//! those that threads read from.
 //!
 //! Used by [`crate::Notifier`], [`crate::Backing`] and the session. Invariant: after
-//! [`Connection::close`] nothing in here keeps the kernel's connection alive, whoever still holds a
-//! `Notifier`: the kernel aborts a connection when its last descriptor is closed.
+//! [`Connection::close`] no descriptor in here keeps the kernel's connection alive, whether a
+//! `Notifier` or a thread in a handler holds it: the kernel aborts a connection when its last
+//! descriptor is closed, and a handler may wait for requests that no thread reads any more.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+
+use crate::sys;
 
 /// A connection that may have been closed already.
 #[derive(Debug)]
-pub(crate) struct Connection(RwLock<Option<Arc<OwnedFd>>>);
+pub(crate) struct Connection {
+    shared: RwLock<Option<Arc<OwnedFd>>>,
+    /// All of its descriptors.
+    descriptors: Mutex<Vec<Weak<OwnedFd>>>,
+}
 
 impl Connection {
     pub(crate) fn new(device: OwnedFd) -> Arc<Connection> {
-        Arc::new(Connection(RwLock::new(Some(Arc::new(device)))))
+        let device = Arc::new(device);
+        let descriptors = Mutex::new(vec![Arc::downgrade(&device)]);
+        Arc::new(Connection { shared: RwLock::new(Some(device)), descriptors })
     }
 
-    /// The descriptor; ENOTCONN after [`Connection::close`]. The lock is not held during the
+    /// The shared descriptor; ENOTCONN after [`Connection::close`]. The lock is not held during the
     /// caller's use, which may block.
     pub(crate) fn device(&self) -> io::Result<Arc<OwnedFd>> {
-        self.0.read().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
+        self.shared.read().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }
 
+    /// Takes in a clone of the device that a thread reads from.
+    pub(crate) fn add(&self, clone: OwnedFd) -> Arc<OwnedFd> {
+        let clone = Arc::new(clone);
+        let mut descriptors = self.descriptors.lock();
+        descriptors.retain(|descriptor| descriptor.strong_count() > 0);
+        descriptors.push(Arc::downgrade(&clone));
+        clone
+    }
+
+    /// Closes all descriptors. Those that are in use have nothing behind them from then on: reads answer
+    /// that there is nothing, replies lead nowhere.
     pub(crate) fn close(&self) {
-        drop(self.0.write().take());
+        drop(self.shared.write().take());
+        let descriptors = std::mem::take(&mut *self.descriptors.lock());
+        for descriptor in descriptors.iter().filter_map(Weak::upgrade) {
+            if let Err(error) = sys::close_in_place(descriptor.as_fd()) {
+                tracing::warn!(%error, "a descriptor of the fuse device stays open until its thread ends");
+            }
+        }
     }
 
     /// Writes one message made of parts; the kernel takes it whole or not at all.

@@ -326,7 +326,8 @@ impl Session {
     /// Ends the connection even while it is in use (a process that uses its own mount needs this
     /// before it exits: it could wait for itself): callers get errors, threads that wait inside
     /// [`blocking`] are interrupted. Does not wait for handlers that are running; see
-    /// [`Session::wait`].
+    /// [`Session::wait`]. Over io_uring, callers get errors while a handler runs only if the mount
+    /// is in the tree and the process may force its end: to be called before a lazy unmount.
     pub fn abort(&self) {
         if let Some(mounted) = &self.mounted
             && mounted.present()

@@ -36,6 +36,14 @@ pub(crate) fn clone_device(fuse: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
+/// Closes what a descriptor leads to and has it lead to /dev/null, for owners that are using it: its number
+/// stays theirs.
+pub(crate) fn close_in_place(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    // SAFETY: both are open for the call, and the number of `descriptor` stays open for its owner.
+    check(unsafe { libc::dup3(null.as_raw_fd(), descriptor.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
+}
+
 /// How many descriptors the process may have.
 pub(crate) fn descriptor_limit() -> i32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

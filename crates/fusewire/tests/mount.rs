@@ -416,6 +416,31 @@ fn an_abort_frees_everybody() {
 }
 
 #[test]
+fn an_abort_behind_a_lazy_unmount_frees_everybody_while_a_handler_waits() {
+    let _alone = alone();
+    let mount = Mount::new(TransportChoice::Device);
+    let gated = File::create(mount.path("gated")).unwrap();
+    let other = File::create(mount.path("other")).unwrap();
+    let (tell, told) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
+            tell.send(rustix::fs::statx(&gated, c"", flags, rustix::fs::StatxFlags::BASIC_STATS)).unwrap();
+        });
+        mount.fs.await_waiting(1);
+        mount.session.unmount(true).unwrap();
+        mount.session.abort();
+        // The handler waits for the gate still, as one that waits for another request would.
+        let answered = told.recv_timeout(Duration::from_secs(60));
+        let ended = matches!(answered, Ok(Err(_))).then(|| (&other).write(b"x"));
+        mount.fs.open_gate();
+        assert!(ended.is_some_and(|written| written.is_err()), "{answered:?}");
+    });
+    mount.session.wait();
+    assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+}
+
+#[test]
 fn an_abort_leaves_what_is_mounted_on_top() {
     let _alone = alone();
     for transport in transports() {

@@ -115,8 +115,11 @@ fn what_is_hidden_counts_as_not_mounted() {
     assert!(code == Some(5) && said.contains("over a directory above it"), "{said}");
     let (code, said) = pool.told_by("pool", &["export", &pool.name]);
     assert!(code == Some(5) && said.contains("over a directory above it"), "{said}");
+    let (code, said) = pool.told_by("fs", &["unmount", "-f", &pool.of("home/bob")]);
+    assert!(code == Some(5) && said.contains("over a directory above it"), "{said}");
     unmount(pool.at("home"), UnmountFlags::empty()).unwrap();
     assert_eq!((pool.shown_at("home/bob"), seen()), (pool.of("home/bob"), "yes".to_owned()));
+    fs::write(pool.at("home/bob/works"), "still").unwrap();
     // A parent that takes the place above it while it is there: what is below steps aside for the
     // moment.
     let above = pool.place.path().join("above");

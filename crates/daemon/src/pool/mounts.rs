@@ -271,7 +271,9 @@ impl FuseMounts {
         };
         let pool = source.split(['/', '@']).next().unwrap_or(source);
         let next = format!(
-            "`nacre pool check {pool}` lists what cannot be read. Its snapshots may be whole: `nacre fs clone` makes one a file system"
+            "`nacre pool check {pool}` lists what cannot be read. Its snapshots may be whole: `nacre fs clone` makes one a \
+             file system. Older states of the pool may be as well: once it is exported, `nacre pool import -T 0 -o \
+             readonly=on {pool}` lists those that are kept, and shows one with its number in the place of 0"
         );
         Refusal::new(Kind::Io, format!("cannot mount '{source}': its metadata is lost or damaged: {why}")).next(next)
     }
@@ -811,8 +813,14 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
     if mount.unmount(false).is_err() {
         let users = mount.identity().map(users::named).unwrap_or_default();
         tracing::warn!(at = %live.at.display(), users, "a mount is cut off from its users");
-        mount.unmount(true).map_err(|error| refused(&error))?;
+        // Nothing can take it out of the tree: it stays as it is.
+        if is_hidden() {
+            return mount.unmount(true).map_err(|error| refused(&error));
+        }
+        // Before it leaves the tree: afterwards nobody can force its end, and a handler that waits for what
+        // another request does would wait for good.
         mount.abort();
+        mount.unmount(true).map_err(|error| refused(&error))?;
     }
     Ok(())
 }

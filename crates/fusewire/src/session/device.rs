@@ -68,7 +68,7 @@ fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     let clone =
         if !shared.options.one_device && shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
     // Replies work as well over the shared one; only the kernel's lock is then shared, too.
-    let device = clone.map_or(main, Arc::new);
+    let device = clone.map_or(main, |clone| shared.connection.add(clone));
     // The kernel wants room for a whole WRITE, whatever it has to say.
     let mut input = Pages::new(shared.max_io + rustix::param::page_size())?;
     if shared.options.resident {
@@ -105,6 +105,8 @@ impl Thread {
         while !self.shared.is_stopping() {
             self.shared.lead.wait_to_read(&mut self.reader);
             let size = match rustix::io::read(&self.device, self.input.bytes_mut()) {
+                // Closed by `Connection::close`: the kernel never answers so.
+                Ok(0) => return Ok(()),
                 Ok(size) => size,
                 Err(Os::AGAIN) => {
                     // Somebody gave us a descriptor that does not block.
