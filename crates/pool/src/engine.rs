@@ -109,6 +109,13 @@ pub trait Storage: Frames {
     /// What may be written for this now, bytes: what of the slop it may not use is left out.
     fn room(&self, purpose: Purpose) -> u64;
 
+    /// Whether frames are taken also after a device has failed: what it does not take stays in memory, and is
+    /// not durable.
+    fn keep_unwritten(&self, on: bool);
+
+    /// Whether a device has failed, so that no commit succeeds any more.
+    fn is_suspended(&self) -> bool;
+
     /// The longest record that makes sense here, bytes.
     fn largest_frame(&self) -> u64;
 

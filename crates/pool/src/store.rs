@@ -101,6 +101,8 @@ pub struct Store {
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
     suspended: Arc<write_queue::Suspension>,
+    /// Frames are taken also after a device has failed: see [`Self::keep_unwritten`].
+    keeps_unwritten: AtomicBool,
     /// One writer at a time makes room for all that wait for slots.
     relief: Mutex<()>,
     /// Segments that cannot be cleaned: something in them is damaged.
@@ -241,7 +243,7 @@ impl Frames for Store {
     }
 
     fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
-        self.usable()?;
+        self.accepts_frames()?;
         self.put(frame, compressed)
     }
 }
@@ -421,6 +423,20 @@ impl Store {
             return Err(PoolError::Refused("the pool is not open for writing".to_owned()));
         }
         Ok(())
+    }
+
+    /// Whether the store takes frames.
+    fn accepts_frames(&self) -> Result<()> {
+        match self.suspended.reason() {
+            Some(_) if self.keeps_unwritten.load(Ordering::Acquire) => Ok(()),
+            _ => self.usable(),
+        }
+    }
+
+    /// Whether frames are taken also while the store is suspended. What devices do not take stays in memory
+    /// and is read from there; no commit makes it durable.
+    pub fn keep_unwritten(&self, on: bool) {
+        self.keeps_unwritten.store(on, Ordering::Release);
     }
 
     /// Stops everything: after a failed write nobody knows what the device holds.
@@ -615,7 +631,10 @@ impl Store {
                 Err(_) => {}
             }
         }
-        outcome
+        match outcome {
+            Err(_) => self.accepts_frames(),
+            written => written,
+        }
     }
 
     /// Writes all that a stream holds back, and waits until it is on the device (not durable).

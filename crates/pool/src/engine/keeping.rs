@@ -10,6 +10,8 @@
 //! - Until that commit nothing can be made durable by the intent log, which lacks what was replayed.
 //! - What the intent log holds of the dead process is freed by the commit of all that is replayed, not by
 //!   one of a part of it; but where a part must be committed to find room for the rest.
+//! - A replay needs no device that takes writes: what is not written stays in memory, and in the log, from
+//!   which the next process replays it.
 //! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
@@ -85,7 +87,9 @@ impl Pool {
         self.holds_left.store(true, Ordering::Release);
         let there = self.usable_datasets()?;
         let (mut promised, mut held, mut skipped, mut before) = (0, 0, ReplaySkip::default(), None);
-        kept.replay(&mut |record, place| {
+        // A device that fails (`failmode=continue`) keeps nobody from what was acknowledged.
+        self.storage.keep_unwritten(true);
+        let replayed = kept.replay(&mut |record, place| {
             let begins = before.replace(place);
             // What was destroyed after the record takes it along.
             if !there.contains(&record.dataset) {
@@ -106,6 +110,7 @@ impl Pool {
             // failure: it may be of all that is replayed only.
             if self.held() > COMMITTED_AT_ONCE
                 && !is_logged
+                && !self.storage.is_suspended()
                 && let Some(begins) = begins
             {
                 self.commit_replayed(&kept, begins)?;
@@ -126,7 +131,9 @@ impl Pool {
                 done = replay();
             }
             done
-        })?;
+        });
+        self.storage.keep_unwritten(false);
+        replayed?;
         if before.is_some() {
             // Nobody has to wait for its commit: who dies before it leaves all of it in the log.
             let txg = self.gate.enter().txg();

@@ -23,6 +23,14 @@ impl Storage for Store {
         self.confirm()
     }
 
+    fn keep_unwritten(&self, on: bool) {
+        self.keep_unwritten(on);
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.suspended().is_some()
+    }
+
     fn size(&self) -> u64 {
         self.space().size
     }

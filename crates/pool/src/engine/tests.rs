@@ -126,6 +126,12 @@ impl Storage for MapStorage {
         Ok(())
     }
 
+    fn keep_unwritten(&self, _: bool) {}
+
+    fn is_suspended(&self) -> bool {
+        false
+    }
+
     fn largest_frame(&self) -> u64 {
         16 << 20
     }

@@ -179,7 +179,7 @@ impl Store {
     }
 
     fn check_new(&self, frame: &NewFrame<'_>) -> Result<()> {
-        self.usable()?;
+        self.accepts_frames()?;
         let logical = frame.content.len();
         if logical == 0 || logical as u64 > self.largest_frame() {
             return Err(PoolError::Refused(format!(

@@ -75,19 +75,21 @@ pub enum Access {
     WithoutLog,
     /// Everything, from the state after this txg on. Later roots are given up for good.
     Rewind(Txg),
+    /// Nothing is written, from the state after this txg on.
+    ReadOnlyAt(Txg),
 }
 
 impl Access {
     /// Whether anything is written.
     #[must_use]
     pub fn writes(self) -> bool {
-        !matches!(self, Self::ReadOnly | Self::Salvage)
+        !matches!(self, Self::ReadOnly | Self::Salvage | Self::ReadOnlyAt(_))
     }
 
-    /// Whether it writes, from the newest root on.
+    /// Whether it is of the newest root that can be read.
     #[must_use]
     pub fn is_of_newest(self) -> bool {
-        matches!(self, Self::ReadWrite | Self::WithoutLog)
+        !matches!(self, Self::Rewind(_) | Self::ReadOnlyAt(_))
     }
 }
 
@@ -523,6 +525,7 @@ impl Store {
             committed: Mutex::new(committed),
             frees: Mutex::new(BTreeMap::new()),
             suspended: Arc::default(),
+            keeps_unwritten: AtomicBool::new(false),
             relief: Mutex::new(()),
             uncleanable: Mutex::default(),
             sums,
@@ -545,14 +548,14 @@ fn taken(mut identity: Identity, import: &Import) -> Identity {
     identity
 }
 
-/// The root to begin with, and where the log of the newest one begins. Where later ones are given up, it is
-/// newer than they are and the only one that is kept.
+/// The root to begin with, and where the log of the newest one begins. Where later ones are given up
+/// ([`Access::Rewind`]), it is newer than they are and the only one that is kept.
 fn choose_root(backend: &dyn Backend, access: Access) -> Result<(Root, LogStart)> {
     let Some(NewestRoot { root: newest, lost }) = backend.newest_root()? else {
         return refused("no root record of the pool can be read");
     };
     let log = newest.log_start;
-    let Access::Rewind(txg) = access else {
+    let (Access::Rewind(txg) | Access::ReadOnlyAt(txg)) = access else {
         return if lost == 0 || access == Access::Salvage {
             Ok((newest, log))
         } else {
@@ -562,6 +565,7 @@ fn choose_root(backend: &dyn Backend, access: Access) -> Result<(Root, LogStart)
     let roots = backend.roots()?;
     let kept: Vec<&Root> = roots.values().filter(|root| root.generation >= newest.kept).collect();
     match kept.iter().rev().find(|root| root.txg == txg) {
+        Some(root) if !access.writes() => Ok(((*root).clone(), log)),
         Some(root) => {
             let generation = newest.generation + 1 + lost;
             Ok((Root { generation, kept: generation, clean: false, guarded: false, ..(*root).clone() }, log))

@@ -108,6 +108,6 @@ impl Store {
         });
         let Err(job) = workers.offer(job) else { return Ok(()) };
         job.run();
-        self.usable()
+        self.accepts_frames()
     }
 }

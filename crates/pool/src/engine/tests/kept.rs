@@ -6,22 +6,27 @@ use nacre_sys::shared_words::SharedWords;
 
 use super::*;
 use crate::device::{Device, Simulator};
+use crate::label::Root;
 use crate::log::KeptLog;
 use crate::store::{Access, Import, NewPool, Store};
 
 /// Words of the log beside what it holds: its head, and one part more than it is long.
 const MORE: usize = 512 + (1 << 17);
 
-/// A pool on a device, with a log that outlives its process.
-fn import(device: &Arc<Simulator>, kept: Option<&Arc<KeptLog>>, is_new: bool) -> Result<Arc<Pool>, PoolError> {
+/// A store on a device.
+fn store(device: &Arc<Simulator>, is_new: bool) -> Result<(Store, Root), PoolError> {
     let devices = vec![Arc::clone(device) as Arc<dyn Device>];
     let host = (1, "here".to_owned());
-    let (store, root) = if is_new {
+    if is_new {
         let new = NewPool { name: "tank".to_owned(), guid: 7, host, time: 1, redundant_metadata: false };
-        Store::create(devices, &new)?
+        Store::create(devices, &new)
     } else {
-        Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 })?
-    };
+        Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 })
+    }
+}
+
+/// The pool in a store, with a log that outlives its process.
+fn pool_in((store, root): (Store, Root), kept: Option<&Arc<KeptLog>>) -> Result<Arc<Pool>, PoolError> {
     let store = Arc::new(store);
     let empty = Arc::new(MapStorage::default());
     let config = PoolConfig { log: Some(store.log()?), storage: store, kept: kept.cloned(), ..config(&empty) };
@@ -30,6 +35,10 @@ fn import(device: &Arc<Simulator>, kept: Option<&Arc<KeptLog>>, is_new: bool) ->
         Some(catalog) => Pool::open(config, &Durable { txg: root.txg, catalog, log: root.log_start.into() })?,
     };
     Ok(Arc::new(pool))
+}
+
+fn import(device: &Arc<Simulator>, kept: Option<&Arc<KeptLog>>, is_new: bool) -> Result<Arc<Pool>, PoolError> {
+    pool_in(store(device, is_new)?, kept)
 }
 
 /// The log as a dead process leaves it.
@@ -78,4 +87,41 @@ fn power_may_fail_at_any_moment_of_a_replay() {
         operations += 1;
     }
     assert!(operations > 3, "{operations}");
+}
+
+#[test]
+fn a_replay_needs_no_device_that_takes_writes() {
+    let device = Arc::new(Simulator::new("disk", 256 << 20));
+    let kept = KeptLog::new(64 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    // More than is held back before it is written.
+    for at in 0..24u64 {
+        let mut random = at;
+        let content = std::iter::repeat_with(|| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 56) as u8
+        });
+        put(&dataset, &format!("file {at}"), &content.take(1 << 20).collect::<Vec<_>>());
+    }
+    let acknowledged = content_of(&pool, id);
+    drop(dataset);
+    for allowed in [0, 1, 2, 5, 10, 20] {
+        let (disk, log) = (Arc::new(device.copy()), left(&kept));
+        let opened = store(&disk, false).unwrap();
+        disk.fail_after(allowed);
+        let pool = pool_in(opened, Some(&log)).unwrap_or_else(|error| panic!("after {allowed} writes: {error}"));
+        assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes");
+        assert!(pool.commit().is_err(), "a commit succeeds on a device that takes nothing");
+        assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes and a commit that failed");
+        drop(pool);
+        // The next process has a device that works again.
+        disk.fail_after(u64::MAX);
+        let pool = import(&disk, Some(&left(&log)), false).unwrap();
+        pool.commit().unwrap();
+        drop(pool);
+        let pool = import(&disk, None, false).unwrap();
+        assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes, and another process");
+    }
 }
