@@ -128,6 +128,19 @@ impl std::fmt::Debug for Imported {
     }
 }
 
+/// What an import says that finds something damaged behind the root record: it reads the catalog alone.
+fn of_catalog(error: PoolError) -> Refusal {
+    let is_lost = matches!(error, PoolError::Frame { .. } | PoolError::Format(_));
+    let refusal = Refusal::from(error);
+    match is_lost {
+        true => Refusal {
+            what: format!("the catalog, which lists its file systems, is lost or damaged: {}", refusal.what),
+            ..refusal
+        },
+        false => refusal,
+    }
+}
+
 /// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be
 /// able to write to them.
 fn owner() -> (u32, u32) {
@@ -437,18 +450,18 @@ impl Imported {
             all.iter().filter(|(name, _)| name == FAILMODE).for_each(|(_, value)| below.failing.set(value));
             Ok(())
         };
-        let pool = Pool::open_after(config(&store, &opening, !read_only)?, &durable(&root)?, waits_by_its_mode)?;
+        let config = config(&store, &opening, !read_only)?;
+        let pool = Pool::open_after(config, &durable(&root)?, waits_by_its_mode).map_err(of_catalog)?;
         pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
-        imported.expand_by_itself()?;
-        if !read_only {
+        // A device may have failed while what a dead process had kept was replayed: the next import does this.
+        if !read_only && imported.store.suspended().is_none() {
+            imported.expand_by_itself()?;
             imported.resilver.begin()?;
             imported.resilver.want_spares();
             imported.reshape.resume()?;
-        }
-        if !read_only {
             reading::tidy(&imported.pool)?;
             imported.pool.abort_unfinished()?;
         }
@@ -627,7 +640,7 @@ impl Imported {
     /// Does so without being asked, where the pool's property says so.
     fn expand_by_itself(&self) -> Result<(), Refusal> {
         let wanted = self.pool.pool_properties()?.iter().any(|(name, value)| name == "autoexpand" && value == "on");
-        if wanted && !self.read_only {
+        if wanted {
             let grown = self.expand().map_err(|error| {
                 Refusal::pool(format!("cannot take the new room of devices of '{}'", self.name()), &error)
             })?;

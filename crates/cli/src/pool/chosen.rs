@@ -28,12 +28,14 @@ pub(super) fn some(names: &[String], everybody: bool) -> Chosen {
     if names.is_empty() {
         return Chosen { owned: client::all(&Whose::told(everybody)), lost: expected::lost(names), missing: None };
     }
-    let (mut owned, mut missing) = (Vec::new(), None);
-    let lost = expected::lost(names);
-    for name in names.iter().filter(|name| !lost.iter().any(|lost| lost.name == **name)) {
+    let (mut owned, mut lost, mut missing) = (Vec::new(), Vec::new(), None);
+    for name in names {
         match client::owned(name) {
             Ok(found) => owned.push(found),
-            Err(failure) => note(&mut missing, failure),
+            Err(failure) => match expected::lost(std::slice::from_ref(name)).pop() {
+                Some(found) => lost.push(found),
+                None => note(&mut missing, failure),
+            },
         }
     }
     Chosen { owned, lost, missing }

@@ -213,7 +213,13 @@ fn a_pool_that_fails_and_continues_is_as_it_was_after_a_death() {
     assert!(!short.fill("more").wait().unwrap().success());
     eventually("nothing is written any more", || short.health() == "SUSPENDED");
     kill(short.yard.process(&short.name), Signal::KILL);
-    eventually("another process has the pool", || short.survives()["restarts"] == 1);
+    // While it takes over, nobody answers.
+    let restarts = || {
+        let said = text(&short.yard.run(&["pool", "status", "--json", "%"]).stdout);
+        let said: Option<serde_json::Value> = serde_json::from_str(&said).ok();
+        said.and_then(|said| said["pools"][&short.name]["survives"]["restarts"].as_u64())
+    };
+    eventually("another process has the pool", || restarts() == Some(1));
     eventually("it cannot write, either", || short.health() == "SUSPENDED");
     assert_eq!(fs::read_to_string(at.join("synced")).unwrap(), "synced");
     // Once the device is cured, the next one makes durable what was accepted.
@@ -224,6 +230,34 @@ fn a_pool_that_fails_and_continues_is_as_it_was_after_a_death() {
     assert_eq!(fs::metadata(at.join("more")).unwrap().len(), accepted);
     short.yard.nacre(&["pool", "sync", "%"]);
     assert!(short.yard.nacre(&["pool", "check", "%"]).contains("no problems"));
+}
+
+/// A slow answer of a suspended pool is waited for where nothing waits for its device.
+#[test]
+fn a_suspended_pool_that_continues_is_given_time_to_answer() {
+    needs!(as_root());
+    let short = Short::new("continue");
+    assert!(!short.fill("more").wait().unwrap().success());
+    eventually("nothing is written any more", || short.health() == "SUSPENDED");
+    let process = short.yard.process(&short.name);
+    kill(process, Signal::STOP);
+    let mut command = short.yard.command("nacre");
+    command.args(["pool", "status", &short.name]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let asking = command.spawn().unwrap();
+    let connections = || {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", asking.id())).unwrap();
+        let leads_to = |entry: std::io::Result<fs::DirEntry>| fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        descriptors
+            .filter(|to| to.is_ok())
+            .map(leads_to)
+            .filter(|to| to.to_string_lossy().starts_with("socket:"))
+            .count()
+    };
+    eventually("the command asks once more whether the pool is stuck", || connections() > 1);
+    kill(process, Signal::CONT);
+    let output = asking.wait_with_output().unwrap();
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success() && said.contains("state: SUSPENDED"), "{said}");
 }
 
 #[test]

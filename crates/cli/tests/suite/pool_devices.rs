@@ -106,6 +106,79 @@ fn of_several_copies_of_a_device_the_newest_is_imported() {
     assert_eq!(fs::read(at.join("file")).unwrap(), b"new");
 }
 
+/// Overwrites the newest leaf of the catalog in an image, all copies of it (docs/pool-format.md).
+fn lose_catalog(image: &Path) {
+    let mut bytes = fs::read(image).unwrap();
+    let number = |at: usize, length: usize| {
+        let number = bytes[at..at + length].iter().rev();
+        number.fold(0, |number: u64, byte| number << 8 | u64::from(*byte))
+    };
+    let is_leaf_of_catalog =
+        |at: &usize| bytes[*at..*at + 4] == *b"NFr1" && bytes[at + 48] == 2 && number(at + 56, 8) == 0;
+    let leaves: Vec<usize> = (0..bytes.len() - 80).step_by(16).filter(is_leaf_of_catalog).collect();
+    let name = |at: usize| (number(at + 24, 8), number(at + 8, 4), number(at + 12, 4));
+    let newest = leaves.iter().map(|at| name(*at)).max().unwrap();
+    let lost: Vec<(usize, u64)> =
+        leaves.into_iter().filter(|at| name(*at) == newest).map(|at| (at, 80 + number(at + 16, 4))).collect();
+    lost.into_iter().for_each(|(at, length)| bytes[at..at + usize::try_from(length).unwrap()].fill(0));
+    fs::write(image, bytes).unwrap();
+}
+
+#[test]
+fn a_pool_whose_catalog_is_lost_is_shown_as_it_was() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at, image) = (yard.name("cat"), yard.path("at"), yard.path("img"));
+    yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
+    fs::write(at.join("file"), b"kept").unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    fs::write(at.join("later"), b"later").unwrap();
+    yard.nacre(&["pool", "export", &name]);
+    lose_catalog(&image);
+    for words in [&["pool", "import"][..], &["pool", "import", "-o", "readonly=on"]] {
+        let (_, said) = yard.refused(&[words, &["-d", "img", &name]].concat());
+        let lost = "the catalog, which lists its file systems, is lost or damaged: frame ";
+        assert!(said.contains(lost) && said.contains("-F -o readonly=on shows it"), "{words:?}: {said}");
+    }
+    let before = fs::read(&image).unwrap();
+    let said = yard.told(&["pool", "import", "-F", "-o", "readonly=on", "-d", "img", &name]);
+    assert!(said.contains("nothing is given up"), "{said}");
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"kept");
+    assert!(fs::write(at.join("file"), b"other").is_err());
+    yard.nacre(&["pool", "export", &name]);
+    assert!(fs::read(&image).unwrap() == before, "something was written to the device");
+    let said = yard.told(&["pool", "import", "-F", "-d", "img", &name]);
+    assert!(said.contains("all that came after it is given up"), "{said}");
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"kept");
+}
+
+#[test]
+fn an_older_state_is_shown_by_an_import_that_writes_nothing() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at) = (yard.name("past"), yard.path("at"));
+    yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
+    fs::write(at.join("file"), b"old").unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    fs::write(at.join("file"), b"new").unwrap();
+    yard.nacre(&["pool", "export", &name]);
+    // The states that are kept, by a refusal that lists them.
+    let (_, said) = yard.refused(&["pool", "import", "-T", "1000000", "-d", "img", &name]);
+    let (_, listed) = said.split_once("these are: ").unwrap();
+    let states = listed.lines().next().unwrap().split(", ").map(str::to_owned);
+    let content = |state: &str| {
+        yard.nacre(&["pool", "import", "-T", state, "-o", "readonly=on", "-d", "img", &name]);
+        let content = fs::read_to_string(at.join("file")).unwrap_or_default();
+        yard.nacre(&["pool", "export", &name]);
+        content
+    };
+    let mut seen: Vec<String> = states.map(|state| content(&state)).collect();
+    seen.dedup();
+    assert!(seen.ends_with(&["old".to_owned(), "new".to_owned()]), "{seen:?}");
+    yard.nacre(&["pool", "import", "-d", "img", &name]);
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"new");
+}
+
 #[test]
 fn a_name_for_one_import_leaves_the_pool_its_own() {
     needs!(as_root());

@@ -5,6 +5,7 @@ use crate::mounting::{as_root, eventually, is_mounted, kill, needs, pools::Pool,
 use rustix::process::Signal;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 fn lost(short: &str) -> Pool {
     let pool = Pool::made(short, "256M", &[]);
@@ -100,6 +101,26 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
     pool.lose();
     pool.nacre(&["pool", "export", "-f", "%"]);
     assert!(pool.refused(&["pool", "list", "%"]).1.contains("no such pool"));
+}
+
+/// A process that is killed closes its socket before it frees its name.
+#[test]
+fn a_process_that_is_just_ending_is_waited_for() {
+    needs!(as_root());
+    let pool = lost("ending");
+    pool.lose();
+    let name = fs::File::open(format!("/run/nacre/{}.lock", pool.name)).unwrap();
+    name.lock().unwrap();
+    let mut command = pool.command("nacre");
+    command.args(["pool", "list", "-H", "-o", "health", &pool.name]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut asking = command.spawn().unwrap();
+    let wchan = format!("/proc/{}/wchan", asking.id());
+    eventually("the command waits, or ends", || {
+        asking.try_wait().unwrap().is_some() || fs::read_to_string(&wchan).is_ok_and(|at| at.contains("nanosleep"))
+    });
+    drop(name);
+    assert_eq!(text(&asking.wait_with_output().unwrap().stdout), "UNAVAIL\n");
+    pool.nacre(&["pool", "import", "%"]);
 }
 
 #[test]

@@ -240,7 +240,7 @@ impl Owned {
     /// Why a question is not answered, where that is not because the answer takes its time.
     fn stuck(&self) -> Option<Failure> {
         match self.figures(STUCK_PATIENCE) {
-            Ok(Reply::Pool(PoolAnswer::Listed(figures))) if figures.suspended.is_some() => {
+            Ok(Reply::Pool(PoolAnswer::Listed(figures))) if figures.waits && figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
                 Some(
                     Failure::new(format!(
@@ -251,7 +251,8 @@ impl Owned {
                     .next(format!("`nacre pool status {}` says what to do", figures.name)),
                 )
             }
-            // It goes on working, or ends: what was asked is answered, or the connection closed.
+            // It goes on working, also where it takes no writes any more, or ends: what was asked is answered, or
+            // the connection closed.
             Ok(_) | Err(CallError::Ended | CallError::Failed(_)) => None,
             Err(CallError::Unreachable(error))
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -423,20 +424,28 @@ pub fn lives(name: &str) -> bool {
     answering(runtime::ours().join(runtime_files::file(name))).is_some_and(|owned| owned.lives())
 }
 
-/// The pool of this name.
+/// The pool of this name. A process that is just ending is waited for: it is known then whether it has
+/// exported the pool.
 ///
 /// # Errors
 /// In ZFS' words: there is none.
 pub fn owned(name: &str) -> Result<Owned, Failure> {
-    find(name).ok_or_else(|| {
-        if let Some(lost) = expected::lost(&[name.to_owned()]).pop() {
-            return lost.failure();
+    let until = clock::now() + PATIENCE;
+    loop {
+        if let Some(owned) = find(name) {
+            return Ok(owned);
         }
-        let name = printable(name.as_bytes());
-        Failure::new(format!("cannot open '{name}': no such pool"))
-            .exit(Exit::NotFound)
-            .next("`nacre pool list` shows those that are imported, `nacre pool import` those that can be")
-    })
+        if let Some(lost) = expected::lost(&[name.to_owned()]).pop() {
+            return Err(lost.failure());
+        }
+        if clock::now() >= until || !expected::all().iter().any(|expected| expected.name == name) {
+            let name = printable(name.as_bytes());
+            return Err(Failure::new(format!("cannot open '{name}': no such pool"))
+                .exit(Exit::NotFound)
+                .next("`nacre pool list` shows those that are imported, `nacre pool import` those that can be"));
+        }
+        clock::pause(Duration::from_millis(10));
+    }
 }
 
 /// The pools of these users. Whether others' are there shows when they are asked.

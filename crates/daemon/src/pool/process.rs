@@ -639,15 +639,16 @@ fn import(
             let harmless = !trusted && trust::relocate(start, &opened, identity.as_ref(), &mut opening.altroot);
             let number = own_number(start, directory, identity.as_ref(), opening.altroot.as_deref())?;
             let access = match (read_only, txg) {
-                (true, _) if *rewind => Access::Salvage,
-                (true, _) => Access::ReadOnly,
+                (true, Some(txg)) => Access::ReadOnlyAt(Txg(*txg)),
+                (true, None) if *rewind => Access::Salvage,
+                (true, None) => Access::ReadOnly,
                 (false, Some(txg)) => Access::Rewind(Txg(*txg)),
                 (false, None) if *without_log => Access::WithoutLog,
                 (false, None) => Access::ReadWrite,
             };
             let imported = match Imported::open(opened.clone(), access, name, opening.clone()) {
                 Err(refusal) if *rewind && access.is_of_newest() && refusal.kind == Kind::Io => {
-                    go_back(&refusal, opened, name, &opening)?
+                    go_back(&refusal, opened, access, name, &opening)?
                 }
                 imported => imported.map_err(|refusal| of_import(old, refusal))?,
             };
@@ -753,21 +754,33 @@ fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     }
     if refusal.kind == Kind::Io && refusal.next.is_empty() {
         refusal.next =
-            "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();
+            "-F goes back to the newest state that can be read; -F -n says which, and does nothing; -F -o readonly=on \
+             shows it and gives up nothing"
+                .to_owned();
     }
     refusal
 }
 
 /// The newest state that can be read, since the last one cannot.
-fn go_back(why: &Refusal, opened: Opened, name: Option<&str>, opening: &Opening) -> Result<Imported, Refusal> {
+fn go_back(
+    why: &Refusal,
+    opened: Opened,
+    access: Access,
+    name: Option<&str>,
+    opening: &Opening,
+) -> Result<Imported, Refusal> {
     let states = rewind::older(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
     for state in states {
         let txg = state.txg;
-        match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {
+        let (access, given_up) = match access.writes() {
+            true => (Access::Rewind(Txg(txg)), "all that came after it is given up"),
+            false => (Access::ReadOnlyAt(Txg(txg)), "what came after it is not to be seen, and nothing is given up"),
+        };
+        match Imported::open(opened.clone(), access, name, opening.clone()) {
             Ok(imported) => {
                 let back = state.text();
                 crate::report::tell(&format!(
-                    "the last state cannot be read ({why}): the pool is as it was after transaction group {back}; all that came after it is given up"
+                    "the last state cannot be read ({why}): the pool is as it was after transaction group {back}; {given_up}"
                 ));
                 return Ok(imported);
             }
