@@ -1,7 +1,8 @@
 //! A device that is a file or a block device of the system.
 //!
 //! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL`
-//! too, which also keeps mounted ones out); readers share it among themselves. I/O goes through the
+//! too, which also keeps mounted ones out); readers share it among themselves, and a writer waits for
+//! them for a moment. I/O goes through the
 //! page cache, but for streams that are written, and for what is verified: kept there, they would cost a
 //! copy, memory and the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
 
@@ -11,16 +12,23 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::Device;
+use crate::patience;
 
 /// What lies at multiples of this may be written past the page cache, bytes.
 const ALIGN: usize = 4096;
 /// So much is announced in one call, bytes.
 const EXPECTED: u64 = 512 << 10;
+
+/// How long a writer waits for readers of a device.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+/// The time between two attempts of that.
+const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// A file or block device.
 #[derive(Debug)]
@@ -41,6 +49,29 @@ fn direct(file: &File) -> Option<File> {
     rustix::fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), flags, Mode::empty()).ok().map(File::from)
 }
 
+/// Locks a device: for a writer against all other processes, for a reader against writers. A writer waits for
+/// readers: a process that looks for pools reads the labels of every device that it finds.
+///
+/// # Errors
+/// [`io::ErrorKind::ResourceBusy`] if a writer has the device, or readers have it for longer than [`READ_LIMIT`].
+fn lock(file: &File, writable: bool) -> io::Result<()> {
+    let (shared, exclusive) = (FlockOperation::NonBlockingLockShared, FlockOperation::NonBlockingLockExclusive);
+    let start = patience::now();
+    loop {
+        match rustix::fs::flock(file, if writable { exclusive } else { shared }) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(other) => return Err(other.into()),
+        }
+        let has_readers_only = writable && rustix::fs::flock(file, shared).is_ok();
+        if !has_readers_only || start.elapsed() > READ_LIMIT {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process"));
+        }
+        rustix::fs::flock(file, FlockOperation::Unlock)?;
+        patience::sleep(READ_PAUSE);
+    }
+}
+
 impl FileDevice {
     /// Makes a new sparse file of this length (bytes) for a pool to lie on.
     ///
@@ -49,7 +80,7 @@ impl FileDevice {
     pub fn create(path: &Path, length: u64) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        lock(&file, true)?;
         if let Err(error) = file.set_len(length) {
             std::fs::remove_file(path)
                 .map_err(|left| io::Error::other(format!("{error}; the file stays behind: {left}")))?;
@@ -92,15 +123,7 @@ impl FileDevice {
         if file.metadata()?.file_type() != kind {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is something else now"));
         }
-        let lock =
-            if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-        match rustix::fs::flock(&file, lock) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process"));
-            }
-            Err(other) => return Err(other.into()),
-        }
+        lock(&file, writable)?;
         let length = rustix::fs::seek(&file, SeekFrom::End(0))?;
         // After a failed sync the page cache may hold what the medium does not have, and call it
         // clean: what is read from here on comes from the medium. Where the system does not do it

@@ -38,6 +38,28 @@ fn a_file_is_a_device() {
     assert!(FileDevice::open(directory.path(), true).is_err(), "a directory is no device");
 }
 
+/// As another process does that looks for pools.
+#[test]
+fn a_writer_waits_for_readers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    drop(FileDevice::create(&path, 1 << 20).unwrap());
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut opened = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                opened += u32::from(FileDevice::open(&path, false).is_ok());
+            }
+            opened
+        });
+        let refused: Vec<_> = (0..500).filter_map(|_| FileDevice::open(&path, true).err()).collect();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(refused.is_empty(), "{} times: {}", refused.len(), refused[0]);
+        assert!(reader.join().unwrap() > 0);
+    });
+}
+
 #[test]
 fn a_crash_keeps_what_was_synced_and_sectors_whole() {
     let mut kept_some = 0;
