@@ -145,9 +145,9 @@ pub fn report_ready() -> Result<(), Failure> {
     let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| failed(error.into()))?;
     let mut out = io::stdout().lock();
-    out.write_all(READY).and_then(|()| out.flush()).map_err(failed)?;
+    let written = out.write_all(READY).and_then(|()| out.flush()).map_err(failed);
     let done = dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null));
-    done.map_err(|error| failed(error.into()))
+    written.and(done.map_err(|error| failed(error.into())))
 }
 
 /// Does not keep the directory that it was called in from being unmounted.

@@ -60,16 +60,18 @@ impl SystemdService {
         told(sd_notify::notify(&[NotifyState::Custom("NOTIFYACCESS=all")]));
     }
 
-    /// A mount or a pool answers: whoever waits for that is told, which is a process in the foreground where this
-    /// one is in the `background`, until another one `goes_on`.
+    /// Reports that a mount or a pool answers: to the command that started this process in the `background`, or to
+    /// the service manager. A process that `goes_on` reports it again, because the one before it may have died before it
+    /// could.
     ///
     /// # Errors
-    /// Nobody waits any more.
+    /// The command does not wait any more, and this process does not go on after another one.
     pub fn answers(service: Option<&SystemdService>, background: bool, goes_on: bool) -> Result<(), Failure> {
-        if background && !goes_on {
-            return background::report_ready();
+        if background {
+            let reported = background::report_ready();
+            return if goes_on { Ok(()) } else { reported };
         }
-        if service.is_some() && !background {
+        if service.is_some() {
             told(sd_notify::notify(&[NotifyState::Ready]));
         }
         Ok(())

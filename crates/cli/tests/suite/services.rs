@@ -319,6 +319,60 @@ fn two_processes_never_serve_the_same() {
     assert_eq!(machine.run("cat $dir/mount/f"), "x\n");
 }
 
+/// A service manager that kills the process of a service at the moment in which this process reports that it is ready:
+/// both run on one processor, and the manager has the higher priority.
+const KILLS_AT_READY: &str = r#"
+import array, os, signal, socket, subprocess, sys
+program, place = sys.argv[1:]
+hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+hears.settimeout(150)
+hears.bind(place + '/notify')
+def message():
+    text, ancillary, _, _ = hears.recvmsg(4096, socket.CMSG_SPACE(64))
+    for _, _, data in ancillary:
+        given = array.array('i', data[:len(data) - len(data) % 4])
+        for number in given:
+            os.close(number)
+    return text
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(50))
+words = 'export SYSTEMD_EXEC_PID=$$; exec "$0" mirror --survive --foreground --transport=device "$@"'
+service = subprocess.Popen(['sh', '-c', words, program, place + '/source', place + '/mount'],
+                           env={**os.environ, 'NOTIFY_SOCKET': place + '/notify'})
+while b'READY=1' not in message():
+    pass
+children = open(f'/proc/{service.pid}/task/{service.pid}/children').read().split()
+os.kill(int(children[-1]), signal.SIGKILL)
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+hears.settimeout(0.1)
+ready = False
+while service.poll() is None and not ready:
+    try:
+        ready = b'READY=1' in message()
+    except TimeoutError:
+        pass
+print(open(place + '/mount/file').read() if ready else 'it is over', end='')
+service.terminate()
+while service.poll() is None:
+    try:
+        message()
+    except TimeoutError:
+        pass
+"#;
+
+#[test]
+fn a_mount_that_has_reported_ready_goes_on() {
+    needs!(crate::mounting::as_root());
+    let place = scratch();
+    ["source", "mount"].iter().for_each(|name| fs::create_dir(place.path().join(name)).unwrap());
+    fs::write(place.path().join("source/file"), "content").unwrap();
+    let mut manager = Command::new("python3");
+    let manager = manager.arg("-c").arg(KILLS_AT_READY).arg(nacre()).arg(place.path());
+    let done = crate::mounting::finish(manager);
+    crate::mounting::clear(place.path());
+    assert_eq!(text(&done.stdout), "content", "{}", text(&done.stderr));
+}
+
 #[test]
 fn an_upgrade_is_of_the_service_as_well() {
     needs!(can_boot());
