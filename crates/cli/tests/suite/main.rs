@@ -59,6 +59,7 @@ mod union;
 mod union_balance;
 mod union_listing;
 mod union_rest;
+mod union_survival;
 mod union_watch;
 mod union_words;
 mod units;

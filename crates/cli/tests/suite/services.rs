@@ -236,6 +236,9 @@ fn a_cage_and_a_union_go_on_when_all_their_processes_are_killed() {
     fs::remove_dir_all(machine.at("source/d")).unwrap();
     fs::remove_file(machine.at("source/log")).unwrap();
     fs::write(machine.at("lower/below"), "below\n").unwrap();
+    fs::create_dir(machine.at("lower/e")).unwrap();
+    fs::write(machine.at("lower/twice"), "twice\n").unwrap();
+    fs::hard_link(machine.at("lower/twice"), machine.at("lower/e/twin")).unwrap();
     machine.start("union --survive --foreground $dir/source=rw:$dir/lower=ro $dir/mount", "");
     // One that is copied up after it was opened below is the copy afterwards.
     let said = machine.run(
@@ -244,6 +247,16 @@ fn a_cage_and_a_union_go_on_when_all_their_processes_are_killed() {
          cat <&7; cat $dir/lower/below; rm below; systemctl reset-failed test.service",
     );
     assert_eq!(said, "below\nmore\nbelow\n");
+    // Files whose first name is gone, of either branch: a name that is left leads to them.
+    let said = machine.run(
+        "cd $dir/mount; exec 7<>first 8<>own; echo linked >&7; echo own >&8
+         ln first e/second; rm first; ln own e/other; mv own e/moved; rm e/moved
+         exec 9<twice; rm twice; cat e/twin
+         all_die
+         echo more >&7; echo more >&8; cat /proc/self/fd/7 e/second e/other /proc/self/fd/8; cat <&9; ls e
+         rm -r e; systemctl reset-failed test.service",
+    );
+    assert_eq!(said, "twice\nlinked\nmore\nlinked\nmore\nown\nmore\nown\nmore\ntwice\nother\nsecond\ntwin\n");
     assert!(machine.run(&format!("mount=$dir/mount{USERS}")).starts_with(SEEN));
 }
 
@@ -309,16 +322,6 @@ fn a_service_begins_anew_where_it_cannot_go_on() {
     assert_eq!([machine.show("NFileDescriptorStore"), machine.show("Result")], ["0", "success"]);
 }
 
-#[test]
-fn two_processes_never_serve_the_same() {
-    needs!(can_boot());
-    let machine = Machine::boot();
-    machine.start(MIRROR, "KillMode=process");
-    machine.run("kill -9 $(main); echo x > $dir/mount/f");
-    eventually("the next process looks for the last one", || machine.told().contains("serves still"));
-    assert_eq!(machine.run("cat $dir/mount/f"), "x\n");
-}
-
 /// A service manager that kills the process of a service at the moment in which this process reports that it is ready:
 /// both run on one processor, and the manager has the higher priority.
 const KILLS_AT_READY: &str = r#"
@@ -371,6 +374,16 @@ fn a_mount_that_has_reported_ready_goes_on() {
     let done = crate::mounting::finish(manager);
     crate::mounting::clear(place.path());
     assert_eq!(text(&done.stdout), "content", "{}", text(&done.stderr));
+}
+
+#[test]
+fn two_processes_never_serve_the_same() {
+    needs!(can_boot());
+    let machine = Machine::boot();
+    machine.start(MIRROR, "KillMode=process");
+    machine.run("kill -9 $(main); echo x > $dir/mount/f");
+    eventually("the next process looks for the last one", || machine.told().contains("serves still"));
+    assert_eq!(machine.run("cat $dir/mount/f"), "x\n");
 }
 
 #[test]

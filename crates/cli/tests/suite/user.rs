@@ -4,11 +4,13 @@
 use crate::mounting::cages::Cage;
 use crate::mounting::status::Status;
 use crate::mounting::{Fixture, can_mount, errno, eventually, is_mounted, is_root, nacre, needs, run, skip, text};
+use crate::surviving::{Guarded, Raised};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether the body of a test shall run in this process. As root, the test is run again in a
 /// process of nobody's, with a copy of the program that nobody can reach, and the answer is no.
@@ -363,6 +365,60 @@ fn a_user_makes_a_union() {
     fixture.start(&["union", "--no-allow-other"], &list, &mountpoint);
     assert_eq!(fs::metadata(fixture.at("dir/file")).unwrap().ino(), number);
     assert!(!fixture.at("gone").exists());
+}
+
+/// An append that is under way when the process dies or is replaced comes again, and the next process cannot read the
+/// file to see how much of it was written.
+#[test]
+fn what_may_be_written_but_not_read_goes_on_in_a_union() {
+    needs!(as_user("what_may_be_written_but_not_read_goes_on_in_a_union"));
+    let (fixture, upper) =
+        crate::mounting::unions::over(&["--no-allow-other", "--survive", "--transport=device"], |_| ());
+    let mut guarded = Guarded::of(fixture);
+    let log = upper.join("log");
+    fs::write(&log, "").unwrap();
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o200)).unwrap();
+    eventually("the file is seen", || guarded.at("log").exists());
+    let append = |path: &Path| fs::OpenOptions::new().append(true).open(path).unwrap();
+    let (mut open, place) = (append(&guarded.at("log")), guarded.at("log"));
+    let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    assert_eq!(errno(fs::read(&place)), 13);
+    let lines = std::thread::scope(|scope| {
+        let end = Raised(&over);
+        let (over, done) = (&over, &done);
+        let appending = scope.spawn(move || {
+            let mut lines = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                // Lines of many pages are written in more than a moment.
+                let line = format!("{lines} {}\n", "x".repeat(99_990));
+                // Every other one by a descriptor of its own.
+                let mut other;
+                let file = if lines.is_multiple_of(2) {
+                    &mut open
+                } else {
+                    other = append(&place);
+                    &mut other
+                };
+                std::io::Write::write_all(file, line.as_bytes()).unwrap();
+                lines += 1;
+                done.store(lines, Ordering::Relaxed);
+            }
+            lines
+        });
+        for upgraded in [false, true, false, true, false] {
+            let before = done.load(Ordering::Relaxed);
+            eventually("lines are appended", || done.load(Ordering::Relaxed) > before + 5 || appending.is_finished());
+            if upgraded { guarded.upgrade() } else { guarded.kill() }
+        }
+        drop(end);
+        appending.join().unwrap()
+    });
+    assert_eq!(guarded.restarts(), 5);
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o600)).unwrap();
+    let text = fs::read_to_string(&log).unwrap();
+    let expected = (0..lines).map(|line| format!("{line} {}", "x".repeat(99_990)));
+    assert!(text.lines().eq(expected), "{lines} lines, {} bytes", text.len());
+    guarded.fixture.unmount();
 }
 
 #[test]

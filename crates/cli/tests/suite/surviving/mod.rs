@@ -8,7 +8,7 @@ pub mod killer;
 pub mod loads;
 pub mod pools;
 
-use crate::mounting::{Fixture, child_of, eventually, is_gone, kill, status::Status};
+use crate::mounting::{self, Fixture, child_of, eventually, is_gone, kill, status::Status};
 use rustix::process::Signal;
 use std::{
     fs::{self, OpenOptions},
@@ -81,6 +81,18 @@ impl Guarded {
         kill(killed, signal);
         eventually("another process serves the mount", || worker(&self.fixture.mountpoint) != killed);
         self.workers.push(worker(&self.fixture.mountpoint));
+    }
+
+    /// Has a copy of the program go on, and waits until it does.
+    pub fn upgrade(&mut self) {
+        let copy = self.fixture.scratch.path().join(format!("program{}", self.workers.len()));
+        // A process of its own makes it: a child of another test could have a descriptor of this one for writing.
+        assert!(mounting::run("cp", [&mounting::nacre(), &copy]).status.success());
+        let output = mounting::run(&copy, ["upgrade".as_ref(), self.fixture.mountpoint.as_os_str()]);
+        assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+        let now = worker(&self.fixture.mountpoint);
+        assert_eq!(fs::read_link(format!("/proc/{now}/exe")).unwrap(), copy);
+        self.workers.push(now);
     }
 
     /// How often that has happened.
