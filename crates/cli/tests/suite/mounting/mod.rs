@@ -298,10 +298,15 @@ impl Fixture {
 
     /// The same on a file system of its own, where nothing happens but what the test does. As root.
     pub fn bare_alone() -> Fixture {
+        Fixture::bare_on("ext4")
+    }
+
+    /// The same on a file system of this kind.
+    pub fn bare_on(kind: &str) -> Fixture {
         let (place, image) = (scratch(), tempfile::NamedTempFile::new_in(scratch_place()).expect("an image"));
         // Mounted, it is there until it is unmounted. A machine that cannot mount it runs the test
         // among all others.
-        if images::mounted("ext4", image.path(), place.path()) {
+        if images::mounted(kind, image.path(), place.path()) {
             std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
         }
         Fixture::bare_in(place)

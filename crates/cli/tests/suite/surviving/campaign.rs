@@ -6,7 +6,9 @@
 //! the mount, and what was done to it.
 
 use super::{
-    Guarded, fill_below,
+    Guarded,
+    compared::Compared,
+    fill_below,
     killer::{DEATHS, Killer, Programs},
     loads::{Below, Changes, Locked, Ranges, Shared, Shell, Tail},
 };
@@ -112,7 +114,7 @@ pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
 /// A kind of mounts: its name, and how one is made.
 type Kind = (&'static str, fn() -> Guarded);
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     ("mirror", || Guarded::new(&[])),
     ("mirror without passthrough", || Guarded::new(mounting::without_passthrough())),
     ("filters", || {
@@ -120,6 +122,7 @@ const KINDS: [Kind; 6] = [
         Guarded::over_lower(&["mount", "-o", "rw"], line, |_| ())
     }),
     ("cage", || Guarded::cage(&["--size=1G"])),
+    ("cage on XFS", || Guarded::cage_on_xfs(&["--size=1G"])),
     ("union", || Guarded::union(&[], |lower| fill_below(lower, 0, BELOW))),
     ("filters over a union", || {
         let line = "union:SOURCE=rw:LOWER=ro | remap:perms=a+r";
@@ -164,6 +167,7 @@ impl Life<'_> {
             Box::new(Shell { shared: shared(), lines: 0 }),
             Box::new(Locked { shared: shared(), rounds: 0 }),
             Box::new(Ranges { shared: shared(), rounds: 0 }),
+            Box::new(Compared::new(shared())),
         ];
         if self.is_union {
             loads.push(Box::new(Below { shared: shared(), rounds: 0, all: BELOW }));

@@ -28,7 +28,7 @@ pub struct Shared {
 }
 
 /// Works until an error, which is that of a dead mount.
-fn until_dead(dead: &Dead, shared: &Shared, mut once: impl FnMut(u64) -> io::Result<()>) {
+pub fn until_dead(dead: &Dead, shared: &Shared, mut once: impl FnMut(u64) -> io::Result<()>) {
     for round in 0.. {
         if dead.is_end() {
             return;

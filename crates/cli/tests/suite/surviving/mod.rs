@@ -4,6 +4,7 @@
 //! first error, which is a failure unless the mount was made to die for good.
 
 pub mod campaign;
+pub mod compared;
 pub mod killer;
 pub mod loads;
 pub mod pools;
@@ -38,6 +39,13 @@ impl Guarded {
     /// A cage.
     pub fn cage(options: &[&str]) -> Guarded {
         Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
+    }
+
+    /// A cage over a directory of an XFS of its own.
+    pub fn cage_on_xfs(options: &[&str]) -> Guarded {
+        let mut fixture = Fixture::bare_on("xfs");
+        fixture.start_cage(&[&["--survive", "--transport=device"], options].concat());
+        Guarded::of(fixture)
     }
 
     /// A union of the source over a directory that is filled first.
