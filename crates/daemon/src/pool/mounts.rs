@@ -9,13 +9,13 @@
 //!   away.
 
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use fusewire::Identity;
+use fusewire::{Identity, apart};
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
 use nacre_fuse::{HeldWrites, Survival};
 use nacre_pool::engine::{Changes, Pool};
@@ -316,7 +316,9 @@ impl FuseMounts {
 
     /// The directory to mount on, made if need be, and if that has not been done already.
     fn place(&self, at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
-        let made = self.places.lock().extract_if(.., |(there, place)| there == at && place.path().is_dir()).next();
+        // The directory may be in another mount of the pool.
+        let is_there = |place: &MountPoint| apart(|| fs::metadata(place.path())).is_ok_and(|found| found.is_dir());
+        let made = self.places.lock().extract_if(.., |(there, place)| there == at && is_there(place)).next();
         made.map_or_else(|| MountPoint::prepare(at, options, &self.rules), |(_, place)| Ok(place))
     }
 
