@@ -14,7 +14,7 @@
 //!  content        its inode                 ROW + content, where it is in the row
 //! ```
 //!
-//! Frames are in [`InodeRow::charged`]; the rows that name those of content are charged nothing: they
+//! Frames are in [`InodeRow::charged`]; rows that name frames of content are charged nothing: they
 //! take less than a hundredth of them.
 //!
 //! Invariants: the table's inode rows hold the charge, no row in memory does; the use of an owner
@@ -109,7 +109,7 @@ impl<T: Table> Files<T> {
     /// The batch with what the inodes are charged for their rows, and what follows for owners.
     ///
     /// # Errors
-    /// Those of reading the table.
+    /// Errors of reading the table.
     pub(super) fn charged_batch(&self, table: &T, batch: &Batch) -> Result<ChargedBatch> {
         // Where a batch changes a row twice, the last change counts.
         let mut rows: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
@@ -176,7 +176,7 @@ impl<T: Table> Files<T> {
     /// What an inode is charged for its rows now: for who becomes its owner.
     ///
     /// # Errors
-    /// Those of reading the table.
+    /// Errors of reading the table.
     pub(super) fn row_charge(&self, number: u64) -> Result<u64> {
         let table = self.table.read();
         let Some(stored) = table.get(&keys::inode(number))? else { return Ok(0) };

@@ -53,7 +53,7 @@ impl<T: Table> Files<T> {
     /// more. Not under any lock.
     ///
     /// # Errors
-    /// Those of the engine; the inodes are counted later. Rows that cannot be read end the count until the
+    /// Errors of the engine; the inodes are counted later. Rows that cannot be read end the count until the
     /// file system is opened again: their inodes are counted when they change.
     pub fn recount_rows(&self) -> Result<bool> {
         if *self.recounted.lock() == Recounted::All || self.rules.read().read_only || self.is_replaying() {
@@ -155,7 +155,7 @@ fn inodes_from(number: u64) -> Range<Vec<u8>> {
 /// the inode does not need them.
 ///
 /// # Errors
-/// Those of reading the table, but for damage and unreadable devices.
+/// Errors of reading the table, but for damage and unreadable devices.
 pub(super) fn recount<T: Table>(table: &T, number: u64, row: &InodeRow) -> Result<u64> {
     let mut charge = INODE;
     match count_rows(table, number, row, &mut charge).map_err(FileError::Pool) {
