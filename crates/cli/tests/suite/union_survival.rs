@@ -45,7 +45,7 @@ fn exchange(branch: &Path, one: &str, other: &str) {
     rustix::fs::renameat_with(CWD, branch.join(one), CWD, branch.join(other), RenameFlags::EXCHANGE).unwrap();
 }
 
-/// Renames and exchanges directories in both branches three times; each time another process goes on before they are used.
+/// Renames and exchanges directories in both branches three times; each time another process takes over before they are used.
 fn directories_that_others_rename_are_found(options: &[&str]) {
     let own = ["top/busy/inner", "one", "two"];
     let lower = ["below/busy/inner", "three", "four"];

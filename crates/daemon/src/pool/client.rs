@@ -251,7 +251,7 @@ impl Owned {
                     .next(format!("`nacre pool status {}` says what to do", figures.name)),
                 )
             }
-            // It goes on working, also where it takes no writes any more, or ends: what was asked is answered, or
+            // The process works, also where it takes no writes any more, or ends: the question is answered, or
             // the connection closed.
             Ok(_) | Err(CallError::Ended | CallError::Failed(_)) => None,
             Err(CallError::Unreachable(error))
