@@ -58,7 +58,7 @@ pub use orphans::Swept;
 pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Overwrite, Rules};
 pub use sharing::Range;
 pub use stopping::StoppedFiles;
-pub use table::{Absent, Batch, RowChange, Table};
+pub use table::{Absent, Batch, Change, RowChange, Table};
 pub use throttle::{Share, Throttle, Woken};
 
 use std::collections::{HashMap, HashSet};
@@ -70,7 +70,6 @@ use nacre_sys::clocks;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use owner_accounts::owners_of;
-use row_charges::ChargedBatch;
 use spin_lock::{SpinMutex, SpinRwLock};
 
 use crate::deadlist::Dead;
@@ -357,7 +356,7 @@ impl<T: Table> Files<T> {
         batch.put(&keys::recounted(), row_recount::all_counted());
         files.count_owner(&root, row_charges::INODE as i64, 1);
         let entered = files.gate.enter();
-        files.table.write().change(entered.txg(), &batch)?;
+        files.table.write().change(entered.txg(), &batch.uncharged())?;
         drop(entered);
         Ok(files)
     }
@@ -635,14 +634,15 @@ impl<T: Table> Files<T> {
         batch: &Batch,
         record: impl FnOnce(),
     ) -> Result<()> {
-        let ChargedBatch { batch, uses } = self.charged_batch(&*table, batch)?;
+        let charges = self.row_charges(&*table, batch)?;
+        let changes = charges.changes(batch);
         let before = table.dirty_bytes();
-        let changed = table.change(txg, &batch);
-        self.recent.follow(&batch, changed.is_err());
+        let changed = table.change(txg, &changes);
+        self.recent.follow(&changes, changed.is_err());
         let grown = table.dirty_bytes().saturating_sub(before);
         if changed.is_ok() {
             record();
-            self.owners.change(uses.into_iter().map(|(owner, bytes)| (owner, (bytes, 0))));
+            self.owners.change(charges.uses.iter().map(|(owner, bytes)| (*owner, (*bytes, 0))));
         }
         drop(table);
         if grown > 0 {

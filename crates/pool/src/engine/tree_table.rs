@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cache::Cache;
 use crate::error::PoolError;
-use crate::files::{Absent, Batch, RowChange, Share, Table, Throttle};
+use crate::files::{Absent, Change, Share, Table, Throttle};
 use crate::frames::Frames;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::keys;
@@ -95,7 +95,7 @@ impl TreeTable {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let mut found = FoundRows::of(turns.changes.len());
         for (at, change) in turns.in_order().skip(1) {
-            if self.tree.prepare(&context, txg, &change.key, change.row.as_deref())? {
+            if self.tree.prepare(&context, txg, change.key, change.row)? {
                 found.note(at);
             }
         }
@@ -105,13 +105,13 @@ impl TreeTable {
     fn change_prepared(&mut self, txg: Txg, turns: &Turns<'_>, found: &FoundRows) -> Result<(), PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         for (turn, (at, change)) in turns.in_order().enumerate() {
-            let put_at = if change.row.is_none() { turns.last_put(&change.key) } else { None };
-            let changed = match &change.row {
-                Some(row) => self.tree.put(&context, txg, &change.key, row),
+            let put_at = if change.row.is_none() { turns.last_put(change.key) } else { None };
+            let changed = match change.row {
+                Some(row) => self.tree.put(&context, txg, change.key, row),
                 // It is put again by the same batch.
                 None if put_at > Some(at) => Ok(()),
-                None if put_at.is_some() || found.has(at) => self.tree.remove_present(&context, txg, &change.key),
-                None if turn == 0 => self.tree.remove(&context, txg, &change.key).map(drop),
+                None if put_at.is_some() || found.has(at) => self.tree.remove_present(&context, txg, change.key),
+                None if turn == 0 => self.tree.remove(&context, txg, change.key).map(drop),
                 None => Ok(()),
             };
             if let Err(error) = changed {
@@ -130,7 +130,7 @@ impl TreeTable {
 /// removed. A leaf of which nothing is left goes, and its keys are those of a neighbour then, which
 /// nobody has made ready to take a row.
 struct Turns<'b> {
-    changes: &'b [RowChange],
+    changes: &'b [Change<'b>],
     /// The last put of each key, where there are many changes.
     puts: HashMap<&'b [u8], usize>,
 }
@@ -139,7 +139,7 @@ struct Turns<'b> {
 const FEW: usize = 32;
 
 impl<'b> Turns<'b> {
-    fn of(changes: &'b [RowChange]) -> Self {
+    fn of(changes: &'b [Change<'b>]) -> Self {
         let mut puts = HashMap::new();
         if changes.len() > FEW && changes.iter().any(|change| change.row.is_none()) {
             puts.extend(
@@ -147,14 +147,14 @@ impl<'b> Turns<'b> {
                     .iter()
                     .enumerate()
                     .filter(|(_, change)| change.row.is_some())
-                    .map(|(at, change)| (&*change.key, at)),
+                    .map(|(at, change)| (change.key, at)),
             );
         }
         Self { changes, puts }
     }
 
     /// The changes with their places in the batch.
-    fn in_order(&self) -> impl Iterator<Item = (usize, &'b RowChange)> + use<'b> {
+    fn in_order(&self) -> impl Iterator<Item = (usize, &'b Change<'b>)> + use<'b> {
         let changes = self.changes;
         [false, true].into_iter().flat_map(move |removed| {
             changes.iter().enumerate().filter(move |(_, change)| change.row.is_none() == removed)
@@ -245,8 +245,8 @@ impl Table for TreeTable {
         Ok(())
     }
 
-    fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
-        let turns = Turns::of(batch.changes());
+    fn change(&mut self, txg: Txg, changes: &[Change<'_>]) -> Result<(), PoolError> {
+        let turns = Turns::of(changes);
         let changed = self.prepare(txg, &turns).and_then(|found| self.change_prepared(txg, &turns, &found));
         self.held.become_now(self.tree.dirty_bytes());
         changed

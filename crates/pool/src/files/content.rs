@@ -22,6 +22,7 @@ use super::buffered::{Buffered, overlap};
 use super::inodes::{Editing, Pending};
 use super::keeping::ROWS;
 use super::quota_check::{Admit, Needs, Replaced, worst};
+use super::row_charges::of_content;
 use super::stored_patches::{self, StoredPatch, is_split};
 use super::streams::StreamRead;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
@@ -387,7 +388,8 @@ impl<T: Table> Files<T> {
     fn write_small(&self, txg: Txg, mut edited: Editing<'_>, write: &Write<'_>) -> Result<WriteOutcome> {
         let data = write.data;
         let promised = worst(data.len());
-        self.admit_content(&edited.row, promised, write.admit)?;
+        let needs = Needs { bytes: promised, content: data.len() as u64, owned: of_content(data) };
+        self.admit_over(&edited.row, needs, write.admit, || Ok(Replaced::default()))?;
         let mut batch = Batch::default();
         if form_of(&self.storing.read(), 0, data) != Form::Hole {
             batch.put(&keys::extent(edited.number, 0), Extent::Inline(data).encode());
@@ -421,7 +423,7 @@ impl<T: Table> Files<T> {
             let from = piece.record << shift;
             let replaced = || self.replaced(&edited.row, number, &(from..from + content.len() as u64));
             let admitted = self
-                .admit_over(&edited.row, Needs { bytes, content: content.len() as u64 }, write.admit, replaced)
+                .admit_over(&edited.row, Needs::new(bytes, content.len() as u64), write.admit, replaced)
                 .map_err(|error| failed = Some(error))
                 .is_ok();
             if admitted && of_owners {
@@ -610,7 +612,7 @@ impl<T: Table> Files<T> {
             _ => Ok(Replaced::default()),
         };
         if need > 0
-            && let Err(refused) = self.admit_over(&row, Needs { bytes: need, content: length as u64 }, admit, replaced)
+            && let Err(refused) = self.admit_over(&row, Needs::new(need, length as u64), admit, replaced)
         {
             // What was only read for this need not be stored again.
             if promised == 0

@@ -103,7 +103,7 @@ impl<T: Table> Files<T> {
                     let all = self.replaced(&row, number, &range)?;
                     Ok(Replaced { charged: all.charged.saturating_sub(buffered.promised), ..all })
                 };
-                let needs = Needs { bytes: need, content: piece.length as u64 };
+                let needs = Needs::new(need, piece.length as u64);
                 self.admit_over(&row, needs, admit, replaced)?;
                 self.owners.count_waiting(&row, need as i64);
                 buffered.promised += need;
@@ -129,7 +129,7 @@ impl<T: Table> Files<T> {
         // Blocks are replaced by blocks; a record that is not split may have to be stored anew.
         let written = if is_split(pointer.charged(), base) { piece.length } else { base };
         let promised = promise(written, base);
-        let needs = Needs { bytes: promised, content: piece.length as u64 };
+        let needs = Needs::new(promised, piece.length as u64);
         self.admit_over(&row, needs, admit, || self.replaced(&row, number, &range))?;
         self.owners.count_waiting(&row, promised as i64);
         let buffered =

@@ -146,6 +146,15 @@ pub(super) struct Needs {
     pub(super) bytes: u64,
     /// Its length, bytes.
     pub(super) content: u64,
+    /// What its owners are charged, at most. Bytes.
+    pub(super) owned: u64,
+}
+
+impl Needs {
+    /// Content of this length that needs so many bytes, all of which its owners may be charged.
+    pub(super) fn new(bytes: u64, content: u64) -> Self {
+        Self { bytes, content, owned: bytes }
+    }
 }
 
 /// What the next commit frees where content is replaced, bytes.
@@ -153,6 +162,9 @@ pub(super) struct Needs {
 pub(super) struct Replaced {
     /// As it is charged, with the rows that name it.
     pub(super) charged: u64,
+    /// What owners are no longer charged although a snapshot may hold it: content in rows, of which nobody knows since when it is
+    /// there.
+    pub(super) held: u64,
     /// Content.
     pub(super) logical: u64,
 }
@@ -237,7 +249,7 @@ impl<T: Table> Files<T> {
             let Err(shortage) = self.promise_new(writes) else { return Ok(()) };
             let Some(part) = &writes.part else { return Err(shortage) };
             // What else is expected has to find room meanwhile, and is promised nothing.
-            let needs = Needs { bytes: writes.bytes.saturating_add(writes.beside), content: part.end - part.start };
+            let needs = Needs::new(writes.bytes.saturating_add(writes.beside), part.end - part.start);
             let row = self.attributes(&self.known.get(writes.inode))?;
             self.admit_replacing(&owners_of(&row), needs, shortage, || self.replaced(&row, writes.inode, part))?;
             self.withdraw(writes.beside);
@@ -347,7 +359,7 @@ impl<T: Table> Files<T> {
 
     /// Asks for room for new content of a file.
     pub(super) fn admit_content(&self, row: &InodeRow, bytes: u64, admit: Admit) -> Result<()> {
-        self.admit_over(row, Needs { bytes, content: bytes }, admit, || Ok(Replaced::default()))
+        self.admit_over(row, Needs::new(bytes, bytes), admit, || Ok(Replaced::default()))
     }
 
     /// The same for so much content that may replace some: `replaced` is asked where room is short.
@@ -358,11 +370,11 @@ impl<T: Table> Files<T> {
         admit: Admit,
         replaced: impl FnOnce() -> Result<Replaced>,
     ) -> Result<()> {
-        let Needs { bytes, .. } = needs;
+        let Needs { bytes, owned, .. } = needs;
         match admit {
             Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
             Admit::Asked => {
-                let judged = self.judge_owners(&owners_of(row), bytes, 0);
+                let judged = self.judge_owners(&owners_of(row), owned, 0);
                 let admitted = judged.and_then(|()| self.admission.admit(self.dataset, bytes, Some(Purpose::Write)));
                 let Err(shortage) = admitted else { return Ok(()) };
                 self.admit_replacing(&owners_of(row), needs, shortage, replaced)
@@ -387,22 +399,27 @@ impl<T: Table> Files<T> {
             return Err(shortage);
         }
         let replaced = replaced()?;
-        if replaced.charged == 0 {
+        if replaced.charged == 0 && replaced.held == 0 {
             return Err(shortage);
         }
-        let Needs { bytes, content } = needs;
+        let Needs { bytes, content, owned } = needs;
         let longer = content.saturating_sub(replaced.logical);
         // A quota that holds the file holds its blocks as well.
         let blocks = if longer == 0 { bytes / BLOCKS_SHARE } else { 0 };
         let growth = bytes.saturating_sub(replaced.charged.saturating_add(blocks));
-        if growth > 0 {
-            self.judge_owners(owners, growth, 0)?;
+        let growth_of_owners =
+            owned.saturating_sub(replaced.charged.saturating_add(replaced.held).saturating_add(blocks));
+        if growth_of_owners > 0 {
+            self.judge_owners(owners, growth_of_owners, 0)?;
+        }
+        if replaced.charged == 0 {
+            return self.admission.admit(self.dataset, bytes, Some(Purpose::Write));
         }
         self.admission.admit_replacing(self.dataset, &Overwrite { bytes, growth, longer })
     }
 
     /// What the next commit frees where these bytes of a file are written, with what names it: frames that no snapshot holds and no other
-    /// record shares. Of a record that is written in part, no more than is written of it.
+    /// record shares, and content in a row. Of a record that is written in part, no more than is written of it.
     pub(super) fn replaced(&self, row: &InodeRow, inode: u64, part: &Range<u64>) -> Result<Replaced> {
         let shift = self.shift_of(row);
         let mut sum = Replaced::default();
@@ -411,9 +428,11 @@ impl<T: Table> Files<T> {
         }
         let (first, last) = (part.start >> shift, (part.end - 1) >> shift);
         let held = self.held_by_snapshots.load(Ordering::Relaxed);
+        let written_of = |from: u64, length: u64| part.end.min(from + length).saturating_sub(part.start.max(from));
+        let mut in_row = 0;
         // Of a frame that holds content from `from` on, as much as is written of the content.
         let mut free = |pointer: &Pointer, from: u64, length: u64| {
-            let written = part.end.min(from + length).saturating_sub(part.start.max(from));
+            let written = written_of(from, length);
             if written > 0 && pointer.birth.0 > held {
                 sum.charged += ROW + pointer.charged() * written / length;
                 sum.logical += written;
@@ -423,19 +442,32 @@ impl<T: Table> Files<T> {
         self.warm_range(&range, WARMED_LEAVES)?;
         let patches = self.stored_patches(row, inode, first, last)?;
         self.table.read().try_scan(range, &mut |key, value| {
-            if let keys::Key::Extent { record, .. } = keys::Key::decode(key)?
-                && let Extent::Frame(pointer) = Extent::decode(value)?
-            {
-                let is_split = is_split(pointer.charged(), pointer.logical as usize);
-                if !is_split || stored_patches::of_record(&patches, record).next().is_none() {
-                    free(&pointer, record << shift, pointer.logical.into());
+            let keys::Key::Extent { record, .. } = keys::Key::decode(key)? else { return Ok(true) };
+            match Extent::decode(value)? {
+                Extent::Frame(pointer) => {
+                    let is_split = is_split(pointer.charged(), pointer.logical as usize);
+                    if !is_split || stored_patches::of_record(&patches, record).next().is_none() {
+                        free(&pointer, record << shift, pointer.logical.into());
+                    }
                 }
+                Extent::Inline(content) => in_row = content.len(),
+                _ => {}
             }
             Ok(true)
         })?;
         for StoredPatch { record, patch, .. } in patches {
             if let [(from, length)] = *patch.pieces {
                 free(&patch.pointer, (record << shift) + u64::from(from), length.into());
+            }
+        }
+        let written = written_of(0, in_row as u64);
+        if written > 0 {
+            let stored = worst(in_row) * written / in_row as u64;
+            sum.logical += written;
+            // Of rows it is not known since when they are there.
+            match held {
+                0 => sum.charged += stored,
+                _ => sum.held += stored,
             }
         }
         Ok(sum)

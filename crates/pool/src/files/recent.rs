@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Batch;
+use super::Change;
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{FileType, InodeRow, keys};
 
@@ -87,13 +87,13 @@ impl Recent {
         self.bare.get()?.get(number as usize % BARE)
     }
 
-    /// The table has taken a batch, or a part of it where that failed; its lock is held for
+    /// The table has taken these changes, or a part of them where that failed; its lock is held for
     /// writing.
-    pub(super) fn follow(&self, batch: &Batch, failed: bool) {
-        for change in batch.changes() {
+    pub(super) fn follow(&self, changes: &[Change<'_>], failed: bool) {
+        for change in changes {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
             let Some(number) = number.first_chunk::<8>().map(|number| u64::from_be_bytes(*number)) else { continue };
-            let row = change.row.as_deref().filter(|_| !failed).and_then(|row| InodeRow::decode_charged(row).ok());
+            let row = change.row.filter(|_| !failed).and_then(|row| InodeRow::decode_charged(row).ok());
             if row.is_none()
                 && let Some(place) = self.bare_place(number)
             {
@@ -139,6 +139,7 @@ fn forget(place: &AtomicU64, number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::Batch;
     use crate::rows::{FileType, Timestamp};
 
     #[test]
@@ -152,17 +153,17 @@ mod tests {
         batch.put(&keys::inode(5), row(2).encode());
         batch.put(&keys::inode(6), row(3).encode());
         batch.remove(&keys::orphan(7));
-        recent.follow(&batch, false);
+        recent.follow(&batch.uncharged(), false);
         assert_eq!((recent.get(5), recent.get(6)), (Some(row(2)), Some(row(3))));
-        recent.follow(&batch, true);
+        recent.follow(&batch.uncharged(), true);
         assert_eq!((recent.get(5), recent.get(6)), (None, None), "what failed is asked of the table");
-        recent.follow(&batch, false);
+        recent.follow(&batch.uncharged(), false);
         let mut gone = Batch::default();
         gone.remove(&keys::inode(5 + PLACES as u64));
-        recent.follow(&gone, false);
+        recent.follow(&gone.uncharged(), false);
         assert_eq!(recent.get(5), Some(row(2)), "another one with the same place");
         gone.remove(&keys::inode(5));
-        recent.follow(&gone, false);
+        recent.follow(&gone.uncharged(), false);
         assert_eq!(recent.get(5), None);
         recent.clear();
         assert_eq!(recent.get(6), None);
@@ -187,20 +188,20 @@ mod tests {
             batch.put(&keys::inode(number), row(flags).encode());
             batch
         };
-        recent.follow(&put(5, 0), false);
-        recent.follow(&put(5 + BARE as u64, HAS_XATTRS), false);
+        recent.follow(&put(5, 0).uncharged(), false);
+        recent.follow(&put(5 + BARE as u64, HAS_XATTRS).uncharged(), false);
         assert!(recent.is_bare(5), "another one with the same place");
-        recent.follow(&put(5, HAS_XATTRS), false);
+        recent.follow(&put(5, HAS_XATTRS).uncharged(), false);
         assert!(!recent.is_bare(5) && recent.is_bare(8));
-        recent.follow(&put(8, 0), true);
+        recent.follow(&put(8, 0).uncharged(), true);
         assert!(!recent.is_bare(8), "what failed is asked of the table");
-        recent.follow(&put(5, 0), false);
+        recent.follow(&put(5, 0).uncharged(), false);
         assert!(recent.is_bare(5));
         let mut gone = Batch::default();
         gone.remove(&keys::inode(5));
-        recent.follow(&gone, false);
+        recent.follow(&gone.uncharged(), false);
         assert!(!recent.is_bare(5));
-        recent.follow(&put(9, 0), false);
+        recent.follow(&put(9, 0).uncharged(), false);
         recent.clear();
         assert!(!recent.is_bare(9));
     }

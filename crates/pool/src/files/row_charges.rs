@@ -1,7 +1,7 @@
 //! What the rows of an inode are charged to its owner: attributes, names, link targets, small
 //! content, extended attributes, and the rows of records and patches.
 //!
-//! Every batch of rows passes [`Files::charged_batch`] before the table takes it, under the table's
+//! Every batch of rows passes [`Files::row_charges`] before the table takes it, under the table's
 //! lock: there the charge of each inode that the batch concerns follows the rows, and the use of its
 //! user and group follows the charge. So nothing that changes rows has to count them itself.
 //!
@@ -22,11 +22,9 @@
 //! wrote last has none: all its rows are counted with its next change, or in the background
 //! ([`Files::recount_rows`]), which notes its progress in a row of its own.
 
-use std::collections::BTreeMap;
-
 use super::owner_accounts::{OwnerId, owners_of};
 use super::row_recount::recount;
-use super::{Batch, Files, Result, Table};
+use super::{Batch, Change, Files, Result, RowChange, Table};
 use crate::rows::{Entry, InodeRow, keys, pointer_of};
 
 /// What an inode's own row is charged, bytes: the times differ from inode to inode, and are not
@@ -44,12 +42,33 @@ const FRAME: u64 = 56;
 /// The number of the inode that a key belongs to lies behind the kind.
 const NUMBER: std::ops::Range<usize> = 1..9;
 
-/// A batch as the table takes it.
-pub(super) struct ChargedBatch {
-    /// The rows with their charges.
-    pub(super) batch: Batch,
+/// What a batch changes of the charges.
+#[derive(Default)]
+pub(super) struct RowCharges {
+    /// The rows of the inodes that the batch concerns, in the order of their numbers.
+    inodes: Vec<ChargedInode>,
     /// By what the use of owners changes, bytes.
     pub(super) uses: Vec<(OwnerId, i64)>,
+}
+
+/// The row of an inode with its charge.
+struct ChargedInode {
+    key: [u8; NUMBER.end],
+    row: Vec<u8>,
+}
+
+impl RowCharges {
+    /// The batch with these charges, as the table takes it.
+    pub(super) fn changes<'b>(&'b self, batch: &'b Batch) -> Vec<Change<'b>> {
+        let has_charge = |key: &[u8]| self.inodes.binary_search_by(|inode| inode.key.as_slice().cmp(key)).is_ok();
+        let others = batch.changes().iter().filter(|change| change.row.is_none() || !has_charge(&change.key));
+        let inodes = self.inodes.iter().map(|inode| Change { key: &inode.key, row: Some(&inode.row) });
+        others.map(RowChange::as_row).chain(inodes).collect()
+    }
+
+    fn count(&mut self, row: &InodeRow, bytes: i64) {
+        self.uses.extend(owners_of(row).map(|owner| (owner, bytes)));
+    }
 }
 
 /// What a name of an inode is charged, bytes: an entry and the row for look-ups.
@@ -63,9 +82,14 @@ pub(super) fn of_attribute(name: &[u8], value: &[u8]) -> u64 {
     ROW + 1 + (name.len() + value.len()) as u64
 }
 
+/// What content that lies in its row is charged, bytes.
+pub(super) fn of_content(content: &[u8]) -> u64 {
+    ROW + 1 + content.len() as u64
+}
+
 /// What the target of a symbolic link is charged, bytes.
 pub(super) fn of_target(target: &[u8]) -> u64 {
-    ROW + 1 + target.len() as u64
+    of_content(target)
 }
 
 /// What a row is charged, and to which inode; none for rows that are nobody's, or damaged.
@@ -106,60 +130,35 @@ pub(super) fn inode_of(key: &[u8]) -> Option<u64> {
 }
 
 impl<T: Table> Files<T> {
-    /// The batch with what the inodes are charged for their rows, and what follows for owners.
+    /// What a batch changes of the charges of inodes, and what follows for their owners.
     ///
     /// # Errors
     /// Errors of reading the table.
-    pub(super) fn charged_batch(&self, table: &T, batch: &Batch) -> Result<ChargedBatch> {
-        // Where a batch changes a row twice, the last change counts.
-        let mut rows: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
-        for change in batch.changes() {
-            rows.insert(&change.key, change.row.as_deref());
-        }
-        let growths = growths(table, &rows)?;
-        let mut inodes: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-        let mut uses: BTreeMap<OwnerId, i64> = BTreeMap::new();
-        let mut count = |row: &InodeRow, bytes: i64| {
-            for owner in owners_of(row) {
-                let change = uses.entry(owner).or_default();
-                *change = change.saturating_add(bytes);
-            }
-        };
-        for (number, growth) in growths {
+    pub(super) fn row_charges(&self, table: &T, batch: &Batch) -> Result<RowCharges> {
+        let mut charges = RowCharges::default();
+        let changes = last_changes(batch);
+        for (number, growth) in growths(table, &changes)? {
             let key = keys::inode(number);
             let before = match self.recent.get_charged(number) {
                 None => table.get(&key)?.and_then(|row| InodeRow::decode_charged(&row).ok()),
                 kept => kept,
             };
-            let after = match rows.get(key.as_slice()) {
-                Some(changed) => changed.and_then(|row| InodeRow::decode(row).ok()),
-                None => before.map(|(row, _)| row),
+            let after = match changes.binary_search_by(|change| change.key.as_slice().cmp(&key)) {
+                Ok(at) => changes.get(at).and_then(|change| InodeRow::decode(change.row.as_deref()?).ok()),
+                Err(_) => before.map(|(row, _)| row),
             };
-            let old = before.map_or(0, |(_, rows)| rows);
-            let new = match &after {
-                Some(row) => self.charge_before(table, number, row, before)?.saturating_add_signed(growth).max(INODE),
-                None => 0,
-            };
-            if let Some((row, _)) = before {
-                count(&row, -signed(old));
+            if let Some((row, rows)) = before {
+                charges.count(&row, -signed(rows));
             }
             if let Some(row) = after {
-                count(&row, signed(new));
-                inodes.insert(number, row.encode_charged(new));
+                let rows = self.charge_before(table, number, &row, before)?.saturating_add_signed(growth).max(INODE);
+                charges.count(&row, signed(rows));
+                charges.inodes.push(ChargedInode { key, row: row.encode_charged(rows) });
             }
         }
-        uses.retain(|_, change| *change != 0);
-        let mut changed = Batch::default();
-        for change in batch.changes() {
-            match &change.row {
-                // The row of an inode that stays comes below.
-                Some(_) if inode_of(&change.key).is_some_and(|number| inodes.contains_key(&number)) => {}
-                Some(row) => changed.put(&change.key, row.clone()),
-                None => changed.remove(&change.key),
-            }
-        }
-        inodes.into_iter().for_each(|(number, row)| changed.put(&keys::inode(number), row));
-        Ok(ChargedBatch { batch: changed, uses: uses.into_iter().collect() })
+        sum_up(&mut charges.uses);
+        charges.uses.retain(|(_, change)| *change != 0);
+        Ok(charges)
     }
 
     /// What an inode is charged for the rows that the table has.
@@ -187,25 +186,42 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// By how much the rows of inodes grow, bytes; also of those whose own row alone changes.
-fn growths<T: Table>(table: &T, rows: &BTreeMap<&[u8], Option<&[u8]>>) -> Result<BTreeMap<u64, i64>> {
-    let mut growths: BTreeMap<u64, i64> = BTreeMap::new();
-    let mut count = |charge: Option<(u64, u64)>, sign: i64| {
-        if let Some((inode, bytes)) = charge {
-            let growth = growths.entry(inode).or_default();
-            *growth = growth.saturating_add(sign * signed(bytes));
-        }
-    };
-    for (key, row) in rows {
+/// The last change of each row of a batch, in the order of their keys.
+fn last_changes(batch: &Batch) -> Vec<&RowChange> {
+    let mut changes: Vec<&RowChange> = batch.changes().iter().rev().collect();
+    changes.sort_by(|one, other| one.key.cmp(&other.key));
+    changes.dedup_by(|earlier, later| earlier.key == later.key);
+    changes
+}
+
+/// By how much the rows of inodes grow, bytes, in the order of their numbers; also of those whose own row alone changes.
+fn growths<T: Table>(table: &T, changes: &[&RowChange]) -> Result<Vec<(u64, i64)>> {
+    let mut growths = Vec::with_capacity(changes.len());
+    for RowChange { key, row } in changes {
         if let Some(number) = inode_of(key) {
-            count(Some((number, 0)), 1);
+            growths.push((number, 0));
         } else if has_charge(key) {
             let old = table.get(key)?;
-            count(old.as_deref().and_then(|old| charge_of(key, old)), -1);
-            count(row.and_then(|row| charge_of(key, row)), 1);
+            let old = old.as_deref().and_then(|old| charge_of(key, old));
+            let new = row.as_deref().and_then(|row| charge_of(key, row));
+            growths.extend(old.map(|(inode, bytes)| (inode, -signed(bytes))));
+            growths.extend(new.map(|(inode, bytes)| (inode, signed(bytes))));
         }
     }
+    sum_up(&mut growths);
     Ok(growths)
+}
+
+/// Adds up what belongs to the same.
+fn sum_up<K: Ord + Copy>(sums: &mut Vec<(K, i64)>) {
+    sums.sort_by_key(|(of, _)| *of);
+    sums.dedup_by(|next, first| {
+        let same = next.0 == first.0;
+        if same {
+            first.1 = first.1.saturating_add(next.1);
+        }
+        same
+    });
 }
 
 pub(super) fn signed(bytes: u64) -> i64 {

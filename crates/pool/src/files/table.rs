@@ -67,12 +67,12 @@ pub trait Table: Send + Sync {
         outcome.map(drop)
     }
 
-    /// Makes all changes of a batch, in its order.
+    /// Makes all these changes, in their order.
     ///
     /// # Errors
     /// As [`Self::get`]. Either nothing is changed, or the table has seen to it that what is half
     /// changed is never committed.
-    fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
+    fn change(&mut self, txg: Txg, changes: &[Change<'_>]) -> Result<(), PoolError>;
 
     /// What the next commits will write of the table, bytes.
     fn dirty_bytes(&self) -> u64;
@@ -87,7 +87,22 @@ pub struct RowChange {
     pub row: Option<Vec<u8>>,
 }
 
+/// A change of one row, as a table takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'b> {
+    /// Which row.
+    pub key: &'b [u8],
+    /// What it becomes; `None` where it goes.
+    pub row: Option<&'b [u8]>,
+}
+
 impl RowChange {
+    /// The change as a table takes it.
+    #[must_use]
+    pub fn as_row(&self) -> Change<'_> {
+        Change { key: &self.key, row: self.row.as_deref() }
+    }
+
     /// The change as the intent log has it.
     #[must_use]
     pub fn as_change(&self) -> LogChange<'_> {
@@ -136,6 +151,12 @@ impl Batch {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
+    }
+
+    /// The changes as a table takes them, without charges for rows.
+    #[must_use]
+    pub fn uncharged(&self) -> Vec<Change<'_>> {
+        self.changes.iter().map(RowChange::as_row).collect()
     }
 
     /// The changes in their order.

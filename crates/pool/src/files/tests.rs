@@ -110,16 +110,16 @@ impl Table for MapTable {
         Ok(())
     }
 
-    fn change(&mut self, _: Txg, batch: &Batch) -> std::result::Result<(), PoolError> {
+    fn change(&mut self, _: Txg, changes: &[Change<'_>]) -> std::result::Result<(), PoolError> {
         if self.1.refuses.load(Ordering::Relaxed) {
             return Err(PoolError::Format(Damage::Checksum));
         }
-        batch.changes().iter().try_for_each(|change| self.1.look(&change.key))?;
-        self.1.longest.fetch_max(batch.changes().len(), Ordering::Relaxed);
-        for change in batch.changes() {
-            match &change.row {
-                Some(row) => self.0.insert(change.key.clone(), row.clone()),
-                None => self.0.remove(&change.key),
+        changes.iter().try_for_each(|change| self.1.look(change.key))?;
+        self.1.longest.fetch_max(changes.len(), Ordering::Relaxed);
+        for change in changes {
+            match change.row {
+                Some(row) => self.0.insert(change.key.to_vec(), row.to_vec()),
+                None => self.0.remove(change.key),
             };
         }
         if let Some(history) = &mut *self.1.history.lock() {

@@ -87,7 +87,7 @@ fn an_operation_that_cannot_be_done_whole_changes_nothing_and_stops_nobody() {
     let (kept, birth) = lose(&storage, &leaf);
     for order in 0..2 {
         let txg = pool.gate.enter().txg();
-        let outcome = dataset.files().with_table(|table| crate::files::Table::change(table, txg, &batch));
+        let outcome = dataset.files().with_table(|table| crate::files::Table::change(table, txg, &batch.uncharged()));
         assert!(matches!(outcome, Err(PoolError::Frame { .. })), "{order} {outcome:?}");
         assert_eq!(
             dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::inode(3))).unwrap(),
@@ -179,7 +179,7 @@ fn stored_table(storage: &Arc<MapStorage>, rows: u32) -> (TreeTable, Arc<crate::
     let mut table = TreeTable::open((5, None), &frames, &cache, &throttle);
     let mut batch = crate::files::Batch::default();
     (0..rows).for_each(|row| batch.put(&(2 * row).to_be_bytes(), vec![row as u8; 2000]));
-    crate::files::Table::change(&mut table, Txg(1), &batch).unwrap();
+    crate::files::Table::change(&mut table, Txg(1), &batch.uncharged()).unwrap();
     let frozen = table.tree.freeze();
     let form =
         crate::tree::commit::Form { txg: Txg(1), compression: CompressionSetting::Off, checksum: ChecksumKind::Xxh3 };
@@ -215,7 +215,7 @@ fn a_batch_that_empties_a_leaf_and_fills_its_place_needs_no_neighbour() {
         batch.put(&1_u32.to_be_bytes(), vec![7; 10]);
         batch.put(&0_u32.to_be_bytes(), vec![8; 20]);
         let (kept, birth) = lose(&storage, &neighbour);
-        crate::files::Table::change(&mut table, Txg(2), &batch).unwrap();
+        crate::files::Table::change(&mut table, Txg(2), &batch.uncharged()).unwrap();
         assert!(throttle.failed().is_none());
         storage.state.lock().frames.insert((neighbour.segment, neighbour.index), (kept, birth));
         let mut found = Vec::new();

@@ -118,7 +118,7 @@ fn a_check_finds_names_under_wrong_hashes() {
     batch.remove(&right);
     batch.put(&wrong, target);
     let entered = pool.gate.enter();
-    dataset.files().with_table(|table| table.change(entered.txg(), &batch)).unwrap();
+    dataset.files().with_table(|table| table.change(entered.txg(), &batch.uncharged())).unwrap();
     drop((entered, dataset));
     pool.commit().unwrap();
     drop(pool);

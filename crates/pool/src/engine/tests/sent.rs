@@ -414,7 +414,7 @@ fn uncharge(side: &Side, id: u64) {
             used.bytes -= sums[&(kind, id)];
             batch.put(&keys::owner_use(kind, id), used.encode());
         }
-        table.change(entered.txg(), &batch).unwrap();
+        table.change(entered.txg(), &batch.uncharged()).unwrap();
     });
     drop(entered);
     side.pool.commit().unwrap();

@@ -756,6 +756,9 @@ fn a_full_pool_and_a_full_quota_take_overwrites_for_ever() {
         }
         let file = plain(&dataset, "a", 7).unwrap();
         let (mut seed, mut expected) = (42, Vec::new());
+        let small_file = plain(&dataset, "b", 7).unwrap();
+        let mut small_content = noise(&mut seed, 1000);
+        dataset.files().write(&small_file, None, &small_content).unwrap();
         // To the last byte that there is room for.
         for block in [1 << 17, 1 << 12] {
             loop {
@@ -771,6 +774,7 @@ fn a_full_pool_and_a_full_quota_take_overwrites_for_ever() {
         for block in [16 << 10, 4096, 1 << 17, 600, 16 << 10] {
             let bytes = if block < 4096 { MIB as usize / 2 } else { 8 * MIB as usize };
             overwrite(&dataset, &file, &mut expected, block, bytes, &mut seed);
+            overwrite(&dataset, &small_file, &mut small_content, 100, 10_000, &mut seed);
             pool.commit().unwrap();
             // Blocks of 4 KiB have headers of a fiftieth, and rows.
             let used = pool.space(id).unwrap().1.referenced;
@@ -782,6 +786,7 @@ fn a_full_pool_and_a_full_quota_take_overwrites_for_ever() {
         drop((dataset, file, pool));
         let pool = reopen(&storage);
         assert!(contents(pool.dataset(id).unwrap().files())["a"] == expected);
+        assert!(contents(pool.dataset(id).unwrap().files())["b"] == small_content);
         check(&pool, &storage);
     }
 }

@@ -71,6 +71,25 @@ fn each_row_is_charged_to_the_owner_of_its_inode() {
 }
 
 #[test]
+fn small_content_is_overwritten_at_the_limit() {
+    let (files, _) = empty();
+    let root = files.root();
+    let (file, _) = files.make(&root, b"f", b"", &owned(7, FileType::Regular, None)).unwrap();
+    files.write(&file, None, &[1; 1000]).unwrap();
+    for held in [0, u64::MAX] {
+        files.set_held_by_snapshots(Txg(held));
+        limited(&files, 7, used(&files, 7));
+        files.write(&file, Some(0), &[2; 1000]).unwrap();
+        files.write(&file, Some(300), &[3; 200]).unwrap();
+        files.flush(Txg(7)).unwrap();
+        let longer = files.write(&file, Some(900), &[4; 500]);
+        assert!(matches!(longer, Err(FileError::Quota)), "{longer:?}");
+        files.set_attributes(&file, &AttributeChange { size: Some(0), ..AttributeChange::default() }).unwrap();
+        files.write(&file, Some(0), &[5; 1000]).unwrap();
+    }
+}
+
+#[test]
 fn quotas_of_owners_hold_for_rows() {
     let (files, frames) = empty();
     let root = files.root();
