@@ -1,6 +1,6 @@
 //! What tests of layers and mounts share: the conformance suite of the `Layer` contract, a
-//! reference tree with a random-operation model, and parity runs (the same calls on two
-//! directories).
+//! reference tree with a random-operation model, parity runs (the same calls on two
+//! directories), and the wait for a condition.
 //!
 //! Callers: the tests of `layers`, `fuse` and `cli`; nothing that ships. Depends on the contract
 //! only, so that no layer can be tested against itself. A failed expectation here is a failed test:
@@ -11,8 +11,10 @@
 pub mod conformance;
 pub mod model;
 pub mod parity;
+mod waits;
 mod world;
 
+pub use waits::{PATIENCE, eventually};
 pub use world::{Listed, World, name};
 
 /// Ends a test where something is not here that it needs; whatever found that out says why.

@@ -1,6 +1,7 @@
 //! Hearing sync(2), with the kernel at the other end.
 
 use nacre_fuse::{Duty, SyncCalls};
+use nacre_testkit::eventually;
 use std::{
     io::ErrorKind,
     path::Path,
@@ -9,7 +10,6 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
-    time::{Duration, Instant},
 };
 
 /// None where it cannot be heard here.
@@ -38,14 +38,6 @@ fn devices() -> usize {
     let backing = entries
         .map(|entry| std::fs::read_to_string(entry.unwrap().path().join("loop/backing_file")).unwrap_or_default());
     backing.filter(|backing| backing.contains(&name)).count()
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 // One test: each hears what the others call.

@@ -4,7 +4,7 @@ use nacre_cage::{Cage, CageReport, ChargeRule, Storage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
-use nacre_testkit::name;
+use nacre_testkit::{eventually, name};
 use nacre_vfs::{
     AllocateMode, Caller, Errno, FileId, Invalidation, Ioctl, Kind, Node, OpenFileHost, OpenFlags, Opened, RenameFlags,
     SetAttr, WriteOrigin,
@@ -14,7 +14,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak, mpsc},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 const BLOCK: u64 = 4096;
@@ -106,15 +106,6 @@ fn stored(directory: &Path) -> (u64, u64) {
     }
     let mut seen = HashSet::new();
     (walk(directory, &mut seen), seen.len() as u64)
-}
-
-/// Waits for something that another thread does.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not come true");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! Cages as scripts see them, and what a directory costs by the rules of docs/cage.md.
 
-use super::{Fixture, PATIENCE, text};
+use super::{Fixture, eventually, text};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Instant;
 
 /// The figures of one cage.
 #[derive(Clone, Debug)]
@@ -17,12 +16,14 @@ impl Cage {
     pub fn of(fixture: &Fixture, directory: &Path) -> Cage {
         let ask =
             || fixture.nacre([OsStr::new("cage"), OsStr::new("status"), OsStr::new("--json"), directory.as_os_str()]);
-        let (start, mut output) = (Instant::now(), ask());
+        let mut output = ask();
         // A daemon in the foreground serves the mount a moment before it answers questions.
-        while !output.status.success() && start.elapsed() < PATIENCE {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            output = ask();
-        }
+        eventually("the daemon answers", || {
+            if !output.status.success() {
+                output = ask();
+            }
+            output.status.success()
+        });
         assert!(output.status.success(), "nacre cage status: {}", text(&output.stderr));
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let cages = value.as_array().expect("a list of cages");

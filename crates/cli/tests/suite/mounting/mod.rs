@@ -24,9 +24,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long a mount, an unmount or what is waited for may take: a slow disk holds a killed process
-/// for a minute.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub use nacre_testkit::{PATIENCE, eventually};
 
 /// How long a test may use its mount before the daemon is killed.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -124,15 +122,6 @@ pub fn unmount_by(program: &str, words: &[&OsStr]) {
         assert!(output.status.success() || said.to_lowercase().contains("busy"), "{program} {words:?}: {said}");
         output.status.success()
     });
-}
-
-/// Waits until something holds.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Runs a program to its end, which must come within the time limit; its output, whatever its
@@ -453,15 +442,13 @@ impl Fixture {
     /// it).
     pub fn ended(&mut self) -> Option<i32> {
         let child = self.daemons.last_mut().expect("a daemon");
-        let start = Instant::now();
-        loop {
-            if let Some(status) = child.try_wait().expect("wait") {
-                self.daemons.pop();
-                return status.code();
-            }
-            assert!(start.elapsed() < PATIENCE, "the daemon did not end within {PATIENCE:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let mut status = None;
+        eventually("the daemon has ended", || {
+            status = child.try_wait().expect("wait");
+            status.is_some()
+        });
+        self.daemons.pop();
+        status?.code()
     }
 
     /// Whether the daemon started last still runs.

@@ -1,13 +1,12 @@
 //! What a mount says about itself, as scripts read it: `nacre status --json`.
 
-use super::{PATIENCE, nacre, run, text};
+use super::{eventually, nacre, run, text};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 /// The figures of one mount.
 #[derive(Clone, Debug)]
@@ -17,12 +16,14 @@ impl Status {
     /// Asks the mount.
     pub fn of(mountpoint: &Path) -> Status {
         let ask = || run(nacre(), [OsStr::new("status"), OsStr::new("--json"), mountpoint.as_os_str()]);
-        let (start, mut output) = (Instant::now(), ask());
+        let mut output = ask();
         // A daemon in the foreground serves the mount a moment before it answers questions.
-        while !output.status.success() && start.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(10));
-            output = ask();
-        }
+        eventually("the daemon answers", || {
+            if !output.status.success() {
+                output = ask();
+            }
+            output.status.success()
+        });
         assert!(output.status.success(), "nacre status: {}", text(&output.stderr));
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let mounts =
