@@ -499,7 +499,12 @@ impl Pool {
 
     /// How content of a dataset is stored as long as its properties are not known.
     fn storing(&self) -> Storing {
-        Storing { record_shift: 17, compression: CompressionSetting::On, checksum: ChecksumKind::Xxh3 }
+        Storing {
+            record_shift: 17,
+            compression: CompressionSetting::On,
+            checksum: ChecksumKind::Xxh3,
+            longest_record: 1 << self.bounds().record_shift,
+        }
     }
 }
 

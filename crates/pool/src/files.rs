@@ -179,6 +179,8 @@ pub struct Storing {
     pub compression: CompressionSetting,
     /// `checksum`.
     pub checksum: ChecksumKind,
+    /// Records get no longer, bytes: the segments of the pool hold no longer frames.
+    pub longest_record: u64,
 }
 
 /// How much was stored, bytes.

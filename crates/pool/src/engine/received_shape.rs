@@ -22,6 +22,12 @@ const INODES_AT_ONCE: u64 = 4 << 20;
 /// And no oftener than so many times.
 const SLICES_MOST: u64 = 64;
 
+/// The number of the root directory, in all file systems.
+const ROOT: u64 = 1;
+
+/// Numbers of inodes and names stay below this: positions of listings and node numbers have bits of their own above them.
+const NUMBER_MOST: u64 = 1 << 48;
+
 /// The changes of an inode and of its names.
 #[derive(Default)]
 struct Delta {
@@ -41,6 +47,8 @@ pub(super) struct ReceivedShape<'a> {
     pub(super) context: Context<'a>,
     pub(super) old: View,
     pub(super) new: View,
+    /// The longest record that this pool holds, as a power of two.
+    pub(super) record_shift_most: u8,
 }
 
 fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
@@ -99,6 +107,12 @@ impl ReceivedShape<'_> {
         if old.is_some_and(|old| !same(old)) {
             return wrong("other rules for names than in the base");
         }
+        if old.is_some_and(|old| new.next < old.next) || new.next > NUMBER_MOST {
+            return wrong("a counter of inodes that is lower than in the base, or too high");
+        }
+        if new.root != ROOT {
+            return wrong("a root directory with another number");
+        }
         let root = self.inode(&self.new, new.root)?;
         if root
             .is_none_or(|root| root.file_type() != Some(FileType::Directory) || root.links < 2 || root.hint.is_some())
@@ -132,8 +146,8 @@ impl ReceivedShape<'_> {
                     delta(number, &mut |_| {});
                 }
                 Key::Entry { directory, sequence } => {
-                    if sequence >= head.next {
-                        return wrong("a name above the counter of the head");
+                    if sequence == 0 || sequence >= head.next {
+                        return wrong("a name above the counter of the head, or without a number");
                     }
                     for (value, sign) in [(row.old, -1), (row.new, 1)] {
                         let Some(entry) = value.map(Entry::decode).transpose()? else { continue };
@@ -158,7 +172,10 @@ impl ReceivedShape<'_> {
                         }
                     }
                 }
-                Key::Name { directory, .. } => {
+                Key::Name { directory, hash, sequence } => {
+                    if slice == 0 && row.new.is_some() {
+                        self.check_single(head, directory, hash, sequence)?;
+                    }
                     for (value, sign) in [(row.old, -1), (row.new, 1)] {
                         let Some(target) = value.map(NameTarget::decode).transpose()? else { continue };
                         let sum = (row_sum(row.key, target) as i64).wrapping_mul(-sign);
@@ -211,6 +228,18 @@ impl ReceivedShape<'_> {
         if delta.named_as.is_some_and(|named| Some(named) != new.file_type()) || !old.as_ref().is_none_or(is_same) {
             return wrong("a name or an inode of another type");
         }
+        if new.file_type() == Some(FileType::Directory) && new.links == 0 && new.size != 0 {
+            return wrong("a directory without a name that holds names");
+        }
+        if new.record_shift > self.record_shift_most {
+            return wrong(
+                "a file with records that are longer than the segments of this pool: its pool has larger devices",
+            );
+        }
+        let content_of = |row: &InodeRow| (row.record_shift, row.flags & HAS_PATCHES);
+        if old.is_some_and(|old| content_of(&old) != content_of(&new)) {
+            self.check_unchanged_content(number, &new)?;
+        }
         let is_orphan = self.new.get(&self.context, &keys::orphan(number))?.is_some();
         if is_orphan != (new.links == 0) {
             return wrong("an inode without a name that is none");
@@ -228,6 +257,42 @@ impl ReceivedShape<'_> {
             Some(FileType::Regular) if i64::try_from(new.size).is_err() => wrong("a file that is too long"),
             _ => Ok(()),
         }
+    }
+
+    /// No other name in a directory with this hash is the same.
+    fn check_single(&self, head: &DatasetHead, directory: u64, hash: u64, sequence: u64) -> Result<(), PoolError> {
+        let range = keys::names(directory, hash);
+        let mut others = Vec::new();
+        let mut rows = self.new.cursor(self.context, &range.start, Some(&range.end))?;
+        while let Some((key, _)) = rows.next()? {
+            if let Key::Name { sequence: other, .. } = Key::decode(key)?
+                && other != sequence
+            {
+                others.push(other);
+            }
+        }
+        let name = |sequence: u64| {
+            let entry = self.new.get(&self.context, &keys::entry(directory, sequence))?;
+            entry.map(|row| Entry::decode(&row).map(|entry| head.folding.fold(entry.name).into_owned())).transpose()
+        };
+        for other in others {
+            if name(other)? == name(sequence)? {
+                return wrong("two names of a directory that are the same");
+            }
+        }
+        Ok(())
+    }
+
+    /// Content whose rows are those of the base fits the inode, of which the record size or the flag of patches is another.
+    fn check_unchanged_content(&self, number: u64, row: &InodeRow) -> Result<(), PoolError> {
+        let mut owner = Some((number, *row));
+        for range in [keys::extents(number, 0, u64::MAX), keys::patches(number, 0, u64::MAX)] {
+            let mut rows = self.new.cursor(self.context, &range.start, Some(&range.end))?;
+            while let Some((key, value)) = rows.next()? {
+                self.check_content(&Key::decode(key)?, key, value, &mut owner)?;
+            }
+        }
+        Ok(())
     }
 
     /// A directory has its one name where its hint says, and the directory of that is below the root.

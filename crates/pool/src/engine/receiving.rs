@@ -118,6 +118,7 @@ impl Pool {
         for (name, to) in &into.of_snapshot {
             snapshot_row(name, to)?;
         }
+        self.spelling_of(head)?;
         let begun = match self.going_on(&admin, &into, head)? {
             Some(begun) => begun,
             None => {
@@ -211,6 +212,19 @@ impl Pool {
         Ok(self.token_at(admin.catalog.dataset(id)?.root)?.map(|token| (id, token)))
     }
 
+    /// The rules for names that a stream brings: nothing else comes by this way, since users cannot leave it out.
+    fn spelling_of(&self, head: &SnapshotHead) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        const RULES: [&str; 3] = ["casesensitivity", "normalization", "utf8only"];
+        if let Some(other) = head.spelling.iter().find(|property| !RULES.contains(&property.name.as_str())) {
+            return refused(format!(
+                "the stream has '{}' as a rule for names, which it is not",
+                other.name.escape_debug()
+            ));
+        }
+        let given = head.spelling.iter().map(|property| (property.name.clone(), property.value.clone()));
+        self.parse_new(&given.collect::<Vec<_>>())
+    }
+
     /// What will take the rows: judged before anything is changed.
     fn plan_receive(&self, admin: &Admin, into: &ReceiveInto, head: &SnapshotHead) -> Result<Plan, PoolError> {
         let Some(target) = admin.catalog.child(into.parent, &into.name)? else {
@@ -264,9 +278,7 @@ impl Pool {
             Plan::Clone(of, txg) => (into.parent, into.name.as_str(), Some((*of, *txg))),
             Plan::Below(target, base) => (*target, PARTIAL, base.map(|base| (*target, base))),
         };
-        let given: Vec<(String, String)> =
-            head.spelling.iter().map(|property| (property.name.clone(), property.value.clone())).collect();
-        let rows = admin.with_rules_for_names(parent, self.parse_new(&given)?)?;
+        let rows = admin.with_rules_for_names(parent, self.spelling_of(head)?)?;
         let usage = match origin {
             Some((of, txg)) => {
                 let of = admin.catalog.snapshot(of, txg)?;
@@ -539,6 +551,7 @@ impl Receiving {
             context: Context { frames: &*self.pool.frames, cache: &self.pool.cache },
             old: Tree::open(base, 0, Settings::default()).view(),
             new: self.dataset.files().look_at_table(|table| table.tree.view()),
+            record_shift_most: self.pool.bounds().record_shift,
         };
         match shape.check() {
             Ok(()) => {
@@ -686,9 +699,8 @@ impl Receiving {
         admin.catalog.set_dataset(target, &row)?;
         if self.base.is_none() {
             // Other rules for names may hold now.
-            for property in &self.head.spelling {
-                let value = PropertyRow { source: PropertySource::Local, value: property.value.clone() };
-                admin.catalog.set_property(target, &property.name, Some(&value))?;
+            for (name, row) in pool.spelling_of(&self.head)? {
+                admin.catalog.set_property(target, &name, Some(&row))?;
             }
         }
         admin.reservations.forget(id);
