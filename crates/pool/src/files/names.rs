@@ -58,6 +58,19 @@ pub struct ParentView {
 /// Makes a file out of the directory that it is for.
 pub type Making<'a> = dyn Fn(&ParentView) -> Result<NewInode> + 'a;
 
+/// An inode that is about to be made.
+struct Birth<'b, 'e> {
+    /// The directory that it is made in, or below; and the same, locked.
+    directory: &'b Inode,
+    parent: &'b Editing<'e>,
+    /// The directory's extended attribute that `new` sees.
+    inherited: &'b [u8],
+    new: &'b Making<'b>,
+    /// The name that it gets; empty for none.
+    name: &'b [u8],
+    now: Timestamp,
+}
+
 /// What a rename does where the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayReplace {
@@ -194,7 +207,7 @@ impl<T: Table> Files<T> {
         }
         let mut batch = Batch::default();
         let now = (self.clock)();
-        let mut made = self.born(directory, (&parent, inherited), (new, name), now)?;
+        let mut made = self.born(&Birth { directory, parent: &parent, inherited, new, name, now })?;
         let number = self.number();
         made.row.hint = Some(NameHint { directory: directory.number(), sequence: number });
         let file_type = file_type(&made.row)?;
@@ -237,7 +250,8 @@ impl<T: Table> Files<T> {
         let entered = self.enter_with(NEW)?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
-        let mut made = self.born(directory, (&parent, inherited), (new, b""), (self.clock)())?;
+        let birth = Birth { directory, parent: &parent, inherited, new, name: b"", now: (self.clock)() };
+        let mut made = self.born(&birth)?;
         drop(parent);
         let number = self.number();
         made.row.links = 0;
@@ -263,13 +277,8 @@ impl<T: Table> Files<T> {
         if edited.row.links == 0 { Err(FileError::NotFound) } else { Ok(edited) }
     }
 
-    fn born(
-        &self,
-        directory: &Inode,
-        (parent, inherited): (&Editing<'_>, &[u8]),
-        (new, name): (&Making<'_>, &[u8]),
-        now: Timestamp,
-    ) -> Result<NewInode> {
+    fn born(&self, birth: &Birth<'_, '_>) -> Result<NewInode> {
+        let Birth { directory, parent, inherited, new, name, now } = *birth;
         let attribute = if parent.row.flags & crate::rows::inode::flags::HAS_XATTRS == 0 {
             None
         } else {
@@ -595,7 +604,7 @@ impl<T: Table> Files<T> {
         now: Timestamp,
         batch: &mut Batch,
     ) -> Result<InodeRow> {
-        let mut made = self.born(directory, (parent, b""), (new, place.name), now)?;
+        let mut made = self.born(&Birth { directory, parent, inherited: b"", new, name: place.name, now })?;
         let number = self.number();
         made.row.hint = Some(NameHint { directory: place.directory, sequence });
         made.row.links = 1;
