@@ -73,7 +73,7 @@ use crate::cache::Cache;
 use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
-use crate::files::{Clock, Gate, Keeper, Storing, Throttle};
+use crate::files::{Clock, Gate, Keeper, Share, Storing, Throttle};
 use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Reach, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
@@ -113,8 +113,14 @@ pub trait Storage: Frames {
     /// not durable.
     fn keep_unwritten(&self, on: bool);
 
-    /// Whether a device has failed, so that no commit succeeds any more.
-    fn is_suspended(&self) -> bool;
+    /// What frames take in memory that devices did not take, bytes.
+    fn held_unwritten(&self) -> u64;
+
+    /// Why no commit succeeds any more, if it is so: a device has failed.
+    fn suspended(&self) -> Option<PoolError>;
+
+    /// From now on no commit succeeds; answers the first reason.
+    fn suspend(&self, error: &PoolError) -> PoolError;
 
     /// The longest record that makes sense here, bytes.
     fn largest_frame(&self) -> u64;
@@ -209,6 +215,8 @@ pub struct Pool {
     /// Files without a name that a process which has died left are held.
     holds_left: AtomicBool,
     throttle: Arc<Throttle>,
+    /// Frames of a replay that devices did not take.
+    unwritten: Share,
     on_stuck: OnceLock<Box<OnStuck>>,
     /// The last txg that is durable.
     committed: AtomicU64,
@@ -414,6 +422,7 @@ impl Pool {
         let catalog = Catalog::open(Arc::clone(&frames), Arc::clone(&cache), root, open);
         let quotas = QuotaTree::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
         let reservations = Arc::new(Reservations::new(Arc::clone(&storage), quotas));
+        let throttle: Arc<Throttle> = Arc::default();
         Self {
             admin: Mutex::new(Admin { catalog, reservations: Arc::clone(&reservations), sharing: false, failed: None }),
             reservations,
@@ -428,7 +437,8 @@ impl Pool {
             log: OnceLock::new(),
             keeper: OnceLock::new(),
             holds_left: AtomicBool::new(false),
-            throttle: Arc::default(),
+            unwritten: Share::new(Arc::clone(&throttle)),
+            throttle,
             on_stuck: OnceLock::new(),
             committed: AtomicU64::new(open.0.saturating_sub(1)),
             commit_times: CommitTimes::default(),

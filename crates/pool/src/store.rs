@@ -332,7 +332,12 @@ impl Store {
         let stored = compressed.stored.as_deref().unwrap_or(frame.content);
         let header = Header { pointer, owner: frame.owner };
         let charged = pointer.charged();
-        self.admit(charged, if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata })?;
+        let claim = if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata };
+        match self.admit(charged, claim) {
+            // No commit will name it.
+            Err(PoolError::NoSpace) if self.keeps_in_memory() => {}
+            admitted => admitted?,
+        }
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
@@ -425,12 +430,20 @@ impl Store {
         Ok(())
     }
 
+    /// Whether frames are taken although the store is suspended.
+    fn keeps_in_memory(&self) -> bool {
+        self.suspended.reason().is_some() && self.keeps_unwritten.load(Ordering::Acquire)
+    }
+
     /// Whether the store takes frames.
     fn accepts_frames(&self) -> Result<()> {
-        match self.suspended.reason() {
-            Some(_) if self.keeps_unwritten.load(Ordering::Acquire) => Ok(()),
-            _ => self.usable(),
-        }
+        if self.keeps_in_memory() { Ok(()) } else { self.usable() }
+    }
+
+    /// What frames take in memory that are not on devices, bytes: writes under way, and those that failed.
+    #[must_use]
+    pub fn held_unwritten(&self) -> u64 {
+        self.appenders.all().map(|appender| appender.lock().unsettled()).sum()
     }
 
     /// Whether frames are taken also while the store is suspended. What devices do not take stays in memory
@@ -440,7 +453,7 @@ impl Store {
     }
 
     /// Stops everything: after a failed write nobody knows what the device holds.
-    fn suspend(&self, error: &PoolError) -> PoolError {
+    pub(crate) fn suspend(&self, error: &PoolError) -> PoolError {
         let reason = self.suspended.stop(error);
         PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
     }

@@ -10,8 +10,10 @@
 //! - Until that commit nothing can be made durable by the intent log, which lacks what was replayed.
 //! - What the intent log holds of the dead process is freed by the commit of all that is replayed, not by
 //!   one of a part of it; but where a part must be committed to find room for the rest.
-//! - A replay needs no device that takes writes: what is not written stays in memory, and in the log, from
-//!   which the next process replays it.
+//! - A replay needs no device that takes writes, and no room: where a device fails, a commit of a part fails, or
+//!   room is short, the pool is suspended, and what comes stays in memory as it was written, counted as what
+//!   is dirty. All of it stays in the log, from which the next process replays it. More than
+//!   [`HELD_MOST`] ends the import.
 //! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
@@ -24,7 +26,7 @@ use super::replay_skip::ReplaySkip;
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::Keeper;
-use crate::log::{Blocks, KeptLog};
+use crate::log::{Blocks, KeptLog, LogRecord};
 use crate::pointer::Txg;
 
 /// So much of what is replayed is held in memory before it becomes frames, bytes.
@@ -35,6 +37,121 @@ const PROMISED_AT_ONCE: u64 = 1 << 30;
 const SHORTENED_BY: u32 = 4;
 /// So much is held in memory before it is committed, bytes.
 const COMMITTED_AT_ONCE: u64 = if cfg!(test) { 256 << 10 } else { 256 << 20 };
+/// So much of what cannot be written is held in memory, bytes: twice what a log can hold.
+const HELD_MOST: u64 = if cfg!(test) { 48 << 20 } else { 1 << 30 };
+
+/// A replay of the kept log.
+struct Replay<'p> {
+    pool: &'p Pool,
+    kept: &'p KeptLog,
+    /// Datasets that there are.
+    there: HashSet<u64>,
+    /// The intent log of the dead process holds something as well.
+    is_logged: bool,
+    skipped: ReplaySkip,
+    /// Where the last record ends that was seen.
+    end: Option<u64>,
+    /// What memory held when content last became frames, bytes.
+    held: u64,
+    /// What was promised then, bytes.
+    promised: u64,
+}
+
+impl Replay<'_> {
+    /// Applies a record, which ends at `end`.
+    fn apply(&mut self, record: &LogRecord<'_>, end: u64) -> Result<(), PoolError> {
+        let begin = self.end.replace(end);
+        // What was destroyed after the record takes it along.
+        if !self.there.contains(&record.dataset) {
+            return Ok(());
+        }
+        let dataset = self.pool.left_dataset(record.dataset)?;
+        let Some(adjusted) = judge(&self.skipped, &dataset, record)? else {
+            self.skipped.leave_out(&dataset, record);
+            return Ok(());
+        };
+        if let Some(error) = self.pool.storage.suspended() {
+            self.pool.go_on_in_memory(&error);
+        }
+        self.bound_memory(begin)?;
+        // What was applied of a record is applied again.
+        let replay = || replay_record(&dataset, record, &adjusted);
+        let mut done = replay();
+        if self.is_short(&done) {
+            self.store()?;
+            done = replay();
+        }
+        if self.is_short(&done)
+            && let Some(begin) = begin
+        {
+            // What it frees may be had again.
+            self.commit(begin)?;
+            done = replay();
+        }
+        match done {
+            Err(error) if self.ends_writing(&error) => {
+                self.pool.go_on_in_memory(&error);
+                replay()
+            }
+            done => done,
+        }
+    }
+
+    /// Keeps what is held in memory, and what is promised, within bounds.
+    fn bound_memory(&mut self, begin: Option<u64>) -> Result<(), PoolError> {
+        if self.pool.throttle.is_in_memory() {
+            return self.pool.check_held_in_memory();
+        }
+        let is_much = self.pool.held() > HELD_AT_ONCE.saturating_add(self.held)
+            || self.pool.reservations.outstanding() > PROMISED_AT_ONCE.saturating_add(self.promised);
+        if is_much {
+            self.store()?;
+        }
+        // The first commit frees what the intent log has, and until then that alone survives a power
+        // failure: it may be of all that is replayed only.
+        match begin {
+            Some(begin) if self.pool.held() > COMMITTED_AT_ONCE && !self.is_logged => self.commit(begin),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an error is that of a pool that cannot be written to any more, or has no room.
+    fn ends_writing(&self, error: &PoolError) -> bool {
+        matches!(error, PoolError::NoSpace | PoolError::Suspended { .. }) || self.pool.storage.suspended().is_some()
+    }
+
+    /// Whether a record found no room that a commit may make.
+    fn is_short(&self, done: &Result<(), PoolError>) -> bool {
+        matches!(done, Err(PoolError::NoSpace)) && !self.pool.throttle.is_in_memory()
+    }
+
+    /// Makes frames of the content in memory.
+    fn store(&mut self) -> Result<(), PoolError> {
+        match self.pool.store_replayed() {
+            Ok(promised) => (self.promised, self.held) = (promised, self.pool.held()),
+            Err(error) if self.ends_writing(&error) => self.pool.go_on_in_memory(&error),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Commits what was replayed up to this place in the log.
+    fn commit(&mut self, through: u64) -> Result<(), PoolError> {
+        if self.pool.throttle.is_in_memory() {
+            return Ok(());
+        }
+        self.kept.commits_into(through, self.pool.gate.enter().txg());
+        match self.pool.commit() {
+            Ok(_) => {
+                self.kept.settled();
+                (self.promised, self.held) = (0, 0);
+            }
+            // Whether it is durable is not known: the log says which it was.
+            Err(error) => self.pool.go_on_in_memory(&error),
+        }
+        Ok(())
+    }
+}
 
 impl Pool {
     /// From now on everything that is done to files is kept. Called once, by whoever makes the pool.
@@ -86,72 +203,64 @@ impl Pool {
         self.record(false);
         self.holds_left.store(true, Ordering::Release);
         let there = self.usable_datasets()?;
-        let (mut promised, mut held, mut skipped, mut before) = (0, 0, ReplaySkip::default(), None);
+        let mut replay = Replay {
+            pool: self,
+            kept: &kept,
+            there,
+            is_logged,
+            skipped: ReplaySkip::default(),
+            end: None,
+            held: 0,
+            promised: 0,
+        };
         // A device that fails (`failmode=continue`) keeps nobody from what was acknowledged.
         self.storage.keep_unwritten(true);
-        let replayed = kept.replay(&mut |record, place| {
-            let begins = before.replace(place);
-            // What was destroyed after the record takes it along.
-            if !there.contains(&record.dataset) {
-                return Ok(());
-            }
-            let dataset = self.left_dataset(record.dataset)?;
-            let Some(adjusted) = judge(&skipped, &dataset, record)? else {
-                skipped.leave_out(&dataset, record);
-                return Ok(());
-            };
-            let is_much = self.held() > HELD_AT_ONCE.saturating_add(held)
-                || self.reservations.outstanding() > PROMISED_AT_ONCE.saturating_add(promised);
-            if is_much {
-                promised = self.store_replayed()?;
-                held = self.held();
-            }
-            // The first commit frees what the intent log has, and until then that alone survives a power
-            // failure: it may be of all that is replayed only.
-            if self.held() > COMMITTED_AT_ONCE
-                && !is_logged
-                && !self.storage.is_suspended()
-                && let Some(begins) = begins
-            {
-                self.commit_replayed(&kept, begins)?;
-                (promised, held) = (0, 0);
-            }
-            let replay = || replay_record(&dataset, record, &adjusted);
-            let mut done = replay();
-            if matches!(done, Err(PoolError::NoSpace)) {
-                promised = self.store_replayed()?;
-                done = replay();
-            }
-            if matches!(done, Err(PoolError::NoSpace))
-                && let Some(begins) = begins
-            {
-                // What it frees may be had again. What was applied of the record is applied again.
-                self.commit_replayed(&kept, begins)?;
-                (promised, held) = (0, 0);
-                done = replay();
-            }
-            done
-        });
+        let replayed = kept.replay(&mut |record, place| replay.apply(record, place));
+        let is_empty = replay.end.is_none();
         self.storage.keep_unwritten(false);
         replayed?;
-        if before.is_some() {
+        if let Some(error) = self.storage.suspended() {
+            // The process after this one replays it once more: nothing is committed until then, nor accepted.
+            self.unwritten.become_now(self.storage.held_unwritten());
+            kept.serve_uncommitted();
+            self.throttle.fail(&error);
+            self.throttle.set_in_memory(false);
+        } else if is_empty {
+            kept.serve(durable.txg);
+        } else {
             // Nobody has to wait for its commit: who dies before it leaves all of it in the log.
             let txg = self.gate.enter().txg();
             kept.serve_before(txg);
             self.log.get().into_iter().for_each(|log| log.begin_after(txg));
-        } else {
-            kept.serve(durable.txg);
         }
         self.record(true);
         self.keep_on(kept);
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().find_cuts()).map_err(as_pool_error)
     }
 
-    fn commit_replayed(&self, kept: &KeptLog, through: u64) -> Result<(), PoolError> {
-        kept.commits_into(through, self.gate.enter().txg());
-        self.commit()?;
-        kept.settled();
-        Ok(())
+    /// Nothing is committed any more, for this reason: what is replayed from now on stays in memory as it was
+    /// written. Frames of it could be many times as long, and take room.
+    fn go_on_in_memory(&self, error: &PoolError) {
+        if self.throttle.is_in_memory() {
+            return;
+        }
+        let error = self.storage.suspend(error);
+        tracing::error!(%error, "what was acknowledged is replayed in memory: the next import writes it");
+        self.reservations.admit_everything();
+        self.throttle.set_in_memory(true);
+    }
+
+    /// Counts the frames in memory that devices did not take.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where more is held than there may be.
+    fn check_held_in_memory(&self) -> Result<(), PoolError> {
+        self.unwritten.become_now(self.storage.held_unwritten());
+        if self.held() <= HELD_MOST {
+            return Ok(());
+        }
+        let why = self.storage.suspended().map_or_else(String::new, |error| error.to_string());
+        Err(PoolError::Refused(format!("what was acknowledged takes too much memory without being written: {why}")))
     }
 
     /// The datasets that there are, those that are half received left out.

@@ -27,8 +27,17 @@ impl Storage for Store {
         self.keep_unwritten(on);
     }
 
-    fn is_suspended(&self) -> bool {
-        self.suspended().is_some()
+    fn held_unwritten(&self) -> u64 {
+        self.held_unwritten()
+    }
+
+    fn suspended(&self) -> Option<PoolError> {
+        let reason = self.suspended()?.to_owned();
+        Some(PoolError::Suspended { durable: self.durable(), reason })
+    }
+
+    fn suspend(&self, error: &PoolError) -> PoolError {
+        self.suspend(error)
     }
 
     fn size(&self) -> u64 {

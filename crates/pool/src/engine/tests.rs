@@ -29,6 +29,8 @@ struct MapStorage {
     size: AtomicU64,
     /// Runs at each read.
     on_read: Mutex<Option<OnRead>>,
+    /// Why it takes no commit.
+    suspended: Mutex<Option<PoolError>>,
 }
 
 type OnRead = Box<dyn Fn() + Send>;
@@ -102,6 +104,9 @@ impl Storage for MapStorage {
     }
 
     fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start, _: u64) -> Result<(), PoolError> {
+        if let Some(suspended) = self.suspended() {
+            return Err(suspended);
+        }
         let mut state = self.state.lock();
         (state.durable, state.log) = ((txg, catalog), log);
         for name in std::mem::take(&mut state.freed) {
@@ -128,8 +133,16 @@ impl Storage for MapStorage {
 
     fn keep_unwritten(&self, _: bool) {}
 
-    fn is_suspended(&self) -> bool {
-        false
+    fn held_unwritten(&self) -> u64 {
+        0
+    }
+
+    fn suspended(&self) -> Option<PoolError> {
+        self.suspended.lock().clone()
+    }
+
+    fn suspend(&self, error: &PoolError) -> PoolError {
+        self.suspended.lock().get_or_insert_with(|| error.clone()).clone()
     }
 
     fn largest_frame(&self) -> u64 {

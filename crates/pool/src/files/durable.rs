@@ -229,16 +229,31 @@ impl<T: Table> Files<T> {
         let mut done = self.share(from, to, range)?;
         let mut content = vec![0; COPIED_AT_ONCE];
         while done < range.length {
-            let left = usize::try_from(range.length - done).unwrap_or(usize::MAX).min(content.len());
+            let rest = Range {
+                from: range.from.saturating_add(done),
+                to: range.to.saturating_add(done),
+                length: range.length - done,
+            };
+            let mut left = usize::try_from(rest.length).unwrap_or(usize::MAX).min(content.len());
+            // What waits in memory stays there, record by record; what lies behind it is shared.
+            if self.throttle.is_in_memory()
+                && let Some(until) = self.until_sharing(from, to, rest)?
+            {
+                left = left.min(usize::try_from(until).unwrap_or(usize::MAX));
+            }
             let part = content.get_mut(..left).unwrap_or_default();
-            let read = self.read(from, range.from.saturating_add(done), part)?;
+            let read = self.read(from, rest.from, part)?;
             let part = part.get(..read).filter(|part| !part.is_empty());
             let Some(part) = part else { break };
-            let written = self.write(to, Some(range.to.saturating_add(done)), part)?.written;
+            let written = self.write(to, Some(rest.to), part)?.written;
             if written < part.len() {
                 return Err(PoolError::NoSpace.into());
             }
             done += written as u64;
+            if self.throttle.is_in_memory() && done < range.length {
+                let (from_at, to_at) = (range.from.saturating_add(done), range.to.saturating_add(done));
+                done += self.share(from, to, Range { from: from_at, to: to_at, length: range.length - done })?;
+            }
         }
         Ok(())
     }

@@ -97,7 +97,8 @@ impl<T: Table> Files<T> {
         self.uncut(to, range.to.saturating_add(range.length))?;
         let entered = self.enter()?;
         let txg = entered.txg();
-        if from.active.read().as_ref().is_some_and(|active| !active.records.is_empty()) {
+        let waits = from.active.read().as_ref().is_some_and(|active| !active.records.is_empty());
+        if waits && !self.throttle.is_in_memory() {
             self.flush_one(txg, from)?;
             // What cannot be stored cannot be shared.
             from.check_stored()?;

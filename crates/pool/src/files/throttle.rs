@@ -9,7 +9,7 @@
 //! - Without a committer nobody waits: whoever runs the pool by hand commits by hand.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -26,6 +26,8 @@ pub struct Throttle {
     /// From here on operations wait, bytes.
     most: AtomicU64,
     failed: OnceLock<PoolError>,
+    /// A replay goes on in memory although the pool has failed: content becomes no frames.
+    in_memory: AtomicBool,
     state: Mutex<ThrottleState>,
     /// Operations wait here for room.
     room: Condvar,
@@ -57,6 +59,7 @@ impl Default for Throttle {
             begin: AtomicU64::new(u64::MAX),
             most: AtomicU64::new(u64::MAX),
             failed: OnceLock::new(),
+            in_memory: AtomicBool::new(false),
             state: Mutex::default(),
             room: Condvar::new(),
             work: Condvar::new(),
@@ -138,7 +141,22 @@ impl Throttle {
     /// # Errors
     /// Why it does not.
     pub fn check(&self) -> Result<(), PoolError> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+        match self.failed.get() {
+            Some(error) if !self.is_in_memory() => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a replay goes on in memory: whatever has failed, operations are accepted, and content becomes
+    /// no frames. Called by the replay, while nobody else uses the pool.
+    pub fn set_in_memory(&self, on: bool) {
+        self.in_memory.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether that is so.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory.load(Ordering::Relaxed)
     }
 
     /// From now on nothing is accepted. The first reason stays.

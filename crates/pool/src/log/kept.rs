@@ -366,6 +366,17 @@ impl KeptLog {
         self.taken.store((appending.end - self.get(BEGIN)) * 8, Ordering::Relaxed);
     }
 
+    /// All of it was replayed, and no commit of this process follows: the next one replays all of it again, and
+    /// what is written to it from now on. A commit of a part of it may have failed, and be durable all the
+    /// same; [`INTO`] still says which.
+    pub(crate) fn serve_uncommitted(&self) {
+        let mut appending = self.appending.lock();
+        appending.end = self.get(END);
+        appending.closed.clear();
+        appending.parts = self.places.parts(self.get(BEGIN), appending.end);
+        self.taken.store((appending.end - self.get(BEGIN)) * 8, Ordering::Relaxed);
+    }
+
     /// The place behind all records.
     #[cfg(test)]
     fn end(&self) -> u64 {

@@ -47,6 +47,8 @@ pub struct AppenderState {
     opening: bool,
     /// Full pieces that are not on the device yet, in the order in which they were filled.
     unsettled: Vec<Arc<Piece>>,
+    /// What they take, bytes.
+    unsettled_bytes: u64,
     next_piece: u64,
     failed: bool,
     spare: Vec<Buffer>,
@@ -183,6 +185,7 @@ impl Appender {
         let mut state = self.state.lock();
         if written {
             state.unsettled.retain(|other| other.number != piece.number);
+            state.unsettled_bytes = state.unsettled_bytes.saturating_sub(piece.bytes.len() as u64);
         } else {
             state.failed = true;
         }
@@ -249,6 +252,12 @@ impl AppenderState {
     #[must_use]
     pub fn fits(&self, charged: u64) -> bool {
         self.open.as_ref().is_some_and(|open| u64::from(open.bytes) + charged <= open.shape.capacity)
+    }
+
+    /// What full pieces take that are not on their device, bytes: writes under way, and those that failed.
+    #[must_use]
+    pub fn unsettled(&self) -> u64 {
+        self.unsettled_bytes
     }
 
     /// How much fits the open segment still, bytes.
@@ -368,6 +377,7 @@ impl AppenderState {
         let piece = Arc::new(Piece { number, segment: open.id, place, start: open.start, bytes, is_full });
         open.start = open.bytes;
         self.next_piece += 1;
+        self.unsettled_bytes += piece.bytes.len() as u64;
         self.unsettled.push(Arc::clone(&piece));
         Some(piece)
     }

@@ -230,7 +230,7 @@ fn a_batch_that_empties_a_leaf_and_fills_its_place_needs_no_neighbour() {
     }
 }
 
-fn ring(area: &crate::log::tests::Memory) -> Box<dyn crate::log::Blocks> {
+pub(super) fn ring(area: &crate::log::tests::Memory) -> Box<dyn crate::log::Blocks> {
     Box::new(crate::log::Ring::new(area.clone(), 7, crate::log::Start::default()).unwrap())
 }
 

@@ -137,6 +137,10 @@ fn a_replay_needs_no_device_that_takes_writes() {
         disk.fail_after(allowed);
         let pool = pool_in(opened, Some(&log)).unwrap_or_else(|error| panic!("after {allowed} writes: {error}"));
         assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes");
+        assert!(pool.suspended().is_some());
+        let held = pool.held() >> 20;
+        // A piece that is being filled is counted with the frames of the store.
+        assert!(held + 2 >= 24 - allowed, "{held} MiB are counted after {allowed} writes");
         assert!(pool.commit().is_err(), "a commit succeeds on a device that takes nothing");
         assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes and a commit that failed");
         drop(pool);
@@ -148,4 +152,114 @@ fn a_replay_needs_no_device_that_takes_writes() {
         let pool = import(&disk, None, false).unwrap();
         assert!(content_of(&pool, id) == acknowledged, "after {allowed} writes, and another process");
     }
+}
+
+#[test]
+fn a_replay_goes_on_where_the_commit_of_a_part_fails() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    (0..800u32).for_each(|at| drop(write_new(&dataset, &format!("file {at}"), &[at as u8; 700])));
+    let acknowledged = content_of(&pool, id);
+    drop(dataset);
+    let mut allowed = 0;
+    loop {
+        let (disk, log) = (Arc::new(device.copy()), left(&kept));
+        let opened = store(&disk, false).unwrap();
+        opened.store.confirm().unwrap();
+        disk.fail_after(allowed);
+        let pool = pool_in(opened, Some(&log)).unwrap_or_else(|error| panic!("after {allowed} operations: {error}"));
+        assert!(content_of(&pool, id) == acknowledged, "after {allowed} operations");
+        let has_failed = pool.suspended().is_some();
+        let root = pool.dataset(id).unwrap().files().root();
+        let removed = pool.dataset(id).unwrap().files().unlink(&root, b"file 1");
+        assert_eq!(removed.is_err(), has_failed, "after {allowed} operations");
+        let expected = content_of(&pool, id);
+        drop(pool);
+        // The next process has a device that works again.
+        disk.fail_after(u64::MAX);
+        let pool = import(&disk, Some(&left(&log)), false).unwrap();
+        assert!(content_of(&pool, id) == expected, "after {allowed} operations, and another process");
+        pool.commit().unwrap();
+        drop(pool);
+        let pool = import(&disk, None, false).unwrap();
+        assert!(content_of(&pool, id) == expected, "after {allowed} operations, and a commit");
+        if !has_failed {
+            break;
+        }
+        allowed += 1;
+    }
+    assert!(allowed > 3, "{allowed}");
+}
+
+#[test]
+fn a_replay_goes_on_where_room_is_short() {
+    for is_suspended in [false, true] {
+        let storage = Arc::new(MapStorage::default());
+        let (kept, blocks) = (KeptLog::new(64 << 20).unwrap(), crate::log::tests::Memory::new(8 << 20));
+        let with = |kept: &Arc<KeptLog>| PoolConfig {
+            log: Some(super::damage::ring(&blocks)),
+            kept: Some(Arc::clone(kept)),
+            ..config(&storage)
+        };
+        let pool = Pool::create(with(&kept), "tank").unwrap();
+        let id = pool.find("tank").unwrap().unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        let files: Vec<_> =
+            (0..20).map(|at| write_new(&dataset, &format!("file {at}"), &random(at, 1 << 20))).collect();
+        // Whole records, parts of them, and what is shared.
+        dataset.files().write(&files[3], Some(1000), &[7; 300_000]).unwrap();
+        let range = crate::files::Range { from: 0, to: 0, length: 1 << 20 };
+        dataset.files().share(&files[3], &files[4], range).unwrap();
+        let acknowledged = content_of(&pool, id);
+        drop((files, dataset, pool));
+        let durable = crash(&storage);
+        storage.size.store(16 << 20, Ordering::Relaxed);
+        if is_suspended {
+            storage.suspend(&PoolError::Refused("a device failed".to_owned()));
+        }
+        let log = left(&kept);
+        let pool = Pool::open(with(&log), &durable).unwrap();
+        assert!(content_of(&pool, id) == acknowledged);
+        assert!(pool.suspended().is_some() && pool.held() > 4 << 20);
+        drop(pool);
+        // There is room for the next process.
+        storage.size.store(0, Ordering::Relaxed);
+        *storage.suspended.lock() = None;
+        let durable = crash(&storage);
+        let pool = Pool::open(with(&left(&log)), &durable).unwrap();
+        assert!(content_of(&pool, id) == acknowledged);
+        pool.commit().unwrap();
+        drop(pool);
+        assert!(content_of(&reopen(&storage), id) == acknowledged);
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_held_within_bounds() {
+    let device = Arc::new(Simulator::new("disk", 256 << 20));
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    let files: Vec<_> = (0..600).map(|at| write_new(&dataset, &format!("file {at}"), &random(at, 100_000))).collect();
+    pool.commit().unwrap();
+    // Each has its last record read.
+    for file in &files {
+        dataset.files().write(file, None, &[1; 100]).unwrap();
+    }
+    let acknowledged = content_of(&pool, id);
+    drop((files, dataset));
+    let (disk, log) = (Arc::new(device.copy()), left(&kept));
+    let opened = store(&disk, false).unwrap();
+    opened.store.confirm().unwrap();
+    disk.fail_after(0);
+    let error = pool_in(opened, Some(&log)).unwrap_err().to_string();
+    assert!(error.contains("too much memory"), "{error}");
+    disk.fail_after(u64::MAX);
+    let pool = import(&disk, Some(&left(&log)), false).unwrap();
+    assert!(content_of(&pool, id) == acknowledged);
+    pool.commit().unwrap();
 }
