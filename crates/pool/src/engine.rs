@@ -397,18 +397,23 @@ impl Pool {
             admin.count_shared()?;
             pool.reservations.measure();
         }
-        pool.storage.opened()?;
+        let confirmed = pool.storage.opened();
         match (blocks, kept) {
             (Some(blocks), Some(kept)) if kept.has_served() => {
+                // A replay needs no device that takes writes.
+                if pool.storage.suspended().is_none() {
+                    confirmed?;
+                }
                 before(&pool)?;
                 pool.replay_kept(blocks, kept, durable)?;
             }
             (Some(blocks), kept) => {
+                confirmed?;
                 pool.replay_log(blocks, durable)?;
                 kept.into_iter().for_each(|kept| pool.keep_with(kept));
             }
             (None, Some(_)) => return Err(PoolError::Refused("what is not written to has nothing to keep".to_owned())),
-            (None, None) => {}
+            (None, None) => confirmed?,
         }
         Ok(pool)
     }

@@ -88,7 +88,7 @@ pub struct Store {
     longest: u64,
     writable: bool,
     closed: AtomicBool,
-    /// Later states are to be given up for the one that was opened, and no label says so yet.
+    /// No label says yet that the pool was imported, or that later states are given up for the one that was opened.
     unconfirmed: AtomicBool,
     map: RwLock<Map>,
     /// The open segments.
@@ -155,7 +155,7 @@ struct Committed {
     /// The numbers of the first operations of the root's deltas.
     firsts: Vec<u64>,
     /// Where the log of a root begins that is given up.
-    given_up: LogStart,
+    given_up: Option<LogStart>,
     open_table: Option<u32>,
     /// The next commit writes all of the table elsewhere.
     renew: bool,
@@ -417,6 +417,12 @@ impl Store {
         let units = (charged / u64::from(Pointer::UNIT)) as u32;
         self.sums.freeing.fetch_add(charged, Ordering::Relaxed);
         self.frees.lock().entry(txg).or_default().push(Freed { segment, index, units });
+    }
+
+    /// Before anything is written: the labels say that the pool is imported.
+    fn ready(&self) -> Result<()> {
+        self.usable()?;
+        self.confirm()
     }
 
     /// Nothing is written to a pool that is read-only, closed or has failed.

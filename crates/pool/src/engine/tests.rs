@@ -17,6 +17,7 @@ mod damage;
 mod destroy_set;
 mod folded;
 mod kept;
+mod refused;
 mod running;
 mod sent;
 mod space;

@@ -53,7 +53,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
     pub fn clean_step(&self, budget: u64) -> Result<Cleaned> {
-        self.usable()?;
+        self.ready()?;
         let mut done = Cleaned::default();
         if let Some(mut uncleanable) = self.uncleanable.try_lock() {
             let pressure = |map: &Map| {
@@ -98,7 +98,7 @@ impl Store {
         if waiting + coming < LEFT {
             return Ok(());
         }
-        self.usable()?;
+        self.ready()?;
         self.commit_root(&mut self.committed.lock(), None, false, false)
     }
 

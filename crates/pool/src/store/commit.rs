@@ -43,7 +43,7 @@ impl Store {
     /// [`PoolError::Suspended`] when anything fails; the last durable root is then what counts.
     /// [`PoolError::Refused`] for a txg that is not later.
     pub fn commit(&self, new: &Commit<'_>) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         if new.txg <= committed.root.txg || new.upper.len() > UPPER_LIMIT {
             return Err(PoolError::Refused(format!(
@@ -58,7 +58,7 @@ impl Store {
 
     /// Makes moves of the cleaner durable, and gives back all that only older roots reach.
     pub(super) fn commit_moves(&self) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         self.commit_root(&mut committed, None, false, true)
     }
@@ -69,7 +69,7 @@ impl Store {
     /// # Errors
     /// As [`Self::commit`].
     pub fn close(&self, exported: bool, time: u64) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         self.commit_root(&mut committed, None, true, false)?;
         self.closed.store(true, Ordering::Release);

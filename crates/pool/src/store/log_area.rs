@@ -88,8 +88,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`] when it fails, and from then on.
     pub fn log_write(&self, position: u64, bytes: &[u8]) -> Result<()> {
-        self.usable()?;
-        self.confirm()?;
+        self.ready()?;
         let disks = self.log_disks()?;
         match disks.log_write(position, bytes) {
             // A range that is not there is nobody's failure; nor is a device that is for the log alone.

@@ -2,7 +2,9 @@
 //!
 //! An import reads labels, takes the newest root, reads the table that it names, and takes the
 //! frames of txgs after it for dead. Unless the pool was closed in order, nothing is appended to
-//! segments that were open: they are sealed where the root left them.
+//! segments that were open: they are sealed where the root left them. Labels are written last, when the
+//! level above could read what it needs ([`Store::confirm`]): an import that is refused writes none. In a
+//! bucket others may write at any time, and a root comes first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -249,21 +251,21 @@ impl Store {
         let store = Self::assemble(backend, disks, identity.clone(), root, loaded, writable)?;
         if rewinds {
             store.begin_again(newest_log)?;
-        } else if writable {
+        } else if writable && store.backend.is_shared() {
             store.take_over()?;
             store.tell_identity(import)?;
             store.guard(&mut store.committed.lock())?;
+        } else if writable {
+            // Nobody else can write to the devices meanwhile: the labels wait until the pool could be read.
+            store.unconfirmed.store(true, Ordering::Release);
         }
         let root = store.root();
         Ok((store, root))
     }
 
-    /// Where others may write to the pool: a root that says the same as the newest keeps them from
+    /// Others may write to the pool: a root that says the same as the newest keeps them from
     /// doing it any longer. Only then is it known which segments nobody needs.
     fn take_over(&self) -> Result<()> {
-        if !self.backend.is_shared() {
-            return Ok(());
-        }
         let mut committed = self.committed.lock();
         let root = Root { generation: committed.root.generation + 1, clean: false, ..committed.root.clone() };
         self.write_root(&root)?;
@@ -283,7 +285,7 @@ impl Store {
         let mut committed = self.committed.lock();
         for _ in 0..AT_ONCE_MOST {
             match self.backend.put_identity(&committed.identity) {
-                Err(PoolError::Refused(_)) if self.backend.is_shared() => {}
+                Err(PoolError::Refused(_)) => {}
                 told => return told,
             }
             if self.backend.newer_root(committed.root.generation)?.is_some() {
@@ -305,16 +307,19 @@ impl Store {
     /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
     fn begin_again(&self, given_up: LogStart) -> Result<()> {
         let mut committed = self.committed.lock();
-        committed.given_up = given_up;
+        committed.given_up = Some(given_up);
         committed.root.log_start = self.backend.fresh_log()?;
         self.unconfirmed.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// The state that was opened can be read. Where it is an older one ([`Access::Rewind`]), all
-    /// that came after it is given up now, by one root record that is newer than all others:
-    /// nothing was written over before it. Whoever still writes to the log of these states cannot do that
-    /// any more when this returns.
+    /// The state that was opened can be read: the labels say that the pool is imported. Whoever calls this
+    /// before anything else is written has an import that is refused leave the devices as they were; otherwise
+    /// the first commit, or change of labels, does it.
+    ///
+    /// Where the state is an older one ([`Access::Rewind`]), all that came after it is given up now, by one
+    /// root record that is newer than all others: nothing was written over before it. Whoever still writes to
+    /// the log of these states cannot do that any more when this returns.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if it cannot be written.
@@ -324,8 +329,11 @@ impl Store {
         }
         let mut committed = self.committed.lock();
         if self.unconfirmed.load(Ordering::Acquire) {
-            let written = self.write_root(&committed.root).and_then(|()| self.backend.end_log(committed.given_up));
-            let written = written.and_then(|()| self.backend.put_identity(&committed.identity));
+            let given_up = match committed.given_up {
+                Some(log) => self.write_root(&committed.root).and_then(|()| self.backend.end_log(log)),
+                None => Ok(()),
+            };
+            let written = given_up.and_then(|()| self.backend.put_identity(&committed.identity));
             written.and_then(|()| self.guard(&mut committed)).map_err(|error| self.suspend(&error))?;
             self.unconfirmed.store(false, Ordering::Release);
         }
@@ -338,7 +346,7 @@ impl Store {
     /// [`PoolError::Refused`] for one that is too short or cannot be written;
     /// [`PoolError::Suspended`] if the labels of the others cannot be.
     pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let disks = self.disks()?;
         let mut committed = self.committed.lock();
         let mut identity = disks.with_device(&*device, &committed.identity)?;
@@ -374,7 +382,7 @@ impl Store {
     /// [`PoolError::Device`] where the system does not tell a length, [`PoolError::Suspended`] if
     /// labels cannot be written.
     pub fn expand(&self, time: u64) -> Result<Vec<usize>> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         let disks = self.disks()?;
         let mut identity = committed.identity.clone();
@@ -445,7 +453,7 @@ impl Store {
     }
 
     pub(super) fn relabel(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         let mut identity = committed.identity.clone();
         change(&mut identity);
@@ -503,7 +511,7 @@ impl Store {
             tree: loaded.tree,
             hollow: loaded.hollow,
             firsts: loaded.firsts,
-            given_up: LogStart::default(),
+            given_up: None,
             open_table,
             renew: false,
             identity: identity.clone(),

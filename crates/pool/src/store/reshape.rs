@@ -195,7 +195,7 @@ impl Store {
         stuck: &mut BTreeSet<u32>,
         next: &dyn Fn(&BTreeSet<u32>) -> Option<u32>,
     ) -> Result<MoveStep> {
-        self.usable()?;
+        self.ready()?;
         let mut uncleanable = self.uncleanable.lock();
         let (mut done, mut moved, mut relieved) = (Cleaned::default(), MoveStep::default(), false);
         while done.bytes < budget {
@@ -271,7 +271,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`].
     pub fn commit_moved(&self) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         self.commit_root(&mut committed, None, false, false)
     }
@@ -283,7 +283,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`]; those of writing labels.
     pub fn end_change(&self) -> Result<bool> {
-        self.usable()?;
+        self.ready()?;
         let disks = self.disks()?;
         if self.left_to_move().segments > 0 {
             return Ok(false);

@@ -490,7 +490,7 @@ impl Store {
     /// Gives segments of mirrors a place on devices that were attached; what lies there is written when
     /// they are verified.
     fn widen(&self) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut map = self.map.write();
         let segments = map.table.segments().iter().filter(|(_, segment)| may_widen(segment));
         let widen = |(id, segment): (&u32, &Segment)| {
@@ -506,7 +506,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     pub fn strengthen(&self) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut uncleanable = self.uncleanable.lock();
         // What could not be moved may have been mended since.
         uncleanable.clear();
@@ -561,7 +561,7 @@ impl Store {
     /// # Errors
     /// Those of writing labels.
     pub fn resilvered(&self, devices: &[u16], changes: u64) -> Result<bool> {
-        self.usable()?;
+        self.ready()?;
         let mut whole = false;
         self.of_devices(|disks| {
             whole = disks.make_whole(devices, changes)?;
@@ -575,7 +575,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Refused`] where something would be lost; those of writing labels.
     pub fn offline(&self, device: u16) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         self.of_devices(|disks| disks.offline(device))
     }
 
@@ -584,7 +584,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Refused`] for another one; those of writing labels.
     pub fn online(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         self.of_devices(|disks| disks.online(number, device))
     }
 

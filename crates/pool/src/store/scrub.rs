@@ -220,7 +220,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Suspended`].
     pub fn scrub_labels(&self) -> Result<Vec<u64>> {
-        self.usable()?;
+        self.ready()?;
         let committed = self.committed.lock();
         self.backend.scrub_roots(&committed.identity)
     }

@@ -32,7 +32,7 @@ impl Store {
     /// [`PoolError::Refused`] for other devices, and where something would be lost ("no valid
     /// replicas"); those of writing labels.
     pub fn detach(&self, device: u16) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let disks = self.disks()?;
         disks.is_detachable(device)?;
         let is_alone = |place: &Place| disks.depends_on(place, device);
@@ -118,7 +118,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Refused`] for any other device; those of writing labels.
     pub fn remove_spare(&self, number: u16) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         self.of_devices(|disks| disks.remove_spare(number))
     }
 
@@ -128,7 +128,7 @@ impl Store {
     /// # Errors
     /// Those of writing labels.
     pub fn engage_spares(&self) -> Result<Vec<(u16, u16)>> {
-        self.usable()?;
+        self.ready()?;
         let mut engaged = Vec::new();
         self.of_devices(|disks| {
             engaged = disks.engage_spares()?;
@@ -140,7 +140,7 @@ impl Store {
     /// Changes which devices there are, and has what is written next lie as they are now. Where a
     /// device goes for good, no older state is kept: it may have lain there.
     pub(super) fn change_shape(&self, gives_up: bool, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
-        self.usable()?;
+        self.ready()?;
         let mut committed = self.committed.lock();
         self.change_devices(&mut committed, change)?;
         for appender in self.appenders.all() {

@@ -155,6 +155,23 @@ fn a_replay_needs_no_device_that_takes_writes() {
 }
 
 #[test]
+fn a_replay_goes_on_where_no_label_can_be_written() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    write_new(&pool.dataset(id).unwrap(), "file", b"acknowledged");
+    let acknowledged = content_of(&pool, id);
+    let (disk, log) = (Arc::new(device.copy()), left(&kept));
+    disk.fail_after(0);
+    let next = import(&disk, Some(&log), false).unwrap();
+    assert!(next.suspended().is_some());
+    assert!(content_of(&next, id) == acknowledged);
+    disk.fail_after(0);
+    assert!(import(&disk, None, false).is_err(), "without a log there is nothing to go on with");
+}
+
+#[test]
 fn a_replay_goes_on_where_the_commit_of_a_part_fails() {
     let device = Arc::new(Simulator::new("disk", 128 << 20));
     let kept = KeptLog::new(4 << 20).unwrap();

@@ -171,6 +171,7 @@ fn one_copy_of_one_record_is_enough() {
     assert_eq!(open(&sims, Access::ReadOnly).unwrap().1.txg, Txg(5));
     let (store, root) = open(&sims, Access::ReadWrite).unwrap();
     assert_eq!(root.txg, Txg(5));
+    store.confirm().unwrap();
     drop(store);
     sims[0].rot(RING_AT + newest * 4096 + 9, 1);
     assert_eq!(open(&sims, Access::ReadOnly).unwrap().1.txg, Txg(5), "the import has written the others anew");
