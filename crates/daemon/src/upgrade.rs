@@ -90,7 +90,7 @@ fn runs(process: u32, program: &Path) -> bool {
 fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
     let place = printable(peer.report.mountpoint.as_bytes());
     peer.ask(&Request::Upgrade { program: program.to_owned() })?;
-    nacre_sys::worker::call(guardian)
+    nacre_sys::worker::call_of_user(guardian, peer.report.uid)
         .map_err(|error| Failure::io("cannot call", format!("process {guardian}, the guardian of {place}"), &error))?;
     let of_it = |report: &Report| {
         report.mountpoint == peer.report.mountpoint

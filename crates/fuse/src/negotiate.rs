@@ -181,9 +181,8 @@ pub(crate) fn answer(
     );
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
-    // After an asynchronous write the kernel drops no pages: what others have read meanwhile would stay as it was
-    // for good. In passthrough such writes go to the file below.
-    when(passthrough, init::ASYNC_DIO);
+    // Not ASYNC_DIO: after an asynchronous write the kernel drops no pages, and what others have read meanwhile would stay as it was
+    // for good. Files in passthrough need no flag for it, and any other file may be beside them (rates, cages).
     when(writeback, init::WRITEBACK_CACHE);
     // A file that is found by its number is found again by whoever kept a handle.
     let numbered = layer.capabilities().numbered.is_some();
@@ -325,6 +324,7 @@ mod tests {
         for (offer, collect) in [(all, false), (offer(!init::WRITEBACK_CACHE), true)] {
             let (settings, agreement) = answer(&offer, &options, &layer, (collect, None));
             assert!(!agreement.writeback && agreement.passthrough);
+            assert_eq!(settings.flags & init::ASYNC_DIO, 0);
             assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH), init::PASSTHROUGH);
         }
     }

@@ -18,6 +18,8 @@
 
 use crate::{check, descriptors::is_open};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
     cell::Cell,
     ffi::{CString, OsString},
@@ -52,7 +54,7 @@ pub enum Heard {
 }
 
 /// The signal that tells a guardian of it.
-const CALLS: libc::c_int = libc::SIGUSR2;
+const CALLS: Signal = Signal::USR2;
 
 /// The signals that a guardian waits for: those that it passes on to its worker, and the one that
 /// tells of the worker's end.
@@ -78,7 +80,7 @@ impl Guard {
     /// # Errors
     /// As `pthread_sigmask(3)` and `signalfd(2)`.
     pub fn new() -> io::Result<Guard> {
-        let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD, CALLS]));
+        let set = set_of(PASSED_ON.into_iter().chain([libc::SIGCHLD, CALLS.as_raw()]));
         mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
         let made = check(libc::c_long::from(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) }))?;
@@ -136,7 +138,7 @@ impl Guard {
                         return Ok(Heard::Ended(ended));
                     }
                 }
-                CALLS => return Ok(Heard::Called),
+                signal if signal == CALLS.as_raw() => return Ok(Heard::Called),
                 // SAFETY: no memory is passed. The worker has not been waited for, so its number is
                 // nobody else's.
                 signal => unsafe {
@@ -317,14 +319,37 @@ pub fn death_of_this_thread() -> io::Result<OwnedFd> {
     unsafe { crate::owned(made) }
 }
 
-/// Tells a guardian that something was noted for it.
+/// Tells the guardian of this process that something was noted for it.
 ///
 /// # Errors
 /// ESRCH where it is gone, EPERM where it is another user's.
 pub fn call(guardian: u32) -> io::Result<()> {
     let number = i32::try_from(guardian).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: no memory is passed.
-    check(libc::c_long::from(unsafe { libc::kill(number, CALLS) })).map(drop)
+    check(libc::c_long::from(unsafe { libc::kill(number, CALLS.as_raw()) })).map(drop)
+}
+
+/// Tells the guardian of a user's mount that something was noted for it. The process that serves the mount has said its
+/// number, and may lie: a process that is not this user's alone is not called, though the caller may be root.
+///
+/// # Errors
+/// ESRCH where it is gone, EPERM where it is another user's.
+pub fn call_of_user(guardian: u32, user: u32) -> io::Result<()> {
+    let number = i32::try_from(guardian).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    // From here on the number cannot become another process's without being noticed.
+    let process = pidfd_open(number, PidfdFlags::empty())?;
+    let status = fs::read_to_string(format!("/proc/{guardian}/status"))?;
+    if !belongs_to(&status, user) {
+        return Err(Errno::PERM.into());
+    }
+    Ok(pidfd_send_signal(process, CALLS)?)
+}
+
+/// Whether a process is a user's by all of its numbers (real, effective, saved, for files), by its status file.
+fn belongs_to(status: &str, user: u32) -> bool {
+    let Some(numbers) = status.lines().find_map(|line| line.strip_prefix("Uid:")) else { return false };
+    let mut numbers = numbers.split_ascii_whitespace().peekable();
+    numbers.peek().is_some() && numbers.all(|number| number.parse() == Ok(user))
 }
 
 /// Kills a worker that has not been waited for.
@@ -445,6 +470,21 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_of_another_user_is_not_called() {
+        let own = rustix::process::getuid().as_raw();
+        let mut other = process::Command::new("sleep").arg("1000").spawn().unwrap();
+        assert_eq!(call_of_user(other.id(), own + 1).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(other.try_wait().unwrap().is_none());
+        call_of_user(other.id(), own).unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&other.wait().unwrap()), Some(CALLS.as_raw()));
+        assert!(call_of_user(other.id(), own).is_err());
+        assert!(belongs_to("Name:\tx\nUid:\t7\t7\t7\t7\n", 7));
+        for status in ["Uid:\t7\t0\t7\t7\n", "Uid:\t7\t7\t0\t7\n", "Uid:\n", "Gid:\t7\t7\t7\t7\n", ""] {
+            assert!(!belongs_to(status, 7), "{status}");
+        }
+    }
 
     #[test]
     fn a_thread_has_another_name_while_it_waits() {
