@@ -55,10 +55,15 @@ fn selected(
     Ok(found)
 }
 
+/// Whether this can be the tag of a hold.
+pub(super) fn is_tag(tag: &str) -> bool {
+    !tag.is_empty() && tag.len() <= 255 && !tag.chars().any(char::is_control)
+}
+
 /// Sets or releases holds, all of them or none.
 pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Result<(), Refusal> {
     let doing = if what.release { "cannot release hold from snapshot" } else { "cannot hold snapshot" };
-    if what.tag.is_empty() || what.tag.len() > 255 || what.tag.chars().any(char::is_control) {
+    if !is_tag(&what.tag) {
         return Err(Refusal::new(Kind::Invalid, format!("{doing}: a tag has 1 to 255 printable characters")));
     }
     if !what.release && what.tag.starts_with('.') {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::following::Following;
 use super::objects::Objects;
-use super::{moves, refused};
+use super::{holds, moves, refused};
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
 /// Where a stream goes.
@@ -216,6 +216,13 @@ fn one<R: Read>(
     if what.dry {
         done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
         return skip(reader, snapshot, &doing).map(|()| None);
+    }
+    let wrong_tag = snapshot.holds.iter().find(|tag| !holds::is_tag(tag));
+    if let Some(tag) = wrong_tag.filter(|_| !what.no_holds) {
+        return Err(Refusal::new(
+            Kind::Invalid,
+            format!("{doing}: the stream has a hold '{}', which is no tag", tag.escape_debug()),
+        ));
     }
     let into = ReceiveInto {
         parent,

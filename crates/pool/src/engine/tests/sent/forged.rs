@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::*;
 use crate::checksum;
 use crate::pointer::{ChecksumKind, Compression};
-use crate::rows::{Entry, InodeRow, NameTarget};
+use crate::rows::{DatasetHead, Entry, InodeRow, NameTarget};
 use crate::send_stream::{RowOp, SentFrame};
 
 /// How long the operations of one case may take.
@@ -415,4 +415,174 @@ fn an_attribute_longer_than_attributes_are_is_refused() {
     assert!(receiving.rows(&put_together(rows)).is_err());
     receiving.abort().unwrap();
     check(&to.pool, &to.storage);
+}
+
+/// Changes the value of a row.
+fn edit(rows: &mut [Sent], wanted: &[u8], change: impl Fn(&mut Vec<u8>)) {
+    let row = rows.iter_mut().find(|row| row.key() == wanted);
+    let Some(Sent::Put(_, value)) = row else { panic!("no such row") };
+    change(value);
+}
+
+fn edit_head(rows: &mut [Sent], change: impl Fn(&mut DatasetHead)) {
+    edit(rows, &keys::head(), |value| {
+        let mut head = DatasetHead::decode(value).unwrap();
+        change(&mut head);
+        *value = head.encode();
+    });
+}
+
+fn edit_inode(rows: &mut [Sent], number: u64, change: impl Fn(&mut InodeRow)) {
+    edit(rows, &keys::inode(number), |value| {
+        let mut row = InodeRow::decode(value).unwrap();
+        change(&mut row);
+        *value = row.encode();
+    });
+}
+
+/// A name in a whole stream: its directory, its sequence, and the inode that it leads to.
+struct SentName {
+    directory: u64,
+    sequence: u64,
+    inode: u64,
+}
+
+fn named(rows: &[Sent], wanted: &[u8]) -> SentName {
+    let name = |row: &Sent| match (row, Key::decode(row.key())) {
+        (Sent::Put(_, value), Ok(Key::Entry { directory, sequence })) => {
+            let entry = Entry::decode(value).ok().filter(|entry| entry.name == wanted)?;
+            Some(SentName { directory, sequence, inode: entry.inode })
+        }
+        _ => None,
+    };
+    rows.iter().find_map(name).unwrap()
+}
+
+fn head_of(rows: &[Sent]) -> DatasetHead {
+    let row = rows.iter().find(|row| row.key() == keys::head());
+    let Some(Sent::Put(_, value)) = row else { panic!("no head") };
+    DatasetHead::decode(value).unwrap()
+}
+
+/// Takes both rows of a name out.
+fn take_name(rows: &mut Vec<Sent>, SentName { directory, sequence, .. }: &SentName) {
+    let is_of_it = |row: &Sent| match Key::decode(row.key()) {
+        Ok(Key::Entry { directory: of, sequence: at } | Key::Name { directory: of, sequence: at, .. }) => {
+            (of, at) == (*directory, *sequence)
+        }
+        _ => false,
+    };
+    rows.retain(|row| !is_of_it(row));
+}
+
+fn put_name(rows: &mut Vec<Sent>, name: &[u8], (kind, at): (FileType, SentName)) {
+    let entry = Entry { inode: at.inode, file_type: kind, name };
+    rows.push(Sent::Put(keys::entry(at.directory, at.sequence).to_vec(), entry.encode()));
+    let key = keys::name(at.directory, head_of(rows).hash(name), at.sequence);
+    rows.push(Sent::Put(key.to_vec(), NameTarget { inode: at.inode, file_type: kind }.encode()));
+}
+
+#[test]
+fn what_is_no_file_system_is_refused_with_the_reason() {
+    let (from, home, _) = small_source(1);
+    let first = from.snapshot(home, "a");
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    type Forge = fn(&mut Vec<Sent>);
+    let cases: [(&str, Forge); 5] = [
+        ("too high", |rows| edit_head(rows, |head| head.next = 1 << 50)),
+        ("another number", |rows| {
+            let other = named(rows, b"a").inode;
+            edit_head(rows, |head| head.root = other);
+        }),
+        ("without a number", |rows| {
+            let name = named(rows, b"x");
+            take_name(rows, &name);
+            put_name(rows, b"x", (FileType::Regular, SentName { sequence: 0, ..name }));
+        }),
+        ("that holds names", |rows| {
+            let directory = named(rows, b"a");
+            take_name(rows, &directory);
+            edit_inode(rows, directory.directory, |row| (row.size, row.links) = (row.size - 1, row.links - 1));
+            edit_inode(rows, directory.inode, |row| (row.links, row.hint) = (0, None));
+            rows.push(Sent::Put(keys::orphan(directory.inode).to_vec(), Vec::new()));
+        }),
+        ("that are the same", |rows| {
+            let (name, next) = (named(rows, b"x"), head_of(rows).next);
+            edit_head(rows, |head| head.next += 1);
+            edit_inode(rows, name.inode, |row| row.links += 1);
+            edit_inode(rows, name.directory, |row| row.size += 1);
+            put_name(rows, b"x", (FileType::Regular, SentName { sequence: next, ..name }));
+        }),
+    ];
+    let to = Side::new();
+    for (reason, forge) in cases {
+        let mut rows = taken_apart(&sent(&from, &full));
+        forge(&mut rows);
+        let mut receiving = to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap();
+        receiving.rows(&put_together(rows)).unwrap();
+        let refused = receiving.finish().map(drop).unwrap_err().to_string();
+        assert!(refused.contains(reason), "{reason}: {refused}");
+    }
+    // No property but the rules for names comes as one of these.
+    let setuid = crate::send_stream::record::SentProperty { name: "setuid".to_owned(), value: "on".to_owned() };
+    let with_more = SnapshotHead { spelling: vec![setuid], ..head(&from, home, first, None) };
+    let refused = to.pool.receive(into(&to, "a"), &with_more).map(drop);
+    assert!(matches!(&refused, Err(PoolError::Refused(why)) if why.contains("setuid")), "{refused:?}");
+    assert_eq!(to.child("copy"), None);
+    // A difference: the counter goes on, and content that stays fits its file.
+    whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
+    put(&from.pool.dataset(home).unwrap(), "later", b"content");
+    let second = from.snapshot(home, "b");
+    let difference =
+        ToSend { to: Later::Snapshot((home, second)), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
+    let base = taken_apart(&sent(&from, &full));
+    let file = named(&base, b"x").inode;
+    let unchanged = base.iter().find(|row| row.key() == keys::inode(file)).unwrap();
+    for reason in ["lower than in the base", "does not fit its file"] {
+        let mut rows = taken_apart(&sent(&from, &difference));
+        if reason == "lower than in the base" {
+            let next = head_of(&base).next - 1;
+            rows.retain(|row| row.key() == keys::head());
+            edit_head(&mut rows, |head| head.next = next);
+        } else {
+            rows.push(unchanged.clone());
+            edit_inode(&mut rows, file, |row| row.record_shift = 9);
+        }
+        let mut receiving = to.pool.receive(into(&to, "b"), &head(&from, home, second, Some(first))).unwrap();
+        receiving.rows(&put_together(rows)).unwrap();
+        let refused = receiving.finish().map(drop).unwrap_err().to_string();
+        assert!(refused.contains(reason), "{reason}: {refused}");
+    }
+    check(&to.pool, &to.storage);
+}
+
+#[test]
+fn records_are_no_longer_than_the_segments_of_the_pool() {
+    let (from, home, _) = small_source(1);
+    let first = from.snapshot(home, "a");
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
+    let pool = Arc::new(on_device(&device, true));
+    let most = pool.bounds().record_shift;
+    let mut rows = taken_apart(&sent(&from, &full));
+    let file = named(&rows, b"x").inode;
+    edit_inode(&mut rows, file, |row| row.record_shift = most + 1);
+    let top = pool.root().unwrap();
+    let mut receiving = pool.receive(ReceiveInto { parent: top, ..into(&from, "a") }, &head(&from, home, first, None));
+    receiving.as_mut().unwrap().rows(&put_together(rows)).unwrap();
+    let refused = receiving.unwrap().finish().map(drop).unwrap_err().to_string();
+    assert!(refused.contains("longer than the segments"), "{refused}");
+    // A file that has such records, as an image may bring it: the write is refused, and the pool goes on.
+    let dataset = pool.dataset(top).unwrap();
+    let files = dataset.files();
+    files.set_storing(Storing { record_shift: most + 1, longest_record: 1 << most, ..pool.storing() });
+    let file = make(&dataset, &files.root(), "long", FileType::Regular);
+    files.write(&file, Some(0), &[1; 5000]).unwrap();
+    pool.commit().unwrap();
+    let data = vec![1; 1000];
+    let too_long = files.write(&file, Some(1 << most), &data);
+    assert!(matches!(too_long, Err(crate::files::FileError::TooLarge)), "{too_long:?}");
+    files.write(&file, Some((1 << most) - 1000), &data).unwrap();
+    files.write(&file, Some(2 << most), &data).unwrap();
+    pool.commit().unwrap();
 }
