@@ -20,7 +20,8 @@
 //! made since it began is what was not there when it began, whatever clocks say; and a name that is there
 //! is not removed yet.
 //!
-//! All others are carried out once more, which changes nothing. Nobody else in the mount can have done
+//! All others are carried out once more, which changes nothing; a write near a limit may be answered with a lower count than it
+//! has written, since its room is asked for again. Nobody else in the mount can have done
 //! it: the kernel keeps the directory, or the file, for the caller as long as he waits. What somebody
 //! does to the source itself at the same moment cannot be told apart.
 
@@ -38,7 +39,7 @@ use crate::{
 };
 use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
 use nacre_sys::clocks::{self, Clock};
-use nacre_vfs::{AllocateMode, Attr, Caller, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
+use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
 use std::time::Duration;
 
 /// Facts about a name that is to be made.
@@ -341,9 +342,8 @@ fn is_noted(op: &Op<'_>) -> bool {
         Op::Write { flags, write_flags, .. } => {
             OpenFlags(*flags).appends() && write_flags & abi::flag::WRITE_CACHE == 0
         }
-        Op::Fallocate { mode, .. } => {
-            AllocateMode(*mode).any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE)
-        }
+        // Where it moves no end it may be refused for the room that it has taken itself, though the range is zeroed or allocated.
+        Op::Fallocate { .. } => true,
         _ => is_making(op),
     }
 }
@@ -378,6 +378,13 @@ fn now() -> u64 {
 mod unit {
     use super::*;
     use nacre_vfs::Time;
+
+    #[test]
+    fn answers_to_allocations_are_noted() {
+        for mode in [0, 1, 3, 0x10, 0x11, 8, 0x20] {
+            assert!(is_noted(&Op::Fallocate { fh: 0, offset: 0, length: 4096, mode }), "{mode:#x}");
+        }
+    }
 
     #[test]
     fn files_from_before_a_request_are_not_its_own() {

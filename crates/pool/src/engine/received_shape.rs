@@ -25,9 +25,6 @@ const SLICES_MOST: u64 = 64;
 /// The number of the root directory, in all file systems.
 const ROOT: u64 = 1;
 
-/// Numbers of inodes and names stay below this: positions of listings and node numbers have bits of their own above them.
-const NUMBER_MOST: u64 = 1 << 48;
-
 /// The changes of an inode and of its names.
 #[derive(Default)]
 struct Delta {
@@ -107,8 +104,8 @@ impl ReceivedShape<'_> {
         if old.is_some_and(|old| !same(old)) {
             return wrong("other rules for names than in the base");
         }
-        if old.is_some_and(|old| new.next < old.next) || new.next > NUMBER_MOST {
-            return wrong("a counter of inodes that is lower than in the base, or too high");
+        if old.is_some_and(|old| new.next < old.next) {
+            return wrong("a counter of inodes that is lower than in the base");
         }
         if new.root != ROOT {
             return wrong("a root directory with another number");

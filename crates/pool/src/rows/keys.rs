@@ -36,8 +36,9 @@ pub const RECOUNTED: u8 = 0x0c;
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
 
-/// The largest sequence: a cookie of a listing has 63 bits.
-pub const SEQUENCE_MOST: u64 = i64::MAX as u64;
+/// The largest number of an inode, and the largest sequence: positions of listings (63 bits) and numbers of nodes have bits of
+/// their own above. As many files are never made.
+pub const SEQUENCE_MOST: u64 = (1 << 48) - 1;
 
 /// Whose use a row counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -410,5 +411,5 @@ fn number(rest: &mut &[u8]) -> Result<u64, PoolError> {
 
 fn sequence(rest: &mut &[u8]) -> Result<u64, PoolError> {
     let sequence = number(rest)?;
-    if sequence > SEQUENCE_MOST { Err(damaged("a sequence of more than 63 bits")) } else { Ok(sequence) }
+    if sequence > SEQUENCE_MOST { Err(damaged("a sequence of more than 48 bits")) } else { Ok(sequence) }
 }

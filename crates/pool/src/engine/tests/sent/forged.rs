@@ -489,7 +489,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     type Forge = fn(&mut Vec<Sent>);
     let cases: [(&str, Forge); 5] = [
-        ("too high", |rows| edit_head(rows, |head| head.next = 1 << 50)),
+        ("the counters of a head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
         ("another number", |rows| {
             let other = named(rows, b"a").inode;
             edit_head(rows, |head| head.root = other);
@@ -519,9 +519,9 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
         let mut rows = taken_apart(&sent(&from, &full));
         forge(&mut rows);
         let mut receiving = to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap();
-        receiving.rows(&put_together(rows)).unwrap();
-        let refused = receiving.finish().map(drop).unwrap_err().to_string();
-        assert!(refused.contains(reason), "{reason}: {refused}");
+        let taken = receiving.rows(&put_together(rows)).map_err(|error| error.to_string());
+        let refused = taken.and_then(|()| receiving.finish().map(drop).map_err(|error| error.to_string()));
+        assert!(refused.as_ref().is_err_and(|why| why.contains(reason)), "{reason}: {refused:?}");
     }
     // No property but the rules for names comes as one of these.
     let setuid = crate::send_stream::record::SentProperty { name: "setuid".to_owned(), value: "on".to_owned() };
