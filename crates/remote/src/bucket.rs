@@ -4,8 +4,8 @@
 //! Invariants:
 //! - A PUT has one of two conditions, or none: that the object is not there (`If-None-Match: *`; Google's
 //!   `x-goog-if-generation-match: 0`), on which all rests; or, to mend one, that it is still what was read
-//!   (`If-Match`). A reply that another one is there, or is being made, is returned as such: the caller reads what
-//!   is there.
+//!   (`If-Match`). A reply that another one is there is returned as such: the caller reads what is there. Where
+//!   another request for the object is under way and nothing is there yet, it is made again.
 //! - A list of any length has no deadline as long as pages of it come; each page has one.
 //! - Requests that may be made again are made again here alone: `object_store` itself does not.
 
@@ -268,7 +268,14 @@ impl StoreBucket {
                 Failed::Stays(told(ErrorKind::PermissionDenied, words("the server refuses these credentials")))
             }
             (404, _) => Failed::Stays(told(ErrorKind::NotFound, words("it is not there"))),
-            (409 | 412 | 304, _) => Failed::Stays(told(ErrorKind::AlreadyExists, words("it is there already"))),
+            // Two who make one object at the same moment may both be refused, and nothing is there then.
+            (409, Some("ConditionalRequestConflict" | "OperationAborted")) => {
+                Failed::Passes(told(ErrorKind::TimedOut, words("another request for the same object is under way")))
+            }
+            (409, Some("BlobAlreadyExists")) | (412 | 304, _) => {
+                Failed::Stays(told(ErrorKind::AlreadyExists, words("it is there already")))
+            }
+            (409, _) => Failed::Stays(told(ErrorKind::ResourceBusy, words("it is there already, or being made"))),
             (300..=399, _) => Failed::Stays(told(
                 ErrorKind::InvalidInput,
                 words("the bucket is in another region: --region names it"),
@@ -404,16 +411,27 @@ impl Bucket for StoreBucket {
         let seen = UpdateVersion { e_tag: tag.e_tag.clone(), version: tag.version.clone() };
         match self.put_by(key, body, &PutMode::Update(seen)) {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::ResourceBusy) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
-        match self.put_by(key, body, &PutMode::Create) {
-            Ok(()) => Ok(Put::Made),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Put::Exists),
-            Err(error) => Err(error),
+        let mut attempts = Attempts::new(DEADLINE);
+        loop {
+            match self.put_by(key, body, &PutMode::Create) {
+                Ok(()) => return Ok(Put::Made),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(Put::Exists),
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                    if self.get(key, Some(0..1))?.is_some() {
+                        return Ok(Put::Exists);
+                    }
+                    let wait = attempts.wait(None).filter(|_| !*self.hurry.borrow());
+                    let wait = wait.ok_or_else(|| io::Error::new(ErrorKind::TimedOut, error.to_string()))?;
+                    self.runtime.block_on(async { tokio::time::sleep(wait).await });
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -590,7 +608,7 @@ mod tests {
         let replies = &[
             "200 OK|",
             "412 No|<Code>PreconditionFailed</Code>",
-            "409 No|<Code>ConditionalRequestConflict</Code>",
+            "409 No|<Code>BlobAlreadyExists</Code>",
             "",
             "412 No|",
         ];
@@ -603,6 +621,24 @@ mod tests {
             assert_eq!(head.to_ascii_lowercase(), "put /b/p/q/roots/1 http/1.1\r\nif-none-match: *\r\n");
         }
         assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
+    }
+
+    /// S3 refuses with 409 what meets another request, and means: try again. Nothing may be there then.
+    #[test]
+    fn one_that_meets_another_request_is_made_again_until_it_is_there() {
+        const CONFLICT: &str = "409 No|<Code>ConditionalRequestConflict</Code>";
+        let (bucket, serve) = server(&[CONFLICT, CONFLICT, CONFLICT, CONFLICT, CONFLICT, CONFLICT, "200 OK|"]);
+        let began = clock_now();
+        assert_eq!(bucket.put_new("roots/1", b"body").unwrap(), Put::Made);
+        assert!(clock_now() - began >= Duration::from_millis(1500), "waits grow");
+        assert!(serve.join().unwrap().iter().all(|head| head.starts_with("PUT ")));
+        assert_eq!(bucket.requests().again, 6);
+        // Of a refusal that does not say why, it is looked whether an object is there.
+        let replies =
+            &["409 No|", "404 No|<Code>NoSuchKey</Code>", "409 No|", "206 OK\r\nContent-Range: bytes 0-0/9|a"];
+        let (bucket, serve) = server(replies);
+        assert_eq!(bucket.put_new("roots/1", b"body").unwrap(), Put::Exists);
+        assert_eq!(serve.join().unwrap().len(), 4);
     }
 
     /// Pages that have come are not asked for again, so that a long list ends however slow a store is.
