@@ -31,8 +31,9 @@ pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
     let devices = match opened {
         Opened::Devices(devices) => devices,
         Opened::Bucket(bucket, _) => {
-            let (found, lost) = Objects::readable_roots(&**bucket).map_err(failed)?;
-            return Ok(states(found, lost));
+            let (found, _) = Objects::readable_roots(&**bucket).map_err(failed)?;
+            // What cannot be read may be the newest one's log alone: it is tried without that.
+            return Ok(states(found, true));
         }
     };
     let mut found = BTreeMap::new();
@@ -46,8 +47,8 @@ pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
     Ok(states(found, lost))
 }
 
-/// What of these can be gone back to, the newest first. Where the records of the last ones are `lost`,
-/// the newest that is left has nothing against it.
+/// What of these can be gone back to, the newest first. Where the records of the last ones may be `lost`, or its log
+/// alone, the newest that is left has nothing against it.
 fn states(found: BTreeMap<u64, label::Root>, lost: bool) -> Vec<EarlierState> {
     let Some(newest) = found.values().next_back() else { return Vec::new() };
     let (kept, last) = (newest.kept, newest.txg.0);

@@ -39,6 +39,7 @@ mod log;
 #[cfg(test)]
 mod log_tests;
 mod parts;
+mod root_body;
 mod seen;
 mod sweeping;
 mod uploads;
@@ -57,8 +58,6 @@ pub use parts::Parts;
 pub use seen::SeenRoots;
 
 use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
-use crate::checksum;
-use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
@@ -66,6 +65,7 @@ use crate::log::Blocks;
 use crate::pointer::Txg;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
+use root_body::{RootBody, read_root, read_whole};
 use uploads::Uploads;
 
 /// How often it is tried to make an object that others may be making.
@@ -186,18 +186,6 @@ impl Open {
     }
 }
 
-/// A root as it was put.
-struct Body {
-    root: Root,
-    epoch: u32,
-    /// The epoch of the import whose log, on its machine, has what was synced after this; 0: none.
-    log: u32,
-    time: u64,
-    /// The number of whoever has put it.
-    nonce: u64,
-    host: String,
-}
-
 /// Who has put the newest root of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastWriter {
@@ -210,7 +198,7 @@ pub struct LastWriter {
 }
 
 impl LastWriter {
-    fn of(body: &Body) -> Self {
+    fn of(body: &RootBody) -> Self {
         let machine = body.host.split_once('\0').and_then(|(_, number)| u64::from_str_radix(number, 16).ok());
         Self { host: host_name(&body.host).to_owned(), machine, time: body.time }
     }
@@ -227,45 +215,6 @@ fn is_same_machine(one: &str, other: &str) -> bool {
 /// What a machine is called, of what a root says about it.
 fn host_name(host: &str) -> &str {
     host.split('\0').next().unwrap_or_default()
-}
-
-/// The longest name of a machine that is kept, bytes.
-const HOST_MOST: usize = 255;
-
-/// The length of what ends a root's object, but for the sum, bytes.
-const END: usize = 25;
-
-impl Body {
-    fn encode(&self) -> Result<Vec<u8>> {
-        let mut to = Writer::default();
-        let host = self.host.as_bytes().get(..HOST_MOST).unwrap_or(self.host.as_bytes());
-        to.bytes(&self.root.encode()?);
-        to.bytes(host);
-        to.u8(host.len() as u8);
-        to.u32(self.epoch);
-        to.u32(self.log);
-        to.u64(self.time);
-        to.u64(self.nonce);
-        let mut body = to.finish();
-        let sum = checksum::structure(&body);
-        body.extend(sum);
-        Ok(body)
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self> {
-        let wrong = || PoolError::Format(Damage::Structure("no root record"));
-        let (body, sum) = bytes.split_last_chunk().ok_or_else(wrong)?;
-        if checksum::structure(body) != *sum {
-            return Err(wrong());
-        }
-        let (named, end) = body.split_at_checked(body.len().saturating_sub(END)).ok_or_else(wrong)?;
-        let mut from = Reader::new(end);
-        let length = usize::from(from.u8()?);
-        let (record, host) = named.split_at_checked(named.len().saturating_sub(length)).ok_or_else(wrong)?;
-        let host = String::from_utf8_lossy(host).into_owned();
-        let root = Root::decode(record)?;
-        Ok(Self { root, epoch: from.u32()?, log: from.u32()?, time: from.u64()?, nonce: from.u64()?, host })
-    }
 }
 
 fn root_key(generation: u64) -> String {
@@ -389,8 +338,7 @@ impl Objects {
     /// [`PoolError::Device`], [`PoolError::Format`].
     pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
         let Some(newest) = newest_keys(bucket, "pool/", "")?.pop() else { return Ok(None) };
-        let block = attempt(bucket, "reading", || bucket.get(&newest, None))?;
-        block.map(|block| Identity::decode(&block)).transpose()
+        read_whole(bucket, "reading", &newest, Identity::decode)?.transpose()
     }
 
     /// Who has put the newest root; `None` where there is none.
@@ -409,7 +357,7 @@ impl Objects {
     pub fn readable_roots(bucket: &dyn Bucket) -> Result<(BTreeMap<u64, Root>, bool)> {
         let (mut found, mut lost) = (BTreeMap::new(), false);
         for key in newest_keys(bucket, "roots/", "")? {
-            let body = attempt(bucket, "reading", || bucket.get(&key, None))?.map(|body| Body::decode(&body));
+            let body = read_root(bucket, &key)?;
             lost = !matches!(body, Some(Ok(_)));
             if let Some(Ok(body)) = body {
                 found.insert(body.root.generation, body.root);
@@ -481,11 +429,6 @@ impl Objects {
         PutRoot::Fenced { by }
     }
 
-    fn read_root(&self, key: &str) -> Result<Option<Result<Body>>> {
-        let body = attempt(&*self.bucket, "reading", || self.bucket.get(key, None))?;
-        Ok(body.map(|body| Body::decode(&body)))
-    }
-
     /// Removes what no root has named for long.
     fn remove_doomed(&self, now: u64) -> Result<()> {
         let is_due = |(.., since): &(u32, Place, u64)| since.saturating_add(READABLE) <= now;
@@ -544,8 +487,7 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
 /// Who has put the newest root whose name comes after another one.
 fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
     for key in newest_keys(bucket, "roots/", after)?.iter().rev().take(UNREADABLE_MOST as usize) {
-        let found = attempt(bucket, "reading", || bucket.get(key, None))?;
-        if let Some(Ok(body)) = found.map(|found| Body::decode(&found)) {
+        if let Some(Ok(body)) = read_root(bucket, key)? {
             return Ok(Some(LastWriter::of(&body)));
         }
     }
@@ -888,15 +830,15 @@ impl Backend for Objects {
         }
         let (host, log) = (self.writer.host.clone(), self.log_of(root));
         let nonce = self.writer.nonce;
-        let body = Body { root: root.clone(), epoch, log, time: now, nonce, host }.encode()?;
+        let body = RootBody { root: root.clone(), epoch, log, time: now, nonce, host }.encode()?;
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
-            let is_own = |there: &Result<Body>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
-            if let Some(Err(error)) = self.read_root(&key)? {
+            let is_own = |there: &Result<RootBody>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
+            if let Some(Err(error)) = read_root(&*self.bucket, &key)? {
                 // It tells of nobody who has the pool.
                 return Err(error);
             }
-            if self.goes_on && self.read_root(&key)?.as_ref().is_some_and(is_own) {
+            if self.goes_on && read_root(&*self.bucket, &key)?.as_ref().is_some_and(is_own) {
                 return Err(PoolError::Overtaken);
             }
             return Ok(self.fenced(root.generation));
@@ -934,7 +876,7 @@ impl Backend for Objects {
         let mut keys = newest_keys(&*self.bucket, "roots/", "")?;
         let mut lost = 0;
         while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {
-            if let Some(Ok(body)) = self.read_root(&key)? {
+            if let Some(Ok(body)) = read_root(&*self.bucket, &key)? {
                 if self.goes_on && body.nonce != self.writer.nonce {
                     return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
                 }
@@ -952,7 +894,7 @@ impl Backend for Objects {
     }
 
     fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
-        let next = match self.read_root(&root_key(generation.saturating_add(1)))? {
+        let next = match read_root(&*self.bucket, &root_key(generation.saturating_add(1)))? {
             Some(body) => Some(body?.root),
             // Names are gaps where states were given up, and those of old roots are gone.
             None if !self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED) => return Ok(None),
@@ -961,7 +903,7 @@ impl Backend for Objects {
         // Where there is one, there may be many.
         let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
         for key in newest_keys(&*self.bucket, "roots/", &after)?.iter().rev().take(UNREADABLE_MOST as usize) {
-            if let Some(Ok(body)) = self.read_root(key)? {
+            if let Some(Ok(body)) = read_root(&*self.bucket, key)? {
                 self.note_root(body.root.generation);
                 return Ok(Some(body.root));
             }

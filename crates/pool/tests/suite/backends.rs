@@ -23,6 +23,7 @@ mod going_on;
 mod healing;
 mod local_log;
 mod next_writers;
+mod replies;
 
 const MIB: u64 = 1 << 20;
 

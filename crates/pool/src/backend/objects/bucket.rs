@@ -221,6 +221,10 @@ struct Memory {
     loses: u64,
     /// Requests that are still carried out.
     allowed: Option<u64>,
+    /// Nothing is made whose name begins so.
+    refused: Option<String>,
+    /// So many replies about objects whose names begin so are damaged.
+    damaged: (String, u64),
     requests: Requests,
 }
 
@@ -240,6 +244,8 @@ impl MemoryBucket {
             random: Random(seed),
             loses,
             allowed: None,
+            refused: None,
+            damaged: Default::default(),
             requests: Requests::default(),
         };
         Self { state: Mutex::new(state), parallel: 1 }
@@ -256,6 +262,21 @@ impl MemoryBucket {
     /// lost its network. `None` ends that.
     pub fn fail_after(&self, requests: Option<u64>) {
         self.state.lock().allowed = requests;
+    }
+
+    /// Of so many requests or replies one is lost from now on (0: none).
+    pub fn lose_one_of(&self, loses: u64) {
+        self.state.lock().loses = loses;
+    }
+
+    /// Makes no objects whose names begin so, until it is told otherwise.
+    pub fn refuse(&self, names: Option<&str>) {
+        self.state.lock().refused = names.map(str::to_owned);
+    }
+
+    /// Damages the next replies about objects whose names begin so, and no others; how many were still to be.
+    pub fn damage_replies(&self, names: &str, replies: u64) -> u64 {
+        std::mem::replace(&mut self.state.lock().damaged, (names.to_owned(), replies)).1
     }
 
     /// Flips a bit of an object.
@@ -315,6 +336,9 @@ impl Bucket for MemoryBucket {
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        if self.state.lock().refused.as_deref().is_some_and(|names| key.starts_with(names)) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         self.request(
             |of| &mut of.puts,
             |state| {
@@ -360,7 +384,16 @@ impl Bucket for MemoryBucket {
                 let body = state.objects.get(key)?;
                 let Range { start, end } = range.unwrap_or(0..longest_object(key));
                 let (start, end) = (start.min(body.len() as u64) as usize, end.min(body.len() as u64) as usize);
-                Some(body.get(start..end.max(start)).unwrap_or_default().to_vec())
+                let mut reply = body.get(start..end.max(start)).unwrap_or_default().to_vec();
+                let (names, replies) = &mut state.damaged;
+                if *replies > 0
+                    && key.starts_with(names.as_str())
+                    && let Some(byte) = reply.last_mut()
+                {
+                    *replies -= 1;
+                    *byte ^= 1;
+                }
+                Some(reply)
             },
         )
     }

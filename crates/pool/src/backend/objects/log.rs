@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
+use super::root_body::read_whole;
 use super::{IDLE, State, WriterId, attempt, in_parallel, make, newest_keys, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
@@ -140,16 +141,17 @@ impl ObjectLog {
 
     fn find(&self, start: Start) -> Result<Option<Found>, PoolError> {
         let name = key(start);
-        let Some(object) = attempt(&*self.bucket, "reading the log in", || self.bucket.get(&name, None))? else {
-            return Ok(None);
-        };
+        read_whole(&*self.bucket, "reading the log in", &name, |object| Self::decode(object, start))?.transpose()
+    }
+
+    fn decode(object: &[u8], start: Start) -> Result<Found, PoolError> {
         let (body, found) = object.split_last_chunk().ok_or_else(damaged)?;
         let chain = sum(body, start.chain);
         if chain != u64::from_le_bytes(*found) {
             return Err(damaged());
         }
         let mut from = Reader::new(body);
-        Ok(Some(match from.u8()? {
+        Ok(match from.u8()? {
             BLOCK => {
                 let txg = Txg(from.u64()?);
                 let records = body.get(9..).unwrap_or_default().to_vec();
@@ -157,7 +159,7 @@ impl ObjectLog {
             }
             SEAL => Found::Seal { epoch: from.u64()? },
             _ => return Err(damaged()),
-        }))
+        })
     }
 
     /// Makes an object where the next block comes; answers its sum, or nothing where another one is

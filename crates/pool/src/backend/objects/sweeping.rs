@@ -9,7 +9,7 @@
 //! - The first object that says who a pool is stays: no other pool is made here. So does the newest, and all
 //!   that were the newest within a day.
 
-use super::{Body, KEPT, Objects, Result, attempt, own_keys};
+use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
 use crate::label::Identity;
 
 impl Objects {
@@ -22,9 +22,9 @@ impl Objects {
     }
 
     /// Removes old roots; answers the oldest that stays, if it can be read.
-    fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<Body>> {
+    fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<RootBody>> {
         for key in own_keys(&*self.bucket, "roots/", "")? {
-            let Some(Ok(body)) = self.read_root(&key)? else { return Ok(None) };
+            let Some(Ok(body)) = read_root(&*self.bucket, &key)? else { return Ok(None) };
             if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
                 return Ok(Some(body));
             }
@@ -46,8 +46,7 @@ impl Objects {
         let keys = own_keys(&*self.bucket, "pool/", "")?;
         let later = keys.iter().skip(2);
         for (key, next) in keys.iter().skip(1).zip(later) {
-            let block = attempt(&*self.bucket, "reading", || self.bucket.get(next, None))?;
-            let Some(Ok(identity)) = block.map(|block| Identity::decode(&block)) else { break };
+            let Some(Ok(identity)) = read_whole(&*self.bucket, "reading", next, Identity::decode)? else { break };
             if identity.time.saturating_add(KEPT) >= now {
                 break;
             }

@@ -1,0 +1,41 @@
+//! Replies of a store that are damaged, and requests that it refuses.
+
+use super::*;
+
+/// What is whole in the bucket is read again where a reply is not.
+#[test]
+fn a_damaged_reply_costs_no_state() {
+    let ground = InBucket::new(5, 0);
+    let first = PoolInBucket::create(&ground);
+    first.pool.commit().unwrap();
+    first.write("synced").unwrap();
+    for kind in ["log/", "roots/", "pool/"] {
+        ground.bucket.damage_replies(kind, 2);
+        assert!(PoolInBucket::import(&ground).has("synced"), "{kind}");
+        assert_eq!(ground.bucket.damage_replies(kind, 2), 0, "{kind} was not read");
+        let (roots, lost) = Objects::readable_roots(&*ground.bucket).unwrap();
+        assert!(!roots.is_empty() && !lost);
+        ground.bucket.damage_replies("", 0);
+    }
+    // What is never whole is damaged.
+    ground.bucket.damage_replies("roots/", 3);
+    let damaged = ground.open_store(Access::ReadWrite).map(drop).unwrap_err();
+    assert!(matches!(damaged, PoolError::Lost { states: 1, .. }), "{damaged}");
+}
+
+/// Where a block of the log is damaged, the newest root is not: what was committed is there without the log.
+#[test]
+fn a_damaged_log_costs_what_it_holds_alone() {
+    let ground = InBucket::new(5, 0);
+    let first = PoolInBucket::create(&ground);
+    first.write("committed").unwrap();
+    let txg = first.pool.commit().unwrap();
+    first.write("synced").unwrap();
+    drop(first);
+    let block = ground.bucket.keys().into_iter().find(|key| key.starts_with("log/")).unwrap();
+    ground.bucket.rot(&block, 20, 1);
+    let Err(damaged) = PoolInBucket::open(ground.open_store(Access::ReadWrite).unwrap()) else { panic!("it is whole") };
+    assert!(matches!(damaged, PoolError::Format(_)), "{damaged}");
+    let back = PoolInBucket::open(ground.open_store(Access::Rewind(txg)).unwrap()).unwrap();
+    assert!(back.has("committed") && !back.has("synced"));
+}
