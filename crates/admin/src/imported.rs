@@ -244,7 +244,8 @@ impl Below {
         };
         let nonce = opening.after.unwrap_or_else(|| (opening.entropy)());
         let host = WriterId::machine(opening.host.0, &opening.host.1);
-        let objects = Objects::new(near, segment, size, WriterId { nonce, host, clock: Box::new(now) });
+        let writer = WriterId { nonce, host, clock: Box::new(now), uptime: Box::new(WriterId::uptime) };
+        let objects = Objects::new(near, segment, size, writer);
         let objects = objects.with_local_log(log).remembering(seen);
         if let Some(why) = trouble {
             objects.set_log_trouble(Some(why));

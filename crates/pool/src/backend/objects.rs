@@ -25,9 +25,10 @@
 //!   elsewhere, who write nothing and so can hold nothing, are at that root by then.
 //! - A segment that is sent is made; only what is added to it later replaces the object, once. So a
 //!   request that arrives late takes nothing from it.
-//! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
-//!   has taken its name. A writer that was idle for an hour looks for newer roots first. What only roots
-//!   need that are gone, of the log and of who the pool was, goes after them.
+//! - Roots stay for a day. The first root of each of the newest epochs stays, whatever its age: the root of a writer
+//!   that was stopped meets it, whatever the clocks of the two say. A writer that was idle for an hour, by either
+//!   clock of its machine, looks for newer roots first. What only roots need that are gone, of the log and of who the
+//!   pool was, goes after them.
 
 mod bucket;
 mod cached;
@@ -97,9 +98,35 @@ pub struct WriterId {
     pub host: String,
     /// The time, seconds since 1970.
     pub clock: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// For how long the machine has been running, with sleep, seconds: nobody sets it.
+    pub uptime: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+/// A moment by both clocks of the machine.
+#[derive(Clone, Copy)]
+struct Moment {
+    time: u64,
+    uptime: u64,
+}
+
+impl Moment {
+    /// Whether a writer that was known to have the pool at this moment has to look for newer roots by now.
+    fn is_long_before(self, now: Self) -> bool {
+        self.time.saturating_add(IDLE) < now.time || self.uptime.saturating_add(IDLE) < now.uptime
+    }
 }
 
 impl WriterId {
+    /// For how long this machine has been running, with sleep, seconds.
+    #[must_use]
+    pub fn uptime() -> u64 {
+        nacre_sys::clocks::now(nacre_sys::clocks::Clock::Boottime).as_secs()
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { time: (self.clock)(), uptime: (self.uptime)() }
+    }
+
     /// A machine as roots name it: two of the same name are two.
     #[must_use]
     pub fn machine(number: u64, name: &str) -> String {
@@ -128,6 +155,8 @@ pub struct Objects {
     seen: Option<SeenRoots>,
     /// Why no log is kept on this machine, where one was wanted.
     log_trouble: Mutex<Option<String>>,
+    /// Objects that were found to end the turn of a writer, and stay for that: names, and the epochs in them.
+    fences: Mutex<BTreeMap<String, u64>>,
 }
 
 #[derive(Default)]
@@ -149,7 +178,7 @@ struct State {
     /// What is to be removed: since when no root names it.
     doomed: Vec<(u32, Place, u64)>,
     /// The newest root that was found or put here: generation, and when.
-    last: Option<(u64, u64)>,
+    last: Option<(u64, Moment)>,
 }
 
 /// A segment that is being written.
@@ -251,6 +280,7 @@ impl Objects {
             asked: AtomicUsize::new(1),
             seen: None,
             log_trouble: Mutex::default(),
+            fences: Mutex::default(),
         }
     }
 
@@ -735,7 +765,7 @@ impl Backend for Objects {
         let (now, state) = ((self.writer.clock)(), self.state.lock());
         let (_, put) = state.last?;
         let due = state.doomed.iter().filter(|(.., since)| since.saturating_add(READABLE + TOGETHER) <= now);
-        (put.saturating_add(TOGETHER) <= now).then(|| due.count())
+        (put.time.saturating_add(TOGETHER) <= now).then(|| due.count())
     }
 
     fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>> {
@@ -817,20 +847,20 @@ impl Backend for Objects {
     }
 
     fn put_root(&self, root: &Root) -> Result<PutRoot> {
-        let now = (self.writer.clock)();
+        let now = self.writer.moment();
         let (epoch, last) = {
             let state = self.state.lock();
             (state.epoch, state.last)
         };
         if let Some((generation, put)) = last
-            && put.saturating_add(IDLE) < now
+            && put.is_long_before(now)
             && self.has_newer(generation)?
         {
             return Ok(self.fenced(root.generation));
         }
         let (host, log) = (self.writer.host.clone(), self.log_of(root));
         let nonce = self.writer.nonce;
-        let body = RootBody { root: root.clone(), epoch, log, time: now, nonce, host }.encode()?;
+        let body = RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()?;
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
             let is_own = |there: &Result<RootBody>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
@@ -844,8 +874,8 @@ impl Backend for Objects {
             return Ok(self.fenced(root.generation));
         }
         // Whoever stood still for long before the root was there may have taken a name that was free again.
-        let after = (self.writer.clock)();
-        if last.is_some_and(|(_, put)| put.saturating_add(IDLE) < after) && self.has_newer(root.generation)? {
+        let after = self.writer.moment();
+        if last.is_some_and(|(_, put)| put.is_long_before(after)) && self.has_newer(root.generation)? {
             return Ok(self.fenced(root.generation));
         }
         let holds_all = {
@@ -861,7 +891,7 @@ impl Backend for Objects {
             None => {}
         }
         // The root is durable: what cannot be removed now is removed after another one.
-        match self.tidy(root, now) {
+        match self.tidy(root, now.time) {
             Ok(true) => Ok(PutRoot::Durable),
             Ok(false) => Ok(self.fenced(root.generation)),
             Err(error) => {
@@ -872,7 +902,7 @@ impl Backend for Objects {
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
-        let now = (self.writer.clock)();
+        let now = self.writer.moment();
         let mut keys = newest_keys(&*self.bucket, "roots/", "")?;
         let mut lost = 0;
         while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {

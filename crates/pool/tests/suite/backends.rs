@@ -19,6 +19,7 @@ use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
 };
 
+mod fences;
 mod going_on;
 mod healing;
 mod local_log;
@@ -56,6 +57,7 @@ struct InGroups {
 struct InBucket {
     bucket: Arc<MemoryBucket>,
     clock: Arc<AtomicU64>,
+    uptime: Arc<AtomicU64>,
     imports: AtomicU64,
     /// Where parts are kept, and how many bytes of them.
     parts: Option<(tempfile::TempDir, u64)>,
@@ -188,7 +190,13 @@ impl Ground for InGroups {
 impl InBucket {
     fn new(seed: u64, loses: u64) -> Self {
         let clock = Arc::new(AtomicU64::new(1_800_000_000));
-        Self { bucket: Arc::new(MemoryBucket::new(seed, loses)), clock, imports: AtomicU64::new(0), parts: None }
+        Self {
+            bucket: Arc::new(MemoryBucket::new(seed, loses)),
+            clock,
+            uptime: Arc::default(),
+            imports: AtomicU64::new(0),
+            parts: None,
+        }
     }
 
     /// One that loses nothing and takes several requests at a time.
@@ -211,11 +219,12 @@ impl InBucket {
     }
 
     fn writer(&self) -> WriterId {
-        let clock = Arc::clone(&self.clock);
+        let (clock, uptime) = (Arc::clone(&self.clock), Arc::clone(&self.uptime));
         WriterId {
             nonce: self.imports.fetch_add(1, Ordering::Relaxed),
             host: "here".to_owned(),
             clock: Box::new(move || clock.load(Ordering::Relaxed)),
+            uptime: Box::new(move || uptime.load(Ordering::Relaxed)),
         }
     }
 
@@ -597,8 +606,12 @@ fn a_writer_that_stood_still_over_its_root_is_told_nothing() {
     let moments = Mutex::new(VecDeque::from([1_800_000_001, 1_800_000_002]));
     let clock = Arc::clone(&ground.clock);
     let now = move || moments.lock().unwrap().pop_front().unwrap_or_else(|| clock.load(Ordering::Relaxed));
-    let late =
-        Objects::new(ground.bucket(), MIB, 62 * MIB, WriterId { nonce: 99, host: "late".into(), clock: Box::new(now) });
+    let late = Objects::new(
+        ground.bucket(),
+        MIB,
+        62 * MIB,
+        WriterId { nonce: 99, host: "late".into(), clock: Box::new(now), uptime: Box::new(|| 1) },
+    );
     late.newest_root().unwrap();
     let put = late.put_root(&root(2)).unwrap();
     assert!(matches!(put, PutRoot::Fenced { .. }), "its name is free, but it is late: {put:?}");
@@ -613,6 +626,19 @@ fn a_writer_that_was_idle_for_long_looks_for_newer_roots() {
     let other = another_puts_roots_for_days(&ground);
     let left = other.roots().unwrap();
     assert!(!left.contains_key(&2) && left.contains_key(&400), "{} roots are left", left.len());
+    let late = backend.put_root(&root(2)).unwrap();
+    assert!(matches!(late, PutRoot::Fenced { .. }), "its name is free, but it is late: {late:?}");
+}
+
+/// As for the test before, on a machine whose clock was set back meanwhile: it is another clock that tells.
+#[test]
+fn a_writer_whose_clock_was_set_back_looks_for_newer_roots() {
+    let ground = InBucket::new(1, 0);
+    let (backend, first) = ground.new_backend();
+    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
+    another_puts_roots_for_days(&ground);
+    ground.clock.store(1_800_000_000, Ordering::Relaxed);
+    ground.uptime.store(4000, Ordering::Relaxed);
     let late = backend.put_root(&root(2)).unwrap();
     assert!(matches!(late, PutRoot::Fenced { .. }), "its name is free, but it is late: {late:?}");
 }

@@ -13,10 +13,10 @@
 //!   there may have been removed by somebody who has read them before, and has put one.
 //! - Blocks go when a durable root names a later start, and only those that this writer has read or written.
 //!   A missing block before a later one is therefore damage, which an import reports.
-//! - Seals, and blocks that were left by somebody who is gone, go with the last root whose log begins in
-//!   their epoch, a day after it (`sweeping.rs`). A writer that was stopped for so long may find a name free
-//!   then; so whoever has put no root for an hour makes sure that there is no newer one, before and after
-//!   it puts a block.
+//! - Blocks that were left by a writer that is gone go with the last root whose log begins in their epoch, a day after
+//!   it; seals stay much longer (`sweeping.rs`). A writer that was stopped for so long may find a name free then; so
+//!   whoever has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
+//!   before and after it puts a block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use super::bucket::Bucket;
 use super::local_log::LocalLog;
 use super::root_body::read_whole;
-use super::{IDLE, State, WriterId, attempt, in_parallel, make, newest_keys, root_key};
+use super::{State, WriterId, attempt, in_parallel, make, newest_keys, root_key};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -36,7 +36,7 @@ use crate::pointer::Txg;
 
 /// With so much in use, a commit is due, bytes.
 const LENGTH: u64 = 64 << 20;
-const BLOCK: u8 = 1;
+pub(super) const BLOCK: u8 = 1;
 const SEAL: u8 = 2;
 
 /// The log of one import.
@@ -125,8 +125,8 @@ impl ObjectLog {
 
     /// Whoever has put no root for long makes sure that nobody else has.
     fn assert_own(&self) -> Result<(), PoolError> {
-        let now = (self.writer.clock)();
-        let is_known = self.state.lock().last.is_none_or(|(_, when)| when.saturating_add(IDLE) >= now);
+        let now = self.writer.moment();
+        let is_known = self.state.lock().last.is_none_or(|(_, when)| !when.is_long_before(now));
         if is_known {
             return Ok(());
         }
@@ -134,7 +134,7 @@ impl ObjectLog {
             return Err(fenced());
         }
         if let Some((_, when)) = &mut self.state.lock().last {
-            *when = (*when).max(now);
+            (when.time, when.uptime) = (when.time.max(now.time), when.uptime.max(now.uptime));
         }
         Ok(())
     }

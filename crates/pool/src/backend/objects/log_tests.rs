@@ -23,7 +23,8 @@ use crate::pointer::Txg;
 const POOL: u64 = 7;
 
 fn objects(bucket: &Arc<dyn Bucket>, epoch: u64) -> ObjectLog {
-    let writer = WriterId { nonce: epoch, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000) };
+    let writer =
+        WriterId { nonce: epoch, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000), uptime: Box::new(|| 1) };
     let (state, root) = (Arc::new(Mutex::new(State::default())), Arc::new(AtomicU64::new(0)));
     ObjectLog::new(Arc::clone(bucket), epoch, Arc::new(writer), state, root)
 }

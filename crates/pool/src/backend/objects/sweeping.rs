@@ -3,14 +3,21 @@
 //! Caller: [`Objects`], after each so many roots. Invariants:
 //! - Each root's log begins in the epoch of the one before, or in a later one. So what is in epochs before
 //!   that of the oldest root that is left is needed by none, whoever puts roots meanwhile.
-//! - The last root whose log began there was put more than a day ago, and the seal there a moment after it.
-//!   A writer that was stopped since before that seal does not acknowledge what it puts in its place (see
-//!   `log.rs`).
+//! - A writer that was stopped, and lost the pool meanwhile, acknowledges nothing: its next root has the name of the
+//!   first root of the epoch after its own, and its next block of the log that of the seal in its epoch. Both are
+//!   *fences*: those of the newest [`FENCED`] epochs stay, whatever their age. An age is a matter of two clocks, of which
+//!   either may be wrong.
+//! - A fence of an earlier epoch goes when it is a day old: between a writer of that epoch and this one there were so
+//!   many imports that its machine counts an hour (`log.rs`), or it was not running.
 //! - The first object that says who a pool is stays: no other pool is made here. So does the newest, and all
 //!   that were the newest within a day.
 
+use super::log::BLOCK;
 use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
 use crate::label::Identity;
+
+/// Fences of so many epochs stay: a root of some KiB and a seal of some bytes for each import.
+const FENCED: u64 = 256;
 
 impl Objects {
     /// Removes what nobody can go back to, and no writer can still want to put.
@@ -21,24 +28,69 @@ impl Objects {
         self.sweep_identities(now)
     }
 
-    /// Removes old roots; answers the oldest that stays, if it can be read.
+    /// Removes old roots but for fences; answers the oldest that stays for its age, if all before it can be read.
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<RootBody>> {
+        let (mut before, mut all_read) = (None, true);
         for key in own_keys(&*self.bucket, "roots/", "")? {
-            let Some(Ok(body)) = read_root(&*self.bucket, &key)? else { return Ok(None) };
-            if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
-                return Ok(Some(body));
+            if let Some(epoch) = self.known_fence(&key) {
+                before = Some(epoch);
+                continue;
             }
-            self.remove_object(&key)?;
+            let body = match read_root(&*self.bucket, &key)? {
+                Some(Ok(body)) => body,
+                // A damaged one may be a fence.
+                Some(Err(_)) => {
+                    all_read = false;
+                    continue;
+                }
+                None => continue,
+            };
+            if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
+                return Ok(Some(body).filter(|_| all_read));
+            }
+            let epoch = u64::from(body.epoch);
+            let is_first = before.replace(epoch) != Some(epoch);
+            if !is_first || !self.keep_fence(&key, epoch) {
+                self.remove_object(&key)?;
+            }
         }
         Ok(None)
     }
 
-    /// Removes logs of epochs before this one.
+    /// Removes logs of epochs before this one but for seals.
     fn sweep_logs(&self, needed: u64) -> Result<()> {
-        let epoch = |key: &str| key.split('/').nth(1)?.parse::<u64>().ok();
-        let keys = own_keys(&*self.bucket, "log/", "")?;
-        let old = keys.iter().filter(|key| epoch(key).is_some_and(|epoch| epoch < needed));
-        old.into_iter().try_for_each(|key| self.remove_object(key))
+        for key in own_keys(&*self.bucket, "log/", "")? {
+            let epoch = key.split('/').nth(1).and_then(|epoch| epoch.parse::<u64>().ok());
+            let Some(epoch) = epoch.filter(|epoch| *epoch < needed) else { continue };
+            if self.known_fence(&key).is_some() {
+                continue;
+            }
+            let kind = attempt(&*self.bucket, "reading", || self.bucket.get(&key, Some(0..1)))?;
+            // What is damaged may be a seal.
+            let is_seal = kind.is_some_and(|kind| kind != [BLOCK]);
+            if !is_seal || !self.keep_fence(&key, epoch) {
+                self.remove_object(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoch of a fence that was found before and is to stay.
+    fn known_fence(&self, key: &str) -> Option<u64> {
+        let epoch = *self.fences.lock().get(key)?;
+        self.keep_fence(key, epoch).then_some(epoch)
+    }
+
+    /// Whether a fence of this epoch stays; notes it.
+    fn keep_fence(&self, key: &str, epoch: u64) -> bool {
+        let stays = epoch.saturating_add(FENCED) >= u64::from(self.state.lock().epoch);
+        let mut fences = self.fences.lock();
+        if stays {
+            fences.insert(key.to_owned(), epoch);
+        } else {
+            fences.remove(key);
+        }
+        stays
     }
 
     /// Removes what says who the pool was, a day after it has become another.

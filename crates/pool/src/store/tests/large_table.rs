@@ -15,7 +15,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 fn objects(bucket: &Arc<MemoryBucket>, nonce: u64) -> Arc<Objects> {
-    let writer = WriterId { nonce, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000) };
+    let writer = WriterId { nonce, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000), uptime: Box::new(|| 1) };
     Arc::new(Objects::new(Arc::clone(bucket) as _, SEGMENT, 1 << 50, writer))
 }
 

@@ -18,6 +18,7 @@ fn objects(ground: &InBucket, host: &str, place: Option<&Path>) -> Arc<Objects> 
         nonce: ground.imports.fetch_add(1, Ordering::Relaxed),
         host: host.to_owned(),
         clock: Box::new(|| 1_800_000_000),
+        uptime: Box::new(|| 1),
     };
     let log = place.map(|place| LocalLog::open(place, 7).unwrap());
     Arc::new(Objects::new(ground.bucket(), MIB, 62 * MIB, writer).with_local_log(log))

@@ -1,0 +1,62 @@
+//! What ends the turn of a writer that has lost the pool and does not know it: objects that stay.
+
+use super::*;
+
+fn commit(pool: &PoolInBucket, times: usize) {
+    for _ in 0..times {
+        pool.pool.commit().unwrap();
+    }
+}
+
+/// A machine stands still with its clocks, another one takes the pool over, and its clock goes days ahead: what has
+/// ended the turn of the first stays, whatever the clocks say, and is little.
+#[test]
+fn a_writer_whose_clocks_stood_still_acknowledges_nothing() {
+    for log in [true, false] {
+        let ground = InBucket::new(5, 0);
+        let first = PoolInBucket::create(&ground);
+        first.pool.commit().unwrap();
+        first.write("synced").unwrap();
+        let mut stood_still = vec![first];
+        for _ in 0..3 {
+            let then = (ground.clock.load(Ordering::Relaxed), ground.uptime.load(Ordering::Relaxed));
+            let other = PoolInBucket::import(&ground);
+            assert!(other.has("synced"));
+            // A jump: the other one is at a root of a moment ago.
+            for days in [2, 4] {
+                ground.clock.store(then.0 + days * 86_400, Ordering::Relaxed);
+                commit(&other, 520);
+            }
+            let roots = ground.bucket.keys().iter().filter(|key| key.starts_with("roots/")).count();
+            assert!(roots < 1100, "{roots} roots are left");
+            ground.clock.store(then.0, Ordering::Relaxed);
+            for before in &stood_still {
+                // By a block of the log, or by a root.
+                let is_refused = if log { before.write("too late").is_err() } else { before.pool.commit().is_err() };
+                assert!(is_refused, "acknowledged by a machine that has lost the pool");
+            }
+            assert!(!other.has("too late"));
+            ground.clock.store(then.0 + 4 * 86_400, Ordering::Relaxed);
+            stood_still.push(other);
+        }
+    }
+}
+
+/// Of many imports those that are newest have their fences.
+#[test]
+fn what_ends_turns_goes_after_many_imports() {
+    let ground = InBucket::new(5, 0);
+    drop(PoolInBucket::create(&ground));
+    for _ in 0..270 {
+        drop(PoolInBucket::import(&ground));
+    }
+    let last = PoolInBucket::import(&ground);
+    for _ in 0..2 {
+        ground.clock.fetch_add(2 * 86_400, Ordering::Relaxed);
+        commit(&last, 300);
+    }
+    let keys = ground.bucket.keys();
+    let count = |kind: &str| keys.iter().filter(|key| key.starts_with(kind)).count();
+    assert!((250..260).contains(&count("log/")), "{} seals", count("log/"));
+    assert!((400..900).contains(&count("roots/")), "{} roots", count("roots/"));
+}
