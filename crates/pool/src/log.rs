@@ -10,7 +10,8 @@
 //!
 //! Invariants: records become durable in the order in which they were recorded; a record of a txg
 //! is never durable in the log while an earlier record of a txg that is not committed is missing:
-//! where the buffer overflows, a flush asks for a commit until that has happened.
+//! where the buffer overflows, a flush asks for a commit until that has happened. A block that cannot be appended is
+//! like that, where the medium can go on behind it: until a durable root names a start behind it, nothing is appended.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +49,15 @@ pub trait Blocks: Send {
     ///
     /// # Errors
     /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended
-    /// any more. [`PoolError::Refused`] where the pool is another program's by now.
+    /// any more but after [`Self::skip`]. [`PoolError::Refused`] where the pool is another program's by now.
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError>;
+
+    /// Passes over the block that could not be appended: the start behind it. The block may be there all the same,
+    /// or come late, so nothing may be appended before a durable root names that start, or a later one. `None`
+    /// where nothing can be appended any more.
+    fn skip(&mut self) -> Option<Start> {
+        None
+    }
 
     /// What the blocks so far say goes into this txg, whichever they were written in: they are needed until
     /// that is durable, and no longer.
@@ -93,6 +101,10 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
 
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
         (**self).append(txg, records)
+    }
+
+    fn skip(&mut self) -> Option<Start> {
+        (**self).skip()
     }
 
     fn settle(&mut self, txg: Txg) {
@@ -190,6 +202,10 @@ struct LogState {
     durable: Ticket,
     /// The last txg of which records were dropped: nothing may be logged before it is committed.
     dropped: Option<Txg>,
+    /// A block before this start could not be appended: nothing may be logged before a root names it.
+    skipped: Option<Start>,
+    /// The last txg that is durable.
+    committed: Txg,
     writing: bool,
     failed: Option<PoolError>,
 }
@@ -200,6 +216,11 @@ impl LogState {
         self.pending.clear();
         self.bytes = 0;
         self.dropped = self.dropped.max(Some(txg));
+    }
+
+    /// The same of all records so far, and of the open txg where there are none.
+    fn drop_to_open(&mut self) {
+        self.drop_through(self.newest.max(Txg(self.committed.0.saturating_add(1))));
     }
 }
 
@@ -223,6 +244,8 @@ impl<B: Blocks> Log<B> {
             newest: Txg(0),
             durable: Ticket(0),
             dropped: None,
+            skipped: None,
+            committed: Txg(0),
             writing: false,
             failed: None,
         };
@@ -280,8 +303,8 @@ impl<B: Blocks> Log<B> {
     /// the next.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; after a failure every further flush fails with it, for what was
-    /// written last is unknown.
+    /// [`PoolError::Device`] where the blocks cannot go on after a failure, and [`PoolError::Refused`]: every further
+    /// flush fails with it.
     pub fn flush(&self, through: Ticket) -> Result<LogFlush, PoolError> {
         let mut state = self.state.lock();
         loop {
@@ -307,20 +330,36 @@ impl<B: Blocks> Log<B> {
         state.writing = true;
         drop(state);
         let payload: Vec<u8> = batches.iter().flat_map(|batch| batch.records.iter().copied()).collect();
-        let written = self.ring.lock().append(txg, &payload);
+        let (written, skipped) = {
+            let mut ring = self.ring.lock();
+            let written = ring.append(txg, &payload);
+            let is_skipped = matches!(written, Err(PoolError::Device { .. }));
+            (written, is_skipped.then(|| ring.skip()).flatten())
+        };
         self.note_used();
         let mut state = self.state.lock();
         state.writing = false;
         self.done.notify_all();
         match written {
             Ok(true) => state.durable = state.durable.max(last),
+            // A commit may have been faster.
+            Ok(false) if state.committed >= txg => {}
             Ok(false) => state.dropped = state.dropped.max(Some(txg)),
+            Err(error) if skipped.is_some() => {
+                tracing::warn!(%error, "the log cannot be written: what is synced waits for a commit");
+                state.skipped = skipped;
+                state.drop_to_open();
+            }
             Err(error) => {
                 state.failed = Some(error.clone());
                 return Err(error);
             }
         }
-        Ok(if state.durable >= through { LogFlush::Durable } else { LogFlush::NeedsCommit(txg) })
+        Ok(match state.dropped {
+            _ if state.durable >= through => LogFlush::Durable,
+            Some(dropped) => LogFlush::NeedsCommit(dropped),
+            None => LogFlush::NeedsCommit(txg),
+        })
     }
 
     /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from
@@ -340,15 +379,24 @@ impl<B: Blocks> Log<B> {
             ring.removal()
         };
         self.note_used();
-        self.note_committed(txg, last);
+        self.note_committed(txg, last, start);
         if let Some(remove) = removal {
             remove();
         }
     }
 
-    fn note_committed(&self, txg: Txg, last: Ticket) {
+    fn note_committed(&self, txg: Txg, last: Ticket, start: Start) {
         let mut state = self.state.lock();
         state.durable = state.durable.max(last);
+        state.committed = state.committed.max(txg);
+        if let Some(skipped) = state.skipped {
+            if (start.position, start.sequence) >= (skipped.position, skipped.sequence) {
+                state.skipped = None;
+            } else {
+                // The commit had its start before the block failed: another one has to be made.
+                state.drop_to_open();
+            }
+        }
         while state.pending.front().is_some_and(|batch| batch.txg <= txg) {
             if let Some(batch) = state.pending.pop_front() {
                 state.bytes = state.bytes.saturating_sub(batch.records.len());

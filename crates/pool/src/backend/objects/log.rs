@@ -17,6 +17,8 @@
 //!   it; seals stay much longer (`sweeping.rs`). A writer that was stopped for so long may find a name free then; so
 //!   whoever has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
 //!   before and after it puts a block.
+//! - Whether a block is there whose request has failed is unknown, and it may come late. So its name is passed over, and
+//!   nothing is put after it before a durable root names a later start: replay never meets it, and misses nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -258,6 +260,12 @@ impl Blocks for ObjectLog {
         Ok(true)
     }
 
+    fn skip(&mut self) -> Option<Start> {
+        self.doomed.lock().push(key(self.next));
+        self.next.sequence = self.next.sequence.wrapping_add(1);
+        Some(self.next)
+    }
+
     fn settle(&mut self, txg: Txg) {
         self.blocks.iter_mut().for_each(|block| block.txg = txg);
     }
@@ -338,6 +346,10 @@ impl Blocks for Logs {
             Some(local) => local.append(txg, records),
             None => self.objects.append(txg, records),
         }
+    }
+
+    fn skip(&mut self) -> Option<Start> {
+        self.near().is_none().then(|| self.objects.skip()).flatten()
     }
 
     fn settle(&mut self, txg: Txg) {

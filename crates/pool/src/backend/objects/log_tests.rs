@@ -32,7 +32,7 @@ fn objects(bucket: &Arc<dyn Bucket>, epoch: u64) -> ObjectLog {
 /// Where the blocks of a log lie.
 enum Medium {
     Ring(Memory),
-    Bucket(Arc<dyn Bucket>),
+    Bucket(Arc<MemoryBucket>),
     Local { bucket: Arc<dyn Bucket>, directory: TempDir, log: Option<Arc<LocalLog>> },
 }
 
@@ -51,7 +51,7 @@ impl Medium {
         match self {
             Self::Ring(memory) => Box::new(Ring::new(memory.clone(), POOL, root.start).unwrap()),
             Self::Bucket(bucket) => {
-                let objects = objects(bucket, u64::from(epoch));
+                let objects = objects(&(Arc::clone(bucket) as _), u64::from(epoch));
                 Box::new(Logs { objects, local: None, named: 0 })
             }
             Self::Local { bucket, directory, log } => {
@@ -121,6 +121,20 @@ impl History {
         self.log.as_ref().unwrap()
     }
 
+    /// Has some blocks of a bucket fail, which may be there all the same.
+    fn disturb(&mut self, on: bool) {
+        let Medium::Bucket(bucket) = &self.medium else { return };
+        match self.random.below(12) {
+            0 if on => bucket.fail_after(Some(0)),
+            1 if on => bucket.lose_one_of(1),
+            _ => {}
+        }
+        if !on {
+            bucket.fail_after(None);
+            bucket.lose_one_of(0);
+        }
+    }
+
     /// Records and syncs in turn.
     fn work(&mut self) {
         for _ in 0..self.random.below(5) {
@@ -133,9 +147,11 @@ impl History {
             } else {
                 let at = self.random.below(self.operations.len() as u64) as usize;
                 let Some(ticket) = self.operations.get(at).map(|operation| operation.ticket) else { continue };
+                self.disturb(true);
                 if self.log().flush(ticket).unwrap() == LogFlush::Durable {
                     self.operations[at].acknowledged = true;
                 }
+                self.disturb(false);
             }
         }
     }
@@ -307,4 +323,69 @@ fn blocks_are_removed_while_others_are_appended() {
         committing.join().unwrap();
     });
     assert_eq!(slow.memory.keys(), ["log/1/00000000000000000003"]);
+}
+
+/// A block whose request has failed may be made at any later time: nothing is lost by it, whenever that is.
+#[test]
+fn a_log_begins_anew_behind_a_block_that_failed() {
+    for comes in 0..4 {
+        let memory = Arc::new(MemoryBucket::new(1, 0));
+        let bucket = Arc::clone(&memory) as Arc<dyn Bucket>;
+        let log = Log::new(objects(&bucket, 1));
+        let record = |number, txg| log.record(Txg(txg), operation(number, txg, b""));
+        let ticket = record(1, 1);
+        assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable);
+        let late = "log/1/00000000000000000001";
+        let made = |at: u32| {
+            if comes == at {
+                memory.put(late, b"late").unwrap();
+            }
+        };
+        // The commit of txg 1 is under way, and its root will name a start before the block.
+        let (last, start) = (log.newest(), log.start_after(Txg(1)));
+        let ticket = record(2, 2);
+        memory.refuse(Some("log/"));
+        assert_eq!(log.flush(ticket).unwrap(), LogFlush::NeedsCommit(Txg(2)));
+        memory.refuse(None);
+        made(0);
+        assert_eq!(log.flush(record(3, 2)).unwrap(), LogFlush::NeedsCommit(Txg(2)));
+        log.committed(Txg(1), last, start);
+        made(1);
+        assert!(matches!(log.flush(record(4, 2)).unwrap(), LogFlush::NeedsCommit(_)), "no root names a later start");
+        let (last, start) = (log.newest(), log.start_after(Txg(2)));
+        log.committed(Txg(2), last, start);
+        made(2);
+        assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable);
+        let ticket = record(5, 3);
+        assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable, "the log goes on");
+        made(3);
+        assert_eq!(log.flush(record(6, 3)).unwrap(), LogFlush::Durable);
+        let mut found = Vec::new();
+        let replayed = objects(&bucket, 2).replay(start, Txg(2), &mut |record| {
+            found.push(record.txg);
+            Ok(())
+        });
+        assert_eq!((replayed.unwrap().lost, found), (None, vec![Txg(3), Txg(3)]), "the block comes at moment {comes}");
+    }
+}
+
+/// The same where the root that is on its way was begun when the block was not yet: it holds the block's txg, and
+/// names a start before it.
+#[test]
+fn a_root_that_names_an_earlier_start_ends_no_gap() {
+    let memory = Arc::new(MemoryBucket::new(1, 0));
+    let log = Log::new(objects(&(Arc::clone(&memory) as Arc<dyn Bucket>), 1));
+    let record = |number, txg| log.record(Txg(txg), operation(number, txg, b""));
+    let ticket = record(1, 1);
+    let (last, start) = (log.newest(), log.start_after(Txg(1)));
+    memory.refuse(Some("log/"));
+    assert_eq!(log.flush(ticket).unwrap(), LogFlush::NeedsCommit(Txg(1)));
+    memory.refuse(None);
+    log.committed(Txg(1), last, start);
+    assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable);
+    let ticket = record(2, 2);
+    assert_eq!(log.flush(ticket).unwrap(), LogFlush::NeedsCommit(Txg(2)), "replay would end before it");
+    let (last, start) = (log.newest(), log.start_after(Txg(2)));
+    log.committed(Txg(2), last, start);
+    assert_eq!(log.flush(record(3, 3)).unwrap(), LogFlush::Durable);
 }

@@ -23,6 +23,28 @@ fn a_damaged_reply_costs_no_state() {
     assert!(matches!(damaged, PoolError::Lost { states: 1, .. }), "{damaged}");
 }
 
+/// What the log cannot take is answered by a commit, and the log begins anew after it.
+#[test]
+fn a_block_that_is_refused_is_answered_by_a_commit() {
+    let ground = InBucket::new(5, 0);
+    let first = PoolInBucket::create(&ground);
+    first.pool.commit().unwrap();
+    first.write("before").unwrap();
+    ground.bucket.refuse(Some("log/"));
+    first.write("refused").unwrap();
+    first.write("refused as well").unwrap();
+    ground.bucket.refuse(None);
+    let roots = || ground.bucket.keys().iter().filter(|key| key.starts_with("roots/")).count();
+    let before = roots();
+    first.write("after").unwrap();
+    assert_eq!(roots(), before, "it is in the log");
+    drop(first);
+    let next = PoolInBucket::import(&ground);
+    for name in ["before", "refused", "refused as well", "after"] {
+        assert!(next.has(name), "{name}");
+    }
+}
+
 /// Where a block of the log is damaged, the newest root is not: what was committed is there without the log.
 #[test]
 fn a_damaged_log_costs_what_it_holds_alone() {
