@@ -5,6 +5,7 @@
 //! being told changes nothing.
 
 use std::fmt;
+use std::io;
 use std::sync::OnceLock;
 
 use super::{Location, Store};
@@ -68,6 +69,8 @@ impl Store {
         let Some(tell) = self.watcher.0.get() else { return };
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
+            // A store that is away, or refuses, says nothing of what is there.
+            PoolError::Device { source, .. } if self.backend.is_shared() && !is_of_content(source.kind()) => return,
             PoolError::Device { .. } => None,
             _ => return,
         };
@@ -80,4 +83,9 @@ impl Store {
             .map(|header| header.owner);
         tell(&Damaged { pointer: *pointer, owner, device, damage, mended });
     }
+}
+
+/// Whether an error of a store is one of an object itself: it is gone, cut short, or not as it was made.
+fn is_of_content(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
 }

@@ -61,3 +61,38 @@ fn a_damaged_log_costs_what_it_holds_alone() {
     let back = PoolInBucket::open(ground.open_store(Access::Rewind(txg)).unwrap()).unwrap();
     assert!(back.has("committed") && !back.has("synced"));
 }
+
+/// A store that is away says nothing of what is there: only an object that is gone is damage.
+#[test]
+fn a_store_that_is_away_is_no_damage() {
+    let ground = InBucket::new(1, 0);
+    let store = ground.create_store();
+    let frame = NewFrame {
+        stream: WriteStream::Data,
+        kind: FrameKind::Data,
+        owner: Owner { dataset: 1, object: 1, offset: 0 },
+        birth: Txg(1),
+        content: &content(1),
+        compression: CompressionSetting::Off,
+        checksum: ChecksumKind::Xxh3,
+    };
+    let pointer = store.write(&frame).unwrap();
+    let log_start = LogStart::default();
+    store.commit(&Commit { txg: Txg(1), catalog: None, upper: &[], log_start, time: 1 }).unwrap();
+    let (reader, _) = ground.open_store(Access::ReadOnly).unwrap();
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&found);
+    reader.watch(move |damaged| hears.lock().unwrap().push(damaged.pointer));
+    ground.bucket.fail_after(Some(0));
+    reader.read(&pointer).map(drop).unwrap_err();
+    assert_eq!(*found.lock().unwrap(), []);
+    ground.bucket.fail_after(None);
+    ground
+        .bucket
+        .keys()
+        .iter()
+        .filter(|key| key.starts_with("seg/"))
+        .for_each(|key| ground.bucket.delete(key).unwrap());
+    reader.read(&pointer).map(drop).unwrap_err();
+    assert_eq!(*found.lock().unwrap(), [pointer]);
+}
