@@ -518,7 +518,7 @@ impl Pool {
             record_shift: 17,
             compression: CompressionSetting::On,
             checksum: ChecksumKind::Xxh3,
-            longest_record: 1 << self.bounds().record_shift,
+            longest_record: self.bounds().frame,
         }
     }
 }

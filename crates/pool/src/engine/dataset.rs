@@ -108,7 +108,7 @@ impl Dataset {
             record_shift,
             compression: behaviour.compression,
             checksum: behaviour.checksum,
-            longest_record: 1 << bounds.record_shift,
+            longest_record: bounds.frame,
         });
         let (read_only, utf8_only) = (behaviour.readonly, behaviour.utf8_only);
         self.files.set_rules(Rules { read_only, access: access_times(&behaviour), utf8_only, quotas });

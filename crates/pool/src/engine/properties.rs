@@ -46,6 +46,8 @@ pub struct Edit {
 pub(super) struct Bounds {
     /// The largest record, as a power of two.
     pub(super) record_shift: u8,
+    /// The longest frame, bytes.
+    pub(super) frame: u64,
 }
 
 /// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one
@@ -106,7 +108,7 @@ impl Pool {
 
     pub(super) fn bounds(&self) -> Bounds {
         let most = self.storage.largest_frame().max(1);
-        Bounds { record_shift: most.ilog2().clamp(9, 24) as u8 }
+        Bounds { record_shift: most.ilog2().clamp(9, 24) as u8, frame: most }
     }
 
     /// Tells every open dataset what holds for it now.

@@ -44,8 +44,6 @@ pub(super) struct ReceivedShape<'a> {
     pub(super) context: Context<'a>,
     pub(super) old: View,
     pub(super) new: View,
-    /// The longest record that this pool holds, as a power of two.
-    pub(super) record_shift_most: u8,
 }
 
 fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
@@ -104,8 +102,8 @@ impl ReceivedShape<'_> {
         if old.is_some_and(|old| !same(old)) {
             return wrong("other rules for names than in the base");
         }
-        if old.is_some_and(|old| new.next < old.next) {
-            return wrong("a counter of inodes that is lower than in the base");
+        if old.is_some_and(|old| new.next < old.next) || new.next > keys::SEQUENCE_MOST / 2 {
+            return wrong("a counter of inodes that is lower than in the base, or leaves no room for more");
         }
         if new.root != ROOT {
             return wrong("a root directory with another number");
@@ -227,11 +225,6 @@ impl ReceivedShape<'_> {
         }
         if new.file_type() == Some(FileType::Directory) && new.links == 0 && new.size != 0 {
             return wrong("a directory without a name that holds names");
-        }
-        if new.record_shift > self.record_shift_most {
-            return wrong(
-                "a file with records that are longer than the segments of this pool: its pool has larger devices",
-            );
         }
         let content_of = |row: &InodeRow| (row.record_shift, row.flags & HAS_PATCHES);
         if old.is_some_and(|old| content_of(&old) != content_of(&new)) {

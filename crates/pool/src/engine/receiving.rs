@@ -551,7 +551,6 @@ impl Receiving {
             context: Context { frames: &*self.pool.frames, cache: &self.pool.cache },
             old: Tree::open(base, 0, Settings::default()).view(),
             new: self.dataset.files().look_at_table(|table| table.tree.view()),
-            record_shift_most: self.pool.bounds().record_shift,
         };
         match shape.check() {
             Ok(()) => {

@@ -29,7 +29,7 @@ fn entry_name() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn key() -> impl Strategy<Value = Key> {
-    let few = prop_oneof![0u64..4, 250u64..260, any::<u64>().prop_map(|n| n >> 1)];
+    let few = prop_oneof![0u64..4, 250u64..260, any::<u64>().prop_map(|n| n & keys::SEQUENCE_MOST)];
     prop_oneof![
         Just(Key::Head),
         few.clone().prop_map(Key::Inode),

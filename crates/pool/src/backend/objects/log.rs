@@ -53,6 +53,8 @@ pub(super) struct ObjectLog {
     root: Arc<AtomicU64>,
     next: Start,
     blocks: VecDeque<Block>,
+    /// Names that were passed over, and may hold a block or another writer's seal.
+    skipped: Vec<Start>,
     /// Names of forgotten blocks that are not removed yet.
     doomed: Arc<Mutex<Vec<String>>>,
 }
@@ -94,7 +96,17 @@ impl ObjectLog {
         root: Arc<AtomicU64>,
     ) -> Self {
         let next = Start { position: epoch, sequence: 0, chain: 0 };
-        Self { bucket, epoch, writer, state, root, next, blocks: VecDeque::new(), doomed: Arc::default() }
+        Self {
+            bucket,
+            epoch,
+            writer,
+            state,
+            root,
+            next,
+            blocks: VecDeque::new(),
+            skipped: Vec::new(),
+            doomed: Arc::default(),
+        }
     }
 
     /// Puts a seal behind whatever is in a log, without reading what that says.
@@ -261,7 +273,7 @@ impl Blocks for ObjectLog {
     }
 
     fn skip(&mut self) -> Option<Start> {
-        self.doomed.lock().push(key(self.next));
+        self.skipped.push(self.next);
         self.next.sequence = self.next.sequence.wrapping_add(1);
         Some(self.next)
     }
@@ -278,7 +290,10 @@ impl Blocks for ObjectLog {
         let order = |start: Start| (start.position, start.sequence);
         let first = self.blocks.iter().position(|block| order(block.start) >= order(start));
         let forgotten = self.blocks.drain(..first.unwrap_or(self.blocks.len()));
-        self.doomed.lock().extend(forgotten.map(|block| key(block.start)));
+        // Another writer may have sealed at a name that was passed over, as long as no durable root of this one begins behind it.
+        let passed = self.skipped.extract_if(.., |skipped| order(*skipped) < order(start));
+        let doomed = forgotten.map(|block| key(block.start)).chain(passed.map(key));
+        self.doomed.lock().extend(doomed);
     }
 
     fn removal(&mut self) -> Option<Removal> {

@@ -488,8 +488,9 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     let first = from.snapshot(home, "a");
     let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     type Forge = fn(&mut Vec<Sent>);
-    let cases: [(&str, Forge); 5] = [
+    let cases: [(&str, Forge); 6] = [
         ("the counters of a head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
+        ("no room for more", |rows| edit_head(rows, |head| head.next = keys::SEQUENCE_MOST)),
         ("another number", |rows| {
             let other = named(rows, b"a").inode;
             edit_head(rows, |head| head.root = other);
@@ -564,25 +565,24 @@ fn records_are_no_longer_than_the_segments_of_the_pool() {
     let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
     let pool = Arc::new(on_device(&device, true));
     let most = pool.bounds().record_shift;
+    let longest = pool.storing().longest_record;
     let mut rows = taken_apart(&sent(&from, &full));
     let file = named(&rows, b"x").inode;
     edit_inode(&mut rows, file, |row| row.record_shift = most + 1);
-    let top = pool.root().unwrap();
-    let mut receiving = pool.receive(ReceiveInto { parent: top, ..into(&from, "a") }, &head(&from, home, first, None));
-    receiving.as_mut().unwrap().rows(&put_together(rows)).unwrap();
-    let refused = receiving.unwrap().finish().map(drop).unwrap_err().to_string();
-    assert!(refused.contains("longer than the segments"), "{refused}");
-    // A file that has such records, as an image may bring it: the write is refused, and the pool goes on.
-    let dataset = pool.dataset(top).unwrap();
+    let parent = pool.root().unwrap();
+    let begun = pool.receive(ReceiveInto { parent, ..into(&from, "a") }, &head(&from, home, first, None));
+    let receiving = begun.unwrap();
+    let copy = receiving.target();
+    whole(receiving, &[put_together(rows)]);
+    // The file can be written as far as its records find room; what is refused stops nobody else.
+    let dataset = pool.dataset(copy).unwrap();
     let files = dataset.files();
-    files.set_storing(Storing { record_shift: most + 1, longest_record: 1 << most, ..pool.storing() });
-    let file = make(&dataset, &files.root(), "long", FileType::Regular);
-    files.write(&file, Some(0), &[1; 5000]).unwrap();
-    pool.commit().unwrap();
+    let (directory, _) = files.look_up(&files.root(), b"a").unwrap();
+    let (file, _) = files.look_up(&directory, b"x").unwrap();
     let data = vec![1; 1000];
-    let too_long = files.write(&file, Some(1 << most), &data);
+    let too_long = files.write(&file, Some(longest), &data);
     assert!(matches!(too_long, Err(crate::files::FileError::TooLarge)), "{too_long:?}");
-    files.write(&file, Some((1 << most) - 1000), &data).unwrap();
+    files.write(&file, Some(longest - 1000), &data).unwrap();
     files.write(&file, Some(2 << most), &data).unwrap();
     pool.commit().unwrap();
 }
