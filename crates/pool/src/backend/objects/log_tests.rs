@@ -389,3 +389,21 @@ fn a_root_that_names_an_earlier_start_ends_no_gap() {
     log.committed(Txg(2), last, start);
     assert_eq!(log.flush(record(3, 3)).unwrap(), LogFlush::Durable);
 }
+
+/// While no durable root begins behind a name that was passed over, another writer may have sealed there.
+#[test]
+fn the_seal_of_another_writer_stays_where_a_block_failed() {
+    let memory = Arc::new(MemoryBucket::new(1, 0));
+    let bucket = Arc::clone(&memory) as Arc<dyn Bucket>;
+    let log = Log::new(objects(&bucket, 1));
+    let record = |number, txg| log.record(Txg(txg), operation(number, txg, b""));
+    let first = log.start_after(Txg(0));
+    assert_eq!(log.flush(record(1, 1)).unwrap(), LogFlush::Durable);
+    let (last, start) = (log.newest(), log.start_after(Txg(1)));
+    memory.refuse(Some("log/"));
+    assert_eq!(log.flush(record(2, 2)).unwrap(), LogFlush::NeedsCommit(Txg(2)));
+    memory.refuse(None);
+    objects(&bucket, 2).replay(first, Txg(0), &mut |_| Ok(())).unwrap();
+    log.committed(Txg(1), last, start);
+    assert_eq!(memory.keys(), ["log/1/00000000000000000001"]);
+}

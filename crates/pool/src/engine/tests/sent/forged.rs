@@ -489,7 +489,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     type Forge = fn(&mut Vec<Sent>);
     let cases: [(&str, Forge); 6] = [
-        ("the counters of a head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
+        ("the head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
         ("no room for more", |rows| edit_head(rows, |head| head.next = keys::SEQUENCE_MOST)),
         ("another number", |rows| {
             let other = named(rows, b"a").inode;
