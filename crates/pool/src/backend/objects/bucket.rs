@@ -269,7 +269,7 @@ impl MemoryBucket {
         self.state.lock().loses = loses;
     }
 
-    /// Makes no objects whose names begin so, until it is told otherwise.
+    /// Refuses to make objects whose names begin so, until the next call.
     pub fn refuse(&self, names: Option<&str>) {
         self.state.lock().refused = names.map(str::to_owned);
     }

@@ -15,7 +15,7 @@
 //!   A missing block before a later one is therefore damage, which an import reports.
 //! - Blocks that were left by a writer that is gone go with the last root whose log begins in their epoch, a day after
 //!   it; seals stay much longer (`sweeping.rs`). A writer that was stopped for so long may find a name free then; so
-//!   whoever has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
+//!   a writer that has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
 //!   before and after it puts a block.
 //! - Whether a block is there whose request has failed is unknown, and it may come late. So its name is passed over, and
 //!   nothing is put after it before a durable root names a later start: replay never meets it, and misses nothing.

@@ -20,7 +20,7 @@ pub(super) struct RootBody {
     /// The epoch of the import whose log, on its machine, has what was synced after this; 0: none.
     pub(super) log: u32,
     pub(super) time: u64,
-    /// The number of whoever has put it.
+    /// The number of its writer.
     pub(super) nonce: u64,
     pub(super) host: String,
 }

@@ -5,7 +5,7 @@
 //!   that of the oldest root that is left is needed by none, whoever puts roots meanwhile.
 //! - A writer that was stopped, and lost the pool meanwhile, acknowledges nothing: its next root has the name of the
 //!   first root of the epoch after its own, and its next block of the log that of the seal in its epoch. Both are
-//!   *fences*: those of the newest [`FENCED`] epochs stay, whatever their age. An age is a matter of two clocks, of which
+//!   *fences*: those of the newest [`FENCED`] epochs stay, at any age. An age is a matter of two clocks, of which
 //!   either may be wrong.
 //! - A fence of an earlier epoch goes when it is a day old: between a writer of that epoch and this one there were so
 //!   many imports that its machine counts an hour (`log.rs`), or it was not running.

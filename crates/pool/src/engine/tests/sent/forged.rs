@@ -475,7 +475,7 @@ fn take_name(rows: &mut Vec<Sent>, SentName { directory, sequence, .. }: &SentNa
     rows.retain(|row| !is_of_it(row));
 }
 
-fn put_name(rows: &mut Vec<Sent>, name: &[u8], (kind, at): (FileType, SentName)) {
+fn put_name(rows: &mut Vec<Sent>, name: &[u8], kind: FileType, at: &SentName) {
     let entry = Entry { inode: at.inode, file_type: kind, name };
     rows.push(Sent::Put(keys::entry(at.directory, at.sequence).to_vec(), entry.encode()));
     let key = keys::name(at.directory, head_of(rows).hash(name), at.sequence);
@@ -498,7 +498,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
         ("without a number", |rows| {
             let name = named(rows, b"x");
             take_name(rows, &name);
-            put_name(rows, b"x", (FileType::Regular, SentName { sequence: 0, ..name }));
+            put_name(rows, b"x", FileType::Regular, &SentName { sequence: 0, ..name });
         }),
         ("that holds names", |rows| {
             let directory = named(rows, b"a");
@@ -512,7 +512,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
             edit_head(rows, |head| head.next += 1);
             edit_inode(rows, name.inode, |row| row.links += 1);
             edit_inode(rows, name.directory, |row| row.size += 1);
-            put_name(rows, b"x", (FileType::Regular, SentName { sequence: next, ..name }));
+            put_name(rows, b"x", FileType::Regular, &SentName { sequence: next, ..name });
         }),
     ];
     let to = Side::new();
