@@ -12,6 +12,7 @@ use crate::{
     passthrough::BackingFiles,
     self_io::{
         Role, attr_refresh,
+        gate::within,
         inotify_replay::{self, Event},
         own_mount::{self, Entered, InodeKey},
         waits::during,
@@ -325,11 +326,37 @@ impl Mount {
         self.session.is_mounted()
     }
 
-    /// Ends it although others use it: what the kernel has collected of their writes is passed on,
-    /// and from then on they get errors.
+    /// Ends it although others use it: what the kernel has collected of their writes and stores is
+    /// written back, and from then on they get errors.
     pub fn cut_off(&self) {
-        self.door.writeback.flush_unseen();
+        self.write_back(&[(0, u64::MAX)]);
         self.session.abort();
+    }
+
+    /// Has the kernel write back the dirty pages (collected writes, and stores to shared mappings) of the
+    /// files with these inode numbers (from, to); returns when the layer has them. Pages that get dirty
+    /// meanwhile may be missing. By a notice, which waits for the WRITEs on all kernels; syncfs(2) does
+    /// not (docs/decisions/own-mount-locks.md). A process that is killed meanwhile leaves users who hang,
+    /// unless another one takes over: so only for mounts and file systems that are being cut off.
+    pub fn write_back(&self, numbers: &[(u64, u64)]) {
+        let writeback = &self.door.writeback;
+        let within = within(numbers);
+        let mut files = open_for_writing(&self.door);
+        files.extend(writeback.keys());
+        for InodeKey { nodeid, .. } in files {
+            if !within(self.door.inodes.number(nodeid)) {
+                continue;
+            }
+            let write = |notifier: &Notifier| writeback.tell(|| notifier.inval_inode(nodeid, 0, 0));
+            let written = |notifier: &Notifier| match during("write back", nodeid, || write(notifier)) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, nodeid, "the kernel may not have written back the dirty pages of a file");
+                    false
+                }
+            };
+            self.door.kernel.tell(written);
+        }
     }
 
     /// Cuts it off even while it is in use: callers that wait get an error.
@@ -393,19 +420,20 @@ impl HeldWrites {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open_in = |door: &Door| -> BTreeSet<InodeKey> {
-            let unopened = door.writeback.written.keys();
-            door.open.files.written_to().into_iter().chain(unopened).collect()
-        };
-        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| open_in(&door));
+        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| open_for_writing(&door));
         let held = self.0.upgrade().filter(|door| door.writeback.on());
-        let Some((writeback, names)) =
-            held.map(|door| (Arc::clone(&door.writeback), door.names(open_in(&door).iter().map(|inode| inode.nodeid))))
-        else {
+        let Some((writeback, names)) = held.map(|door| {
+            (Arc::clone(&door.writeback), door.names(open_for_writing(&door).iter().map(|inode| inode.nodeid)))
+        }) else {
             return Ok(());
         };
         writeback.flush_open(&open, names).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
+}
+
+/// The files that are open for writing, with or without a request.
+fn open_for_writing(door: &Door) -> BTreeSet<InodeKey> {
+    door.open.files.written_to().into_iter().chain(door.writeback.written.keys()).collect()
 }
 
 impl fmt::Debug for HeldWrites {

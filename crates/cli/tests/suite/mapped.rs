@@ -32,6 +32,25 @@ fn copied(program: &str, file: &Path, scratch: &Path) -> Vec<u8> {
     content
 }
 
+/// Stores into a mapping of `file`, a hole of [`LENGTH`] bytes, which lasts until `done` returns.
+pub fn stored_while(file: &Path, done: impl FnOnce()) {
+    let writer = OpenOptions::new().read(true).write(true).open(file).unwrap();
+    let mapping = SharedMapping::new(&writer, LENGTH, true).unwrap();
+    for place in places() {
+        mapping.write(place, STORED).unwrap();
+    }
+    done();
+    drop(mapping);
+}
+
+/// `file` has the stores of [`stored_while`].
+pub fn has_stores(file: &Path) {
+    let content = fs::read(file).unwrap();
+    for place in places() {
+        assert_eq!(&content[place..place + STORED.len()], STORED, "{} at {place}", file.display());
+    }
+}
+
 /// Stores into a mapping of `file`, a hole of [`LENGTH`] bytes, and has it looked at and copied.
 pub fn stores_are_copied(file: &Path, scratch: &Path) {
     // The kernel may keep these attributes.

@@ -614,3 +614,18 @@ fn stores_to_a_mapping_are_in_a_users_copies() {
     crate::mapped::hole(&pool.at("database"));
     crate::mapped::stores_are_copied(&pool.at("database"), scratch.path());
 }
+
+#[test]
+fn stores_to_a_mapping_are_kept_by_a_forced_unmount_of_a_nested_file_system() {
+    needs!(as_user("stores_to_a_mapping_are_kept_by_a_forced_unmount_of_a_nested_file_system"));
+    let pool = crate::mounting::pools::Pool::made("userforce", "256M", &[]);
+    let nested = pool.of("nested");
+    pool.told(&["fs", "create", &nested]);
+    let file = pool.at("nested/database");
+    crate::mapped::hole(&file);
+    crate::mapped::stored_while(&file, || {
+        pool.told(&["fs", "unmount", "-f", &nested]);
+    });
+    pool.told(&["fs", "mount", &nested]);
+    crate::mapped::has_stores(&file);
+}

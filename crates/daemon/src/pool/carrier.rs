@@ -18,7 +18,7 @@ use nacre_poolfs::{
     dataset_tree::{DatasetTree, Rules},
 };
 use nacre_vfs::{Errno, FileId, Layer};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::fuse_conf;
 
@@ -135,9 +135,7 @@ impl Carrier {
     pub fn take_out(&self, dataset: u64, at: &Path, force: bool) -> bool {
         let Some(family) = &self.family else { return true };
         if force {
-            // Stores to mappings that nobody has passed on; what cannot be, is lost with the use of
-            // force.
-            pass_on(at);
+            self.mount.write_back(&family.numbers(dataset));
         } else {
             let free = !family.is_used(dataset) && {
                 family.forget(dataset);
@@ -252,12 +250,4 @@ fn refused(options: &MountOptions, error: Errno) -> Refusal {
 
 fn rules(options: &MountOptions) -> Rules {
     Rules { read_only: options.read_only, no_exec: options.no_exec }
-}
-
-fn pass_on(at: &Path) {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let passed = apart(|| Ok(rustix::fs::open(at, flags, Mode::empty()).and_then(rustix::fs::syncfs)?));
-    if let Err(error) = passed {
-        tracing::warn!(%error, at = %at.display(), "what programs had stored in mappings could not be passed on");
-    }
 }

@@ -121,6 +121,6 @@ impl Replacer {
 }
 
 /// Whether a number lies within one of these ranges (from, to).
-pub(super) fn within(numbers: &[(u64, u64)]) -> impl Fn(u64) -> bool {
+pub(crate) fn within(numbers: &[(u64, u64)]) -> impl Fn(u64) -> bool {
     |number| numbers.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }
