@@ -1,7 +1,7 @@
 //! Snapshots travel from pool to pool: what arrives is what was sent, whatever is cut or killed on
 //! the way, and unmodified programs replicate by it.
 
-use crate::mounting::{as_root, finish, nacre, needs, pools::Yard, text};
+use crate::mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, skip, text};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -151,6 +151,25 @@ fn what_arrives_is_what_was_sent() {
 }
 
 /// What `receive -o` and `-x` say of a tree holds for all of it, whatever the sender set below the top.
+/// A dentry of a name that is gone would hold the inode that another name led to, when that is removed.
+#[test]
+fn names_that_a_stream_removes_keep_no_room() {
+    needs!(as_root());
+    if nacre_sys::kernel_version::kernel_version() < (6, 18) {
+        skip("kernel", "it prunes no dentries on request");
+        return;
+    }
+    let pair = Pair::new();
+    pair.sh("nacre fs create $A/s; head -c 1M /dev/urandom > a/s/one; ln a/s/one a/s/two; mkdir -p a/s/d/e
+        nacre fs snapshot $A/s@1; nacre fs send $A/s@1 | nacre fs receive $B/t; find b/t -ls
+        rm a/s/two; mv a/s/d/e a/s/e; nacre fs snapshot $A/s@2
+        nacre fs send -i @1 $A/s@2 | nacre fs receive $B/t; nacre fs destroy $B/t@1; nacre fs destroy $B/t@2
+        rm -r b/t/one b/t/d b/t/e");
+    eventually("the room of removed inodes is free", || {
+        pair.sh("nacre pool sync $B; nacre fs userspace -Hpn -o objused $B/t") == "1"
+    });
+}
+
 #[test]
 fn what_is_set_for_a_received_tree_is_inherited_below() {
     needs!(as_root());
