@@ -126,6 +126,13 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     plan::mirror(program, settings, positionals)
 }
 
+/// Whether a line of fstab may lack its source, as mount(8) reads `nofail`: the mount point is there.
+pub fn may_be_missing(arguments: &[OsString]) -> bool {
+    let Ok(MountCall { texts, positionals, .. }) = mount_call(arguments.iter().cloned()) else { return false };
+    let says_so = |text: &OsString| text.as_bytes().split(|byte| *byte == b',').any(|word| word == b"nofail");
+    texts.iter().any(says_so) && positionals.get(1).is_some_and(|mountpoint| Path::new(mountpoint).exists())
+}
+
 /// What mount(8) asks of its helpers.
 struct MountCall {
     given: Vec<Given>,

@@ -15,7 +15,7 @@ use nacre_daemon::{
     asked,
     background::{self, in_background},
     control::{self, Request},
-    failure::Failure,
+    failure::{Exit, Failure},
     guardian, handover, opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
@@ -61,7 +61,21 @@ pub fn main() -> ExitCode {
             finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan)))
         }
         Personality::MountProgram => {
-            finish(&program, personality::mount_program(&program, arguments).and_then(|plan| carry_out(&program, plan)))
+            let may_be_missing = personality::may_be_missing(&arguments) && !background::is_background();
+            let done = personality::mount_program(&program, arguments).and_then(|plan| {
+                if may_be_missing {
+                    find_source(&plan)?;
+                }
+                carry_out(&program, plan)
+            });
+            match done {
+                Err(failure) if may_be_missing && failure.exit == Exit::NotFound => {
+                    // A notice that nobody can read is not worth failing for.
+                    let _ = writeln!(io::stderr(), "{program}: {failure}; left out (nofail)");
+                    ExitCode::SUCCESS
+                }
+                done => finish(&program, done),
+            }
         }
         Personality::Overlay => as_overlay(arguments),
         // `nacre fuse-overlayfs ...` and `nacre bindfs ...` are these in everything but the name.
@@ -173,6 +187,15 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
         Plan::Nothing => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Looks for the source of a mount before a process is started for it.
+fn find_source(plan: &Plan) -> Result<(), Failure> {
+    match plan {
+        Plan::Mount(plan) => serve::find_source(plan),
+        Plan::Cage(plan) => serve::find_source(&plan.mount),
+        _ => Ok(()),
+    }
 }
 
 fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {

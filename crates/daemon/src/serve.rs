@@ -239,11 +239,20 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     Ok(topmost.is_some_and(|entry| entry.kind == kind && path_text(&entry.source) == source))
 }
 
+/// Looks for the source of a mount.
+///
+/// # Errors
+/// One that is missing or cannot be used.
+pub fn find_source(plan: &MountPlan) -> Result<(), Failure> {
+    source_name(&spec(plan)?, plan).map(drop)
+}
+
 /// Makes a mount its user's own where the system forbids to show it to others and nobody asked for
-/// that; a warning says so. Programs in whose place this one is called are refused instead, as they
-/// are.
+/// that (also by a line of fstab with the word `user`); a warning says so. Programs in whose place this
+/// one is called are refused instead, as they are.
 pub fn own_where_others_are_forbidden(plan: &mut MountPlan) {
-    if plan.program != "nacre" || !plan.door.allow_other || plan.door.others_asked || fuse_conf::can_show_others() {
+    let is_ours = matches!(&*plan.program, "nacre" | "mount.fuse.nacre" | "mount.nacre");
+    if !is_ours || !plan.door.allow_other || plan.door.others_asked || fuse_conf::can_show_others() {
         return;
     }
     plan.door.allow_other = false;

@@ -150,6 +150,15 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("/sbin/mount.fuse.nacre", &["cage:s", "s"], 1, "--size is needed"),
         ("/sbin/mount.fuse.nacre", &["cage:missing", "m", "-o", "size=1G"], 32, "cannot use the directory"),
         ("/sbin/mount.fuse.nacre", &["missing", "m", "-o", "ro"], 32, "cannot use the source"),
+        (
+            "/sbin/mount.fuse.nacre",
+            &["missing", "m", "-o", "ro,nofail"],
+            0,
+            "missing: No such file or directory; left out (nofail)",
+        ),
+        ("/sbin/mount.fuse.nacre", &["cage:missing", "m", "-o", "size=1G,nofail"], 0, "left out (nofail)"),
+        ("/sbin/mount.fuse.nacre", &["fs:nopool/x", "m", "-o", "nofail"], 0, "left out (nofail)"),
+        ("/sbin/mount.fuse.nacre", &["s", "missing", "-o", "nofail"], 32, "make it first"),
         ("/sbin/mount.fuse.nacre", &["s", "m", "-o", "remount,ro"], 32, "nothing is mounted at"),
     ] {
         let (found, out, error) = outcome(&run(argv0, scratch.path(), arguments));

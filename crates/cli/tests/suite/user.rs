@@ -118,6 +118,13 @@ fn a_mount_that_others_may_not_see_is_the_users_own() {
         assert_eq!(options.contains("allow_other"), allowed, "{words:?}: {options}");
         eventually("the mount is not in use", || run(nacre(), ["umount", at]).status.success());
     }
+    // A line of fstab with `user`.
+    let helper = fixture.state().with_file_name("mount.fuse.nacre");
+    std::os::unix::fs::symlink(nacre(), &helper).unwrap();
+    let output = run(&helper, [source, at, "-o", "rw,noexec,nosuid,nodev,user"]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && allowed != said.contains("only you can use this mount"), "{said}");
+    eventually("the mount is not in use", || run(nacre(), ["umount", at]).status.success());
     // Asked for, it is no mount that others cannot use; nor where the program stands in for another.
     for words in [&["mirror", "-o", "allow_other", source, at][..], &["bindfs", source, at]] {
         let output = run(nacre(), words);
