@@ -12,6 +12,7 @@ use crate::{
     marks,
     node::{Part, UnionNode},
     open_file::UnionFile,
+    swap::Swap,
     work::Temporary,
 };
 use nacre_vfs::{
@@ -73,8 +74,19 @@ impl<'a> Spot<'a> {
 
     fn move_over(&self, layer: &dyn Layer, temporary: Name<'_>, kind: Kind) -> Result<()> {
         if kind == Kind::Directory && self.occupied {
-            let swap = RenameFlags(RenameFlags::EXCHANGE);
-            layer.rename(&OWN, self.directory, temporary, self.directory, self.name, swap)?;
+            let (directory, work) = (self.directory, self.branch.work()?);
+            let aside = work.temporary();
+            Swap {
+                layer,
+                caller: &OWN,
+                from: directory,
+                from_name: temporary,
+                to: directory,
+                to_name: self.name,
+                work: &work.directory,
+                aside: aside.name()?,
+            }
+            .run()?;
             return layer.unlink(&OWN, self.directory, temporary);
         }
         layer.rename(&OWN, self.directory, temporary, self.directory, self.name, RenameFlags(0))

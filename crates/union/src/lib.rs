@@ -62,6 +62,7 @@ mod rename;
 mod resting;
 mod revalidate;
 mod splitmix;
+mod swap;
 mod tier;
 mod union;
 mod watch;

@@ -24,7 +24,7 @@ mod digest;
 #[cfg(test)]
 mod tests;
 
-use crate::branch::ParseError;
+use crate::{branch::ParseError, swap::Swap};
 use digest::sha256;
 use nacre_vfs::{
     Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags,
@@ -606,7 +606,10 @@ fn put(layer: &dyn Layer, work: &Node, temp: Name<'_>, directory: &Node, name: N
     let caller = &Caller::ROOT;
     let moved = match layer.rename(caller, work, temp, directory, name, RenameFlags::default()) {
         Err(Errno::EISDIR | Errno::ENOTEMPTY | Errno::EEXIST) => {
-            layer.rename(caller, work, temp, directory, name, RenameFlags(RenameFlags::EXCHANGE))
+            // The work directory is emptied at each start.
+            let aside = [temp.bytes(), b".aside"].concat();
+            let aside = Name::new(&aside)?;
+            Swap { layer, caller, from: work, from_name: temp, to: directory, to_name: name, work, aside }.run()
         }
         other => other,
     };

@@ -34,6 +34,7 @@ use crate::{
     marks::{Marks, Style},
     node::{Part, Redirect, UnionNode, View, lock_names, uncover},
     remove::{Leftover, check_existing},
+    swap::Swap,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
 use std::{
@@ -494,14 +495,19 @@ impl UnionShared {
                 if entry.attr.kind == Kind::Directory && shows {
                     branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
-                layer.rename(
+                let work = branch.work()?;
+                let aside = work.temporary();
+                Swap {
+                    layer: &**layer,
                     caller,
-                    &home.node,
-                    old.name,
-                    &new_home.node,
-                    new.name,
-                    RenameFlags(RenameFlags::EXCHANGE),
-                )?;
+                    from: &home.node,
+                    from_name: old.name,
+                    to: &new_home.node,
+                    to_name: new.name,
+                    work: &work.directory,
+                    aside: aside.name()?,
+                }
+                .run()?;
                 self.clear_old_name(old, home, entry.attr.kind, shows, &mut leftovers)?;
             }
             None => self.move_and_hide(caller, old, home, new_home, new.name, shows)?,
@@ -597,9 +603,19 @@ impl UnionShared {
                 identity::set_origin(&self.identities, branch, &part.node, part.id, node.id).map(|()| ready)
             })
             .and_then(|ready| {
-                let swap = RenameFlags(RenameFlags::EXCHANGE);
                 if ready {
-                    layer.rename(&OWN, &work.directory, leftover.name()?, &home.node, at.name, swap)?;
+                    let aside = work.temporary();
+                    Swap {
+                        layer: &**layer,
+                        caller: &OWN,
+                        from: &work.directory,
+                        from_name: leftover.name()?,
+                        to: &home.node,
+                        to_name: at.name,
+                        work: &work.directory,
+                        aside: aside.name()?,
+                    }
+                    .run()?;
                 }
                 Ok(ready)
             });

@@ -202,7 +202,7 @@ fn without_counts(mut tree: Tree) -> Tree {
     tree
 }
 
-fn strike(style: Way, (title, operation): &Operation, errno: Errno, lasting: bool) {
+fn strike(style: Way, (title, operation): &Operation, fault: &Arc<Fault>) {
     let before = Scene::new(style).remounted();
     let done = Scene::new(style);
     let world = World::new(done.union(Arc::clone(&done.upper)));
@@ -211,17 +211,17 @@ fn strike(style: Way, (title, operation): &Operation, errno: Errno, lasting: boo
     assert_ne!(before, after, "{title} changes nothing");
     for step in 0.. {
         let scene = Scene::new(style);
-        let fault = Fault::new(errno, lasting);
-        let faulty = Arc::new(Faulty { below: Arc::clone(&scene.upper), fault: Arc::clone(&fault) });
+        let faulty = Arc::new(Faulty { below: Arc::clone(&scene.upper), fault: Arc::clone(fault) });
         let world = World::new(scene.union(faulty));
         fault.after(step);
         let answer = operation(&world);
         if !fault.has_struck() {
             assert_eq!(answer, Ok(()), "{title} without a fault");
+            fault.end();
             return;
         }
         fault.end();
-        if !lasting {
+        if !fault.is_lasting() {
             let seen = without_counts(tree(&world));
             let wanted = if answer.is_ok() { &after } else { &before };
             assert!(
@@ -249,9 +249,13 @@ fn difference(seen: &Tree, wanted: &Tree) -> String {
 }
 
 fn strike_all(style: Way, errno: Errno, lasting: bool) {
+    strike_each(style, OPERATIONS, &|| Fault::new(errno, lasting));
+}
+
+fn strike_each(style: Way, operations: &[Operation], fault: &dyn Fn() -> Arc<Fault>) {
     let mut failed = Vec::new();
-    for operation in OPERATIONS {
-        let run = std::panic::AssertUnwindSafe(|| strike(style, operation, errno, lasting));
+    for operation in operations {
+        let run = std::panic::AssertUnwindSafe(|| strike(style, operation, &fault()));
         if std::panic::catch_unwind(run).is_err() {
             failed.push(operation.0);
         }
@@ -282,5 +286,16 @@ fn directories_renamed_by_redirect() {
     for style in [Style::Wh, Style::Chardev] {
         strike_all(Way(style, true), Errno::EIO, true);
         strike_all(Way(style, true), Errno::ENOSPC, false);
+    }
+}
+
+/// As on bindfs, mergerfs and NFS. A power cut may show a step in between there.
+#[test]
+fn a_full_disk_without_exchange() {
+    let is_exchange = |operation: &&Operation| operation.0.starts_with("exchange");
+    let operations: Vec<Operation> = OPERATIONS.iter().filter(|operation| !is_exchange(operation)).copied().collect();
+    for style in [Style::Wh, Style::Chardev, Style::Xattr] {
+        strike_each(Way(style, false), &operations, &|| Fault::without_exchange(Errno::ENOSPC));
+        strike_each(Way(style, true), &operations, &|| Fault::without_exchange(Errno::ENOSPC));
     }
 }

@@ -21,11 +21,23 @@ pub struct Fault {
     errno: Errno,
     /// All calls after the first failing one fail as well.
     lasting: bool,
+    /// Whether the branch knows RENAME_EXCHANGE.
+    exchanges: bool,
 }
 
 impl Fault {
     pub fn new(errno: Errno, lasting: bool) -> Arc<Fault> {
-        Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting })
+        Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting, exchanges: true })
+    }
+
+    /// The same of one call on storage that exchanges no names.
+    pub fn without_exchange(errno: Errno) -> Arc<Fault> {
+        Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting: false, exchanges: false })
+    }
+
+    /// Whether all calls after the first failing one fail as well.
+    pub fn is_lasting(&self) -> bool {
+        self.lasting
     }
 
     /// Lets so many more calls succeed.
@@ -109,6 +121,9 @@ impl Layer for Faulty {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
+        if flags.has(RenameFlags::EXCHANGE) && !self.fault.exchanges {
+            return Err(Errno::EINVAL);
+        }
         self.fault.change()?;
         self.below.rename(caller, parent, name, new_parent, new_name, flags)
     }
