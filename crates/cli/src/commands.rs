@@ -23,21 +23,34 @@ use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
 
 /// A first word that is a command of zfs(8), zpool(8) or mount(8), not of `nacre`: the refusal with the command that does the
-/// same.
+/// same, by the table of commands.
 #[must_use]
-pub fn foreign(error: &clap::Error, arguments: &[OsString]) -> Option<Failure> {
+pub fn foreign(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
     if error.kind() != ErrorKind::InvalidSubcommand {
         return None;
     }
     let word = arguments.first()?.to_str()?;
     let tip = match word {
-        "zfs" => "nacre fs --help lists the commands of zfs",
-        "zpool" => "nacre pool --help lists the commands of zpool",
-        "list" | "ls" => "nacre status lists mounts, nacre pool list pools, nacre fs list their file systems",
-        "unmount" => "nacre umount unmounts; nacre fs unmount unmounts file systems of pools by name",
-        "create" => "nacre pool create makes a pool, nacre fs create a file system in it",
-        "snapshot" => "nacre fs snapshot POOL/FS@NAME makes a snapshot",
-        _ => return None,
+        "zfs" => "nacre fs --help lists the commands of zfs".to_owned(),
+        "zpool" => "nacre pool --help lists the commands of zpool".to_owned(),
+        "list" | "ls" => {
+            "nacre status lists mounts, nacre pool list pools, nacre fs list their file systems".to_owned()
+        }
+        "unmount" => "nacre umount unmounts; nacre fs unmount unmounts file systems of pools by name".to_owned(),
+        "create" => "nacre pool create makes a pool, nacre fs create a file system in it".to_owned(),
+        "snapshot" => "nacre fs snapshot POOL/FS@NAME makes a snapshot".to_owned(),
+        word => {
+            let has_verb = |family: &&str| {
+                let verbs = table.find_subcommand(family);
+                verbs.is_some_and(|verbs| verbs.find_subcommand(word).is_some())
+            };
+            let families = ["pool", "fs", "cage", "union"].into_iter().filter(has_verb);
+            let commands: Vec<String> = families.map(|family| format!("nacre {family} {word}")).collect();
+            if commands.is_empty() {
+                return None;
+            }
+            format!("did you mean {}?", commands.join(" or "))
+        }
     };
     Some(Failure::usage(format!("unrecognized command '{word}'")).next(tip))
 }

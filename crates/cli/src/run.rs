@@ -103,7 +103,7 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
     let matches = match table.clone().try_get_matches_from(std::iter::once(argv0).chain(arguments.iter().cloned())) {
         Ok(matches) => matches,
         Err(error) => {
-            if let Some(failure) = commands::foreign(&error, &arguments) {
+            if let Some(failure) = commands::foreign(&error, &table, &arguments) {
                 return failure.report("nacre");
             }
             if let Some(failure) = pool::zfs_usage::wrong(&error, &table, &arguments) {

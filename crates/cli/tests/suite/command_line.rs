@@ -250,6 +250,10 @@ fn commands_of_the_field_are_found() {
         ("unmount", "nacre umount"),
         ("create", "nacre pool create"),
         ("snapshot", "nacre fs snapshot"),
+        ("scrub", "nacre pool scrub"),
+        ("import", "nacre pool import"),
+        ("send", "nacre fs send"),
+        ("resize", "nacre cage resize"),
     ] {
         let (code, out, error) = outcome(&run("nacre", scratch.path(), &[command, "x"]));
         assert!(code == 2 && out.is_empty() && error.contains(tip), "{command}: {code} {error}");
