@@ -14,6 +14,7 @@
 mod changed;
 mod control;
 mod file;
+mod file_flags;
 mod mounted_tree;
 mod numbers;
 mod passage;
@@ -763,8 +764,8 @@ impl Layer for Dataset {
         self.sync_if_always()
     }
 
-    fn ioctl(&self, _caller: &Caller, _node: &Node, _request: Ioctl<'_>, _output: &mut [u8]) -> Result<(i32, usize)> {
-        Err(Errno::ENOTTY)
+    fn ioctl(&self, _caller: &Caller, _node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        file_flags::ioctl(&request, output)
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {

@@ -43,6 +43,10 @@ pub struct ToSnapshot {
 /// Makes a file system, or clones one; what could not be mounted is answered as sentences.
 pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Result<Vec<String>, Refusal> {
     let doing = format!("cannot create '{}'", new.name);
+    if new.parents && new.from.is_none() && new.name == pool.name() {
+        // The pool's own file system, which is there.
+        return Ok(Vec::new());
+    }
     let (parent, part) =
         split_parent(&new.name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
     let exists = {

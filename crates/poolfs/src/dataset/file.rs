@@ -1,5 +1,6 @@
 //! An open file of a dataset, and the locks on files.
 
+use super::file_flags;
 use super::mounted_tree::FileNode;
 use super::translate::{errno, of_node};
 use super::writeback_group::{Lease, Member};
@@ -260,8 +261,8 @@ impl OpenFile for DatasetFile {
         self.locks.flock(owner, kind, wait)
     }
 
-    fn ioctl(&self, _request: Ioctl<'_>, _output: &mut [u8]) -> Result<(i32, usize)> {
-        Err(Errno::ENOTTY)
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        file_flags::ioctl(&request, output)
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {

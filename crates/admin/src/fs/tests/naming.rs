@@ -15,6 +15,7 @@ fn names_come_and_go() {
         |name: &str| FsRequest::Create(ToCreate { name: name.to_owned(), parents: true, ..ToCreate::default() });
     world.ok(with_parents("t/x/y/z"));
     world.ok(with_parents("t/x/y/z"));
+    world.ok(with_parents("t"));
     assert_eq!(world.names(), ["t", "t/a", "t/x", "t/x/y", "t/x/y/z"]);
     let bad = world.refused(create_with("t/b", &[("recordsize", "3000")]));
     assert_eq!(bad.0, "cannot create 't/b': 'recordsize' must be power of 2 from 512B to 16M");
