@@ -99,14 +99,15 @@ impl Dataset {
         Ok(Dataset { member, ..alone })
     }
 
-    /// A snapshot by itself, by its txg.
+    /// A snapshot by itself, by its txg. Its files have the inode numbers of the live file system, so that
+    /// backup programs know them from one snapshot to the next.
     ///
     /// # Errors
     /// EIO where the pool cannot read it, or there is none.
     pub fn snapshot(pool: &Arc<Pool>, id: u64, txg: u64) -> Result<Dataset> {
         let txg = nacre_pool::Txg(txg);
         let files = pool.snapshot_files(id, txg).map_err(|error| errno(error.into()))?;
-        Ok(Dataset::over(pool, MountedTree::new(files, Some((String::new(), txg)), mounted_tree::tree_of(txg)), None))
+        Ok(Dataset::over(pool, MountedTree::new(files, Some((String::new(), txg)), 0), None))
     }
 
     fn over(pool: &Arc<Pool>, current: MountedTree, control: Option<Arc<Control>>) -> Dataset {

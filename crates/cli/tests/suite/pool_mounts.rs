@@ -296,6 +296,11 @@ fn a_mount_is_remounted_read_only_and_back() {
     let mounted = helper(&source, &shown, "ro");
     assert!(mounted.status.success(), "{}", text(&mounted.stderr));
     assert_eq!(fs::read(shown.join("file")).unwrap(), b"y");
+    // Backup programs know a file by its number.
+    let file = |at: &std::path::Path| fs::metadata(at).unwrap();
+    assert_eq!(file(&shown.join("file")).ino(), file(&pool.at("file")).ino());
+    assert_ne!(file(&shown).dev(), file(&pool.at("")).dev());
+    assert_eq!(file(&shown).ino(), file(&pool.at("")).ino());
     let output = helper(&source, &shown, "remount,rw");
     assert!(text(&output.stderr).contains("stays read-only"), "{}", text(&output.stderr));
     pool.nacre(&["umount", shown.to_str().unwrap()]);

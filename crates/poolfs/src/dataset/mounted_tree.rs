@@ -2,7 +2,8 @@
 //! snapshots that somebody has looked into.
 //!
 //! Invariant: every file of all trees has an inode number of its own as users see it: programs take
-//! two files with the same number for one (cp, diff and tar do). The upper bits say which tree.
+//! two files with the same number for one (cp, diff and tar do). The upper bits say which tree; they are zero
+//! in a snapshot that is mounted by itself, on a device number of its own.
 
 use super::passage::Passage;
 use super::translate::{errno, time};

@@ -61,6 +61,12 @@ impl Numbers {
         files.adopt_orphans().map_err(errno)
     }
 
+    /// Whether the number of a tree stands for the tree that is mounted: any, where that is a snapshot by itself,
+    /// since versions before this one gave its files the number of its tree.
+    fn is_current(&self, tree: u64) -> bool {
+        self.control.is_none() || self.current.now().is_tree(tree)
+    }
+
     fn keep(&self, inode: Arc<Inode>) {
         let mut nameless = self.nameless.lock();
         nameless.insert(inode.number(), inode);
@@ -92,8 +98,7 @@ impl Numbered for Numbers {
         let kind = match (number, mounted_tree::split(number)) {
             (mounted_tree::CONTROL, _) => NodeKind::Control,
             (mounted_tree::SNAPSHOTS, _) => NodeKind::Snapshots,
-            (_, (0, number)) => return of(&self.current.now(), number),
-            (_, (tree, number)) if self.current.now().is_tree(tree) => return of(&self.current.now(), number),
+            (_, (tree, number)) if self.is_current(tree) => return of(&self.current.now(), number),
             (_, (tree, number)) => {
                 return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.snapshot_by_tree(tree)?, number);
             }
@@ -129,8 +134,7 @@ impl Numbered for Numbers {
         let tree = match (number, mounted_tree::split(number)) {
             (mounted_tree::CONTROL, _) => return control?.entry(&self.current.now(), &NodeKind::Control),
             (mounted_tree::SNAPSHOTS, _) => return control?.entry(&self.current.now(), &NodeKind::Snapshots),
-            (_, (0, _)) => self.current.now(),
-            (_, (tree, _)) if self.current.now().is_tree(tree) => self.current.now(),
+            (_, (tree, _)) if self.is_current(tree) => self.current.now(),
             (_, (tree, _)) => control?.look_up_tree(tree)?,
         };
         let inode = tree.files.files().inode(mounted_tree::split(number).1);
@@ -147,8 +151,7 @@ impl Numbered for Numbers {
     fn generation(&self, attr: &Attr) -> u32 {
         let number = attr.id.ino;
         let snapshot = match mounted_tree::split(number).0 {
-            0 => None,
-            tree if self.current.now().is_tree(tree) => self.current.now().snapshot.as_ref().map(|(_, txg)| *txg),
+            tree if self.is_current(tree) => self.current.now().snapshot.as_ref().map(|(_, txg)| *txg),
             tree => self.control.as_ref().and_then(|control| control.snapshot_of(tree)),
         };
         mounted_tree::generation(snapshot, number, attr.btime.unwrap_or_default())
