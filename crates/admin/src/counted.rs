@@ -440,6 +440,10 @@ impl Bucket for CountedBucket {
         self.bucket.hurry();
     }
 
+    fn take_time(&self) {
+        self.bucket.take_time();
+    }
+
     fn parallel(&self) -> usize {
         self.bucket.parallel()
     }

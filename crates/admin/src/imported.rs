@@ -27,6 +27,7 @@ use crate::counted::{Counted, CountedBucket, Tally};
 use crate::failing::Failing;
 use crate::followed::Followed;
 use crate::pool::devices::Opened;
+use crate::pool::in_bucket::Remains;
 use crate::pool::{Figures, Reshape, Resilver, Scrub, Trim, in_bucket, kept_log, kept_parts};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
@@ -271,8 +272,6 @@ impl Below {
     }
 }
 
-/// How often a long removal says how far it is, seconds.
-const NOTED_EACH: u64 = 5;
 /// The length of segments in buckets, bytes.
 const IN_BUCKET_SEGMENT: u64 = 8 << 20;
 /// So often the process before this one can have been late: it had one commit under way, and lists show it.
@@ -792,29 +791,30 @@ impl Imported {
         self.store.close(true, now())
     }
 
-    /// Leaves the pool and marks it as destroyed. Nothing is accepted afterwards.
+    /// Leaves the pool and marks it as destroyed. Nothing is accepted afterwards. What it has in a bucket is still
+    /// there ([`Self::erase`]).
     ///
     /// # Errors
     /// Those of the engine; the pool is then as it was at its last commit.
-    pub fn destroy(&self, progress: &mut dyn Progress) -> Result<(), PoolError> {
+    pub fn destroy(&self) -> Result<(), PoolError> {
         self.stop()?;
-        self.store.destroy(now())?;
-        // A bucket costs money as long as anything is in it.
-        if let Some(bucket) = &self.bucket {
-            let (name, mut noted) = (self.name(), now());
-            Objects::erase(&**bucket, &mut |removed| {
-                if now() >= noted + NOTED_EACH {
-                    noted = now();
-                    progress.note(&format!("'{name}': {removed} objects were removed so far"));
-                }
-            })?;
+        self.store.destroy(now())
+    }
+
+    /// Removes the objects of a destroyed pool: a bucket costs money as long as anything is in it.
+    ///
+    /// # Errors
+    /// The store refuses, or does not answer; what is left is known as a destroyed pool's.
+    pub fn erase(&self, progress: &mut dyn Progress) -> Result<(), Refusal> {
+        let (Some(bucket), Some(address)) = (&self.bucket, &self.address) else { return Ok(()) };
+        if self.store.identity().state != PoolState::Destroyed {
+            return Ok(());
         }
-        if let Some(address) = &self.address {
-            let pool = self.store.identity().pool;
-            kept_parts::remove(address, pool);
-            kept_log::remove(address, pool, self.opening.state.as_deref());
-        }
-        Ok(())
+        // A request has its usual time, and one that is refused is not made again by `failmode`.
+        self.failing.give_up();
+        bucket.take_time();
+        let (pool, name, state) = (self.store.identity().pool, self.name(), self.opening.state.as_deref());
+        Remains { bucket: &**bucket, address, pool, name: &name, state }.remove(progress)
     }
 
     /// Why what is synced is not in a log on this machine, as it should be.

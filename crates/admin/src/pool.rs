@@ -548,13 +548,18 @@ fn leave(
         }
         return Err(refusal);
     }
-    let left = if doing == "destroy" { pool.destroy(progress) } else { pool.export() };
+    let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
     match left {
         Ok(()) => Ok(()),
         // Nothing can be saved any more than what is durable already: the last root, and what the
         // log has.
         Err(error) if force && pool.suspended().is_some() => {
             tracing::error!(%error, "a suspended pool is let go");
+            if doing == "destroy" {
+                progress.note(&format!(
+                    "'{name}' is suspended: it was let go as it was at its last commit, and is not destroyed"
+                ));
+            }
             Ok(())
         }
         Err(error) => Err(Refusal::pool(format!("cannot {doing} '{name}'"), &error)),

@@ -6,6 +6,7 @@ mod called;
 mod changing;
 pub mod chosen;
 pub mod command;
+mod destroyed;
 mod find;
 mod form;
 mod histograms;

@@ -375,6 +375,10 @@ impl Bucket for StoreBucket {
         self.hurry.send_replace(true);
     }
 
+    fn take_time(&self) {
+        self.hurry.send_replace(false);
+    }
+
     fn parallel(&self) -> usize {
         PARALLEL
     }
@@ -770,6 +774,28 @@ mod tests {
             assert_eq!(bucket.silence(), None, "nobody waits for an answer");
             assert_eq!(bucket.put("k", b"").unwrap_err().kind(), ErrorKind::NotConnected);
             drop(silent);
+        });
+    }
+
+    /// What follows the end of a pool, the removal of its objects, is not cut short.
+    #[test]
+    fn after_a_hurry_a_slow_server_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let settings = Settings { endpoint, ..Settings::default() };
+        let place = BucketAddress { bucket: "b".to_owned(), settings, ..BucketAddress::default() };
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "x".to_owned());
+        let bucket = StoreBucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
+        bucket.hurry();
+        bucket.take_time();
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| bucket.delete("k"));
+            let (mut client, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(client.try_clone().unwrap()).lines();
+            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            runtime().unwrap().block_on(async { tokio::time::sleep(HURRY + Duration::from_secs(1)).await });
+            write!(client, "HTTP/1.1 204 Gone\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
+            removed.join().unwrap().unwrap();
         });
     }
 

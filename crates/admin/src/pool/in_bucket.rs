@@ -11,9 +11,14 @@ use nacre_pool::backend::{Bucket, LastWriter, Objects};
 use nacre_pool::label::{Identity, PoolState};
 use nacre_remote::Address;
 
-use super::kept_parts;
 use super::prices::{PRICES, Prices};
+use super::{kept_log, kept_parts};
+use crate::Progress;
+use crate::clock::now;
 use crate::refusal::{Kind, Refusal};
+
+/// How often a long removal says how far it is, seconds.
+const NOTED_EACH: u64 = 5;
 
 /// The property that says what makes an fsync durable.
 pub(crate) const LOG: &str = "log";
@@ -140,6 +145,55 @@ pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(
         return Err(Refusal::new(Kind::Exists, what).next("another prefix of the bucket takes another pool"));
     }
     check(bucket, nonce).map_err(doing)
+}
+
+/// What a destroyed pool leaves: its objects in a bucket, and its files on this machine.
+pub struct Remains<'a> {
+    /// The bucket.
+    pub bucket: &'a dyn Bucket,
+    /// The whole address of that.
+    pub address: &'a str,
+    /// The number of the pool.
+    pub pool: u64,
+    /// Its name or address: `destroy` with it removes what stays.
+    pub name: &'a str,
+    /// The directory for what survives a reboot.
+    pub state: Option<&'a Path>,
+}
+
+impl std::fmt::Debug for Remains<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remains").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Remains<'_> {
+    /// Removes them.
+    ///
+    /// # Errors
+    /// The store refuses, or does not answer: it can be tried again.
+    pub fn remove(&self, progress: &mut dyn Progress) -> Result<(), Refusal> {
+        let (name, mut noted) = (self.name, now());
+        let erased = Objects::erase(self.bucket, &mut |removed| {
+            if now() >= noted + NOTED_EACH {
+                noted = now();
+                progress.note(&format!("'{name}': {removed} objects were removed so far"));
+            }
+        });
+        erased.map_err(|error| {
+            let why = refusal(self.bucket, &error);
+            let may = match why.kind {
+                Kind::Permission => ", with credentials that may list and delete objects",
+                _ => "",
+            };
+            let what = format!("'{name}' is destroyed, but objects of it are still in the bucket: {}", why.what);
+            let named = if name.contains('?') { format!("'{name}'") } else { name.to_owned() };
+            Refusal::new(why.kind, what).next(format!("`nacre pool destroy {named}` removes them{may}"))
+        })?;
+        kept_parts::remove(self.address, self.pool);
+        kept_log::remove(self.address, self.pool, self.state);
+        Ok(())
+    }
 }
 
 /// Looks whether there is a pool at all, for those who show what can be imported.

@@ -217,7 +217,7 @@ fn way() -> [Arg; 8] {
 fn destroy() -> Command {
     Command::new("destroy")
         .about("Destroy a pool with everything in it")
-        .after_help("Examples:\n  nacre pool destroy tank\n\nAs long as nothing else is written to its devices, `nacre pool import -D` brings it back.")
+        .after_help("Examples:\n  nacre pool destroy tank\n  nacre pool destroy s3://my-bucket/tank\n\nAs long as nothing else is written to its devices, `nacre pool import -D` brings it back. With the address of a bucket, objects are removed that an earlier destroy has left.")
         .arg(flag('f', "force", "Even while its file systems are used"))
         .arg(one_pool())
 }

@@ -36,6 +36,9 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     let places = absolute(&what.places)?;
     let noted = what.cachefile.as_deref().map(cachefile::devices).transpose()?;
     let mut search = search(&places, noted.as_deref(), what.name.as_deref());
+    if !what.destroyed && !what.all {
+        refuse_rest(&search, &what)?;
+    }
     search.pools.retain(|pool| (pool.identity.state == PoolState::Destroyed) == what.destroyed);
     for (path, why) in &search.refused {
         tell(&format!("{}: {}", find::shown(path), printable(why.as_bytes())));
@@ -66,6 +69,27 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     };
     let candidate = choose(&search, wanted)?;
     one(candidate, what.new.clone(), &what, command)
+}
+
+/// Refuses what is left of a destroyed pool in a bucket, where that alone is meant.
+fn refuse_rest(search: &Search, what: &ToImport) -> Result<(), Failure> {
+    let is_meant = |pool: &&Candidate| match &what.name {
+        Some(wanted) => pool.is_meant(wanted),
+        None => what.at,
+    };
+    let mut meant = search.pools.iter().filter(is_meant);
+    let (Some(pool), None) = (meant.next(), meant.next()) else { return Ok(()) };
+    let Some(place) = pool.devices.values().find(|place| nacre_remote::is_address(place)) else { return Ok(()) };
+    if pool.identity.state != PoolState::Destroyed {
+        return Ok(());
+    }
+    let (name, at) = (printable(pool.identity.name.as_bytes()), printable(find::shown(place).as_bytes()));
+    let wanted = match &what.name {
+        Some(_) => name.clone(),
+        None => format!("'{}'", printable(place.as_os_str().as_encoded_bytes())),
+    };
+    let what = format!("cannot import '{name}': it is destroyed, but objects of it are still in '{at}'");
+    Err(Failure::new(what).exit(Exit::NotFound).next(format!("`nacre pool destroy {wanted}` removes them")))
 }
 
 fn names_of(places: &[PathBuf]) -> String {

@@ -4,7 +4,7 @@ use super::{
     args,
     called::{Called, named_device, same},
     chosen::{Chosen, each, figures, note, once, some},
-    command, find,
+    command, destroyed, find,
     form::PoolForm,
     histograms, importing,
     iostat::{self, IostatColumns},
@@ -90,7 +90,11 @@ fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
 pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
     match verb {
         PoolVerb::Create(what) => return create(what, command),
-        PoolVerb::Destroy { name, force } => leave(&client::owned(&name)?, command, PoolRequest::Destroy { force })?,
+        PoolVerb::Destroy { name, force } => {
+            if !destroyed::remove_rest(&name)? {
+                leave(&client::owned(&name)?, command, PoolRequest::Destroy { force })?;
+            }
+        }
         PoolVerb::List { form, columns, verbose, names, everybody, again } => repeat(again, |_| {
             let (mut pools, missing) = figures(&names, everybody);
             pools.iter_mut().for_each(|pool| form.called.name(pool));

@@ -41,6 +41,8 @@ pub enum Weather {
     Full,
     /// Credentials are good for reading alone.
     ReadOnly,
+    /// Credentials are not good for removing anything.
+    Keeping,
     /// Conditions of requests are not seen by the server.
     Careless,
 }
@@ -235,6 +237,7 @@ impl Gate {
             _ if weather(Weather::Skewed) => Some(SKEWED),
             _ if weather(Weather::Full) && head.starts_with("PUT") => Some(FULL),
             _ if weather(Weather::ReadOnly) && !head.starts_with("GET") => Some(DENIED),
+            _ if weather(Weather::Keeping) && (head.starts_with("DELETE") || head.starts_with("POST")) => Some(DENIED),
             1 | 4 if weather(Weather::Foul) => Some(BUSY),
             _ => None,
         };

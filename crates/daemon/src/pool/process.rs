@@ -7,6 +7,8 @@
 //! only while it is listened to; an order that was received is carried out and answered before the
 //! process ends.
 
+mod ending;
+
 use super::{
     client, events,
     expected::{self, Expected},
@@ -248,8 +250,8 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
     hearing.end();
     let ended = match &fresh {
         _ if office.gone.load(Ordering::SeqCst) => Ok(()),
-        Some(_) => undo(&office),
-        None => leave(&office),
+        Some(_) => ending::undo(&office),
+        None => ending::leave(&office),
     };
     drop(fresh);
     drop_empty_log(&directory, start);
@@ -512,29 +514,10 @@ fn log(directory: &Path, start: &Start, goes_on: bool) -> Result<(), Failure> {
     crate::log::start_pool(&printable(start.name.as_bytes()), &path, goes_on)
 }
 
-/// Exports because the process must end.
-fn leave(office: &Office) -> Result<(), Failure> {
-    let _changing = office.changing.lock();
-    if let Err(refusal) = pool::stays(&office.imported) {
-        tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
-    }
-    let unmounted = fs::leave_all(&*office.mounts);
-    // What was accepted becomes durable, whatever became of the mounts.
-    let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
-    exported.map_err(|refusal| {
-        tracing::error!(error = %refusal, "the pool was not exported in order");
-        client::failure(&refusal)
-    })
-}
-
-/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never
-/// there.
-fn undo(office: &Office) -> Result<(), Failure> {
-    let _changing = office.changing.lock();
-    let unmounted = fs::leave_all(&*office.mounts);
-    known::forget(office.imported.store.identity().pool);
-    let destroyed = office.imported.destroy(&mut Silent).map_err(Refusal::from).and(unmounted);
-    destroyed.map_err(|refusal| client::failure(&refusal))
+/// The directory for what survives a reboot.
+#[must_use]
+pub fn state_directory() -> Option<PathBuf> {
+    crate::cage::state::base()
 }
 
 /// What an import by this user on this machine stands on.
@@ -543,7 +526,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         true => PathBuf::from("/"),
         false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
     };
-    let state = crate::cage::state::base();
+    let state = state_directory();
     Opening {
         host: nacre_admin::host::this(),
         entropy: entropy(),
@@ -619,7 +602,7 @@ fn import(
             let set = set.and_then(|()| imported.set_up(properties, &start.properties));
             if let Err(refusal) = set {
                 // Nobody must take what is left for a pool.
-                if let Err(error) = imported.destroy(&mut Silent) {
+                if let Err(error) = imported.destroy() {
                     tracing::warn!(%error, "a pool that was not finished keeps its labels");
                 }
                 return Err(refusal);
@@ -695,7 +678,7 @@ fn create_in_bucket(
         of_pool.push(("failmode".to_owned(), "wait".to_owned()));
     }
     if let Err(refusal) = imported.set_up(properties, &of_pool) {
-        if let Err(error) = imported.destroy(&mut Silent) {
+        if let Err(error) = imported.destroy().map_err(Refusal::from).and_then(|()| imported.erase(&mut Silent)) {
             tracing::warn!(%error, "a pool that was not finished keeps its objects");
         }
         return Err(refusal);
@@ -726,7 +709,7 @@ fn try_out(
     let opening = Opening { kept: None, failing: Arc::default(), ..opening.clone() };
     let tried = Imported::create(copies, groups, &start.name, properties, opening)?;
     let set = tried.set_up(properties, &start.properties);
-    if let Err(error) = tried.destroy(&mut Silent) {
+    if let Err(error) = tried.destroy() {
         tracing::debug!(%error, "a pool in memory ends");
     }
     set
@@ -906,7 +889,6 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
         }
         Verb::Pool(request) => {
             let (changes, ends) = (request.changes(), request.ends());
-            let destroys = matches!(request, PoolRequest::Destroy { .. });
             let new = request.new_devices();
             match request {
                 // Another order may wait for a device, and hold what we need.
@@ -936,26 +918,14 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
                 figures.survives = office.survives();
             }
             if done.is_ok() {
-                if let Some(left) = office.notes.as_ref().filter(|_| ends) {
-                    // Nobody goes on with a pool that was let go.
-                    left.guarded.memory.ends();
+                if ends {
+                    done = ending::end(office, notes).and(done);
                 }
-                office.gone.fetch_or(ends, Ordering::SeqCst);
                 if changes && !ends {
                     pool::remember(imported, uid, &order.command);
                 }
                 if new.is_some() {
                     keep(office);
-                }
-                if destroys && !office.copy {
-                    let pool = imported.store.identity().pool;
-                    let forgotten = fusewire::apart(|| {
-                        known::forget(pool);
-                        Ok(())
-                    });
-                    if let Err(error) = forgotten {
-                        tracing::warn!(%error, "it stays known where a pool lay that is destroyed");
-                    }
                 }
             }
             done.map(Reply::Pool)

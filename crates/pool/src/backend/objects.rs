@@ -409,18 +409,23 @@ impl Objects {
         Ok(first && !second)
     }
 
-    /// Removes everything that belongs to a pool: who it is last, so that what is left of it is
-    /// known for it. `progress` gets the number of objects that are gone.
+    /// Removes everything that belongs to a pool. Its newest identity goes last: a removal that was cut short is
+    /// known by it, and can be made again. `progress` gets the number of objects that are gone.
     ///
     /// # Errors
     /// [`PoolError::Device`]; what is not removed yet is still there.
     pub fn erase(bucket: &dyn Bucket, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let mut removed = 0;
+        let identity = newest_keys(bucket, "pool/", "")?.pop();
         for kind in ["seg/", "log/", "roots/", "probe/", "pool/"] {
             // A store may pass names over where others go meanwhile, or list what is gone for a while.
             for _ in 0..ERASING {
                 let mut is_empty = true;
-                each_page(bucket, kind, "", &mut |keys| {
+                each_page(bucket, kind, "", &mut |mut keys| {
+                    keys.retain(|key| Some(key) != identity.as_ref());
+                    if keys.is_empty() {
+                        return Ok(());
+                    }
                     is_empty = false;
                     bucket.delete_all(&keys)?;
                     removed += keys.len() as u64;
@@ -432,7 +437,7 @@ impl Objects {
                 }
             }
         }
-        Ok(())
+        identity.map_or(Ok(()), |key| attempt(bucket, "removing from", || bucket.delete(&key)))
     }
 
     fn object_log(&self, epoch: u64) -> ObjectLog {

@@ -4,7 +4,7 @@
 use std::fs;
 
 use super::InBucket;
-use crate::mounting::{as_root, needs, pools::Yard, sh};
+use crate::mounting::{as_root, eventually, needs, pools::Yard, sh};
 use crate::s3_server::{BUCKET, Weather};
 
 #[test]
@@ -84,4 +84,43 @@ fn a_log_that_finds_no_room_is_told_of() {
     assert!(!pool.status().contains("none is kept on this machine"));
     pool.yard.nacre(&["pool", "destroy", "%"]);
     pool.sh("umount log");
+}
+
+#[test]
+fn a_pool_whose_objects_cannot_be_removed_is_destroyed_in_two_steps() {
+    needs!(as_root());
+    let pool = InBucket::made(&[]);
+    pool.sh("head -c 3000000 /dev/urandom > at/file");
+    pool.yard.nacre(&["pool", "sync", "%"]);
+    pool.moto.weather(Weather::Keeping);
+    let process = pool.yard.process(&pool.name);
+    let (code, said) = pool.yard.refused(&["pool", "destroy", "%"]);
+    let is_told = said.contains("is destroyed, but objects of it are still in the bucket: 's3://pools/one/tank'");
+    assert!(code == 4 && is_told && said.contains("(403 AccessDenied)"), "{code}: {said}");
+    assert!(said.contains(&format!("`nacre pool destroy {}` removes them", pool.name)), "{said}");
+    // Its process is gone, and nobody is told to import it.
+    eventually("the end of its process", || !std::path::Path::new(&format!("/proc/{process}")).exists());
+    let (code, said) = pool.yard.refused(&["pool", "status", "%"]);
+    assert!(code == 3 && said.contains("no such pool"), "{code}: {said}");
+    let (code, said) = pool.yard.refused(&["pool", "import", "%"]);
+    assert!(code == 3 && said.contains("it is destroyed, but objects of it are still in"), "{code}: {said}");
+    let (code, _) = pool.yard.refused(&["pool", "destroy", "%"]);
+    assert_eq!(code, 4);
+    pool.moto.weather(Weather::Fair);
+    let address = format!(
+        "{}?endpoint={}&profile=test&credentials-file={}/keys",
+        pool.address,
+        pool.moto.endpoint,
+        pool.yard.place.path().display()
+    );
+    let (_, said) = pool.yard.refused(&["pool", "import", &address]);
+    assert!(said.contains("`nacre pool destroy 's3://pools/one/tank?"), "{said}");
+    pool.yard.nacre(&["pool", "destroy", "%"]);
+    assert_eq!(pool.moto.keys("one/"), Vec::<String>::new());
+    let (code, said) = pool.yard.refused(&["pool", "destroy", &address]);
+    assert!(code == 3 && said.contains("there is no pool"), "{code}: {said}");
+    // What is in use is none.
+    pool.create(&[]);
+    let (_, said) = pool.yard.refused(&["pool", "destroy", &address]);
+    assert!(said.contains(&format!("it holds pool '{}'", pool.name)), "{said}");
 }

@@ -85,6 +85,9 @@ pub trait Bucket: Send + Sync {
     /// are under way.
     fn hurry(&self) {}
 
+    /// The end of a hurry: requests have their usual time again.
+    fn take_time(&self) {}
+
     /// How many requests are worth making at the same time.
     fn parallel(&self) -> usize {
         1

@@ -319,6 +319,10 @@ impl Bucket for Cached {
         self.far.bucket.hurry();
     }
 
+    fn take_time(&self) {
+        self.far.bucket.take_time();
+    }
+
     fn parallel(&self) -> usize {
         self.far.bucket.parallel()
     }

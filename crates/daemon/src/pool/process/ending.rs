@@ -1,0 +1,68 @@
+//! How the process that owns a pool lets it go: exported because it must end, never there because nobody has heard of it,
+//! or exported or destroyed by a command.
+//!
+//! Called by `process.rs`. Invariant: a pool that is marked as destroyed is never gone on with, whatever becomes of its
+//! objects in a bucket.
+
+use super::super::{client, expected, known};
+use super::Office;
+use crate::{failure::Failure, runtime};
+use nacre_admin::{Progress, Refusal, Silent, fs, pool};
+use nacre_pool::label::PoolState;
+use std::sync::atomic::Ordering;
+
+/// Exports because the process must end.
+pub(super) fn leave(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    if let Err(refusal) = pool::stays(&office.imported) {
+        tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
+    }
+    let unmounted = fs::leave_all(&*office.mounts);
+    // What was accepted becomes durable, whatever became of the mounts.
+    let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
+    exported.map_err(|refusal| {
+        tracing::error!(error = %refusal, "the pool was not exported in order");
+        client::failure(&refusal)
+    })
+}
+
+/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never
+/// there.
+pub(super) fn undo(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    let unmounted = fs::leave_all(&*office.mounts);
+    known::forget(office.imported.store.identity().pool);
+    let destroyed = office.imported.destroy().map_err(Refusal::from).and_then(|()| office.imported.erase(&mut Silent));
+    destroyed.and(unmounted).map_err(|refusal| client::failure(&refusal))
+}
+
+/// The pool was exported or destroyed: this process ends, also where objects of a destroyed pool stay in its bucket.
+///
+/// # Errors
+/// They do.
+pub(super) fn end(office: &Office, notes: &mut dyn Progress) -> Result<(), Refusal> {
+    if let Some(left) = &office.notes {
+        // Nobody goes on with a pool that was let go.
+        left.guarded.memory.ends();
+    }
+    let (imported, directory) = (&office.imported, runtime::ours());
+    let identity = imported.store.identity();
+    if identity.state != PoolState::Destroyed {
+        office.gone.store(true, Ordering::SeqCst);
+        return Ok(());
+    }
+    // If this process is killed, nobody is told to import a pool that is destroyed.
+    expected::forget(&directory, &imported.name());
+    let erased = imported.erase(notes);
+    if erased.is_ok() && !office.copy {
+        let forgotten = fusewire::apart(|| {
+            known::forget(identity.pool);
+            Ok(())
+        });
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "it stays known where a pool lay that is destroyed");
+        }
+    }
+    office.gone.store(true, Ordering::SeqCst);
+    erased
+}
