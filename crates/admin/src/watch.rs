@@ -230,6 +230,8 @@ impl Watch {
     /// What was found of them.
     pub fn found(&self, owners: &BTreeMap<(u32, u32), Owner>) {
         let mut state = self.state.lock();
+        // A scrub that meets them again finds no owner in them either: they are looked for again then.
+        state.sought.retain(|name| !owners.contains_key(name));
         state.damage.resolve(owners);
         state.before.resolve(owners);
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use nacre_pool::engine::CheckCounts;
+use nacre_pool::store::Store;
 use nacre_pool::{Damage, Owner};
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +26,16 @@ pub struct CheckReport {
     pub problems: u64,
 }
 
-fn sentence(name: (u32, u32), owner: Option<Owner>, damage: &Damage) -> String {
+/// A line about a damaged frame: its name, the segment that it has moved to, and whose it is.
+fn sentence(store: &Store, name: (u32, u32), owner: Option<Owner>, damage: &Damage) -> String {
     let whose = owner.map_or_else(String::new, |owner| {
         format!(" (dataset {}, object {}, offset {})", owner.dataset, owner.object, owner.offset)
     });
-    format!("frame {}:{}{whose}: {damage}", name.0, name.1)
+    let moved = match store.segments_of([&name]).pop_first() {
+        Some(holder) if holder != name.0 => format!(", moved to segment {holder}"),
+        _ => String::new(),
+    };
+    format!("frame {}:{}{moved}{whose}: {damage}", name.0, name.1)
 }
 
 /// Checks a pool; what is wrong is told as notes.
@@ -51,7 +57,7 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, 
         if let Some(damage) = &checked.damage {
             found.problems += 1;
             if let Some(owner) = checked.owner {
-                progress.note(&sentence(checked.name, Some(owner), damage));
+                progress.note(&sentence(&pool.store, checked.name, Some(owner), damage));
             } else {
                 headless.insert(checked.name, damage.clone());
             }
@@ -62,7 +68,7 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, 
     let owners = pool.pool.owners_of(&headless.keys().copied().collect());
     let owners = owners.map_err(|error| Refusal::pool(doing(), &error))?;
     for (name, damage) in &headless {
-        progress.note(&sentence(*name, owners.get(name).copied(), damage));
+        progress.note(&sentence(&pool.store, *name, owners.get(name).copied(), damage));
     }
     scrubbed.map(|()| found)
 }

@@ -347,6 +347,10 @@ fn what_cannot_say_whose_it_is_is_looked_for() {
     assert_eq!(ill.damaged, 3);
     assert_eq!(ill.names, ["tank@before:/victim", "tank:/other"]);
     assert_eq!(status(&pool).names, ill.names);
+    // Another scrub finds no owner in them either.
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, PoolRequest::AwaitScrub).unwrap();
+    assert_eq!(status(&pool).names, ill.names);
 }
 
 #[test]
@@ -378,6 +382,39 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
         lost.iter().any(|line| *line == format!("frame {}:0 is named by a tree, and free", pointer.segment)),
         "{lost:?}"
     );
+}
+
+/// What a lost node of a tree leads to is counted, not listed frame by frame.
+#[test]
+fn a_check_names_a_lost_node_and_counts_what_is_below_it() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    for number in 0..40 {
+        write(&pool, &format!("file{number}"), 20_000);
+    }
+    pool.export().unwrap();
+    let pool = open(&device, Access::ReadOnly, None).unwrap();
+    let dataset = pool.pool.root().unwrap();
+    let node = pool.pool.catalog_view().dataset(dataset).unwrap().root.unwrap();
+    let place = pool.store.segments().into_iter().find(|segment| segment.id == node.segment).unwrap().place;
+    let mut at = None;
+    pool.store
+        .inspect(node.segment, &mut |header, offset, _| {
+            let own = (header.pointer.segment, header.pointer.index) == (node.segment, node.index);
+            at = at.or(own.then_some(offset));
+            true
+        })
+        .unwrap();
+    // A bit of its content, in both copies.
+    for copy in place.iter() {
+        device.rot((1 << 20) + u64::from(copy.slot) * pool.store.slot() + u64::from(at.unwrap()) + 100, 5);
+    }
+    let found = findings(&pool);
+    let what = "tank: a node of its tree cannot be read, nor what only that leads to: ";
+    assert!(found.iter().any(|line| line.starts_with(what)), "{found:?}");
+    let below: Vec<_> = found.iter().filter(|line| line.contains("take room, and nothing that can be read")).collect();
+    assert!(below.len() == 1 && below[0].ends_with("(1)"), "{found:?}");
+    assert!(!found.iter().any(|line| line.contains("takes room, and nothing names it")), "{found:?}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ use nacre_daemon::{
         client::{self, Owned},
         dates,
         expected::{self, Expected},
-        start::{How, Start, ZPOOL},
+        start::{How, Start, ZPOOL, program},
     },
     report::{printable, tell},
     runtime::{self, Whose},
@@ -228,7 +228,11 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 begun.push(owned);
                 Ok(())
             });
-            each(&mut last, begun.iter().filter(|_| wait), |owned| done(owned, "", PoolRequest::AwaitScrub));
+            let checks = wait && matches!(order, ScrubOrder::Start | ScrubOrder::StartOf(_)) && !is_zpool(command);
+            each(&mut last, begun.iter().filter(|_| wait), |owned| {
+                done(owned, "", PoolRequest::AwaitScrub)?;
+                if checks { scrub_is_good(owned) } else { Ok(()) }
+            });
             last.map_or(Ok(()), Err)?;
         }
         PoolVerb::Trim { pool, devices, order, wait } => {
@@ -584,6 +588,33 @@ pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Whether the command line in the history of a pool is one of `zpool`, which has exit codes of its own.
+fn is_zpool(command: &str) -> bool {
+    program(command) == ZPOOL
+}
+
+/// Whether a scrub that was waited for has come to its end and found nothing that is lost.
+///
+/// # Errors
+/// It has not.
+fn scrub_is_good(owned: &Owned) -> Result<(), Failure> {
+    let PoolAnswer::Status(status) = owned.pool("", PoolRequest::Status { names: false }, &mut tell)? else {
+        return Ok(());
+    };
+    let (name, scrub) = (printable(status.figures.name.as_bytes()), &status.scrub);
+    match scrub.phase {
+        Phase::Finished if scrub.errors == 0 => Ok(()),
+        Phase::Finished => Err(Failure::new(format!("the scrub of '{name}' has found {} errors", scrub.errors))
+            .next(format!("`nacre pool status -v {name}` names what is damaged"))),
+        Phase::Paused => Err(Failure::new(format!("the scrub of '{name}' was paused"))
+            .next(format!("`nacre pool scrub -w {name}` goes on with it"))),
+        Phase::Never | Phase::Running | Phase::Canceled => {
+            Err(Failure::new(format!("the scrub of '{name}' did not come to its end: {} errors so far", scrub.errors))
+                .next(format!("`nacre pool events {name}` says why, where it was not stopped")))
+        }
+    }
 }
 
 fn is_scrubbing(owned: &Owned) -> Result<bool, Failure> {

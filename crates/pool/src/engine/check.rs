@@ -43,6 +43,8 @@ type Frames = HashMap<(u32, u32), u64>;
 
 struct Findings<'a> {
     seen: CheckCounts,
+    /// Nodes of trees that cannot be read.
+    unread: u64,
     tell: &'a mut dyn FnMut(&str),
 }
 
@@ -113,7 +115,10 @@ impl Visitor for Reach<'_, '_> {
     }
 
     fn damaged(&mut self, pointer: &Pointer, error: PoolError) -> Result<(), PoolError> {
-        self.findings.problem(&format!("{}: {error}", self.name));
+        let what = "a node of its tree cannot be read, nor what only that leads to";
+        let node = format!("frame {}:{}", pointer.segment, pointer.index);
+        self.findings.problem(&format!("{}: {what}: {node}: {error}", self.name));
+        self.findings.unread += 1;
         self.note(pointer);
         Ok(())
     }
@@ -251,7 +256,7 @@ impl Pool {
         if !read_only {
             self.commit_under(&mut admin, |_, _| Ok(()))?;
         }
-        let mut findings = Findings { seen: CheckCounts::default(), tell };
+        let mut findings = Findings { seen: CheckCounts::default(), unread: 0, tell };
         let mut all = Frames::default();
         let context = Context { frames: &*self.frames, cache: &self.cache };
         if let Some(root) = store.root().catalog {
@@ -356,11 +361,17 @@ fn compare(
     let lost: HashSet<(u32, u32)> =
         alive.into_iter().filter(|name| !reached.contains_key(name) && !going.contains_key(name)).collect();
     // What is written at this moment belongs to a transaction group that is not durable.
-    let births = store.births(&lost)?;
-    for name in &lost {
-        if births.get(name).is_none_or(|birth| *birth <= store.durable()) {
-            findings.problem(&format!("frame {}:{} takes room, and nothing names it", name.0, name.1));
-        }
+    let (births, durable) = (store.births(&lost)?, store.durable());
+    let lost: Vec<_> = lost.iter().filter(|name| births.get(*name).is_none_or(|birth| *birth <= durable)).collect();
+    if findings.unread > 0 && !lost.is_empty() {
+        let (count, nodes) = (lost.len(), findings.unread);
+        findings.problem(&format!(
+            "{count} frames take room, and nothing that can be read names them: they may be below the nodes that cannot be read ({nodes})"
+        ));
+        return Ok(());
+    }
+    for name in lost {
+        findings.problem(&format!("frame {}:{} takes room, and nothing names it", name.0, name.1));
     }
     Ok(())
 }
@@ -379,7 +390,7 @@ mod tests {
         }
         let mut circles = Vec::new();
         let mut tell = |text: &str| circles.extend(text.contains("lie in each other").then(|| text.to_owned()));
-        structure.judge("tank", &mut Findings { seen: CheckCounts::default(), tell: &mut tell });
+        structure.judge("tank", &mut Findings { seen: CheckCounts::default(), unread: 0, tell: &mut tell });
         circles
     }
 

@@ -251,13 +251,13 @@ impl Store {
 
     /// The segments in which these frames live.
     #[must_use]
-    pub fn segments_of(&self, frames: &BTreeSet<(u32, u32)>) -> BTreeSet<u32> {
+    pub fn segments_of<'a>(&self, frames: impl IntoIterator<Item = &'a (u32, u32)>) -> BTreeSet<u32> {
         let map = self.map.read();
         let holder = |(segment, index): &(u32, u32)| {
             let home = map.table.segments().get(segment)?;
             Some(home.moved.get(*index).map_or(*segment, |(to, _)| to))
         };
-        frames.iter().filter_map(holder).collect()
+        frames.into_iter().filter_map(holder).collect()
     }
 
     /// As [`Self::scrub_from`], of some segments only.
@@ -603,7 +603,7 @@ impl Store {
         names: &std::collections::HashSet<(u32, u32)>,
     ) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
         let mut found = std::collections::HashMap::new();
-        for id in names.iter().map(|(segment, _)| *segment).collect::<BTreeSet<u32>>() {
+        for id in self.segments_of(names) {
             let walked = self.walk(id, 0, false, &mut |frame| {
                 let Pointer { segment, index, birth, .. } = frame.header.pointer;
                 if names.contains(&(segment, index)) {

@@ -124,3 +124,25 @@ fn a_pool_whose_objects_cannot_be_removed_is_destroyed_in_two_steps() {
     let (_, said) = pool.yard.refused(&["pool", "destroy", &address]);
     assert!(said.contains(&format!("it holds pool '{}'", pool.name)), "{said}");
 }
+
+#[test]
+fn a_scrub_that_is_waited_for_says_what_it_has_found() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at) = (yard.name("sc"), yard.path("at"));
+    fs::create_dir(yard.path("bucket")).unwrap();
+    let address = format!("file://{}", yard.path("bucket").display());
+    yard.nacre(&["pool", "create", "-m", at.to_str().unwrap(), &name, &address]);
+    sh(yard.place.path(), "head -c 20000000 /dev/urandom > at/file; sync at/file");
+    yard.nacre(&["pool", "sync", "%"]);
+    yard.nacre(&["pool", "scrub", "-w", "%"]);
+    // The largest objects are of the file's content alone.
+    sh(yard.place.path(), "rm $(ls -S bucket/seg/*/* | head -n 1)");
+    let (code, said) = yard.refused(&["pool", "scrub", "-w", "%"]);
+    assert!(code == 1 && said.contains("the scrub of") && said.contains("has found"), "{code}: {said}");
+    assert!(yard.nacre(&["pool", "status", "-v", "%"]).contains(at.join("file").to_str().unwrap()));
+    // ZFS' program has the codes of ZFS.
+    let zpool = crate::mounting::finish(yard.command("zpool").args(["scrub", "-w", &name]));
+    assert_eq!(zpool.status.code(), Some(0));
+    yard.nacre(&["pool", "destroy", "-f", "%"]);
+}
