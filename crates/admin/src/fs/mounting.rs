@@ -254,17 +254,17 @@ pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt
 }
 
 /// Mounts everything that is to be mounted, parents first: after an import. What cannot be mounted
-/// is told and passed over.
+/// is told and passed over. Answers how many file systems that are.
 ///
 /// # Errors
 /// The catalog cannot be read.
-pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progress) -> Result<(), Refusal> {
+pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progress) -> Result<u64, Refusal> {
     let mut failed = moves::uncover(mounts, &mounts.hidden());
     failed.extend(moves::mount(mounts, all(pool, mounts)?));
-    for failed in failed {
-        progress.note(&failed);
+    for failed in &failed {
+        progress.note(failed);
     }
-    Ok(())
+    Ok(failed.len() as u64)
 }
 
 /// Unmounts everything: before an export. Where one is in use, all stay.

@@ -101,6 +101,9 @@ pub struct Figures {
     /// How it goes on when that is killed, where it is to.
     #[serde(default)]
     pub survives: Option<Survives>,
+    /// How many of its file systems the import could not mount.
+    #[serde(default)]
+    pub unmounted: u64,
     /// What its engine does.
     #[serde(default)]
     pub engine: EngineFigures,
@@ -521,6 +524,7 @@ impl Figures {
             process: std::process::id(),
             ended: None,
             survives: None,
+            unmounted: 0,
             engine: EngineFigures::of(&pool.pool),
         })
     }

@@ -6,7 +6,10 @@ use super::{
     verb::{Target, ToImport},
 };
 use crate::{clock, output::print};
-use nacre_admin::{Imported, pool::devices};
+use nacre_admin::{
+    Imported,
+    pool::{PoolAnswer, PoolRequest, devices},
+};
 use nacre_daemon::{
     failure::{Exit, Failure},
     pool::{
@@ -242,7 +245,8 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         without_log: what.without_log,
     };
     let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);
-    starting::start(Start {
+    let imported = name.clone();
+    let code = starting::start(Start {
         name,
         devices,
         how,
@@ -253,7 +257,27 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         command: command.to_owned(),
         survive: what.survive,
         foreground: what.foreground,
-    })
+    })?;
+    if code == ExitCode::SUCCESS && what.mount { all_mounted(&imported).map(|()| code) } else { Ok(code) }
+}
+
+/// Whether all file systems of a pool that was just imported are mounted; its process has named those that are not.
+///
+/// # Errors
+/// Some are not; the pool is imported all the same.
+fn all_mounted(name: &str) -> Result<(), Failure> {
+    let PoolAnswer::Listed(figures) = client::owned(name)?.pool("", PoolRequest::List, &mut tell)? else {
+        return Ok(());
+    };
+    if figures.unmounted == 0 {
+        return Ok(());
+    }
+    let name = printable(name.as_bytes());
+    Err(Failure::new(format!(
+        "'{name}' is imported, but {} of its file systems could not be mounted",
+        figures.unmounted
+    ))
+    .next("`nacre fs mount -a` mounts them when the reason is gone"))
 }
 
 /// What `-F` would do.

@@ -90,6 +90,8 @@ struct Office {
     changed: OwnedFd,
     /// What is noted for the process after this one, where there may be one.
     notes: Option<Arc<PoolNotes>>,
+    /// How many file systems the import could not mount.
+    unmounted: AtomicU64,
     ending: AtomicBool,
     /// The pool is exported or destroyed: nothing is left to do.
     gone: AtomicBool,
@@ -212,6 +214,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
         busy: Mutex::new(0),
         changed,
         notes,
+        unmounted: AtomicU64::new(0),
         ending: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
@@ -423,7 +426,8 @@ fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Fai
     keep(office);
     expect(start, directory, office)?;
     if start.mount {
-        fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
+        let unmounted = fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
+        office.unmounted.store(unmounted, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -916,6 +920,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             }
             if let Ok(PoolAnswer::Listed(figures)) = &mut done {
                 figures.survives = office.survives();
+                figures.unmounted = office.unmounted.load(Ordering::Relaxed);
             }
             if done.is_ok() {
                 if ends {

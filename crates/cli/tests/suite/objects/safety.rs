@@ -146,3 +146,21 @@ fn a_scrub_that_is_waited_for_says_what_it_has_found() {
     assert_eq!(zpool.status.code(), Some(0));
     yard.nacre(&["pool", "destroy", "-f", "%"]);
 }
+
+#[test]
+fn an_import_without_a_mount_is_no_success() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, _, at) = yard.create("im", &[]);
+    yard.nacre(&["pool", "export", "%"]);
+    // The directory may be gone with the mount.
+    let _ = fs::remove_dir(&at);
+    fs::write(&at, "").unwrap();
+    let place = yard.place.path().to_str().unwrap();
+    let (code, said) = yard.refused(&["pool", "import", "-d", place, &name]);
+    let told = format!("'{name}' is imported, but 1 of its file systems could not be mounted");
+    assert!(code == 1 && said.contains(&told) && said.contains(&format!("cannot mount '{name}'")), "{code}: {said}");
+    assert!(yard.nacre(&["pool", "list", "-H", "-o", "name", "%"]).starts_with(&name));
+    yard.nacre(&["pool", "export", "%"]);
+    yard.nacre(&["pool", "import", "-N", "-d", place, &name]);
+}
