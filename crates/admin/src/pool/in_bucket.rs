@@ -77,7 +77,8 @@ pub fn last_writer(bucket: &dyn Bucket) -> Result<Option<LastWriter>, Refusal> {
 }
 
 /// There is none.
-pub(crate) fn no_pool(bucket: &dyn Bucket) -> Refusal {
+#[must_use]
+pub fn no_pool(bucket: &dyn Bucket) -> Refusal {
     Refusal::new(Kind::NotFound, format!("'{}': there is no pool", bucket.name()))
 }
 

@@ -20,10 +20,16 @@ use std::path::{Path, PathBuf};
 const RELOCATED: &str = "/mnt";
 
 /// Which pool lies there.
+///
+/// # Errors
+/// The store cannot be asked, or has listed no pool: a trusted one would be taken for an untrusted one.
 pub(super) fn identity(opened: &Opened) -> Result<Option<Identity>, Refusal> {
     match opened {
         Opened::Devices(devices) => Ok(devices.first().and_then(|device| label::probe(&**device).ok().flatten())),
-        Opened::Bucket(bucket, _) => pool::in_bucket::find(&**bucket),
+        Opened::Bucket(bucket, _) => {
+            let found = pool::in_bucket::find(&**bucket)?;
+            found.map(Some).ok_or_else(|| pool::in_bucket::no_pool(&**bucket))
+        }
     }
 }
 
