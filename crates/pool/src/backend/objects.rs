@@ -868,15 +868,12 @@ impl Backend for Objects {
         let body = RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()?;
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
-            let is_own = |there: &Result<RootBody>| there.as_ref().is_ok_and(|there| there.nonce == nonce);
-            if let Some(Err(error)) = read_root(&*self.bucket, &key)? {
+            return match read_root(&*self.bucket, &key)? {
                 // It tells of nobody who has the pool.
-                return Err(error);
-            }
-            if self.goes_on && read_root(&*self.bucket, &key)?.as_ref().is_some_and(is_own) {
-                return Err(PoolError::Overtaken);
-            }
-            return Ok(self.fenced(root.generation));
+                Some(Err(error)) => Err(error),
+                Some(Ok(there)) if self.goes_on && there.nonce == nonce => Err(PoolError::Overtaken),
+                Some(Ok(_)) | None => Ok(self.fenced(root.generation)),
+            };
         }
         // Whoever stood still for long before the root was there may have taken a name that was free again.
         let after = self.writer.moment();
