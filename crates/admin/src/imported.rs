@@ -129,9 +129,10 @@ impl std::fmt::Debug for Imported {
     }
 }
 
-/// What an import says that finds something damaged behind the root record: it reads the catalog alone.
+/// What an import says that finds something damaged behind the root record: it reads the catalog alone. Objects of a
+/// bucket can be gone or cut short.
 fn of_catalog(error: PoolError) -> Refusal {
-    let is_lost = matches!(error, PoolError::Frame { .. } | PoolError::Format(_));
+    let is_lost = error.is_of_content();
     let refusal = Refusal::from(error);
     match is_lost {
         true => Refusal {
@@ -213,6 +214,8 @@ struct Below {
     cached: Option<Arc<Cached>>,
     address: Option<String>,
     objects: Option<Arc<Objects>>,
+    /// The newest root in the bucket has to be of this writer.
+    expected: Option<u64>,
     failing: Arc<Failing>,
     watch: Arc<Watch>,
 }
@@ -247,7 +250,7 @@ impl Below {
         let host = WriterId::machine(opening.host.0, &opening.host.1);
         let writer = WriterId { nonce, host, clock: Box::new(now), uptime: Box::new(WriterId::uptime) };
         let objects = Objects::new(near, segment, size, writer);
-        let objects = objects.with_local_log(log).remembering(seen);
+        let objects = objects.with_local_log(log).remembering(seen).expecting(self.expected);
         if let Some(why) = trouble {
             objects.set_log_trouble(Some(why));
         }
@@ -263,10 +266,12 @@ impl Below {
         at: (Arc<dyn Bucket>, String),
         identity: &Identity,
         writes: bool,
+        expected: Option<u64>,
         opening: &Opening,
     ) -> Result<(Arc<dyn Backend>, Below), Refusal> {
         let size = identity.members.iter().map(|member| member.length).sum();
-        let mut below = Below { failing: Arc::clone(&opening.failing), ..Below::default() };
+        let failing = Arc::clone(&opening.failing);
+        let mut below = Below { failing, expected, ..Below::default() };
         let backend = below.backend(at, identity.pool, (identity.slot, size), writes, opening)?;
         Ok((backend, below))
     }
@@ -276,6 +281,8 @@ impl Below {
 const IN_BUCKET_SEGMENT: u64 = 8 << 20;
 /// So often the process before this one can have been late: it had one commit under way, and lists show it.
 const LATE_MOST: usize = 8;
+/// So often a pool in a bucket is read before it is taken over, where its writer still commits.
+const READ_FIRST_MOST: usize = 4;
 /// What a pool in a bucket may take where nothing is said, bytes.
 const IN_BUCKET: u64 = 1 << 50;
 
@@ -380,18 +387,40 @@ impl Imported {
             Opened::Bucket(bucket, address) if opening.after.is_some() => {
                 Self::open_left((bucket, address), &import, &opening)?
             }
-            Opened::Bucket(bucket, address) => {
-                let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
-                if import.access.writes() {
-                    in_bucket::check(&*bucket, (opening.entropy)())?;
-                }
-                let writes = import.access.writes();
-                let (backend, below) = Below::in_bucket((bucket, address), &identity, writes, &opening)?;
-                let (store, root) = Store::open_in(backend, identity, &import)?;
-                (store, root, below)
-            }
+            Opened::Bucket(bucket, address) => return Self::open_bucket((bucket, address), &import, &opening),
         };
         Self::take_up(store, root, below, &import, opening)
+    }
+
+    /// The pool in a bucket. It is taken over when its catalog was read, so that an import that is refused leaves it
+    /// as it was. If its writer has committed meanwhile, all is read again; the last time it is taken over first.
+    fn open_bucket(
+        (bucket, address): (Arc<dyn Bucket>, String),
+        import: &Import,
+        opening: &Opening,
+    ) -> Result<Self, Refusal> {
+        let writes = import.access.writes();
+        let (mut tries, mut writer) = (0, None);
+        loop {
+            tries += 1;
+            let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
+            if writes && tries == 1 {
+                in_bucket::check(&*bucket, (opening.entropy)())?;
+            }
+            let at = (Arc::clone(&bucket), address.clone());
+            let (backend, below) = Below::in_bucket(at, &identity, writes, writer, opening)?;
+            let objects = below.objects.clone();
+            let (store, root) = Store::open_in(backend, identity, import)?;
+            if tries == READ_FIRST_MOST {
+                store.confirm()?;
+            }
+            let opened = Self::take_up(store, root, below, import, opening.clone());
+            writer = objects.and_then(|objects| objects.fenced_after());
+            let may_go_on = import.access.is_of_newest() && tries < READ_FIRST_MOST;
+            if opened.is_ok() || writer.is_none() || !may_go_on {
+                return opened;
+            }
+        }
     }
 
     /// The pool of a process that has died, in a store, which is waited for. What that one had under way may
@@ -410,12 +439,14 @@ impl Imported {
             }
             tries += 1;
             let at = (Arc::clone(&bucket), address.clone());
-            let (backend, below) = Below::in_bucket(at, &identity, true, opening)?;
-            match Store::open_in(backend, identity, import) {
+            let (backend, below) = Below::in_bucket(at, &identity, true, None, opening)?;
+            let (store, root) = Store::open_in(backend, identity, import)?;
+            match store.confirm() {
+                Ok(()) => return Ok((store, root, below)),
                 Err(error @ PoolError::Overtaken) if tries < LATE_MOST => {
                     tracing::info!(%error, "the newest state is looked for once more");
                 }
-                opened => return opened.map(|(store, root)| (store, root, below)).map_err(Refusal::from),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -472,7 +503,7 @@ impl Imported {
     fn running(
         pool: Arc<Pool>,
         store: Arc<Store>,
-        Below { devices, bucket, cached, address, objects, failing, watch }: Below,
+        Below { devices, bucket, cached, address, objects, expected: _, failing, watch }: Below,
         read_only: bool,
         opening: Opening,
     ) -> Result<Self, Refusal> {

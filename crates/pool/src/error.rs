@@ -130,6 +130,19 @@ pub enum PoolError {
     Refused(String),
 }
 
+impl PoolError {
+    /// Whether content is damaged or gone, or an object of a store is; not that a device or store is away.
+    #[must_use]
+    pub fn is_of_content(&self) -> bool {
+        use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+        match self {
+            Self::Frame { .. } | Self::Format(_) => true,
+            Self::Device { source, .. } => matches!(source.kind(), NotFound | UnexpectedEof | InvalidData),
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for PoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

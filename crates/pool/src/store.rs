@@ -156,6 +156,8 @@ struct Committed {
     firsts: Vec<u64>,
     /// Where the log of a root begins that is given up.
     given_up: Option<LogStart>,
+    /// How the pool is to be taken over from its writer in a bucket, once it could be read.
+    takes_over: Option<Import>,
     open_table: Option<u32>,
     /// The next commit writes all of the table elsewhere.
     renew: bool,

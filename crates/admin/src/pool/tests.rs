@@ -1,6 +1,8 @@
 //! Verbs on pools over a device in memory: verification, damage, properties, history, what is
 //! refused.
 
+mod in_bucket;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

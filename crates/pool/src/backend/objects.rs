@@ -145,6 +145,8 @@ pub struct Objects {
     local: Option<Arc<LocalLog>>,
     /// This process goes on as one that has died, which had the same number.
     goes_on: bool,
+    /// The newest root has to be of the writer of this number.
+    expected: Option<u64>,
     state: Arc<Mutex<State>>,
     uploads: Uploads,
     /// The newest root that was put here.
@@ -167,6 +169,10 @@ struct State {
     found: u32,
     /// Who has put that.
     host: String,
+    /// The number of its writer.
+    writer: u64,
+    /// A newer root has kept this writer from putting one.
+    is_fenced: bool,
     /// The import whose log on its machine goes with the roots of `base`; 0: none.
     inherited: u32,
     /// The txg that this import begins with.
@@ -274,6 +280,7 @@ impl Objects {
             total,
             local: None,
             goes_on: false,
+            expected: None,
             state,
             uploads,
             newest: Arc::default(),
@@ -318,6 +325,19 @@ impl Objects {
     #[must_use]
     pub fn going_on(self) -> Self {
         Self { goes_on: true, ..self }
+    }
+
+    /// The same, if the newest root is of this writer.
+    #[must_use]
+    pub fn expecting(self, writer: Option<u64>) -> Self {
+        Self { expected: writer, ..self }
+    }
+
+    /// The writer of the root that was found, where a newer root has kept this writer from putting another.
+    #[must_use]
+    pub fn fenced_after(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.is_fenced.then_some(state.writer)
     }
 
     /// The number of the writer.
@@ -454,6 +474,7 @@ impl Objects {
     /// Another writer has put a root of this generation, or of a later one: who, as far as that can
     /// be told.
     fn fenced(&self, generation: u64) -> PutRoot {
+        self.state.lock().is_fenced = true;
         if let Some(local) = &self.local {
             local.fence();
         }
@@ -909,7 +930,8 @@ impl Backend for Objects {
         let mut lost = 0;
         while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {
             if let Some(Ok(body)) = read_root(&*self.bucket, &key)? {
-                if self.goes_on && body.nonce != self.writer.nonce {
+                let expected = self.expected.or(self.goes_on.then_some(self.writer.nonce));
+                if expected.is_some_and(|expected| body.nonce != expected) {
                     return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
                 }
                 if let Some(seen) = &self.seen {
@@ -917,6 +939,7 @@ impl Backend for Objects {
                 }
                 let mut state = self.state.lock();
                 (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
+                state.writer = body.nonce;
                 state.last = Some((body.root.generation, now));
                 return Ok(Some(NewestRoot { root: body.root, lost }));
             }

@@ -4,7 +4,8 @@
 //! frames of txgs after it for dead. Unless the pool was closed in order, nothing is appended to
 //! segments that were open: they are sealed where the root left them. Labels are written last, when the
 //! level above could read what it needs ([`Store::confirm`]): an import that is refused writes none. In a
-//! bucket others may write at any time, and a root comes first.
+//! bucket, where others may write at any time, a root comes first then: it is put only if the root that was read is
+//! still the newest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -208,8 +209,7 @@ impl Store {
     /// Imports the pool of this identity in what is no device.
     ///
     /// # Errors
-    /// As [`Self::open`]; [`PoolError::Refused`] where another program imports it at the same
-    /// moment.
+    /// As [`Self::open`]. That another program imports it at the same moment is found by [`Self::confirm`].
     pub fn open_in(backend: Arc<dyn Backend>, identity: Identity, import: &Import) -> Result<(Self, Root)> {
         Self::open_on(backend, None, identity, import)
     }
@@ -251,12 +251,11 @@ impl Store {
         let store = Self::assemble(backend, disks, identity.clone(), root, loaded, writable)?;
         if rewinds {
             store.begin_again(newest_log)?;
-        } else if writable && store.backend.is_shared() {
-            store.take_over()?;
-            store.tell_identity(import)?;
-            store.guard(&mut store.committed.lock())?;
         } else if writable {
-            // Nobody else can write to the devices meanwhile: the labels wait until the pool could be read.
+            if store.backend.is_shared() {
+                store.committed.lock().takes_over = Some(import.clone());
+            }
+            // Nothing is written before the pool could be read.
             store.unconfirmed.store(true, Ordering::Release);
         }
         let root = store.root();
@@ -265,8 +264,7 @@ impl Store {
 
     /// Others may write to the pool: a root that says the same as the newest keeps them from
     /// doing it any longer. Only then is it known which segments nobody needs.
-    fn take_over(&self) -> Result<()> {
-        let mut committed = self.committed.lock();
+    fn take_over(&self, committed: &mut Committed) -> Result<()> {
         let root = Root { generation: committed.root.generation + 1, clean: false, ..committed.root.clone() };
         self.write_root(&root)?;
         committed.root = root;
@@ -281,8 +279,7 @@ impl Store {
 
     /// Says whose the pool is now. Somebody who tried to import it at the same moment, and has lost it to this
     /// root, may have said it was his.
-    fn tell_identity(&self, import: &Import) -> Result<()> {
-        let mut committed = self.committed.lock();
+    fn tell_identity(&self, committed: &mut Committed, import: &Import) -> Result<()> {
         for _ in 0..AT_ONCE_MOST {
             match self.backend.put_identity(&committed.identity) {
                 Err(PoolError::Refused(_)) => {}
@@ -317,17 +314,28 @@ impl Store {
     /// before anything else is written has an import that is refused leave the devices as they were; otherwise
     /// the first commit, or change of labels, does it.
     ///
+    /// In a bucket, the pool is taken over from whoever wrote to it, if the root that was opened is still the newest.
+    ///
     /// Where the state is an older one ([`Access::Rewind`]), all that came after it is given up now, by one
     /// root record that is newer than all others: nothing was written over before it. Whoever still writes to
     /// the log of these states cannot do that any more when this returns.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] if it cannot be written.
+    /// [`PoolError::Suspended`] if it cannot be written. In a bucket: [`PoolError::Refused`] where another program
+    /// has put a root since or imports the pool at the same moment, [`PoolError::Overtaken`], [`PoolError::Device`];
+    /// it can be called again.
     pub fn confirm(&self) -> Result<()> {
         if !self.unconfirmed.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut committed = self.committed.lock();
+        if let Some(import) = committed.takes_over.clone() {
+            self.take_over(&mut committed)?;
+            self.tell_identity(&mut committed, &import)?;
+            self.guard(&mut committed)?;
+            committed.takes_over = None;
+            self.unconfirmed.store(false, Ordering::Release);
+        }
         if self.unconfirmed.load(Ordering::Acquire) {
             let given_up = match committed.given_up {
                 Some(log) => self.write_root(&committed.root).and_then(|()| self.backend.end_log(log)),
@@ -512,6 +520,7 @@ impl Store {
             hollow: loaded.hollow,
             firsts: loaded.firsts,
             given_up: None,
+            takes_over: None,
             open_table,
             renew: false,
             identity: identity.clone(),

@@ -5,7 +5,6 @@
 //! being told changes nothing.
 
 use std::fmt;
-use std::io;
 use std::sync::OnceLock;
 
 use super::{Location, Store};
@@ -70,7 +69,7 @@ impl Store {
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
             // A store that is away, or refuses, says nothing of what is there.
-            PoolError::Device { source, .. } if self.backend.is_shared() && !is_of_content(source.kind()) => return,
+            PoolError::Device { .. } if self.backend.is_shared() && !error.is_of_content() => return,
             PoolError::Device { .. } => None,
             _ => return,
         };
@@ -83,9 +82,4 @@ impl Store {
             .map(|header| header.owner);
         tell(&Damaged { pointer: *pointer, owner, device, damage, mended });
     }
-}
-
-/// Whether an error of a store is one of an object itself: it is gone, cut short, or not as it was made.
-fn is_of_content(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
 }

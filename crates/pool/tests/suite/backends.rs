@@ -256,7 +256,13 @@ impl Ground for InBucket {
 
     fn open_store(&self, access: Access) -> Result<(Store, Root), PoolError> {
         let identity = Objects::find(&*self.bucket)?.expect("a pool");
-        Store::open_in(self.objects(), identity, &import(access))
+        let (store, _) = Store::open_in(self.objects(), identity, &import(access))?;
+        // Nothing of a pool has to be read before it is taken over.
+        if access.is_of_newest() {
+            store.confirm()?;
+        }
+        let root = store.root();
+        Ok((store, root))
     }
 }
 

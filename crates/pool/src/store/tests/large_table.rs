@@ -23,6 +23,7 @@ fn objects(bucket: &Arc<MemoryBucket>, nonce: u64) -> Arc<Objects> {
 fn reopened(bucket: &Arc<MemoryBucket>, identity: &mut Identity, access: Access) -> Result<(Store, Root)> {
     let nonce = 1 + identity.revision;
     let opened = Store::open_in(objects(bucket, nonce), identity.clone(), &import(access))?;
+    opened.0.confirm()?;
     *identity = opened.0.identity();
     Ok(opened)
 }

@@ -99,7 +99,9 @@ fn read_all(store: &Store, frames: &[(u64, Pointer)]) {
 fn opened(ground: &InBucket, bucket: Arc<dyn Bucket>) -> Store {
     let identity = Objects::find(&*bucket).unwrap().unwrap();
     let objects = Arc::new(Objects::new(bucket, MIB, 62 * MIB, ground.writer()));
-    Store::open_in(objects, identity, &import(Access::ReadWrite)).unwrap().0
+    let (store, _) = Store::open_in(objects, identity, &import(Access::ReadWrite)).unwrap();
+    store.confirm().unwrap();
+    store
 }
 
 #[test]

@@ -125,6 +125,8 @@ impl Program {
         let root = store.root();
         let durable = Durable { txg: root.txg, catalog: root.catalog.expect("a catalog"), log: root.log_start.into() };
         let pool = Pool::open(config(&store, nonce)?, &durable)?;
+        // The root by which the pool was taken over.
+        let root = store.root();
         {
             let mut facts = lock(&self.facts);
             let older = facts.newest;

@@ -1,0 +1,169 @@
+//! Imports of a pool in a bucket that are refused or meet its writer, and the removal of a pool that is cut short.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+
+use nacre_pool::backend::{Bucket, MemoryBucket, Put};
+use nacre_pool::label::PoolState;
+use parking_lot::Mutex;
+
+use super::super::devices::Opened;
+use super::super::in_bucket::{Remains, find};
+use super::*;
+
+/// No place of this machine keeps anything of a pool at it.
+const ADDRESS: &str = "file:///nowhere";
+
+/// What one machine stands on: its random numbers are its own.
+fn opening_on(machine: u64) -> Opening {
+    let count = AtomicU64::new(machine << 32);
+    let entropy = Arc::new(move || count.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+    Opening { host: (machine, format!("machine {machine}")), entropy, ..opening() }
+}
+
+fn made(bucket: &Arc<MemoryBucket>) -> Imported {
+    Imported::create_in((Arc::clone(bucket) as _, ADDRESS.to_owned()), None, "tank", &[], opening_on(1)).unwrap()
+}
+
+fn imported(bucket: Arc<dyn Bucket>, machine: u64) -> Result<Imported, Refusal> {
+    Imported::open(Opened::Bucket(bucket, ADDRESS.to_owned()), Access::ReadWrite, None, opening_on(machine))
+}
+
+fn objects(bucket: &MemoryBucket) -> BTreeMap<String, Vec<u8>> {
+    bucket.keys().into_iter().map(|key| (key.clone(), bucket.get(&key, None).unwrap().unwrap())).collect()
+}
+
+/// A bucket in which something happens before each read of a segment, so often.
+struct Meddled {
+    bucket: Arc<MemoryBucket>,
+    times: Mutex<u64>,
+    act: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Bucket for Meddled {
+    fn name(&self) -> &str {
+        self.bucket.name()
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.bucket.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        self.bucket.put_new(key, body)
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        if key.starts_with("seg/") {
+            let mut times = self.times.lock();
+            if *times > 0 {
+                *times -= 1;
+                drop(times);
+                (self.act)();
+            }
+        }
+        self.bucket.get(key, range)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        self.bucket.list(prefix, after)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.bucket.delete(key)
+    }
+}
+
+#[test]
+fn an_import_that_is_refused_leaves_the_bucket_as_it_was() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    write(&pool, "file", 100_000);
+    pool.export().unwrap();
+    let catalog = pool.store.root().catalog.unwrap();
+    let own = format!("-{}", catalog.segment);
+    let lost: Vec<String> = bucket.keys().into_iter().filter(|key| key.ends_with(&own)).collect();
+    assert_eq!(lost.len(), 1, "{:?}", bucket.keys());
+    bucket.delete(&lost[0]).unwrap();
+    let before = objects(&bucket);
+    let refusal = imported(Arc::clone(&bucket) as _, 2).unwrap_err();
+    assert!(refusal.what.contains("the catalog, which lists its file systems, is lost or damaged"), "{refusal}");
+    let after = objects(&bucket);
+    assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+    assert!(after == before);
+}
+
+#[test]
+fn a_pool_is_taken_over_from_a_writer_that_goes_on_meanwhile() {
+    // After three times, the pool is taken over before its catalog is read.
+    for commits in [1, 2, 6] {
+        let bucket = Arc::new(MemoryBucket::new(1, 0));
+        let writer = Arc::new(made(&bucket));
+        write(&writer, "first", 1000);
+        ask(&writer, PoolRequest::Sync).unwrap();
+        let (behind, count) = (Arc::clone(&writer), AtomicU64::new(0));
+        let act = move || {
+            write(&behind, &format!("more{}", count.fetch_add(1, Ordering::Relaxed)), 1000);
+            ask(&behind, PoolRequest::Sync).unwrap();
+        };
+        let meddled = Meddled { bucket: Arc::clone(&bucket), times: Mutex::new(commits), act: Box::new(act) };
+        let taken = imported(Arc::new(meddled), 2).unwrap();
+        let root = taken.pool.dataset(taken.pool.root().unwrap()).unwrap();
+        let files = root.files();
+        assert!(files.look_up(&files.root(), b"first").is_ok());
+        assert!(files.look_up(&files.root(), b"more0").is_ok(), "after {commits} commits");
+        write(&taken, "taken", 1000);
+        ask(&taken, PoolRequest::Sync).unwrap();
+        write(&writer, "late", 1000);
+        assert!(ask(&writer, PoolRequest::Sync).is_err());
+    }
+}
+
+#[test]
+fn another_machine_that_imports_meanwhile_has_the_pool() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    pool.export().unwrap();
+    let (other, behind) = (Arc::new(Mutex::new(None)), Arc::clone(&bucket));
+    let first = Arc::clone(&other);
+    let act = move || *first.lock() = Some(imported(Arc::clone(&behind) as _, 3).unwrap());
+    let meddled = Meddled { bucket: Arc::clone(&bucket), times: Mutex::new(1), act: Box::new(act) };
+    let refusal = imported(Arc::new(meddled), 2).unwrap_err();
+    assert!(refusal.what.contains("the pool was taken over by 'machine 3'"), "{refusal}");
+    let other = other.lock().take().unwrap();
+    write(&other, "file", 1000);
+    ask(&other, PoolRequest::Sync).unwrap();
+}
+
+#[test]
+fn the_removal_of_a_pool_goes_on_where_it_was_cut_short() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    for number in 0..3 {
+        write(&pool, &format!("file{number}"), 100_000);
+        ask(&pool, PoolRequest::Sync).unwrap();
+    }
+    pool.erase(&mut Silent).unwrap();
+    assert!(bucket.keys().iter().any(|key| key.starts_with("seg/")), "a pool that is not destroyed is no remains");
+    ask(&pool, PoolRequest::Destroy { force: true }).unwrap();
+    bucket.fail_after(Some(0));
+    let refusal = pool.erase(&mut Silent).unwrap_err();
+    assert!(refusal.what.contains("'tank' is destroyed, but objects of it are still in the bucket"), "{refusal}");
+    assert!(refusal.next.contains("`nacre pool destroy tank` removes them"), "{}", refusal.next);
+    drop(pool);
+    let rest = Remains { bucket: &*bucket, address: ADDRESS, pool: 1, name: "tank", state: None };
+    for requests in 0.. {
+        bucket.fail_after(Some(requests));
+        let removed = rest.remove(&mut Silent);
+        bucket.fail_after(None);
+        match find(&*bucket).unwrap() {
+            Some(left) => assert_eq!(left.state, PoolState::Destroyed, "{:?}", bucket.keys()),
+            None => assert!(bucket.keys().is_empty(), "{:?}", bucket.keys()),
+        }
+        if removed.is_ok() {
+            assert!(requests > 4, "cut short {requests} times");
+            return;
+        }
+    }
+}
