@@ -6,6 +6,7 @@
 
 use super::{
     CageShared,
+    allocated::{Span, bytes_in},
     charge_rule::Storage,
     inodes::{Account, Inode, InodeState},
     ledger::{Full, Owner},
@@ -15,7 +16,7 @@ use super::{
 };
 use nacre_layers::context::wait_for;
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Node, OpenFile, OpenFlags, Result};
-use std::{os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
+use std::{ops::Range, os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
 
 /// How often an operation tries again after room was made or a settling was waited for.
 pub(super) const ROUNDS: usize = 8;
@@ -484,6 +485,11 @@ impl CageShared {
     /// What a write can newly cost at most, bytes: the blocks that it touches and that are not
     /// known to be booked; never more than the file's cost can be at its new length.
     pub(super) fn worst(&self, state: &InodeState, offset: u64, length: u64) -> u64 {
+        self.missing(state, &[], offset, length)
+    }
+
+    /// The same where blocks are known that the file has ([`CageShared::allocated`]).
+    fn missing(&self, state: &InodeState, allocated: &[Range<u64>], offset: u64, length: u64) -> u64 {
         if length == 0 {
             return 0;
         }
@@ -493,7 +499,8 @@ impl CageShared {
             return most;
         }
         let touched = self.rule.blocks(offset, length);
-        let known = touched.end.min(state.solid.end).saturating_sub(touched.start.max(state.solid.start));
+        let solid = touched.end.min(state.solid.end).saturating_sub(touched.start.max(state.solid.start));
+        let known = solid.max(bytes_in(allocated, &touched));
         let tail = if offset > state.size { self.gap(state, touched.start) } else { 0 };
         let new = (touched.end - touched.start).saturating_sub(known) + tail;
         if state.kept { new } else { new.min(most) }
@@ -529,47 +536,53 @@ impl CageShared {
         }
     }
 
-    /// Books a write of `length` bytes at `offset` before it happens; with `partly`, as much of it
-    /// as fits. Answers the bytes that may be written, at least one (unless `length` is 0).
+    /// Books a write before it happens; with `partly`, as much of it as fits. Answers the bytes that may be
+    /// written, at least one (unless the span is empty).
     pub(super) fn admit_write(
         &self,
         inode: &Inode,
         state: &mut InodeState,
-        (offset, length): (u64, u64),
+        span: &Span<'_>,
         source: Source,
         partly: bool,
     ) -> Result<u64, Short> {
-        let short = match self.admit_exactly(inode, state, offset, length, source) {
-            Ok(()) => return Ok(length),
+        let short = match self.book_span(inode, state, span, source) {
+            Ok(()) => return Ok(span.length),
             Err(short @ Short::Full(Full::Whole | Full::User | Full::Dir)) if partly && source != Source::Held => short,
             Err(short) => return Err(short),
         };
         let held = self.doors.writeback.get().map_or(0, |writeback| writeback.held());
         let room =
             self.ledger.room_of(state.owner).min(self.ledger.room().saturating_sub(held)).saturating_add(state.pool);
-        let (mut fits, mut over) = (0, length);
+        let allocated = self.allocated(span);
+        let (mut fits, mut over) = (0, span.length);
         // What a write costs grows with its length, so the longest that fits can be searched for.
         while over - fits > 1 {
             let middle = fits + (over - fits) / 2;
-            if self.worst(state, offset, middle) <= room { fits = middle } else { over = middle }
+            if self.missing(state, &allocated, span.offset, middle) <= room { fits = middle } else { over = middle }
         }
         if fits == 0 {
             return Err(short);
         }
-        self.admit_exactly(inode, state, offset, fits, source)?;
+        let new = self.missing(state, &allocated, span.offset, fits);
+        self.book_new(inode, state, new, source)?;
         Ok(fits)
     }
 
-    fn admit_exactly(
+    /// Books the blocks of a span that the file may not have. Where these do not fit, the file system below is asked
+    /// which ones are missing.
+    pub(super) fn book_span(
         &self,
         inode: &Inode,
         state: &mut InodeState,
-        offset: u64,
-        length: u64,
+        span: &Span<'_>,
         source: Source,
     ) -> Result<(), Short> {
-        let new = self.worst(state, offset, length);
-        self.book_new(inode, state, new, source)
+        let worst = self.worst(state, span.offset, span.length);
+        let Err(short) = self.book_new(inode, state, worst, source) else { return Ok(()) };
+        let allocated = self.allocated(span);
+        let missing = self.missing(state, &allocated, span.offset, span.length);
+        if missing < worst { self.book_new(inode, state, missing, source) } else { Err(short) }
     }
 
     /// Books new blocks of a file: first from what was announced.

@@ -7,6 +7,7 @@
 
 use super::{
     CageShared, Storage,
+    allocated::Span,
     books::{ROUNDS, Short, Source},
     inodes::{Announced, Inode, InodeState},
     ledger::Full,
@@ -210,8 +211,9 @@ impl CageFile {
         let length = data.len() as u64;
         shared.before_jump(inode, state, &self.node, Some(&*self.below), at);
         let full_before = state.cost == shared.rule.whole(state.size);
+        let span = Span { file: &*self.below, offset: at, length, booked_end: shared.booked_end(state) };
         let admitted = shared
-            .admit_write(inode, state, (at, length), source, partly)
+            .admit_write(inode, state, &span, source, partly)
             .map_err(|short| Lack::Room(short, shared.worst(state, at, length)))?;
         let part = data.get(..usize::try_from(admitted).unwrap_or(usize::MAX)).unwrap_or(data);
         let result = self.write_below(part, target);
@@ -254,20 +256,24 @@ impl CageFile {
         let makes_holes =
             mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
         let end = offset.saturating_add(length);
+        let booked_end = shared.booked_end(state);
         if mode.any(AllocateMode::KEEP_SIZE) && !makes_holes && end > state.size {
             // From here on, what lies behind its end is kept and counts.
             state.kept = true;
         }
         shared.before_jump(inode, state, &self.node, Some(&*self.below), offset);
-        let new = if !makes_holes {
-            shared.worst(state, offset, length)
-        } else if mode.any(AllocateMode::INSERT_RANGE) && shared.rule.storage == Storage::Lagging {
+        if makes_holes {
             // Moving the end of a file costs where its length does.
-            shared.rule.whole(state.size.saturating_add(length)).saturating_sub(state.cost)
+            let longer = mode.any(AllocateMode::INSERT_RANGE) && shared.rule.storage == Storage::Lagging;
+            let whole = if longer { shared.rule.whole(state.size.saturating_add(length)) } else { 0 };
+            let new = whole.saturating_sub(state.cost);
+            shared.book_new(inode, state, new, Source::Call).map_err(|short| Lack::Room(short, new))?;
         } else {
-            0
-        };
-        shared.book_new(inode, state, new, Source::Call).map_err(|short| Lack::Room(short, new))?;
+            let span = Span { file: &*self.below, offset, length, booked_end };
+            shared
+                .book_span(inode, state, &span, Source::Call)
+                .map_err(|short| Lack::Room(short, shared.worst(state, offset, length)))?;
+        }
         let worst = state.cost;
         let result = self.below.allocate(mode, offset, length);
         if result.is_ok() && mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE) {
@@ -293,14 +299,11 @@ impl CageFile {
             }
             shared.before_jump(inode, state, &node, Some(copy.target), copy.target_offset);
         }
+        let booked_end = shared.booked_end(state);
+        let span = Span { file: copy.target, offset: copy.target_offset, length: copy.length, booked_end };
+        let source = CageFile::source(state, WriteOrigin::Caller);
         let admitted = shared
-            .admit_write(
-                inode,
-                state,
-                (copy.target_offset, copy.length),
-                CageFile::source(state, WriteOrigin::Caller),
-                partly,
-            )
+            .admit_write(inode, state, &span, source, partly)
             .map_err(|short| Lack::Room(short, shared.worst(state, copy.target_offset, copy.length)))?;
         let result = self.below.copy_to(copy.offset, copy.target, copy.target_offset, admitted, copy.flags);
         if let Ok(copied) = result {

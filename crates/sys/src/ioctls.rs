@@ -3,6 +3,7 @@
 use crate::check;
 use std::{
     io,
+    ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
 };
 
@@ -111,6 +112,73 @@ pub fn has_extents_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
     unsafe { ioctl(file, command::MAP_EXTENTS, map.as_mut_ptr().cast()) }?;
     let words = map[2].to_ne_bytes();
     Ok(u32::from_ne_bytes([words[4], words[5], words[6], words[7]]) > 0)
+}
+
+/// `struct fiemap` and behind it the extents that one call answers (linux/fiemap.h).
+#[repr(C)]
+struct ExtentMap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    reserved: u32,
+    extents: [Extent; EXTENTS_PER_CALL],
+}
+
+/// `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+const EXTENTS_PER_CALL: usize = 64;
+/// `FIEMAP_EXTENT_LAST`.
+const LAST_EXTENT: u32 = 1;
+/// `FIEMAP_EXTENT_NOT_ALIGNED`, set for content that has no blocks of its own as well.
+const NOT_ALIGNED: u32 = 0x100;
+
+/// Whole-block extents that are allocated for a file in a range, written or not, in their order. A file in very
+/// many pieces is answered in part.
+///
+/// # Errors
+/// EOPNOTSUPP where the file system has no map of extents.
+pub fn extents(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    const MAX_CALLS: usize = 256;
+    let mut found = Vec::new();
+    let mut start = range.start;
+    for _ in 0..MAX_CALLS {
+        if start >= range.end {
+            break;
+        }
+        let mut map = ExtentMap {
+            start,
+            length: range.end - start,
+            flags: 0,
+            mapped: 0,
+            room: EXTENTS_PER_CALL as u32,
+            reserved: 0,
+            extents: [Extent::default(); EXTENTS_PER_CALL],
+        };
+        // SAFETY: the command reads and writes a struct fiemap and behind it as many extents as `room` says.
+        unsafe { ioctl(file, command::MAP_EXTENTS, (&raw mut map).cast()) }?;
+        let mapped = map.extents.get(..map.mapped as usize).unwrap_or_default();
+        let aligned = mapped.iter().filter(|extent| extent.flags & NOT_ALIGNED == 0);
+        found.extend(aligned.map(|extent| extent.logical..extent.logical.saturating_add(extent.length)));
+        match mapped.last() {
+            Some(last) if last.flags & LAST_EXTENT == 0 && last.length > 0 => {
+                start = last.logical.saturating_add(last.length);
+            }
+            _ => break,
+        }
+    }
+    Ok(found)
 }
 
 /// The size of an open block device, bytes.

@@ -20,8 +20,8 @@
 //! made since it began is what was not there when it began, whatever clocks say; and a name that is there
 //! is not removed yet.
 //!
-//! All others are carried out once more, which changes nothing; near a limit a write may be answered with a lower count than it
-//! has written, and an allocation that was not noted be refused, since their room is asked for again. Nobody else in the mount can have done
+//! All others are carried out once more, which changes nothing: a cage charges no block again that the file has, where the
+//! source's file system says so (not of allocated, unwritten blocks in tmpfs). Nobody else in the mount can have done
 //! it: the kernel keeps the directory, or the file, for the caller as long as he waits. What somebody
 //! does to the source itself at the same moment cannot be told apart.
 

@@ -382,6 +382,55 @@ fn rotated_files_go_first_and_the_oldest_before_the_others() {
     assert_eq!(caged.report().refused.bytes, 0);
 }
 
+/// A full cage with a file of which only the blocks 1 to 4 and 9 to 12 are there, and one of data.
+fn full_with_holes(directory: &Path) -> (Caged, Opened, Opened) {
+    let caged = over(directory, "size=400K");
+    let (_, holes) = caged.world.file(b"holes", b"");
+    for block in [1, 2, 3, 4, 9, 10, 11, 12, 39] {
+        assert_eq!(holes.write(&[1; 4096], block * BLOCK, WriteOrigin::Caller), Ok(4096));
+    }
+    let (_, data) = caged.world.file(b"data", b"");
+    while data.append(&[2; 4096]) == Ok(4096) {}
+    assert_eq!(caged.used(), 400 << 10);
+    (caged, holes, data)
+}
+
+#[test]
+fn blocks_that_a_file_with_holes_has_can_be_written_again_in_a_full_cage() {
+    for place in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        let (caged, holes, data) = full_with_holes(place.path());
+        for (block, blocks) in [(1, 4), (9, 4)] {
+            let length = (blocks * BLOCK) as usize;
+            assert_eq!(holes.write(&vec![3; length], block * BLOCK, WriteOrigin::Caller), Ok(length));
+            assert_eq!(data.copy_to(0, &*holes, block * BLOCK, length as u64, 0), Ok(length as u64));
+        }
+        assert_eq!(holes.write(&[3; 32768], 2 * BLOCK, WriteOrigin::Caller), Ok(12288), "up to the hole");
+        assert_eq!(data.copy_to(0, &*holes, 11 * BLOCK, 32768, 0), Ok(8192), "up to the hole");
+        assert_eq!(holes.write(&[3; 4096], 5 * BLOCK, WriteOrigin::Caller), Err(Errno::ENOSPC));
+        assert_eq!(holes.allocate(AllocateMode(0), 4 * BLOCK, 2 * BLOCK), Err(Errno::ENOSPC));
+        assert_eq!(caged.used(), 400 << 10);
+        caged.check_books();
+    }
+}
+
+#[test]
+fn what_is_allocated_can_be_allocated_again_in_a_full_cage() {
+    let place = tempfile::tempdir().unwrap();
+    let (caged, holes, _data) = full_with_holes(place.path());
+    let keep = AllocateMode(AllocateMode::KEEP_SIZE);
+    caged.resize(420 << 10);
+    assert_eq!(holes.allocate(AllocateMode(0), 20 * BLOCK, 2 * BLOCK), Ok(()));
+    assert_eq!(holes.allocate(keep, 50 * BLOCK, 2 * BLOCK), Ok(()));
+    assert_eq!(caged.report().used, 416 << 10);
+    caged.resize(416 << 10);
+    for (mode, block) in [(AllocateMode(0), 20), (keep, 50), (keep, 20), (AllocateMode(AllocateMode::ZERO_RANGE), 20)] {
+        assert_eq!(holes.allocate(mode, block * BLOCK, 2 * BLOCK), Ok(()), "{mode:?} {block}");
+        assert_eq!(holes.allocate(mode, block * BLOCK, 3 * BLOCK), Err(Errno::ENOSPC), "{mode:?} {block}");
+    }
+    assert_eq!(holes.write(&[3; 12288], 20 * BLOCK, WriteOrigin::Caller), Ok(8192));
+    assert_eq!(caged.report().used, 416 << 10);
+}
+
 /// A door that hears of a close while somebody waits for it.
 struct LateDoor {
     held: Mutex<Option<Opened>>,
