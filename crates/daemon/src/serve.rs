@@ -273,7 +273,8 @@ pub fn notices(plan: &MountPlan) -> Vec<String> {
     if let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == mountpoint) {
         let Ok(source) = source_name(&spec, plan) else { return Vec::new() };
         let of_kernel = |report: &crate::report::Report| report.mountpoint == text && report.source == source;
-        // One whose process is gone is taken away, not hidden.
+        // One whose process is gone is taken away, not hidden. This is the command's process, which serves nothing:
+        // it waits for another one at most, and can be killed.
         let same = entry.is_served() && path_text(&entry.source) == source && rustix::fs::statfs(&mountpoint).is_ok();
         if same || kernel_engine::records().is_ok_and(|reports| reports.iter().any(of_kernel)) {
             return vec![format!("{source} is mounted at {text} already: this is one more mount on top of it")];

@@ -45,7 +45,8 @@ pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     use rustix::io::Errno;
     // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose
     // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
-    // down. By a thread without descriptors: what answers may be a mount of this process.
+    // down. By a thread without descriptors: a pool's process, and one of several mounts (`--daemon`), come
+    // here as well, and what answers may be a mount of theirs.
     let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
     let mut lost = None;
     // The kernel tells nobody when the rings are down.

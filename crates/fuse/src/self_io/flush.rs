@@ -6,7 +6,8 @@
 //! handle (`own_mount.rs`). They are not opened, which watchers would be told of: the kernel passes everything on before it asks for other times of a
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
-//! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
+//! answers such OPENs itself. syncfs(2) would not do: most kernels do not wait for FUSE there (6.17 does;
+//! docs/decisions/own-mount-locks.md).
 //!
 //! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the
 //! inode's lock, which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the

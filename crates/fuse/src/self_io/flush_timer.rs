@@ -6,8 +6,9 @@
 //! the kernel has passed on what it holds of them: until then it believes in its own size.
 //!
 //! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on.
-//! syncfs(2) begins to write all that is dirty and, with FUSE, waits for nothing below: it is not
-//! for durability here. It needs an open file of the mount, and no user may be told of an open that
+//! syncfs(2) begins to write all that is dirty. Whether it waits for the answers depends on the kernel
+//! (6.17 does; docs/decisions/own-mount-locks.md), so it is not for durability here, and nobody waits
+//! for this thread. It needs an open file of the mount, and no user may be told of an open that
 //! is none of his: so that is the mount's first inode, which nobody can reach where another one is
 //! shown as the root. Where that one is shown, files are passed on one by one.
 
