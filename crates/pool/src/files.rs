@@ -20,6 +20,7 @@ mod buffered;
 mod content;
 mod durable;
 pub(crate) mod gate;
+mod held_values;
 mod inodes;
 mod keeping;
 mod known;
@@ -225,6 +226,7 @@ pub struct Files<T> {
     numbers: Numbers,
     known: Arc<known::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
+    held_values: held_values::HeldValues,
     throttle: Arc<Throttle>,
     buffered: Share,
     owners: owner_accounts::OwnerAccounts,
@@ -395,6 +397,7 @@ impl<T: Table> Files<T> {
             known: Arc::default(),
             dirty: Mutex::default(),
             buffered: Share::new(Arc::clone(&throttle)),
+            held_values: held_values::HeldValues::new(Arc::clone(&throttle)),
             throttle,
             owners: Default::default(),
             recounted: Mutex::default(),
@@ -559,8 +562,7 @@ impl<T: Table> Files<T> {
     }
 
     fn record_of(&self, txg: Txg, batch: &Batch) -> Vec<u8> {
-        let changes = batch.changes().iter().map(RowChange::as_change).collect();
-        LogRecord { txg, dataset: self.dataset, changes }.encoded()
+        LogRecord { txg, dataset: self.dataset, changes: batch.logged() }.encoded()
     }
 
     /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device

@@ -14,6 +14,7 @@ use crate::error::PoolError;
 use crate::log::{LogChange, LogRecord, Ticket};
 use crate::pointer::Txg;
 use crate::rows::inode::flags::{CUT, HAS_PATCHES};
+use crate::rows::xattr::INLINE_MOST;
 use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Xattr, keys};
 
 /// What a replay copies at once where it cannot share, bytes.
@@ -212,14 +213,14 @@ impl<T: Table> Files<T> {
     }
 
     fn replay_attribute(&self, key: &[u8], value: &[u8], inode: u64, name: &[u8]) -> Result<()> {
-        let Xattr::Inline(content) = Xattr::decode_kept(value)? else {
+        let Xattr::Inline(content) = Xattr::decode_logged(value)? else {
             return Err(
                 PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into()
             );
         };
         match self.set_attribute(&self.known.get(inode), name, content, None, None) {
-            // The attributes of a new file come before its inode.
-            Err(FileError::NotFound) => self.replay_row(key, value),
+            // The attributes of a new file come before its inode, but for records with long ones, which are no rows.
+            Err(FileError::NotFound) if content.len() <= INLINE_MOST => self.replay_row(key, value),
             done => done,
         }
     }

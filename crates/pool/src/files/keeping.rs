@@ -122,7 +122,7 @@ impl<T: Table> Files<T> {
         let mut changes = Vec::new();
         let mut has_attributes = false;
         for change in batch.changes() {
-            let kept = batch.kept_as.iter().find(|(key, _)| *key == change.key);
+            let kept = batch.kept_as.iter().chain(&batch.logged_as).find(|(key, _)| *key == change.key);
             let row = kept.map(|(_, row)| row).or(change.row.as_ref());
             let change = match row {
                 Some(value) => LogChange::Put { key: &change.key, value },

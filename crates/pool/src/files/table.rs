@@ -7,7 +7,7 @@ use crate::deadlist::{Dead, RowVisitor};
 use crate::error::PoolError;
 use crate::log::LogChange;
 use crate::pointer::Txg;
-use crate::rows::{InodeRow, OwnerKind};
+use crate::rows::{InodeRow, OwnerKind, keys};
 
 /// Reads something that a table needs.
 pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError> + Send>;
@@ -128,6 +128,8 @@ pub struct Batch {
     pub(super) charged: i64,
     /// What the kept log has in place of rows: by their keys.
     pub(super) kept_as: Vec<(Vec<u8>, Vec<u8>)>,
+    /// What both logs have in place of rows that name frames: long values in full, by their keys.
+    pub(super) logged_as: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Batch {
@@ -157,6 +159,22 @@ impl Batch {
     #[must_use]
     pub fn uncharged(&self) -> Vec<Change<'_>> {
         self.changes.iter().map(RowChange::as_row).collect()
+    }
+
+    /// The changes as the intent log has them.
+    pub(super) fn logged(&self) -> Vec<LogChange<'_>> {
+        let rows = self.changes.iter().map(RowChange::as_change);
+        if self.logged_as.is_empty() {
+            return rows.collect();
+        }
+        // A long value is no row: replay sets it, and its inode has to be there.
+        let is_inode = |change: &LogChange<'_>| change.kind() == Some(keys::INODE);
+        let mut logged: Vec<LogChange<'_>> = rows.clone().filter(is_inode).collect();
+        for (change, row) in self.changes.iter().zip(rows) {
+            let long = self.logged_as.iter().find(|(key, _)| *key == change.key);
+            logged.push(long.map_or(row, |(key, value)| LogChange::Put { key, value }));
+        }
+        logged
     }
 
     /// The changes in their order.

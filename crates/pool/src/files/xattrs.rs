@@ -1,5 +1,5 @@
-//! Extended attributes: values in rows, long ones in frames of their own. Which names may be used
-//! by whom is judged above.
+//! Extended attributes: values in rows, long ones in frames of their own; logs have these in full. Which names may be
+//! used by whom is judged above.
 
 use std::sync::Arc;
 
@@ -34,7 +34,11 @@ impl<T: Table> Files<T> {
     }
 
     pub(super) fn attribute_value(&self, table: &T, number: u64, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        let Some(row) = table.get(&keys::xattr(number, name))? else { return Ok(None) };
+        let key = keys::xattr(number, name);
+        let Some(row) = table.get(&key)? else { return Ok(None) };
+        if let Some(value) = self.held_values.get(&key) {
+            return Ok(Some(value));
+        }
         Ok(Some(match Xattr::decode(&row)? {
             Xattr::Inline(value) => value.to_vec(),
             Xattr::Frame(pointer) => self.frames.read(&pointer)?.to_vec(),
@@ -109,7 +113,9 @@ impl<T: Table> Files<T> {
         let edited = self.edit(inode)?;
         let mut batch = Batch::default();
         let (old, _) = self.old_frame(inode.number(), name, Some(true))?;
-        batch.remove(&keys::xattr(inode.number(), name));
+        let key = keys::xattr(inode.number(), name);
+        batch.remove(&key);
+        self.held_values.remove(&key);
         self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
@@ -168,8 +174,14 @@ impl<T: Table> Files<T> {
             return Err(FileError::TooLarge);
         }
         let key = keys::xattr(number, name);
+        self.held_values.remove(&key);
         if value.len() <= INLINE_MOST {
             batch.put(&key, Xattr::Inline(value).encode());
+            return Ok(0);
+        }
+        if self.throttle.is_in_memory() {
+            self.held_values.put(&key, value);
+            batch.put(&key, Xattr::Inline(&[]).encode());
             return Ok(0);
         }
         let storing = *self.storing.read();
@@ -189,14 +201,12 @@ impl<T: Table> Files<T> {
         let charged = written.as_ref().map_or(0, Pointer::charged);
         self.admission.charge(self.dataset, txg, promised, charged);
         let pointer = written?;
-        if self.keeper.get().is_some() {
-            batch.kept_as.push((key.clone(), Xattr::Inline(value).encode()));
+        if self.keeper.get().is_some() || self.recorder.get().is_some() {
+            // The frame is durable with the commit only, and other records may come to depend on this one.
+            batch.logged_as.push((key.clone(), Xattr::Inline(value).encode()));
         }
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));
-        // The frame is durable with the commit only, and other records may come to depend on this
-        // one.
-        self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         Ok(pointer.charged())
     }
 }

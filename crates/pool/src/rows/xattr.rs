@@ -32,11 +32,11 @@ impl<'a> Xattr<'a> {
         }
     }
 
-    /// Reads a value as the kept log has it: long ones are there in full, and are no rows.
+    /// Reads a value as logs have it: long ones are there in full, and are no rows.
     ///
     /// # Errors
     /// [`PoolError::Format`] for bytes that are no such value.
-    pub fn decode_kept(bytes: &'a [u8]) -> Result<Self, PoolError> {
+    pub fn decode_logged(bytes: &'a [u8]) -> Result<Self, PoolError> {
         match bytes.split_first() {
             Some((&INLINE, rest)) if rest.len() <= VALUE_MOST => Ok(Self::Inline(rest)),
             _ => Self::decode(bytes),

@@ -10,7 +10,7 @@ use nacre_pool::backend::{
     SegmentAt, WriterId,
 };
 use nacre_pool::device::{Device, Random, Simulator};
-use nacre_pool::engine::{Durable, Pool, PoolConfig};
+use nacre_pool::engine::{Dataset, Durable, Pool, PoolConfig};
 use nacre_pool::files::{FileError, NewInode, ParentView};
 use nacre_pool::label::{GroupKind, Identity, LogStart, MemberState, Place, PoolState, Root};
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
@@ -889,20 +889,36 @@ impl PoolInBucket {
         Ok(Self { pool: Pool::open(Self::config(&Arc::new(store)), &durable)? })
     }
 
+    fn tank(&self) -> Arc<Dataset> {
+        self.pool.dataset(self.pool.find("tank").unwrap().unwrap()).unwrap()
+    }
+
     /// Writes a file and syncs it.
     fn write(&self, name: &str) -> Result<(), FileError> {
-        let tank = self.pool.dataset(self.pool.find("tank").unwrap().unwrap()).unwrap();
+        self.write_with(name, b"")
+    }
+
+    /// The same with an attribute, where it has any value.
+    fn write_with(&self, name: &str, attribute: &[u8]) -> Result<(), FileError> {
+        let tank = self.tank();
+        let attributes = Some((b"user.a".to_vec(), attribute.to_vec())).filter(|(_, value)| !value.is_empty());
         let new = |parent: &ParentView| {
             let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
-            Ok(NewInode { row, target: None, attributes: Vec::new() })
+            Ok(NewInode { row, target: None, attributes: attributes.iter().cloned().collect() })
         };
         let (file, _) = tank.files().make(&tank.files().root(), name.as_bytes(), b"", &new)?;
         tank.files().write(&file, Some(0), name.as_bytes())?;
         self.pool.sync_file(&tank, &file)
     }
 
+    fn attribute(&self, name: &str) -> Vec<u8> {
+        let tank = self.tank();
+        let (file, _) = tank.files().look_up(&tank.files().root(), name.as_bytes()).unwrap();
+        tank.files().attribute(&file, b"user.a").unwrap()
+    }
+
     fn has(&self, name: &str) -> bool {
-        let tank = self.pool.dataset(self.pool.find("tank").unwrap().unwrap()).unwrap();
+        let tank = self.tank();
         let Ok((file, _)) = tank.files().look_up(&tank.files().root(), name.as_bytes()) else { return false };
         let mut content = vec![0; name.len()];
         tank.files().read(&file, 0, &mut content).unwrap();

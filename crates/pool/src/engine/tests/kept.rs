@@ -60,11 +60,28 @@ fn left(kept: &KeptLog) -> Arc<KeptLog> {
     KeptLog::taken_over(to.descriptor().try_clone_to_owned().unwrap()).unwrap()
 }
 
+/// An attribute whose value is a frame.
+const LONG: &[u8] = b"user.long";
+
+/// Contents by names, and long attributes.
 fn content_of(pool: &Pool, id: u64) -> Tree {
-    contents(pool.dataset(id).unwrap().files())
+    let dataset = pool.dataset(id).unwrap();
+    let files = dataset.files();
+    let mut all = contents(files);
+    for entry in files.list(&files.root(), 0, true, usize::MAX).unwrap() {
+        let (inode, _) = entry.file.unwrap();
+        if let Ok(value) = files.attribute(&inode, LONG) {
+            all.insert(format!("attribute of {}", String::from_utf8(entry.name).unwrap()), value);
+        }
+    }
+    all
 }
 
-/// A new file, all of which the intent log can hold: without attributes that are frames, and never cut off.
+fn set_long(dataset: &Dataset, file: &Arc<Inode>, value: &[u8]) {
+    dataset.files().set_attribute(file, LONG, value, None, None).unwrap();
+}
+
+/// A new file, all of which the intent log can hold: never cut off.
 fn write_new(dataset: &Dataset, name: &str, content: &[u8]) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
@@ -93,13 +110,14 @@ fn power_may_fail_at_any_moment_of_a_replay() {
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     let files: Vec<_> = (0..1500u32).map(|at| write_new(&dataset, &format!("file {at}"), &[at as u8; 700])).collect();
+    files.iter().step_by(150).zip(0..).for_each(|(file, at)| set_long(&dataset, file, &random(at, 60_000)));
     let last = files.last().unwrap();
     // All of them are in the intent log then, and nothing was committed for it.
     let committed = pool.committed.load(Ordering::Acquire);
     pool.sync_file(&dataset, last).unwrap();
     assert_eq!(pool.committed.load(Ordering::Acquire), committed);
     let synced = content_of(&pool, id);
-    assert_eq!(synced.len(), 1500);
+    assert_eq!(synced.len(), 1510);
     drop((files, dataset));
     let mut operations = 0;
     loop {
@@ -118,6 +136,53 @@ fn power_may_fail_at_any_moment_of_a_replay() {
         operations += 1;
     }
     assert!(operations > 3, "{operations}");
+}
+
+#[test]
+fn long_attributes_are_in_the_intent_log() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = import(&device, None, true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    let old = write_new(&dataset, "old", b"content");
+    set_long(&dataset, &old, &random(1, 9000));
+    pool.commit().unwrap();
+    let committed = pool.committed.load(Ordering::Acquire);
+    // One that replaces a frame of a commit, one of a new file, one that a file is born with, and one that goes again.
+    set_long(&dataset, &old, &random(2, 65_536));
+    let new = write_new(&dataset, "new", b"content");
+    set_long(&dataset, &new, &random(3, 4097));
+    let born = |parent: &ParentView| {
+        let row = InodeRow::new(FileType::Regular, 0o640, parent.now);
+        Ok(NewInode { row, target: None, attributes: vec![(LONG.to_vec(), random(4, 30_000))] })
+    };
+    let (born, _) = dataset.files().make(&dataset.files().root(), b"born", b"", &born).unwrap();
+    let short = write_new(&dataset, "short", b"content");
+    set_long(&dataset, &short, &random(5, 5000));
+    set_long(&dataset, &short, b"short");
+    let none = write_new(&dataset, "none", b"content");
+    set_long(&dataset, &none, &random(6, 5000));
+    dataset.files().remove_attribute(&none, LONG).unwrap();
+    pool.sync_file(&dataset, &old).unwrap();
+    let rows = |pool: &Pool| {
+        let dataset = pool.dataset(id).unwrap();
+        let files = dataset.files();
+        let names: [&[u8]; 5] = [b"old", b"new", b"born", b"short", b"none"];
+        names.map(|name| files.look_up(&files.root(), name).unwrap().1)
+    };
+    let (expected, rows_before) = (content_of(&pool, id), rows(&pool));
+    assert_eq!(pool.committed.load(Ordering::Acquire), committed, "an fsync was a commit");
+    drop((old, new, born, short, none, dataset));
+    for seed in 0..4 {
+        let disk = Arc::new(device.copy());
+        disk.crash(seed);
+        let again = import(&disk, None, false).unwrap();
+        assert!(content_of(&again, id) == expected);
+        assert_eq!(rows(&again), rows_before);
+        again.commit().unwrap();
+        drop(again);
+        assert!(content_of(&import(&disk, None, false).unwrap(), id) == expected);
+    }
 }
 
 #[test]
@@ -230,6 +295,11 @@ fn a_replay_goes_on_where_room_is_short() {
         dataset.files().write(&files[3], Some(1000), &[7; 300_000]).unwrap();
         let range = crate::files::Range { from: 0, to: 0, length: 1 << 20 };
         dataset.files().share(&files[3], &files[4], range).unwrap();
+        // Long attributes: replaced, removed, and many.
+        files.iter().zip(0..).for_each(|(file, at)| set_long(&dataset, file, &random(at, 5000)));
+        set_long(&dataset, &files[5], &random(7, 60_000));
+        set_long(&dataset, &files[6], b"short");
+        dataset.files().remove_attribute(&files[7], LONG).unwrap();
         let acknowledged = content_of(&pool, id);
         drop((files, dataset, pool));
         let durable = crash(&storage);

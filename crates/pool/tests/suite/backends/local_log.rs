@@ -121,6 +121,24 @@ fn a_sync_on_this_machine_asks_nobody() {
     again.pool.write("later still").unwrap();
 }
 
+/// An fsync of a file with an attribute that is a frame is no commit, whichever log has it.
+#[test]
+fn long_attributes_are_in_the_log() {
+    for is_local in [true, false] {
+        let (ground, place) = (InBucket::new(1, 0), tempfile::tempdir().unwrap());
+        let running = Running::create(&ground, place.path());
+        running.change(is_local, true).unwrap();
+        running.pool.write("first").unwrap();
+        let roots = || ground.bucket.keys().iter().filter(|key| key.starts_with("roots/")).count();
+        let before = roots();
+        running.pool.write_with("long", &[7; 65_536]).unwrap();
+        assert_eq!(roots(), before, "it was a commit");
+        drop(running);
+        let again = Running::import(&ground, "here", Some(place.path()), Access::ReadWrite).unwrap();
+        assert_eq!(again.pool.attribute("long"), [7; 65_536]);
+    }
+}
+
 /// Without the log, the pool is as at its last commit, once somebody has said so; and a log that comes
 /// back after another machine has had the pool is not replayed.
 #[test]
