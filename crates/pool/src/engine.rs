@@ -109,6 +109,10 @@ pub trait Storage: Frames {
     /// What may be written for this now, bytes: what of the slop it may not use is left out.
     fn room(&self, purpose: Purpose) -> u64;
 
+    /// Takes the room that devices have got since they became part of the pool; whether there was any. `time` is
+    /// when.
+    fn expand(&self, time: u64) -> bool;
+
     /// Whether frames are taken also after a device has failed: what it does not take stays in memory, and is
     /// not durable.
     fn keep_unwritten(&self, on: bool);

@@ -11,9 +11,9 @@
 //! - What the intent log holds of the dead process is freed by the commit of all that is replayed, not by
 //!   one of a part of it; but where a part must be committed to find room for the rest.
 //! - A replay needs no device that takes writes, and no room: where a device fails, a commit of a part fails, or
-//!   room is short, the pool is suspended, and what comes stays in memory as it was written, counted as what
-//!   is dirty. All of it stays in the log, from which the next process replays it. More than
-//!   [`HELD_MOST`] ends the import.
+//!   room is short and no device has become longer, the pool is suspended, and what comes stays in memory as it was
+//!   written, counted as what is dirty. All of it stays in the log, from which the next process replays it. More than
+//!   [`HELD_MOST`] beside what was held before ends the import.
 //! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
@@ -37,8 +37,8 @@ const PROMISED_AT_ONCE: u64 = 1 << 30;
 const SHORTENED_BY: u32 = 4;
 /// So much is held in memory before it is committed, bytes.
 const COMMITTED_AT_ONCE: u64 = if cfg!(test) { 256 << 10 } else { 256 << 20 };
-/// So much of what cannot be written is held in memory, bytes: twice what a log can hold.
-const HELD_MOST: u64 = if cfg!(test) { 48 << 20 } else { 1 << 30 };
+/// So much is held in memory after the last moment in which a commit could be made, bytes: twice what a log can hold.
+pub(super) const HELD_MOST: u64 = if cfg!(test) { 48 << 20 } else { 1 << 30 };
 
 /// A replay of the kept log.
 struct Replay<'p> {
@@ -55,6 +55,8 @@ struct Replay<'p> {
     held: u64,
     /// What was promised then, bytes.
     promised: u64,
+    /// What memory held when the pool was suspended, bytes.
+    held_before: u64,
 }
 
 impl Replay<'_> {
@@ -71,7 +73,7 @@ impl Replay<'_> {
             return Ok(());
         };
         if let Some(error) = self.pool.storage.suspended() {
-            self.pool.go_on_in_memory(&error);
+            self.go_on_in_memory(&error);
         }
         self.bound_memory(begin)?;
         // What was applied of a record is applied again.
@@ -88,19 +90,20 @@ impl Replay<'_> {
             self.commit(begin)?;
             done = replay();
         }
-        match done {
-            Err(error) if self.ends_writing(&error) => {
-                self.pool.go_on_in_memory(&error);
-                replay()
-            }
-            done => done,
+        while !self.pool.throttle.is_in_memory()
+            && let Err(error) = &done
+            && self.ends_writing(error)
+        {
+            self.take_room_or_stop(error);
+            done = replay();
         }
+        done
     }
 
     /// Keeps what is held in memory, and what is promised, within bounds.
     fn bound_memory(&mut self, begin: Option<u64>) -> Result<(), PoolError> {
         if self.pool.throttle.is_in_memory() {
-            return self.pool.check_held_in_memory();
+            return self.check_held_in_memory();
         }
         let is_much = self.pool.held() > HELD_AT_ONCE.saturating_add(self.held)
             || self.pool.reservations.outstanding() > PROMISED_AT_ONCE.saturating_add(self.promised);
@@ -127,12 +130,29 @@ impl Replay<'_> {
 
     /// Makes frames of the content in memory.
     fn store(&mut self) -> Result<(), PoolError> {
-        match self.pool.store_replayed() {
-            Ok(promised) => (self.promised, self.held) = (promised, self.pool.held()),
-            Err(error) if self.ends_writing(&error) => self.pool.go_on_in_memory(&error),
-            Err(error) => return Err(error),
+        while !self.pool.throttle.is_in_memory() {
+            match self.pool.store_replayed() {
+                Ok(promised) => {
+                    (self.promised, self.held) = (promised, self.pool.held());
+                    break;
+                }
+                Err(error) if self.ends_writing(&error) => self.take_room_or_stop(&error),
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
+    }
+
+    /// Where room is short, takes the room that devices have got since; otherwise, or where there is none, goes on in
+    /// memory.
+    fn take_room_or_stop(&mut self, error: &PoolError) {
+        let time = u64::try_from((self.pool.clock)().seconds).unwrap_or(0);
+        if matches!(error, PoolError::NoSpace) && self.pool.storage.expand(time) {
+            tracing::info!("the devices have become longer: what was acknowledged finds room there");
+            self.pool.grown();
+        } else {
+            self.go_on_in_memory(error);
+        }
     }
 
     /// Commits what was replayed up to this place in the log.
@@ -147,9 +167,38 @@ impl Replay<'_> {
                 (self.promised, self.held) = (0, 0);
             }
             // Whether it is durable is not known: the log says which it was.
-            Err(error) => self.pool.go_on_in_memory(&error),
+            Err(error) => self.go_on_in_memory(&error),
         }
         Ok(())
+    }
+
+    /// Nothing is committed any more, for this reason: what is replayed from now on stays in memory as it was
+    /// written. Frames of it could be many times as long, and take room.
+    fn go_on_in_memory(&mut self, error: &PoolError) {
+        let pool = self.pool;
+        if pool.throttle.is_in_memory() {
+            return;
+        }
+        let error = pool.storage.suspend(error);
+        tracing::error!(%error, "what was acknowledged is replayed in memory: the next import writes it");
+        pool.reservations.admit_everything();
+        pool.throttle.set_in_memory(true);
+        pool.unwritten.become_now(pool.storage.held_unwritten());
+        self.held_before = pool.held();
+    }
+
+    /// Counts the frames in memory that devices did not take.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where more has come to memory since the pool was suspended than may be held.
+    fn check_held_in_memory(&self) -> Result<(), PoolError> {
+        let pool = self.pool;
+        pool.unwritten.become_now(pool.storage.held_unwritten());
+        if pool.held() <= self.held_before.saturating_add(HELD_MOST) {
+            return Ok(());
+        }
+        let why = pool.storage.suspended().map_or_else(String::new, |error| error.to_string());
+        Err(PoolError::Refused(format!("what was acknowledged takes too much memory without being written: {why}")))
     }
 }
 
@@ -212,6 +261,7 @@ impl Pool {
             end: None,
             held: 0,
             promised: 0,
+            held_before: 0,
         };
         // A device that fails (`failmode=continue`) keeps nobody from what was acknowledged.
         self.storage.keep_unwritten(true);
@@ -236,31 +286,6 @@ impl Pool {
         self.record(true);
         self.keep_on(kept);
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().find_cuts()).map_err(as_pool_error)
-    }
-
-    /// Nothing is committed any more, for this reason: what is replayed from now on stays in memory as it was
-    /// written. Frames of it could be many times as long, and take room.
-    fn go_on_in_memory(&self, error: &PoolError) {
-        if self.throttle.is_in_memory() {
-            return;
-        }
-        let error = self.storage.suspend(error);
-        tracing::error!(%error, "what was acknowledged is replayed in memory: the next import writes it");
-        self.reservations.admit_everything();
-        self.throttle.set_in_memory(true);
-    }
-
-    /// Counts the frames in memory that devices did not take.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] where more is held than there may be.
-    fn check_held_in_memory(&self) -> Result<(), PoolError> {
-        self.unwritten.become_now(self.storage.held_unwritten());
-        if self.held() <= HELD_MOST {
-            return Ok(());
-        }
-        let why = self.storage.suspended().map_or_else(String::new, |error| error.to_string());
-        Err(PoolError::Refused(format!("what was acknowledged takes too much memory without being written: {why}")))
     }
 
     /// The datasets that there are, those that are half received left out.

@@ -23,6 +23,10 @@ impl Storage for Store {
         self.confirm()
     }
 
+    fn expand(&self, time: u64) -> bool {
+        Self::expand(self, time).is_ok_and(|grown| !grown.is_empty())
+    }
+
     fn keep_unwritten(&self, on: bool) {
         self.keep_unwritten(on);
     }

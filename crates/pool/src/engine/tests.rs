@@ -28,6 +28,8 @@ struct MapStorage {
     state: Mutex<MapState>,
     /// How large it is where that matters, bytes.
     size: AtomicU64,
+    /// By how much it has become larger without knowing, bytes.
+    growth: AtomicU64,
     /// Runs at each read.
     on_read: Mutex<Option<OnRead>>,
     /// Why it takes no commit.
@@ -130,6 +132,12 @@ impl Storage for MapStorage {
 
     fn opened(&self) -> Result<(), PoolError> {
         Ok(())
+    }
+
+    fn expand(&self, _: u64) -> bool {
+        let growth = self.growth.swap(0, Ordering::Relaxed);
+        self.size.fetch_add(growth, Ordering::Relaxed);
+        growth > 0
     }
 
     fn keep_unwritten(&self, _: bool) {}

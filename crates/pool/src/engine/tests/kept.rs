@@ -325,6 +325,59 @@ fn a_replay_goes_on_where_room_is_short() {
 }
 
 #[test]
+fn a_replay_without_room_goes_on_where_the_device_has_become_longer() {
+    let (large, small) = (Arc::new(Simulator::new("disk", 256 << 20)), Arc::new(Simulator::new("disk", 64 << 20)));
+    let kept = KeptLog::new(128 << 20).unwrap();
+    // The same pool with less room.
+    drop(import(&small, None, true).unwrap());
+    let pool = import(&large, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    for at in 0..70 {
+        let file = write_new(&dataset, &format!("file {at}"), &random(at, 1 << 20));
+        set_long(&dataset, &file, &random(at, 5000));
+    }
+    let acknowledged = content_of(&pool, id);
+    drop((dataset, pool));
+    let log = left(&kept);
+    let pool = import(&small, Some(&log), false).unwrap();
+    assert!(pool.suspended().is_some() && content_of(&pool, id) == acknowledged);
+    drop(pool);
+    let longer = [small.bytes(), vec![0; 64 << 20]].concat();
+    let longer = Arc::new(Simulator::with_bytes("disk", longer));
+    let pool = import(&longer, Some(&left(&log)), false).unwrap();
+    assert!(pool.suspended().is_none() && content_of(&pool, id) == acknowledged);
+    pool.commit().unwrap();
+    drop(pool);
+    assert!(content_of(&import(&longer, None, false).unwrap(), id) == acknowledged);
+}
+
+#[test]
+fn what_was_held_before_the_pool_failed_is_not_bounded() {
+    let device = Arc::new(Simulator::new("disk", 512 << 20));
+    let kept = KeptLog::new(4 << 20).unwrap();
+    let pool = import(&device, Some(&kept), true).unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    let files: Vec<_> = (0..800).map(|at| write_new(&dataset, &format!("file {at}"), &random(at, 100_000))).collect();
+    pool.commit().unwrap();
+    for file in &files {
+        dataset.files().write(file, None, &[1; 100]).unwrap();
+    }
+    // With a block in the intent log no part is committed: as much is held as becomes frames at once.
+    pool.sync_file(&dataset, &files[0]).unwrap();
+    let acknowledged = content_of(&pool, id);
+    drop((files, dataset));
+    let (disk, log) = (Arc::new(device.copy()), left(&kept));
+    let opened = store(&disk, false).unwrap();
+    opened.store.confirm().unwrap();
+    disk.fail_after(0);
+    let next = pool_in(opened, Some(&log)).unwrap();
+    assert!(next.suspended().is_some() && next.held() > super::super::keeping::HELD_MOST);
+    assert!(content_of(&next, id) == acknowledged);
+}
+
+#[test]
 fn what_cannot_be_written_is_held_within_bounds() {
     let device = Arc::new(Simulator::new("disk", 256 << 20));
     let kept = KeptLog::new(4 << 20).unwrap();
