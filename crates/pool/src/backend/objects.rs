@@ -823,7 +823,7 @@ impl Backend for Objects {
             (u64::from(state.epoch), state.inherited)
         };
         let objects = self.object_log(epoch);
-        Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named })))
+        Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named, is_last_near: false })))
     }
 
     fn fresh_log(&self) -> Result<LogStart> {

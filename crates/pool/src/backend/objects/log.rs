@@ -324,6 +324,8 @@ pub(super) struct Logs {
     pub(super) local: Option<Arc<LocalLog>>,
     /// The import whose file goes with the newest root; 0: none.
     pub(super) named: u32,
+    /// The last block went to the log on this machine, or was meant to.
+    pub(super) is_last_near: bool,
 }
 
 impl Logs {
@@ -357,14 +359,14 @@ impl Blocks for Logs {
     }
 
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
-        match self.near() {
-            Some(local) => local.append(txg, records),
-            None => self.objects.append(txg, records),
-        }
+        let near = self.near().map(|local| local.append(txg, records));
+        self.is_last_near = near.is_some();
+        near.unwrap_or_else(|| self.objects.append(txg, records))
     }
 
     fn skip(&mut self) -> Option<Start> {
-        self.near().is_none().then(|| self.objects.skip()).flatten()
+        // Where blocks go may have changed since.
+        if self.is_last_near { None } else { self.objects.skip() }
     }
 
     fn settle(&mut self, txg: Txg) {

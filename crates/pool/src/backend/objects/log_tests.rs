@@ -52,13 +52,13 @@ impl Medium {
             Self::Ring(memory) => Box::new(Ring::new(memory.clone(), POOL, root.start).unwrap()),
             Self::Bucket(bucket) => {
                 let objects = objects(&(Arc::clone(bucket) as _), u64::from(epoch));
-                Box::new(Logs { objects, local: None, named: 0 })
+                Box::new(Logs { objects, local: None, named: 0, is_last_near: false })
             }
             Self::Local { bucket, directory, log } => {
                 let local = Arc::new(LocalLog::open(directory.path(), POOL).unwrap());
                 *log = Some(Arc::clone(&local));
                 let objects = objects(bucket, u64::from(epoch));
-                Box::new(Logs { objects, local: Some(local), named: root.local })
+                Box::new(Logs { objects, local: Some(local), named: root.local, is_last_near: false })
             }
         }
     }
@@ -406,4 +406,17 @@ fn the_seal_of_another_writer_stays_where_a_block_failed() {
     objects(&bucket, 2).replay(first, Txg(0), &mut |_| Ok(())).unwrap();
     log.committed(Txg(1), last, start);
     assert_eq!(memory.keys(), ["log/1/00000000000000000001"]);
+}
+
+#[test]
+fn a_block_that_failed_is_passed_over_whichever_log_is_wanted_by_then() {
+    let (bucket, directory) = (Arc::new(MemoryBucket::new(1, 0)), TempDir::new().unwrap());
+    let local = Arc::new(LocalLog::open(directory.path(), POOL).unwrap());
+    local.make(1).unwrap();
+    let objects = objects(&(Arc::clone(&bucket) as _), 1);
+    let mut logs = Logs { objects, local: Some(Arc::clone(&local)), named: 0, is_last_near: false };
+    bucket.fail_after(Some(0));
+    logs.append(Txg(1), b"records").unwrap_err();
+    local.set_wanted(true);
+    assert_eq!(logs.skip().map(|start| start.sequence), Some(1));
 }
