@@ -272,7 +272,7 @@ impl MemoryBucket {
         self.state.lock().loses = loses;
     }
 
-    /// Refuses to make objects whose names begin so, until the next call.
+    /// Refuses to make objects whose names begin so, and to give them, until the next call.
     pub fn refuse(&self, names: Option<&str>) {
         self.state.lock().refused = names.map(str::to_owned);
     }
@@ -293,6 +293,11 @@ impl MemoryBucket {
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
         self.state.lock().objects.keys().cloned().collect()
+    }
+
+    fn check_refused(&self, key: &str) -> io::Result<()> {
+        let is_refused = self.state.lock().refused.as_deref().is_some_and(|names| key.starts_with(names));
+        if is_refused { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 
     fn request<T>(
@@ -339,9 +344,7 @@ impl Bucket for MemoryBucket {
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
-        if self.state.lock().refused.as_deref().is_some_and(|names| key.starts_with(names)) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        self.check_refused(key)?;
         self.request(
             |of| &mut of.puts,
             |state| {
@@ -381,6 +384,7 @@ impl Bucket for MemoryBucket {
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        self.check_refused(key)?;
         self.request(
             |of| &mut of.gets,
             |state| {

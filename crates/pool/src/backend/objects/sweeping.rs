@@ -18,6 +18,8 @@ use crate::label::Identity;
 
 /// Fences of so many epochs stay: a root of some KiB and a seal of some bytes for each import.
 const FENCED: u64 = 256;
+/// With more roots that it does not give, the store is away.
+const REFUSED_MOST: u32 = 2;
 
 impl Objects {
     /// Removes what nobody can go back to, and no writer can still want to put.
@@ -28,26 +30,32 @@ impl Objects {
         self.sweep_identities(now)
     }
 
-    /// Removes old roots but for fences; answers the oldest that stays for its age, if all before it can be read.
+    /// Removes old roots but for fences; answers the oldest that stays for its age, unless one before it that cannot
+    /// be read may stay for its age as well. No root is older than those before it.
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<RootBody>> {
-        let (mut before, mut all_read) = (None, true);
+        let (mut before, mut all_old, mut refused) = (None, true, 0);
         for key in own_keys(&*self.bucket, "roots/", "")? {
             if let Some(epoch) = self.known_fence(&key) {
-                before = Some(epoch);
+                (before, all_old) = (Some(epoch), true);
                 continue;
             }
-            let body = match read_root(&*self.bucket, &key)? {
-                Some(Ok(body)) => body,
-                // A damaged one may be a fence.
-                Some(Err(_)) => {
-                    all_read = false;
+            let read = read_root(&*self.bucket, &key);
+            refused += u32::from(read.is_err());
+            let body = match read {
+                Ok(Some(Ok(body))) => body,
+                Ok(None) => continue,
+                Err(error) if refused > REFUSED_MOST => return Err(error),
+                // One that is damaged, or that the store does not give, may be a fence.
+                Ok(Some(Err(error))) | Err(error) => {
+                    tracing::debug!(root = key, %error, "an old root cannot be read, and stays");
+                    all_old = false;
                     continue;
                 }
-                None => continue,
             };
             if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
-                return Ok(Some(body).filter(|_| all_read));
+                return Ok(Some(body).filter(|_| all_old));
             }
+            all_old = true;
             let epoch = u64::from(body.epoch);
             let is_first = before.replace(epoch) != Some(epoch);
             if !is_first || !self.keep_fence(&key, epoch) {

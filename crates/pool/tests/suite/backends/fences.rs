@@ -60,3 +60,35 @@ fn what_ends_turns_goes_after_many_imports() {
     assert!((250..260).contains(&count("log/")), "{} seals", count("log/"));
     assert!((400..900).contains(&count("roots/")), "{} roots", count("roots/"));
 }
+
+/// A root that cannot be read stays, and keeps neither other old roots nor logs that no root needs.
+#[test]
+fn an_unreadable_root_keeps_nothing_else() {
+    for is_refused in [false, true] {
+        let ground = InBucket::new(5, 0);
+        let pool = PoolInBucket::create(&ground);
+        commit(&pool, 20);
+        let roots = || ground.bucket.keys().into_iter().filter(|key| key.starts_with("roots/")).collect::<Vec<_>>();
+        let unreadable = roots()[10].clone();
+        let (left, needed) = ("log/1/00000000000000009999", "log/2/00000000000000009999");
+        for block in [left, needed] {
+            ground.bucket.put(block, &[1; 40]).unwrap();
+        }
+        drop(pool);
+        if is_refused {
+            ground.bucket.refuse(Some(&unreadable));
+        } else {
+            ground.bucket.put(&unreadable, b"damage").unwrap();
+        }
+        let pool = PoolInBucket::import(&ground);
+        commit(&pool, 520);
+        assert!(ground.bucket.keys().iter().any(|key| key == left), "roots of today may need it");
+        ground.clock.fetch_add(2 * 86_400, Ordering::Relaxed);
+        commit(&pool, 520);
+        let keys = ground.bucket.keys();
+        let is_there = |wanted: &str| keys.iter().any(|key| key == wanted);
+        assert!(is_there(&unreadable) && !is_there(left), "{is_refused}");
+        assert!(is_there(needed), "the log of a root that stays");
+        assert!(roots().len() < 600, "{} roots are left", roots().len());
+    }
+}
