@@ -531,8 +531,15 @@ impl<T: Table> Files<T> {
     }
 
     /// A number for a new inode or a new entry. Never given twice.
-    fn number(&self) -> u64 {
-        self.numbers.next.fetch_add(1, Ordering::Relaxed)
+    ///
+    /// # Errors
+    /// [`PoolError::NoSpace`] where all are given: the counter of a head ends at [`keys::SEQUENCE_MOST`].
+    fn number(&self) -> Result<u64> {
+        let next = |next: u64| (next < keys::SEQUENCE_MOST).then_some(next + 1);
+        self.numbers
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .map_err(|_| PoolError::NoSpace.into())
     }
 
     /// Notes that an owner's inode has grown by so many bytes and objects.

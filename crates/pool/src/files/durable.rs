@@ -208,7 +208,8 @@ impl<T: Table> Files<T> {
             }
         };
         // Numbers that the log gave are never given again.
-        self.numbers.next.fetch_max(number.saturating_add(1), std::sync::atomic::Ordering::Relaxed);
+        let next = number.saturating_add(1).min(keys::SEQUENCE_MOST);
+        self.numbers.next.fetch_max(next, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
 

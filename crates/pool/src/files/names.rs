@@ -208,7 +208,7 @@ impl<T: Table> Files<T> {
         let mut batch = Batch::default();
         let now = (self.clock)();
         let mut made = self.born(&Birth { directory, parent: &parent, inherited, new, name, now })?;
-        let number = self.number();
+        let number = self.number()?;
         made.row.hint = Some(NameHint { directory: directory.number(), sequence: number });
         let file_type = file_type(&made.row)?;
         made.row.links = if file_type == FileType::Directory { 2 } else { 1 };
@@ -253,7 +253,7 @@ impl<T: Table> Files<T> {
         let birth = Birth { directory, parent: &parent, inherited, new, name: b"", now: (self.clock)() };
         let mut made = self.born(&birth)?;
         drop(parent);
-        let number = self.number();
+        let number = self.number()?;
         made.row.links = 0;
         self.put_new(entered.txg(), number, &mut made, &mut batch).inspect_err(|_| self.abandon(&batch))?;
         batch.put(&keys::orphan(number), Vec::new());
@@ -359,7 +359,7 @@ impl<T: Table> Files<T> {
         self.judge_owners(&owners_of(&linked.row), row_charges::of_name(name), 0)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
-        let sequence = self.number();
+        let sequence = self.number()?;
         self.enter_name(
             &mut batch,
             &NameKey { directory: directory.number(), name },
@@ -555,7 +555,7 @@ impl<T: Table> Files<T> {
         let sequence = match target {
             Some(target) => target.sequence,
             None if beside => source.sequence,
-            None => self.number(),
+            None => self.number()?,
         };
         lose(parents.from(), source.file_type, now);
         if let (Some(target), Some(edited)) = (target, replaced.as_mut()) {
@@ -605,7 +605,7 @@ impl<T: Table> Files<T> {
         batch: &mut Batch,
     ) -> Result<InodeRow> {
         let mut made = self.born(&Birth { directory, parent, inherited: b"", new, name: place.name, now })?;
-        let number = self.number();
+        let number = self.number()?;
         made.row.hint = Some(NameHint { directory: place.directory, sequence });
         made.row.links = 1;
         let file_type = file_type(&made.row)?;

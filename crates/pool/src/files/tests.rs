@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Damage;
 use crate::frames::NewFrame;
-use crate::rows::{FileType, InodeRow, OwnerKind};
+use crate::log::LogChange;
+use crate::rows::{Entry, FileType, InodeRow, OwnerKind};
 use crate::space::Purpose;
 
 mod cuts;
@@ -486,6 +487,31 @@ fn holes_are_found_and_made() {
     check(&files, &frames, &mut Vec::new());
     assert_eq!(files.attributes(&a).unwrap().charged, 0);
     assert!(matches!(files.write(&a, Some(i64::MAX as u64), b"x"), Err(FileError::TooLarge)));
+}
+
+#[test]
+fn numbers_end_with_an_error() {
+    let (files, frames) = empty();
+    let root = files.root();
+    files.numbers.next.store(keys::SEQUENCE_MOST - 1, Ordering::Relaxed);
+    let last = make(&files, &root, b"last", FileType::Regular);
+    assert_eq!(last.number(), keys::SEQUENCE_MOST - 1);
+    for _ in 0..3 {
+        let refused = files.make(&root, b"more", b"", &new(FileType::Regular));
+        assert!(matches!(refused, Err(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
+        let refused = files.link(&last, &root, b"link");
+        assert!(matches!(refused, Err(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
+    }
+    // A log that names a number beyond them is one that somebody has forged.
+    let entry = Entry { inode: u64::MAX, file_type: FileType::Regular, name: b"forged" }.encode();
+    files.replay(&LogChange::Put { key: &keys::entry(root.number(), 7), value: &entry }).unwrap();
+    assert_eq!(files.numbers.next.load(Ordering::Relaxed), keys::SEQUENCE_MOST);
+    files.replay(&LogChange::Delete { key: &keys::entry(root.number(), 7) }).unwrap();
+    files.rename((&root, b"last"), (&root, b"renamed"), MayReplace::Yes).unwrap();
+    assert_eq!(names(&files, &root), [b"renamed"]);
+    files.unlink(&root, b"renamed").unwrap();
+    drop(last);
+    check(&files, &frames, &mut Vec::new());
 }
 
 #[test]
