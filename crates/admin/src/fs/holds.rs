@@ -56,8 +56,13 @@ fn selected(
 }
 
 /// Whether this can be the tag of a hold.
-pub(super) fn is_tag(tag: &str) -> bool {
+fn is_tag(tag: &str) -> bool {
     !tag.is_empty() && tag.len() <= 255 && !tag.chars().any(char::is_control)
+}
+
+/// Whether this can be the tag of a new hold.
+pub(super) fn is_new_tag(tag: &str) -> bool {
+    is_tag(tag) && !tag.starts_with('.')
 }
 
 /// Sets or releases holds, all of them or none.

@@ -217,7 +217,7 @@ fn one<R: Read>(
         done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
         return skip(reader, snapshot, &doing).map(|()| None);
     }
-    let wrong_tag = snapshot.holds.iter().find(|tag| !holds::is_tag(tag));
+    let wrong_tag = snapshot.holds.iter().find(|tag| !holds::is_new_tag(tag));
     if let Some(tag) = wrong_tag.filter(|_| !what.no_holds) {
         return Err(Refusal::new(
             Kind::Invalid,

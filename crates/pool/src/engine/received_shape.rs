@@ -7,9 +7,9 @@
 //! Invariants: each name leads to an inode of the type that it says, and each inode has as many names as it
 //! counts; a directory has one name, where its hint says, and lies below the root; whatever has no name is among
 //! the orphans; content belongs to an inode that may have it. Memory: some 100 bytes for each inode of which a row
-//! or a name has changed, and for [`INODES_AT_ONCE`] of them, or a 64th.
+//! or a name has changed, and for [`INODES_AT_ONCE`] of them; no count of the stream is relied on.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use crate::error::{Damage, PoolError};
 use crate::rows::inode::flags::HAS_PATCHES;
@@ -17,10 +17,10 @@ use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarge
 use crate::tree::{Context, View};
 
 /// So many inodes are looked at together: of more, the changes are read several times.
-const INODES_AT_ONCE: u64 = 4 << 20;
+const INODES_AT_ONCE: usize = if cfg!(test) { 8 } else { 4 << 20 };
 
-/// And no oftener than so many times.
-const SLICES_MOST: u64 = 64;
+/// After each so many times twice as many are looked at together.
+const SLICES: usize = 16;
 
 /// The number of the root directory, in all file systems.
 const ROOT: u64 = 1;
@@ -37,6 +37,37 @@ struct Delta {
     unindexed: u64,
     /// The type that its new names say.
     named_as: Option<FileType>,
+}
+
+/// The changes of the inodes that are looked at together.
+struct Slice {
+    first: u64,
+    last: u64,
+    most: usize,
+    deltas: BTreeMap<u64, Delta>,
+}
+
+impl Slice {
+    /// Notes a change of an inode or its names; where there are too many inodes, those above are left to the next slice.
+    fn note(&mut self, number: u64, change: impl FnOnce(&mut Delta)) {
+        if number < self.first || number > self.last {
+            return;
+        }
+        change(self.deltas.entry(number).or_default());
+        if self.deltas.len() > self.most
+            && let Some(middle) = self.deltas.keys().nth(self.most / 2).copied()
+        {
+            drop(self.deltas.split_off(&middle));
+            self.last = middle - 1;
+        }
+    }
+}
+
+/// A directory and the hash of names in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct HashPlace {
+    directory: u64,
+    hash: u64,
 }
 
 /// The rows of the base and those that are there now.
@@ -80,10 +111,13 @@ impl ReceivedShape<'_> {
     /// [`PoolError::Format`] with the reason; errors of reading.
     pub(super) fn check(&self) -> Result<(), PoolError> {
         let head = self.check_heads()?;
-        // The count is for people, and may be anything.
-        let slices = (head.objects / INODES_AT_ONCE + 1).min(SLICES_MOST);
-        for slice in 0..slices {
-            self.check_slice(&head, slice, slices)?;
+        let (mut next, mut done) = (Some(0), 0);
+        while let Some(first) = next {
+            let most = INODES_AT_ONCE << (done / SLICES).min(16);
+            let mut slice = Slice { first, last: u64::MAX, most, deltas: BTreeMap::new() };
+            self.check_slice(&head, &mut slice)?;
+            next = slice.last.checked_add(1);
+            done += 1;
         }
         Ok(())
     }
@@ -123,22 +157,18 @@ impl ReceivedShape<'_> {
     }
 
     /// Reads all changes, and judges one part of the inodes.
-    fn check_slice(&self, head: &DatasetHead, slice: u64, slices: u64) -> Result<(), PoolError> {
-        let (mut deltas, mut owner) = (HashMap::<u64, Delta>::new(), None);
+    fn check_slice(&self, head: &DatasetHead, slice: &mut Slice) -> Result<(), PoolError> {
+        let is_first = slice.first == 0;
+        let (mut owner, mut looked_at) = (None, None);
         let mut rows = self.old.diff(self.context, &self.new)?;
         while let Some(row) = rows.next()? {
-            let mut delta = |number: u64, change: &mut dyn FnMut(&mut Delta)| {
-                if number % slices == slice {
-                    change(deltas.entry(number).or_default());
-                }
-            };
             let key = Key::decode(row.key)?;
             match key {
                 Key::Inode(number) => {
                     if number == 0 || number >= head.next {
                         return wrong("an inode above the counter of the head");
                     }
-                    delta(number, &mut |_| {});
+                    slice.note(number, |_| {});
                 }
                 Key::Entry { directory, sequence } => {
                     if sequence == 0 || sequence >= head.next {
@@ -149,16 +179,16 @@ impl ReceivedShape<'_> {
                         let is_directory = i64::from(entry.file_type == FileType::Directory);
                         let by_name = keys::name(directory, head.hash(entry.name), sequence);
                         let sum = row_sum(&by_name, NameTarget { inode: entry.inode, file_type: entry.file_type });
-                        delta(directory, &mut |delta| {
+                        slice.note(directory, |delta| {
                             delta.entries += sign;
                             delta.directories += sign * is_directory;
                             delta.unindexed = delta.unindexed.wrapping_add_signed((sum as i64).wrapping_mul(sign));
                         });
                         let mut differs = false;
-                        delta(entry.inode, &mut |delta| {
+                        slice.note(entry.inode, |delta| {
                             delta.names += sign;
                             if sign > 0 {
-                                differs |= delta.named_as.is_some_and(|named| named != entry.file_type);
+                                differs = delta.named_as.is_some_and(|named| named != entry.file_type);
                                 delta.named_as = Some(entry.file_type);
                             }
                         });
@@ -167,21 +197,20 @@ impl ReceivedShape<'_> {
                         }
                     }
                 }
-                Key::Name { directory, hash, sequence } => {
-                    if slice == 0 && row.new.is_some() {
-                        self.check_single(head, directory, hash, sequence)?;
+                Key::Name { directory, hash, .. } => {
+                    let place = HashPlace { directory, hash };
+                    if is_first && row.new.is_some() && looked_at.replace(place) != Some(place) {
+                        self.check_single(head, place)?;
                     }
                     for (value, sign) in [(row.old, -1), (row.new, 1)] {
                         let Some(target) = value.map(NameTarget::decode).transpose()? else { continue };
                         let sum = (row_sum(row.key, target) as i64).wrapping_mul(-sign);
-                        delta(directory, &mut |delta| delta.unindexed = delta.unindexed.wrapping_add_signed(sum));
+                        slice.note(directory, |delta| delta.unindexed = delta.unindexed.wrapping_add_signed(sum));
                     }
                 }
-                Key::Orphan(number) => delta(number, &mut |_| {}),
+                Key::Orphan(number) => slice.note(number, |_| {}),
                 Key::Extent { .. } | Key::Xattr { .. } | Key::Patch { .. } | Key::Cut(_) => {
-                    if slice == 0
-                        && let Some(value) = row.new
-                    {
+                    if is_first && let Some(value) = row.new {
                         self.check_content(&key, row.key, value, &mut owner)?;
                     }
                 }
@@ -189,13 +218,9 @@ impl ReceivedShape<'_> {
             }
         }
         // In the order of their rows.
-        let mut numbers: Vec<u64> = deltas.keys().copied().collect();
-        numbers.sort_unstable();
         let mut below_root = HashSet::from([head.root]);
-        for number in numbers {
-            if let Some(delta) = deltas.get(&number) {
-                self.check_inode(number, delta, head.root, &mut below_root)?;
-            }
+        for (number, delta) in &slice.deltas {
+            self.check_inode(*number, delta, head.root, &mut below_root)?;
         }
         Ok(())
     }
@@ -249,24 +274,24 @@ impl ReceivedShape<'_> {
         }
     }
 
-    /// No other name in a directory with this hash is the same.
-    fn check_single(&self, head: &DatasetHead, directory: u64, hash: u64, sequence: u64) -> Result<(), PoolError> {
-        let range = keys::names(directory, hash);
-        let mut others = Vec::new();
+    /// No two names in a directory with this hash are the same.
+    fn check_single(&self, head: &DatasetHead, place: HashPlace) -> Result<(), PoolError> {
+        let range = keys::names(place.directory, place.hash);
+        let mut sequences = Vec::new();
         let mut rows = self.new.cursor(self.context, &range.start, Some(&range.end))?;
         while let Some((key, _)) = rows.next()? {
-            if let Key::Name { sequence: other, .. } = Key::decode(key)?
-                && other != sequence
-            {
-                others.push(other);
+            if let Key::Name { sequence, .. } = Key::decode(key)? {
+                sequences.push(sequence);
             }
         }
-        let name = |sequence: u64| {
-            let entry = self.new.get(&self.context, &keys::entry(directory, sequence))?;
-            entry.map(|row| Entry::decode(&row).map(|entry| head.folding.fold(entry.name).into_owned())).transpose()
-        };
-        for other in others {
-            if name(other)? == name(sequence)? {
+        if sequences.len() < 2 {
+            return Ok(());
+        }
+        let mut names = HashSet::new();
+        for sequence in sequences {
+            let entry = self.new.get(&self.context, &keys::entry(place.directory, sequence))?;
+            let name = entry.map(|row| Entry::decode(&row).map(|entry| head.folding.fold(entry.name).into_owned()));
+            if !names.insert(name.transpose()?) {
                 return wrong("two names of a directory that are the same");
             }
         }
@@ -362,5 +387,30 @@ impl ReceivedShape<'_> {
             _ => is_file,
         };
         if fits { Ok(()) } else { wrong("content that does not fit its file") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inodes_are_looked_at_in_slices_whatever_their_numbers() {
+        let numbers: Vec<u64> =
+            (0..1000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).chain([0, u64::MAX]).collect();
+        let (mut seen, mut next) = (HashSet::new(), Some(0));
+        while let Some(first) = next {
+            let mut slice = Slice { first, last: u64::MAX, most: 8, deltas: BTreeMap::new() };
+            for number in &numbers {
+                slice.note(*number, |delta| delta.names += 1);
+                assert!(slice.deltas.len() <= 8);
+            }
+            for (number, delta) in &slice.deltas {
+                let times = numbers.iter().filter(|other| *other == number).count();
+                assert!(seen.insert(*number) && delta.names == times as i64, "{number}");
+            }
+            next = slice.last.checked_add(1);
+        }
+        assert_eq!(seen.len(), 1001);
     }
 }

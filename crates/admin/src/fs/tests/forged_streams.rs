@@ -256,3 +256,19 @@ fn a_forged_stream_of_a_tree_harms_nothing() {
     }
     assert!(received > 0 && received < count, "{received} of {count} received");
 }
+
+#[test]
+fn a_stream_brings_only_holds_that_may_be_set() {
+    let records = send(&source(), None);
+    for (tag, is_refused) in [(".own", true), ("", true), ("a\nb", true), ("own.", false)] {
+        let mut records = records.clone();
+        let heads = records.iter_mut().filter_map(|record| match record {
+            Record::Snapshot(head) => Some(head),
+            _ => None,
+        });
+        heads.for_each(|head| head.holds.push(tag.to_owned()));
+        let received = receive(&World::new(), &records, false);
+        let is_of_tag = |refusal: &Refusal| refusal.to_string().contains("which is no tag");
+        assert_eq!(received.as_ref().is_err_and(is_of_tag), is_refused, "{tag:?}: {received:?}");
+    }
+}

@@ -488,7 +488,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     let first = from.snapshot(home, "a");
     let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     type Forge = fn(&mut Vec<Sent>);
-    let cases: [(&str, Forge); 6] = [
+    let cases: [(&str, Forge); 7] = [
         ("the head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
         ("no room for more", |rows| edit_head(rows, |head| head.next = keys::SEQUENCE_MOST)),
         ("another number", |rows| {
@@ -506,6 +506,12 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
             edit_inode(rows, directory.directory, |row| (row.size, row.links) = (row.size - 1, row.links - 1));
             edit_inode(rows, directory.inode, |row| (row.links, row.hint) = (0, None));
             rows.push(Sent::Put(keys::orphan(directory.inode).to_vec(), Vec::new()));
+        }),
+        ("counts other names", |rows| {
+            let (name, next) = (named(rows, b"x"), head_of(rows).next);
+            edit_head(rows, |head| head.next += 1);
+            edit_inode(rows, name.directory, |row| row.size += 1);
+            put_name(rows, b"nowhere", FileType::Regular, &SentName { sequence: next, inode: u64::MAX, ..name });
         }),
         ("that are the same", |rows| {
             let (name, next) = (named(rows, b"x"), head_of(rows).next);
@@ -585,4 +591,31 @@ fn records_are_no_longer_than_the_segments_of_the_pool() {
     files.write(&file, Some(longest - 1000), &data).unwrap();
     files.write(&file, Some(2 << most), &data).unwrap();
     pool.commit().unwrap();
+}
+
+#[test]
+fn no_count_of_a_stream_is_relied_on() {
+    let (from, home, _) = source(4);
+    (0..20).for_each(|at| put(&from.pool.dataset(home).unwrap(), &format!("more {at}"), b"content"));
+    let first = from.snapshot(home, "a");
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    for objects in [0, 1, u64::MAX] {
+        for is_forged in [false, true] {
+            let mut rows = taken_apart(&sent(&from, &full));
+            let inodes: Vec<u64> = rows.iter().filter_map(|row| inode_of(row.key())).collect();
+            assert!(inodes.len() > 8, "they fit one slice");
+            edit_head(&mut rows, |head| head.objects = objects);
+            if is_forged {
+                edit_inode(&mut rows, inodes[inodes.len() - 1], |row| row.links += 1);
+            }
+            let to = Side::new();
+            let mut receiving = to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap();
+            receiving.rows(&put_together(rows)).unwrap();
+            assert_eq!(receiving.finish().is_err(), is_forged, "{objects} objects");
+        }
+    }
+}
+
+fn inode_of(key: &[u8]) -> Option<u64> {
+    if let Ok(Key::Inode(number)) = Key::decode(key) { Some(number) } else { None }
 }
