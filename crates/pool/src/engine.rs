@@ -518,12 +518,7 @@ impl Pool {
 
     /// How content of a dataset is stored as long as its properties are not known.
     fn storing(&self) -> Storing {
-        Storing {
-            record_shift: 17,
-            compression: CompressionSetting::On,
-            checksum: ChecksumKind::Xxh3,
-            longest_record: self.bounds().frame,
-        }
+        Storing { record_shift: 17, compression: CompressionSetting::On, checksum: ChecksumKind::Xxh3 }
     }
 }
 

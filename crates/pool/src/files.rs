@@ -180,8 +180,6 @@ pub struct Storing {
     pub compression: CompressionSetting,
     /// `checksum`.
     pub checksum: ChecksumKind,
-    /// Records get no longer, bytes: the segments of the pool hold no longer frames.
-    pub longest_record: u64,
 }
 
 /// How much was stored, bytes.
@@ -220,6 +218,7 @@ pub struct Files<T> {
     frames: Arc<dyn Frames>,
     clock: Clock,
     storing: RwLock<Storing>,
+    longest_record: u64,
     table: SpinRwLock<T>,
     recent: recent::Recent,
     names: SpinMutex,
@@ -302,6 +301,8 @@ pub struct FilesConfig {
     pub clock: Clock,
     /// How content is stored.
     pub storing: Storing,
+    /// Records get no longer, bytes: the segments of the pool hold no longer frames.
+    pub longest_record: u64,
     /// What counts what is held in memory.
     pub throttle: Arc<Throttle>,
     /// Who knows all limits.
@@ -376,13 +377,14 @@ impl<T: Table> Files<T> {
     }
 
     fn over(config: FilesConfig, table: T, head: DatasetHead) -> Self {
-        let FilesConfig { dataset, gate, frames, clock, storing, throttle, admission } = config;
+        let FilesConfig { dataset, gate, frames, clock, storing, longest_record, throttle, admission } = config;
         Self {
             dataset,
             gate,
             frames,
             clock,
             storing: RwLock::new(storing),
+            longest_record,
             table: SpinRwLock::new(table),
             recent: recent::Recent::default(),
             names: SpinMutex::default(),

@@ -46,6 +46,7 @@ impl Dataset {
             frames: Arc::clone(&pool.content),
             clock: Arc::clone(&pool.clock),
             storing: pool.storing(),
+            longest_record: pool.bounds().frame,
             throttle: Arc::clone(&pool.throttle),
             admission: Arc::clone(&pool.reservations) as Arc<dyn Admission>,
         }
@@ -108,7 +109,6 @@ impl Dataset {
             record_shift,
             compression: behaviour.compression,
             checksum: behaviour.checksum,
-            longest_record: bounds.frame,
         });
         let (read_only, utf8_only) = (behaviour.readonly, behaviour.utf8_only);
         self.files.set_rules(Rules { read_only, access: access_times(&behaviour), utf8_only, quotas });

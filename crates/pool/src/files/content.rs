@@ -341,7 +341,7 @@ impl<T: Table> Files<T> {
             })
             .collect();
         // Files that a stream or an image has brought may have longer records than this pool holds.
-        let longest = self.storing.read().longest_record;
+        let longest = self.longest_record;
         if 1 << shift > longest
             && !self.is_replaying()
             && parts.iter().any(|(piece, _)| (piece.from + piece.length) as u64 > longest)

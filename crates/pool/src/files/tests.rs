@@ -182,12 +182,8 @@ fn config(frames: &Arc<MapFrames>) -> FilesConfig {
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
         throttle: Arc::default(),
         admission: Arc::new(Unlimited::default()),
-        storing: Storing {
-            record_shift: 12,
-            compression: CompressionSetting::Lz4,
-            checksum: ChecksumKind::Xxh3,
-            longest_record: 1 << 24,
-        },
+        storing: Storing { record_shift: 12, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 },
+        longest_record: 1 << 24,
     }
 }
 

@@ -571,7 +571,7 @@ fn records_are_no_longer_than_the_segments_of_the_pool() {
     let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
     let pool = Arc::new(on_device(&device, true));
     let most = pool.bounds().record_shift;
-    let longest = pool.storing().longest_record;
+    let longest = pool.bounds().frame;
     let mut rows = taken_apart(&sent(&from, &full));
     let file = named(&rows, b"x").inode;
     edit_inode(&mut rows, file, |row| row.record_shift = most + 1);
