@@ -1,18 +1,22 @@
 //! A bucket that is a directory: for tests, and for what is mounted from elsewhere and has hard
 //! links.
 //!
-//! Invariant: an object has its name only when it is whole and durable. It is written under another
+//! Invariants: an object has its name only when it is whole and durable. It is written under another
 //! name first; a new one gets its own by link(2), which refuses a name that is there, one that may
-//! be replaced by rename(2).
+//! be replaced by rename(2). No link below the directory is followed, and nothing that is there is opened for
+//! writing: others may be able to write to the directory. Objects are their owner's alone to read.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_pool::backend::{Bucket, Put, Requests, longest_object};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 /// Objects that are being written are there, below names that are no object's.
 const UNFINISHED: &str = ".unfinished";
@@ -54,36 +58,85 @@ impl Directory {
         io::Error::new(ErrorKind::NotFound, format!("there is no directory '{}'", self.path.display()))
     }
 
-    /// Writes an object under another name; its own is given to it by the caller.
-    fn write(&self, body: &[u8]) -> io::Result<PathBuf> {
-        add(&self.puts, 1);
-        add(&self.sent, body.len());
-        if !self.path.is_dir() {
-            return Err(io::Error::new(
-                ErrorKind::NotFound,
-                format!("there is no directory '{}'", self.path.display()),
-            ));
+    /// The directory itself.
+    fn root(&self) -> io::Result<OwnedFd> {
+        match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
+            Ok(root) => Ok(root),
+            Err(Errno::NOENT) => Err(self.missing()),
+            Err(error) => Err(error.into()),
         }
-        let unfinished = self.path.join(UNFINISHED);
-        fs::create_dir_all(&unfinished)?;
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let path = unfinished.join(format!("{}-{number}", std::process::id()));
-        let mut file = File::create(&path)?;
-        file.write_all(body)?;
-        file.sync_all()?;
-        Ok(path)
     }
 
-    /// The path of an object, in a directory that is there.
-    fn place(&self, key: &str) -> io::Result<(PathBuf, PathBuf)> {
-        let path = self.path.join(key);
-        let parent = path.parent().unwrap_or(&self.path).to_owned();
-        if !parent.is_dir() {
-            fs::create_dir_all(&parent)?;
-            let above = parent.ancestors().skip(1).take_while(|above| above.starts_with(&self.path));
-            above.into_iter().try_for_each(|above| File::open(above)?.sync_all())?;
+    /// Writes an object under another name; its own is given to it by the caller.
+    fn write(&self, body: &[u8]) -> io::Result<Unfinished> {
+        add(&self.puts, 1);
+        add(&self.sent, body.len());
+        let directory = entered(self.root()?.as_fd(), UNFINISHED)?;
+        loop {
+            // Of containers that share the directory, two may have the same process number: one takes the next name.
+            let number = self.written.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{}-{number}", std::process::id());
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let file = match rustix::fs::openat(&directory, &name, flags, Mode::RUSR | Mode::WUSR) {
+                Err(Errno::EXIST) => continue,
+                opened => opened?,
+            };
+            let mut file = File::from(file);
+            file.write_all(body)?;
+            file.sync_all()?;
+            return Ok(Unfinished { directory, name, file });
         }
-        Ok((path, parent))
+    }
+
+    /// The directory of an object, made where it is missing, and the object's name in it.
+    fn place<'a>(&self, key: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+        let mut directory = self.root()?;
+        let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
+        for part in above.split('/').filter(|part| !part.is_empty()) {
+            directory = entered(directory.as_fd(), part)?;
+        }
+        Ok((directory, name))
+    }
+
+    /// Opens what is below the directory, for reading, without following a link.
+    fn open(&self, key: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let key = if key.is_empty() { "." } else { key };
+        // A pipe that somebody has put there is not waited for.
+        let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat2(self.root()?, key, flags, Mode::empty(), BELOW)?)
+    }
+}
+
+/// How directories are opened.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// How everything below the directory is found.
+const BELOW: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::BENEATH);
+
+/// An object that has no name of its own yet.
+struct Unfinished {
+    directory: OwnedFd,
+    name: String,
+    file: File,
+}
+
+impl Unfinished {
+    fn remove(self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
+    }
+}
+
+/// A directory in another one, made where it is missing; that is durable then.
+fn entered(above: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    match rustix::fs::openat2(above, name, DIRECTORY, Mode::empty(), BELOW) {
+        Err(Errno::NOENT) => {
+            match rustix::fs::mkdirat(above, name, Mode::RWXU) {
+                Err(Errno::EXIST) => {}
+                made => made?,
+            }
+            rustix::fs::fsync(above)?;
+            Ok(rustix::fs::openat2(above, name, DIRECTORY, Mode::empty(), BELOW)?)
+        }
+        opened => Ok(opened?),
     }
 }
 
@@ -115,30 +168,32 @@ impl Bucket for Directory {
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
         let written = self.write(body)?;
-        let (path, parent) = self.place(key)?;
-        fs::rename(written, path)?;
-        File::open(parent)?.sync_all()
+        let (directory, name) = self.place(key)?;
+        rustix::fs::renameat(&written.directory, &written.name, &directory, name)?;
+        Ok(rustix::fs::fsync(directory)?)
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
         let written = self.write(body)?;
-        let (path, parent) = self.place(key)?;
-        let made = fs::hard_link(&written, path);
-        fs::remove_file(written)?;
+        let (directory, name) = self.place(key)?;
+        // The file that was written, whatever has its name now.
+        let file = format!("/proc/self/fd/{}", written.file.as_raw_fd());
+        let made = rustix::fs::linkat(rustix::fs::CWD, file, &directory, name, AtFlags::SYMLINK_FOLLOW);
+        written.remove()?;
         match made {
-            Ok(()) => File::open(parent)?.sync_all().map(|()| Put::Made),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Put::Exists),
-            Err(error) => Err(error),
+            Ok(()) => {
+                rustix::fs::fsync(directory)?;
+                Ok(Put::Made)
+            }
+            Err(Errno::EXIST) => Ok(Put::Exists),
+            Err(error) => Err(error.into()),
         }
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         add(&self.gets, 1);
-        // A pipe that somebody has put there is not waited for.
-        let mut opened = OpenOptions::new();
-        opened.read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-        let file = match opened.open(self.path.join(key)) {
-            Ok(file) => file,
+        let file = match self.open(key, OFlags::empty()) {
+            Ok(file) => File::from(file),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return if self.path.is_dir() { Ok(None) } else { Err(self.missing()) };
             }
@@ -159,7 +214,11 @@ impl Bucket for Directory {
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
         add(&self.lists, 1);
         let mut found = Vec::new();
-        match gather(&self.path.join(prefix), prefix, &mut found) {
+        let gathered = self.open(prefix, OFlags::DIRECTORY).and_then(|directory| {
+            let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+            gather(&path, prefix, &mut found)
+        });
+        match gathered {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 if !self.path.is_dir() {
                     return Err(self.missing());
@@ -174,7 +233,12 @@ impl Bucket for Directory {
 
     fn delete(&self, key: &str) -> io::Result<()> {
         add(&self.deletes, 1);
-        match fs::remove_file(self.path.join(key)) {
+        let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
+        let removed = self.open(above, OFlags::DIRECTORY).and_then(|directory| {
+            rustix::fs::unlinkat(&directory, name, AtFlags::empty())?;
+            Ok(())
+        });
+        match removed {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
@@ -196,7 +260,32 @@ fn gather(directory: &Path, prefix: &str, found: &mut Vec<String>) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
+
+    #[test]
+    fn no_link_leads_out_of_the_directory() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (inside, outside) = (scratch.path().join("d"), scratch.path().join("outside"));
+        fs::create_dir_all(&outside).unwrap();
+        fs::create_dir(&inside).unwrap();
+        fs::write(outside.join("file"), "theirs").unwrap();
+        symlink(&outside, inside.join("seg")).unwrap();
+        symlink(outside.join("file"), inside.join("linked")).unwrap();
+        let bucket = Directory::new(inside.clone(), "d".to_owned());
+        assert!(bucket.put("seg/00/1", b"x").is_err() && bucket.put_new("seg/1", b"x").is_err());
+        assert!(bucket.get("seg/file", None).is_err() && bucket.get("linked", None).is_err());
+        assert!(bucket.delete("seg/file").is_err() && bucket.list("seg/", "").is_err());
+        bucket.put("linked", b"ours").unwrap();
+        assert_eq!(bucket.get("linked", None).unwrap().unwrap(), b"ours");
+        assert_eq!(fs::metadata(inside.join("linked")).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::remove_dir_all(inside.join(UNFINISHED)).unwrap();
+        symlink(&outside, inside.join(UNFINISHED)).unwrap();
+        assert!(bucket.put("a", b"x").is_err() && bucket.put_new("a", b"x").is_err());
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+        assert_eq!(fs::read(outside.join("file")).unwrap(), b"theirs");
+    }
 
     #[test]
     fn a_directory_does_what_a_bucket_does() {
