@@ -212,7 +212,12 @@ fn one<R: Read>(
     // Whoever names an origin says that this is a clone of it.
     let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
     let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
-    let own = bringing(pool, mounts, what, head, snapshot, there.is_none(), &doing)?;
+    // One that is half received has not been shown yet, and its rest may come from another stream.
+    let is_new = match there {
+        Some(id) => Objects::now(pool, mounts).catalog.is_half(id)?,
+        None => true,
+    };
+    let own = bringing(pool, mounts, what, head, snapshot, is_new, &doing)?;
     if what.dry {
         done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
         return skip(reader, snapshot, &doing).map(|()| None);
@@ -375,7 +380,8 @@ fn bringing(
         return Ok(own);
     }
     let by_root = rustix::process::geteuid().is_root();
-    if by_root && snapshot.below.is_empty() && head.pool != pool.store.identity().pool {
+    // Those below the first one of a package may have their own settings.
+    if by_root && head.pool != pool.store.identity().pool {
         for name in ["setuid", "devices"] {
             let said = snapshot.properties.iter().any(|property| property.name == name && property.value == "off");
             if !given(name) && !excepted(name) && !said {
@@ -391,12 +397,13 @@ fn bringing(
 
 /// A stream's mount point hides nothing that is there.
 fn free_place(mounts: &dyn Mounts, value: &str, doing: &str) -> Result<(), Refusal> {
-    if matches!(value, "none" | "legacy") || mounts.mounted().iter().any(|mounted| mounted.at == Path::new(value)) {
+    if matches!(value, "none" | "legacy") {
         return Ok(());
     }
+    let is_mounted = mounts.mounted().iter().any(|mounted| mounted.at == Path::new(value));
     let of_the_system = OF_THE_SYSTEM.contains(&value.trim_end_matches('/')) || value == "/";
     let full = std::fs::read_dir(value).is_ok_and(|mut entries| entries.next().is_some());
-    if of_the_system || full {
+    if of_the_system || full || is_mounted {
         let why = format!("{doing}: the stream sets mountpoint={value}, and something is there already");
         return Err(Refusal::new(Kind::Exists, why).next(
             "'-x mountpoint' mounts it below its parent here, '-o mountpoint=PATH' elsewhere, '-o mountpoint=none' nowhere",

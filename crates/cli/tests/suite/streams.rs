@@ -150,7 +150,6 @@ fn what_arrives_is_what_was_sent() {
     pair.check();
 }
 
-/// What `receive -o` and `-x` say of a tree holds for all of it, whatever the sender set below the top.
 /// A dentry of a name that is gone would hold the inode that another name led to, when that is removed.
 #[test]
 fn names_that_a_stream_removes_keep_no_room() {
@@ -170,6 +169,7 @@ fn names_that_a_stream_removes_keep_no_room() {
     });
 }
 
+/// What `receive -o` and `-x` say of a tree holds for all of it, whatever the sender set below the top.
 #[test]
 fn what_is_set_for_a_received_tree_is_inherited_below() {
     needs!(as_root());
@@ -458,6 +458,15 @@ fn what_is_wrong_is_refused_and_changes_nothing() {
     assert_eq!(pair.sh("nacre fs get -H -o value setuid,devices $B/p"), "off\noff");
     pair.sh("nacre fs receive -u -o mountpoint=none -o setuid=on $B/q < p.st");
     assert_eq!(pair.sh("nacre fs get -H -o value setuid,mountpoint $B/q"), "on\nnone");
+    // Nor in pieces, below its first file system, or at the place of another one.
+    pair.fails("nacre fs send $A/home@c | head -c 2000000 | nacre fs receive -s $B/r");
+    pair.sh("nacre fs send -t $(nacre fs get -H -o value receive_resume_token $B/r) | nacre fs receive -s $B/r");
+    assert_eq!(pair.sh("nacre fs get -H -o value setuid,devices $B/r"), "off\noff");
+    pair.sh("nacre fs create $A/tree; nacre fs create -o setuid=on $A/tree/low; nacre fs snapshot -r $A/tree@a; nacre fs send -R $A/tree@a > t.st");
+    pair.sh("nacre fs receive $B/tree < t.st");
+    assert_eq!(pair.sh("nacre fs get -H -o value setuid,devices $B/tree/low"), "off\noff");
+    pair.sh("nacre fs set -u mountpoint=$PWD/b/home $A/tree; nacre fs send -p $A/tree@a > t.st");
+    assert!(pair.fails("nacre fs receive $B/over < t.st").contains("something is there already"));
     pair.check();
 }
 
