@@ -3,8 +3,8 @@
 //!
 //! Called where a whiteout or a fresh directory takes the place of a directory (`marks.rs`, `create.rs`,
 //! `rename.rs`), not for an exchange that a user asks for. Invariant: the names of both directories are held,
-//! so users see no step in between. A crash between two of the three renames may show what lies below a
-//! name, as with fuse-overlayfs.
+//! so users see no step in between. A crash of the machine or a kill of the process between two of the three
+//! renames may show what lies below a name, as with fuse-overlayfs.
 
 use crate::OWN;
 use nacre_vfs::{Caller, Errno, Layer, Name, Node, RenameFlags, Result};
@@ -26,7 +26,7 @@ impl Swap<'_> {
     /// Exchanges the names.
     ///
     /// # Errors
-    /// What the storage says; the names are as they were then.
+    /// What the storage says; the names are as they were then, unless it refuses that, too.
     pub(crate) fn run(&self) -> Result<()> {
         let exchange = RenameFlags(RenameFlags::EXCHANGE);
         match self.layer.rename(self.caller, self.from, self.from_name, self.to, self.to_name, exchange) {

@@ -73,8 +73,9 @@ impl Mount {
         made_bad.inspect(|()| self.are_known())
     }
 
-    /// Has the kernel drop unused dentries of inodes with these numbers (from, to), files before directories:
-    /// before they are made bad, when the kernel finds them no more. Names that are gone would keep inodes
+    /// Has the kernel drop unused dentries of inodes with these numbers (from, to), files before directories and
+    /// those from the deepest on (by their numbers: most are made before what is in them), as a child keeps its
+    /// parent in use: before they are made bad, when the kernel finds them no more. Names that are gone would keep inodes
     /// that are removed later, and their room, until memory is short. Before Linux 6.18, which has no such
     /// notice, they do.
     fn prune(&self, numbers: &[(u64, u64)]) {
@@ -88,6 +89,7 @@ impl Mount {
             let same_kind = if door.inodes.is_directory(nodeid) { &mut directories } else { &mut nodes };
             same_kind.push(nodeid);
         });
+        directories.sort_unstable_by_key(|nodeid| std::cmp::Reverse(door.inodes.number(*nodeid)));
         nodes.append(&mut directories);
         door.kernel.tell(|notifier| {
             let pruned = notifier.prune(&nodes);

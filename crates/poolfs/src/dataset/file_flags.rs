@@ -3,8 +3,18 @@
 //!
 //! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin, ioctl_iflags(2)).
 
-use nacre_sys::ioctls::{EXTENDED_LEN, command};
 use nacre_vfs::{Errno, Ioctl, Result};
+
+/// `FS_IOC_GETFLAGS` of a 64-bit caller: `_IOR('f', 1, long)` (linux/fs.h).
+const GET_FLAGS: u32 = 0x8008_6601;
+/// `FS_IOC_SETFLAGS` of a 64-bit caller: `_IOW('f', 2, long)`.
+const SET_FLAGS: u32 = 0x4008_6602;
+/// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
+const GET_EXTENDED: u32 = 0x801c_581f;
+/// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
+const SET_EXTENDED: u32 = 0x401c_5820;
+/// `sizeof(struct fsxattr)`.
+const EXTENDED_LEN: usize = 28;
 
 /// Answers a question about flags, and takes a change that changes nothing.
 ///
@@ -12,12 +22,12 @@ use nacre_vfs::{Errno, Ioctl, Result};
 /// EOPNOTSUPP for a flag that is to be set, ENOTTY for other commands.
 pub(super) fn ioctl(request: &Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
     let length = match request.command {
-        command::GET_FLAGS => size_of::<u32>(),
-        command::GET_EXTENDED => EXTENDED_LEN,
-        command::SET_FLAGS | command::SET_EXTENDED if request.input.iter().any(|byte| *byte != 0) => {
+        GET_FLAGS => size_of::<u32>(),
+        GET_EXTENDED => EXTENDED_LEN,
+        SET_FLAGS | SET_EXTENDED if request.input.iter().any(|byte| *byte != 0) => {
             return Err(Errno::EOPNOTSUPP);
         }
-        command::SET_FLAGS | command::SET_EXTENDED => 0,
+        SET_FLAGS | SET_EXTENDED => 0,
         _ => return Err(Errno::ENOTTY),
     };
     output.get_mut(..length).ok_or(Errno::EINVAL)?.fill(0);
