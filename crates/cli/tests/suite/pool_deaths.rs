@@ -129,6 +129,21 @@ impl Short {
         said["pools"][&self.name]["survives"].clone()
     }
 
+    /// The process that owns it after so many deaths. While one takes over, nobody answers, and one that cannot write
+    /// may answer late.
+    fn answering(&self, restarts: u64) -> u32 {
+        let mut process = None;
+        eventually("the process answers", || {
+            let said = text(&self.yard.run(&["pool", "status", "--json", "%"]).stdout);
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+            let pool = &said["pools"][&self.name];
+            let is_it = pool["survives"]["restarts"].as_u64() == Some(restarts);
+            process = pool["process"].as_u64().filter(|_| is_it);
+            process.is_some()
+        });
+        u32::try_from(process.unwrap()).unwrap()
+    }
+
     fn synced(&self) {
         fs::write(self.yard.path("at/synced"), "synced").unwrap();
         self.yard.nacre(&["pool", "sync", "%"]);
@@ -212,20 +227,15 @@ fn a_pool_that_fails_and_continues_is_as_it_was_after_a_death() {
     short.synced();
     assert!(!short.fill("more").wait().unwrap().success());
     eventually("nothing is written any more", || short.health() == "SUSPENDED");
-    kill(short.yard.process(&short.name), Signal::KILL);
-    // While it takes over, nobody answers.
-    let restarts = || {
-        let said = text(&short.yard.run(&["pool", "status", "--json", "%"]).stdout);
-        let said: Option<serde_json::Value> = serde_json::from_str(&said).ok();
-        said.and_then(|said| said["pools"][&short.name]["survives"]["restarts"].as_u64())
-    };
-    eventually("another process has the pool", || restarts() == Some(1));
-    eventually("it cannot write, either", || short.health() == "SUSPENDED");
+    kill(short.answering(0), Signal::KILL);
+    let second = short.answering(1);
     assert_eq!(fs::read_to_string(at.join("synced")).unwrap(), "synced");
-    // Once the device is cured, the next one makes durable what was accepted.
     let accepted = fs::metadata(at.join("more")).unwrap().len();
+    eventually("it cannot write, either", || short.health() == "SUSPENDED");
+    // Once the device is cured, the next one makes durable what was accepted.
     short.room(200);
-    kill(short.yard.process(&short.name), Signal::KILL);
+    kill(second, Signal::KILL);
+    short.answering(2);
     eventually("the pool is written to again", || short.health() == "ONLINE");
     assert_eq!(fs::metadata(at.join("more")).unwrap().len(), accepted);
     short.yard.nacre(&["pool", "sync", "%"]);

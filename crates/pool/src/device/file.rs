@@ -53,8 +53,8 @@ fn direct(file: &File) -> Option<File> {
 /// readers: a process that looks for pools reads the labels of every device that it finds.
 ///
 /// # Errors
-/// [`io::ErrorKind::ResourceBusy`] if a writer has the device, or readers have it for longer than [`READ_LIMIT`].
-fn lock(file: &File, writable: bool) -> io::Result<()> {
+/// [`io::ErrorKind::ResourceBusy`] if a writer has the device, or readers have it for longer than `limit`.
+fn lock(file: &File, writable: bool, limit: Duration) -> io::Result<()> {
     let (shared, exclusive) = (FlockOperation::NonBlockingLockShared, FlockOperation::NonBlockingLockExclusive);
     let start = patience::now();
     loop {
@@ -64,7 +64,7 @@ fn lock(file: &File, writable: bool) -> io::Result<()> {
             Err(other) => return Err(other.into()),
         }
         let has_readers_only = writable && rustix::fs::flock(file, shared).is_ok();
-        if !has_readers_only || start.elapsed() > READ_LIMIT {
+        if !has_readers_only || start.elapsed() > limit {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process"));
         }
         rustix::fs::flock(file, FlockOperation::Unlock)?;
@@ -80,7 +80,7 @@ impl FileDevice {
     pub fn create(path: &Path, length: u64) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        lock(&file, true)?;
+        lock(&file, true, READ_LIMIT)?;
         if let Err(error) = file.set_len(length) {
             std::fs::remove_file(path)
                 .map_err(|left| io::Error::other(format!("{error}; the file stays behind: {left}")))?;
@@ -102,6 +102,11 @@ impl FileDevice {
     /// # Errors
     /// The system's; [`io::ErrorKind::ResourceBusy`] when another process (or a mount) uses it.
     pub fn open(path: &Path, writable: bool) -> io::Result<Self> {
+        Self::open_within(path, writable, READ_LIMIT)
+    }
+
+    /// The same; readers are waited for so long.
+    pub(super) fn open_within(path: &Path, writable: bool, limit: Duration) -> io::Result<Self> {
         let kind = std::fs::metadata(path)?.file_type();
         let block = kind.is_block_device();
         if !kind.is_file() && !kind.is_block_device() {
@@ -123,7 +128,7 @@ impl FileDevice {
         if file.metadata()?.file_type() != kind {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is something else now"));
         }
-        lock(&file, writable)?;
+        lock(&file, writable, limit)?;
         let length = rustix::fs::seek(&file, SeekFrom::End(0))?;
         // After a failed sync the page cache may hold what the medium does not have, and call it
         // clean: what is read from here on comes from the medium. Where the system does not do it
