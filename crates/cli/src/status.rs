@@ -4,21 +4,26 @@
 
 use crate::{
     clap_args::View,
+    clock,
     columns::{self, Align, Column, left, right},
 };
 use nacre_admin::pool::Survives;
 use nacre_daemon::{
-    control::{self, Peer},
+    control::{self, FoundMounts, Peer},
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
     pool::expected,
     report::{DETACHED, OperationReport, Report, path_text, printable, tell_detached, tree},
-    runtime::Whose,
+    runtime::{self, Whose},
 };
 use std::{
     io::{IsTerminal, Write},
     path::PathBuf,
+    time::Duration,
 };
+
+/// So long a mount may be there before its control socket is.
+const BEING_MADE: Duration = Duration::from_millis(300);
 
 const COLUMNS: &[Column<Report>] = &[
     left("mountpoint", "MOUNTPOINT", |report, _| report.mountpoint.clone()),
@@ -99,21 +104,25 @@ pub fn gather_silently(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<R
 }
 
 fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Vec<Report>, Failure> {
-    let found = match mountpoints {
-        [] => control::find(&Whose::told(everybody)),
-        named => control::find_at(named),
-    };
+    let (mut found, mut unheard) = ask(mountpoints, everybody);
+    if !unheard.mute.is_empty() {
+        // One that is being made has no socket for a moment.
+        clock::pause(BEING_MADE);
+        (found, unheard) = ask(mountpoints, everybody);
+    }
+    let Unheard { dead, mute } = unheard;
     if told {
         found.tell_silent();
     }
-    // To ask a mount whose process is stuck would be to wait for it.
-    let dead = if found.silent.is_empty() && found.is_whole { dead(&found.peers) } else { Vec::new() };
     if mountpoints.is_empty() && told {
         for lost in expected::lost(&[]) {
             let failure = lost.failure();
             let _ = writeln!(std::io::stderr(), "nacre: {}; {}", failure.what, failure.next);
         }
         tell_detached(found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached, peer.report.pid)));
+        for place in &mute {
+            let _ = writeln!(std::io::stderr(), "nacre: {}", tell_mute(place));
+        }
         for place in &dead {
             let _ = writeln!(
                 std::io::stderr(),
@@ -121,6 +130,7 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
             );
         }
     }
+    let taken_over: Vec<String> = found.taken_over.into_iter().map(|(place, _)| place).collect();
     let mut reports: Vec<Report> = found.peers.into_iter().map(|peer| sanitised(peer.report)).collect();
     reports.extend(kernel_engine::records()?);
     reports.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
@@ -135,6 +145,12 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
             if dead.contains(&text) {
                 let what = format!("the mount at {text} has lost its process");
                 return Failure::new(what).exit(Exit::NotFound).next(format!("`nacre umount {text}` removes it"));
+            }
+            if taken_over.contains(&text) {
+                return control::taken_over(&text);
+            }
+            if mute.contains(&text) {
+                return Failure::new(tell_mute(&text));
             }
             Failure::new(format!("no mount of nacre answers at {text}"))
                 .exit(Exit::NotFound)
@@ -164,19 +180,55 @@ fn tell_of_others() {
     }
 }
 
-/// Where mounts of ours are that nobody serves any more; `served` are those that answer.
-fn dead(served: &[Peer]) -> Vec<String> {
+/// The mounts that answer, and those that do not, as far as the kernel can be asked.
+fn ask(mountpoints: &[PathBuf], everybody: bool) -> (FoundMounts, Unheard) {
+    let found = match mountpoints {
+        [] => control::find(&Whose::told(everybody)),
+        named => control::find_at(named),
+    };
+    // To ask a mount whose process is stuck would be to wait for it.
+    let all_answer = found.silent.is_empty() && found.taken_over.is_empty() && found.is_whole;
+    let unheard = if all_answer { unheard(&found.peers) } else { Unheard::default() };
+    (found, unheard)
+}
+
+/// What is said of a mount that works and has no control socket.
+fn tell_mute(place: &str) -> String {
+    let directory = path_text(&runtime::ours());
+    format!(
+        "the mount at {place} works, but has no socket in {directory}: if that was full, it gets one when there is room"
+    )
+}
+
+/// Mounts of ours that no socket answers for, by where they are.
+#[derive(Default)]
+struct Unheard {
+    /// Nobody serves them any more.
+    dead: Vec<String>,
+    /// They are served, by nacre under its own name (others may be another program's).
+    mute: Vec<String>,
+}
+
+/// Asks the kernel about mounts of ours that are not among those that answer.
+fn unheard(served: &[Peer]) -> Unheard {
     use rustix::io::Errno;
     let own = Some(rustix::process::geteuid().as_raw());
-    let ours = |entry: &mountinfo::MountEntry| entry.is_served() && entry.user() == own;
+    let mut unheard = Unheard::default();
     // Without a table of mounts, there are none to tell of.
-    let entries = mountinfo::read().unwrap_or_default().into_iter().filter(ours);
-    let unserved =
-        entries.filter(|entry| !served.iter().any(|peer| peer.report.mountpoint == path_text(&entry.mountpoint)));
-    // Attributes may be answered from what the kernel has kept; this is always asked.
-    let lost =
-        unserved.filter(|entry| rustix::fs::statfs(&entry.mountpoint).is_err_and(|error| error == Errno::NOTCONN));
-    lost.map(|entry| path_text(&entry.mountpoint)).collect()
+    for entry in mountinfo::read().unwrap_or_default() {
+        let text = path_text(&entry.mountpoint);
+        if !entry.is_served() || entry.user() != own || served.iter().any(|peer| peer.report.mountpoint == text) {
+            continue;
+        }
+        // Attributes may be answered from what the kernel has kept; this is always asked. A command serves nothing
+        // itself.
+        match rustix::fs::statfs(&entry.mountpoint) {
+            Ok(_) if entry.kind == "fuse.nacre" => unheard.mute.push(text),
+            Err(Errno::NOTCONN) => unheard.dead.push(text),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    unheard
 }
 
 /// Other users' daemons may say anything: nothing of it may reach a terminal as a command.

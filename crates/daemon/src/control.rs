@@ -1,7 +1,8 @@
 //! How commands talk to the process that serves a mount: what can be asked of it, and how mounts are
 //! found.
 //!
-//! [`endpoint`] is used by [`crate::serving`] and by the mounts of pools, the rest by the commands.
+//! The sockets ([`crate::control_sockets`]) are of [`crate::serving`] and of the mounts of pools; the rest is used by the
+//! commands.
 //! The other side is not trusted: what is shown on a terminal is made printable first.
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     rpc::{
         self, CallError, Source,
         deadline::{DeadlineReader, ask_until, left},
-        endpoint::{Caller, Endpoint, Listener},
+        endpoint::{Caller, Endpoint, Listener, Service},
         line,
     },
     runtime::{self, Socket, Whose},
@@ -47,6 +48,11 @@ const END_PATIENCE: Duration = Duration::from_secs(30);
 pub const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 /// The same for those of all other users together.
 pub const FOREIGN_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a mount is waited for that another process is taking over: with a hundred thousand open files, that takes
+/// some seconds.
+const TAKEOVER_PATIENCE: Duration = Duration::from_secs(20);
+/// How often it is asked.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What can be asked of a mount.
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,54 +102,48 @@ pub enum Answer {
     Union(UnionAnswer),
     /// See [`Request::HandOver`].
     HandOver(Box<HandedOver>),
+    /// The process goes on with the mount of one that has died, and cannot answer yet.
+    TakingOver {
+        /// Where the mount is.
+        mountpoint: String,
+        /// The process.
+        pid: u32,
+    },
     /// It is done.
     Done,
 }
 
-/// The sockets of a mount: its owner's, and one for all where other users may see the mount.
-pub struct Sockets {
-    own: Endpoint,
-    for_all: Option<Endpoint>,
-}
-
-impl Sockets {
-    /// As [`Endpoint::close`].
-    pub fn close(&self) {
-        self.for_all.iter().for_each(Endpoint::close);
-        self.own.close();
-    }
-}
-
-/// Makes the socket `NAME.sock` of a mount, and answers requests. Where it is not its owner's alone,
-/// `device` is its device number, and who sees it in his table of mounts is told what all may know
-/// ([`Report::for_all`]).
+/// Where the own socket of a mount is, named by the process that makes it.
 ///
 /// # Errors
-/// A socket that cannot be made.
-pub fn endpoint(
+/// As [`runtime::own`].
+pub fn place(name: &str) -> Result<PathBuf, Failure> {
+    Ok(runtime::own()?.join(format!("{name}.sock")))
+}
+
+/// Serves whoever may ask anything of a mount.
+pub fn owners(answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static) -> Service {
+    Arc::new(move |caller| caller.serve(|request, _| answer(request)))
+}
+
+/// Makes the socket at which a mount that is not its owner's alone answers what all may know ([`Report::for_all`])
+/// to whoever has `device`, its number, in his table of mounts. It has the name of the own one; none where it cannot
+/// be made, or this is not root.
+pub fn for_all(
     listener: &Arc<Listener>,
-    name: &str,
-    device: Option<u64>,
+    own: &Path,
+    device: u64,
     answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static,
-) -> Result<Sockets, Failure> {
-    let name = format!("{name}.sock");
-    let path = runtime::own()?.join(&name);
-    let answer = Arc::new(answer);
-    let owners = Arc::clone(&answer);
-    let own = Endpoint::start(listener, &path, Arc::new(move |caller| caller.serve(|request, _| owners(request))))?;
-    let for_all = device.and_then(|device| {
-        let made = runtime::for_all().and_then(|directory| {
-            let Some(directory) = directory else { return Ok(None) };
-            let service =
-                move |caller: &Caller| caller.serve(|request, caller| to_all(&*answer, device, request, caller));
-            Endpoint::for_all(listener, &directory.join(&name), Arc::new(service)).map(Some)
-        });
-        made.unwrap_or_else(|failure| {
-            tracing::warn!("ordinary users are not told of this mount: {failure}");
-            None
-        })
+) -> Option<Endpoint> {
+    let service = move |caller: &Caller| caller.serve(|request, caller| to_all(&answer, device, request, caller));
+    let made = runtime::for_all().and_then(|directory| {
+        let Some((directory, name)) = directory.zip(own.file_name()) else { return Ok(None) };
+        Endpoint::for_all(listener, &directory.join(name), Arc::new(service)).map(Some)
     });
-    Ok(Sockets { own, for_all })
+    made.unwrap_or_else(|failure| {
+        tracing::warn!("ordinary users are not told of this mount: {failure}");
+        None
+    })
 }
 
 /// What somebody is answered who is neither root nor the owner.
@@ -197,6 +197,8 @@ pub struct FoundMounts {
     pub silent: Vec<String>,
     /// Other users who keep sockets at which nobody answers in time.
     pub unheard: BTreeSet<u32>,
+    /// Mounts that are still being taken over, with the processes that do so.
+    pub taken_over: Vec<(String, u32)>,
     /// Everybody was waited for.
     pub is_whole: bool,
 }
@@ -208,16 +210,37 @@ impl FoundMounts {
         for pid in &self.silent {
             let _ = writeln!(io::stderr(), "nacre: process {pid} serves a mount and does not answer");
         }
+        for (place, pid) in &self.taken_over {
+            let _ = writeln!(io::stderr(), "nacre: process {pid} is still taking over the mount at {place}");
+        }
         for uid in &self.unheard {
             let _ = writeln!(io::stderr(), "nacre: user {uid} keeps sockets at which no mount answers in time");
         }
     }
 }
 
+/// A mount that another process is still taking over.
+#[must_use]
+pub fn taken_over(mountpoint: &str) -> Failure {
+    let what = format!("the mount at {mountpoint} is still being taken over: the process that served it died");
+    Failure::new(what).next("ask again in a while")
+}
+
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
 pub fn find(whose: &Whose) -> FoundMounts {
-    find_until(whose, STATUS_PATIENCE, &mut |_| false)
+    when_taken_over(|| find_until(whose, STATUS_PATIENCE, &mut |_| false))
+}
+
+/// Looks again as long as another process is taking a mount over, for a while.
+fn when_taken_over(mut find: impl FnMut() -> FoundMounts) -> FoundMounts {
+    let mut found = FoundMounts::default();
+    // Whoever takes over tells nobody when he has.
+    clock::look_until(TAKEOVER_PATIENCE, LOOK, || {
+        found = find();
+        found.taken_over.is_empty() || !found.is_whole
+    });
+    found
 }
 
 /// The same of those who can tell of these places. Where the table of mounts says which mounts these are,
@@ -229,11 +252,15 @@ pub fn find_at(mountpoints: &[PathBuf]) -> FoundMounts {
         let entry = table.iter().rfind(|entry| entry.mountpoint == path).filter(|entry| entry.is_served())?;
         Some((mountinfo::device_text(entry.device.0, entry.device.1), entry.user()?))
     };
-    let mut missing: Option<Vec<(String, u32)>> = mountpoints.iter().map(shown).collect();
-    find_until(&whose(mountpoints), STATUS_PATIENCE, &mut |report| {
-        let Some(missing) = &mut missing else { return false };
-        missing.retain(|(device, user)| report.device.as_ref() != Some(device) || report.uid != *user);
-        missing.is_empty()
+    let sought: Option<Vec<(String, u32)>> = mountpoints.iter().map(shown).collect();
+    let whose = whose(mountpoints);
+    when_taken_over(|| {
+        let mut missing = sought.clone();
+        find_until(&whose, STATUS_PATIENCE, &mut |report| {
+            let Some(missing) = &mut missing else { return false };
+            missing.retain(|(device, user)| report.device.as_ref() != Some(device) || report.uid != *user);
+            missing.is_empty()
+        })
     })
 }
 
@@ -259,6 +286,13 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
                     found.peers.push(Peer { socket, report: *report });
                     continue;
                 }
+                Some(Ok(Answer::TakingOver { mountpoint, pid })) => {
+                    // Whose is another user's is for him to wait for.
+                    if socket.foreign().is_none() {
+                        found.taken_over.push((crate::report::printable(mountpoint.as_bytes()), pid));
+                    }
+                    continue;
+                }
                 // Nobody listens: the process died without cleaning up. Others' directories are
                 // theirs to clean.
                 Some(Err(CallError::Unreachable(error)))
@@ -275,11 +309,9 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
                 None => !is_enough,
             };
             if late {
-                let pid =
-                    socket.path.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
                 match socket.foreign() {
                     Some(uid) => drop(found.unheard.insert(uid)),
-                    None => found.silent.extend(pid.map(crate::report::printable)),
+                    None => found.silent.extend(listener(&socket)),
                 }
             }
         }
@@ -293,6 +325,17 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
     found.peers.sort_by_cached_key(order);
     found.silent.dedup();
     found
+}
+
+/// The number of the process that listens at a socket: what the kernel says, since the name may be that of one before it.
+fn listener(socket: &Socket) -> Option<String> {
+    let stream = socket.connect(LOOK).ok();
+    let peer = stream.and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok());
+    if let Some(peer) = peer {
+        return Some(peer.pid.as_raw_nonzero().to_string());
+    }
+    let name = socket.path.file_stem()?.as_encoded_bytes();
+    name.split(|byte| *byte == b'-').next().map(crate::report::printable)
 }
 
 /// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel
@@ -335,7 +378,15 @@ fn converse(socket: &Socket, request: &Request) -> Result<Answer, CallError> {
     Ok(answer)
 }
 
+/// Asks a mount for its figures; once more where the process that was asked has died, since another one may go on.
 fn status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
+    match ask_status(socket, until) {
+        Err(CallError::Ended) => ask_status(socket, until),
+        answer => answer,
+    }
+}
+
+fn ask_status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
     let stream = socket.connect(left(until))?;
     line::send(&stream, &Request::Status)?;
     let mut reader = BufReader::new(DeadlineReader { stream: &stream, until: Some(until) });
@@ -351,13 +402,15 @@ fn status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
 /// # Errors
 /// A mount point where no mount of ours answers.
 pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
-    let mut peers = find_at(mountpoints).peers;
+    let mut found = find_at(mountpoints);
+    let mut peers = std::mem::take(&mut found.peers);
     let mut chosen = Vec::new();
     for mountpoint in mountpoints {
         let absolute = lexical(mountpoint)?;
         let text = crate::report::path_text(&absolute);
         match peers.iter().position(|peer| peer.report.mountpoint == text) {
             Some(place) => chosen.push(peers.remove(place)),
+            None if found.taken_over.iter().any(|(place, _)| *place == text) => return Err(taken_over(&text)),
             None if crate::kernel_engine::records()?.iter().any(|report| report.mountpoint == text) => {
                 return Err(Failure::new(format!("the kernel alone serves {text} (--engine=kernel): there is no process to ask")).next(
                     "what it shows cannot be changed while it is mounted; unmount it and mount it again, with --engine=fuse for rules \

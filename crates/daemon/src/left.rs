@@ -4,7 +4,10 @@
 //! Noted by [`crate::serving`], read by the next worker of the same guardian ([`crate::guardian`]).
 //! Invariant: a descriptor that is noted is open as long as it is; the next worker closes all others.
 
-use crate::{clock, failure::Failure, opening::unusable_source, service::SystemdService, union::absent::Absent};
+use crate::{
+    clock, control_sockets::LeftSocket, failure::Failure, opening::unusable_source, service::SystemdService,
+    union::absent::Absent,
+};
 use nacre_fuse::Survival;
 use nacre_stack::spec::StackSpec;
 use nacre_sys::descriptors;
@@ -121,6 +124,9 @@ pub struct Left {
     pub tier_rules: Option<String>,
     /// What a union notes ([`LeftNumbers`]).
     numbers: Vec<u64>,
+    /// The control socket, once it is made.
+    #[serde(default)]
+    pub socket: Option<LeftSocket>,
 }
 
 impl Left {
@@ -166,7 +172,8 @@ impl Left {
 
     /// The descriptors that the next worker keeps.
     pub fn descriptors(&self) -> Vec<i32> {
-        self.directories.iter().map(|(_, number)| *number).collect()
+        let socket = self.socket.iter().map(|socket| socket.descriptor);
+        self.directories.iter().map(|(_, number)| *number).chain(socket).collect()
     }
 
     /// The layers are these, in these directories.

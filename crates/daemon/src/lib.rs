@@ -10,6 +10,7 @@ pub mod background;
 pub mod cage;
 mod clock;
 pub mod control;
+pub mod control_sockets;
 pub mod door;
 pub mod failure;
 pub mod figures;

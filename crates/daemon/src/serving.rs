@@ -12,7 +12,8 @@ use crate::{
         report::CageReport,
     },
     clock,
-    control::{self, Answer, Request, Sockets},
+    control::{Answer, Request},
+    control_sockets::{Answering, ControlSockets, LeftSocket, Maker},
     door,
     failure::{Exit, Failure},
     figures, handover,
@@ -43,7 +44,7 @@ use std::{
     io,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     thread,
     time::Duration,
 };
@@ -92,7 +93,7 @@ impl Surroundings {
 pub struct Live {
     /// What it consists of.
     pub serving: Arc<Serving>,
-    server: Option<Sockets>,
+    server: Arc<ControlSockets>,
     mountpoint: PathBuf,
     /// What was made for it, and goes with it until it [`Live::stays`].
     begun: Vec<cage::state::Begun>,
@@ -109,6 +110,12 @@ impl Live {
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
         let notes = guarded.as_ref().map(Notes::of).transpose()?.map(Arc::new);
+        // Commands find the mount from here on; they are answered when it answers.
+        let answering = Arc::new(OnceLock::new());
+        let taken_over = left.as_ref().and_then(|left| {
+            let place = path_text(&left.mountpoint());
+            left.socket.as_ref()?.take_over(&listener, place, Arc::clone(&answering))
+        });
         let Found { spec, mountpoint, source, absent, begun } = match &left {
             // Of the mount itself nothing may be asked: nobody answers yet.
             Some(left) => Found::left(left)?,
@@ -175,15 +182,18 @@ impl Live {
                 serving.note_layers();
             }
         }
-        let device = serving.mount.device_number().filter(|_| plan.door.allow_other);
-        let server = match control::endpoint(&listener, &socket, device, answers(&serving)) {
-            Ok(server) => Some(server),
-            Err(failure) => {
-                // Files matter more than figures.
-                tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
-                None
-            }
+        let answer: Answering = Arc::new(answers(&serving));
+        // It was empty.
+        let _ = answering.set(Arc::clone(&answer));
+        let noting = Arc::downgrade(&serving);
+        let maker = Maker {
+            listener,
+            name: socket,
+            device: serving.mount.device_number().filter(|_| plan.door.allow_other),
+            answering: answer,
+            note: Box::new(move |socket| noting.upgrade().iter().for_each(|serving| serving.note_socket(&socket))),
         };
+        let server = ControlSockets::open(maker, taken_over);
         tracing::info!(mountpoint = %path_text(&mountpoint), source = %serving.about.source, "mounted");
         Ok(Live { serving, server, mountpoint, begun })
     }
@@ -206,9 +216,7 @@ impl Live {
         serving.mount.wait();
         // Nothing arrives any more: the books can be closed, and the next start need not count.
         serving.stack.cages().iter().for_each(|cage| cage.shut_down());
-        if let Some(server) = &server {
-            server.close();
-        }
+        server.close();
         // What lies below is free before those hear of it who wait for the end.
         drop(serving);
         tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
@@ -416,6 +424,12 @@ impl Serving {
             left.set_layers(&spec, &directories);
             (left.absent, left.tier_rules) = (absent, tier_rules);
         });
+    }
+
+    fn note_socket(&self, socket: &LeftSocket) {
+        if let Some(notes) = &self.notes {
+            notes.change(|left| left.socket = Some(socket.clone()));
+        }
     }
 
     /// Has branches that are missing come in when they are there.

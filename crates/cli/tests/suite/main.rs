@@ -52,6 +52,7 @@ mod space;
 mod streams;
 mod surroundings;
 mod survival;
+mod survival_sockets;
 mod surviving;
 mod times;
 mod torture;

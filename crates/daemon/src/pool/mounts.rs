@@ -35,7 +35,7 @@ use super::{
     telling::Telling,
     users,
 };
-use crate::{control::Sockets, report::path_text};
+use crate::{control_sockets::ControlSockets, report::path_text};
 
 /// The kernel tells of the end of an open file some time after its close has returned: what seems
 /// open may be closed already.
@@ -82,7 +82,7 @@ pub struct FuseMounts {
 /// One mount.
 struct Live {
     /// Its control socket, closed before anything else of it goes.
-    _socket: Option<Sockets>,
+    _socket: Option<Arc<ControlSockets>>,
     /// By which it is noted.
     number: u64,
     what: What,
@@ -224,7 +224,7 @@ impl FuseMounts {
         self.shares.begin(|| all.iter().for_each(|live| self.reshare(live)));
     }
 
-    fn socket(&self, carrier: &Arc<Carrier>, source: &str) -> Option<Sockets> {
+    fn socket(&self, carrier: &Arc<Carrier>, source: &str) -> Option<Arc<ControlSockets>> {
         let (live, shares) = (Arc::downgrade(&self.live), Arc::downgrade(&self.shares));
         let ended = move || {
             let (Some(live), Some(shares)) = (live.upgrade(), shares.upgrade()) else { return };
@@ -239,7 +239,7 @@ impl FuseMounts {
         (what, number): (What, u64),
         (at, place): (&Path, MountPoint),
         options: &MountOptions,
-        (layer, carrier, socket): (Arc<Dataset>, Arc<Carrier>, Option<Sockets>),
+        (layer, carrier, socket): (Arc<Dataset>, Arc<Carrier>, Option<Arc<ControlSockets>>),
         within: bool,
     ) -> Arc<Live> {
         Arc::new(Live {

@@ -14,7 +14,8 @@ use std::{thread, time::Duration};
 use super::{carrier::Carrier, left::PoolNotes};
 use crate::{
     clock,
-    control::{self, Answer, Request, Sockets},
+    control::{Answer, Request},
+    control_sockets::{ControlSockets, Maker},
     failure::{Exit, Failure},
     figures, handover,
     report::path_text,
@@ -52,7 +53,7 @@ impl Telling {
         carrier: &Arc<Carrier>,
         source: &str,
         ended: impl Fn() + Send + Sync + 'static,
-    ) -> Option<Sockets> {
+    ) -> Option<Arc<ControlSockets>> {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
@@ -68,8 +69,9 @@ impl Telling {
             None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
         };
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let listening = control::endpoint(self.listener.as_ref()?, &name, device, answer);
-        listening.inspect_err(|failure| tracing::warn!("`nacre status` will not find this mount: {failure}")).ok()
+        let listener = Arc::clone(self.listener.as_ref()?);
+        let maker = Maker { listener, name, device, answering: Arc::new(answer), note: Box::new(|_| ()) };
+        Some(ControlSockets::open(maker, None))
     }
 }
 
