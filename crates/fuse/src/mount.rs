@@ -334,28 +334,22 @@ impl Mount {
     }
 
     /// Has the kernel write back the dirty pages (collected writes, and stores to shared mappings) of the
-    /// files with these inode numbers (from, to); returns when the layer has them. Pages that get dirty
-    /// meanwhile may be missing. By a notice, which waits for the WRITEs on all kernels; syncfs(2) does
-    /// not (docs/decisions/own-mount-locks.md). A process that is killed meanwhile leaves users who hang,
-    /// unless another one takes over: so only for mounts and file systems that are being cut off.
+    /// files with these inode numbers (from, to); returns when the layer has them, or after
+    /// [`WRITING_BACK`] where it does not take them. Pages that get dirty meanwhile may be missing. By a
+    /// notice, which waits for the WRITEs on all kernels; syncfs(2) does not
+    /// (docs/decisions/own-mount-locks.md). A process that is killed meanwhile leaves users who hang, unless
+    /// another one takes over: so only for mounts and file systems that are being cut off.
     pub fn write_back(&self, numbers: &[(u64, u64)]) {
-        let writeback = &self.door.writeback;
-        let within = within(numbers);
-        let mut files = open_for_writing(&self.door);
-        files.extend(writeback.keys());
-        for InodeKey { nodeid, .. } in files {
-            if !within(self.door.inodes.number(nodeid)) {
-                continue;
-            }
-            let write = |notifier: &Notifier| writeback.tell(|| notifier.inval_inode(nodeid, 0, 0));
-            let written = |notifier: &Notifier| match during("write back", nodeid, || write(notifier)) {
-                Ok(()) => true,
-                Err(error) => {
-                    tracing::warn!(%error, nodeid, "the kernel may not have written back the dirty pages of a file");
-                    false
-                }
-            };
-            self.door.kernel.tell(written);
+        let (door, numbers) = (Arc::clone(&self.door), numbers.to_vec());
+        let (tell, told) = mpsc::channel();
+        let builder = std::thread::Builder::new().name("nacre-write-back".to_owned()).stack_size(256 << 10);
+        let started = builder.spawn(move || {
+            write_back(&door, &numbers);
+            // Who asked may have gone on.
+            let _ = tell.send(());
+        });
+        if started.is_err() || told.recv_timeout(WRITING_BACK).is_err() {
+            tracing::warn!("dirty pages of files could not be written back before they are cut off");
         }
     }
 
@@ -428,6 +422,31 @@ impl HeldWrites {
             return Ok(());
         };
         writeback.flush_open(&open, names).map_err(|error| io::Error::from_raw_os_error(error.raw()))
+    }
+}
+
+/// How long dirty pages may take to be written back when a mount is cut off: what it lies on may be dead.
+const WRITING_BACK: Duration = Duration::from_secs(10);
+
+/// See [`Mount::write_back`].
+fn write_back(door: &Door, numbers: &[(u64, u64)]) {
+    let mut notifier = None;
+    door.kernel.tell(|own| {
+        notifier = Some(own.clone());
+        true
+    });
+    let Some(notifier) = notifier else { return };
+    let within = within(numbers);
+    let mut files = open_for_writing(door);
+    files.extend(door.writeback.keys());
+    for InodeKey { nodeid, .. } in files {
+        if !within(door.inodes.number(nodeid)) {
+            continue;
+        }
+        let write = || door.writeback.tell(|| notifier.inval_inode(nodeid, 0, 0));
+        if let Err(error) = during("write back", nodeid, write) {
+            tracing::warn!(%error, nodeid, "the kernel may not have written back the dirty pages of a file");
+        }
     }
 }
 
