@@ -143,8 +143,6 @@ pub(crate) fn serve(
     let guardian = guarded.as_ref().map(|guarded| guarded.guardian);
     let service = guarded.as_ref().map_or_else(SystemdService::of_this_process, |guarded| guarded.service.clone());
     let mut live = Live::start(plan, reason, Surroundings::alone(guarded)?)?;
-    // Before the caller hears of it: from then on the mount outlives this process.
-    memory.iter().for_each(Survival::serves);
     SystemdService::answers(service.as_deref(), background, memory.as_ref().is_some_and(Survival::resumes))?;
     live.stays();
     background::leave_directory()?;

@@ -182,6 +182,8 @@ impl Live {
                 serving.note_layers();
             }
         }
+        // Before anybody hears that the mount answers, also by its socket: from then on it outlives this process.
+        serving.about.guarded.iter().for_each(|guarded| guarded.memory.serves());
         let answer: Answering = Arc::new(answers(&serving));
         // It was empty.
         let _ = answering.set(Arc::clone(&answer));
