@@ -121,13 +121,13 @@ pub fn place(name: &str) -> Result<PathBuf, Failure> {
     Ok(runtime::own()?.join(format!("{name}.sock")))
 }
 
-/// Serves whoever may ask anything of a mount.
+/// Serves the owner of a mount, and root: they may ask for anything.
 pub fn owners(answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static) -> Service {
     Arc::new(move |caller| caller.serve(|request, _| answer(request)))
 }
 
 /// Makes the socket at which a mount that is not its owner's alone answers what all may know ([`Report::for_all`])
-/// to whoever has `device`, its number, in his table of mounts. It has the name of the own one; none where it cannot
+/// to each user who has `device`, its number, in his table of mounts. It has the name of the own one; none where it cannot
 /// be made, or this is not root.
 pub fn for_all(
     listener: &Arc<Listener>,
@@ -235,7 +235,7 @@ pub fn find(whose: &Whose) -> FoundMounts {
 /// Looks again as long as another process is taking a mount over, for a while.
 fn when_taken_over(mut find: impl FnMut() -> FoundMounts) -> FoundMounts {
     let mut found = FoundMounts::default();
-    // Whoever takes over tells nobody when he has.
+    // The end of a takeover is not announced.
     clock::look_until(TAKEOVER_PATIENCE, LOOK, || {
         found = find();
         found.taken_over.is_empty() || !found.is_whole

@@ -37,7 +37,7 @@ pub struct LeftSocket {
 }
 
 impl LeftSocket {
-    /// Listens to it from now on; until `answering` is there, whoever asks is told that `mountpoint` is being taken
+    /// Listens to it from now on; until `answering` is there, the answer is that `mountpoint` is being taken
     /// over. None where it is lost.
     pub fn take_over(
         &self,

@@ -314,7 +314,7 @@ impl Store {
     /// before anything else is written has an import that is refused leave the devices as they were; otherwise
     /// the first commit, or change of labels, does it.
     ///
-    /// In a bucket, the pool is taken over from whoever wrote to it, if the root that was opened is still the newest.
+    /// In a bucket, the pool is taken over from its last writer, if the root that was opened is still the newest.
     ///
     /// Where the state is an older one ([`Access::Rewind`]), all that came after it is given up now, by one
     /// root record that is newer than all others: nothing was written over before it. Whoever still writes to
