@@ -102,7 +102,7 @@ pub enum Answer {
     Union(UnionAnswer),
     /// See [`Request::HandOver`].
     HandOver(Box<HandedOver>),
-    /// The process goes on with the mount of one that has died, and cannot answer yet.
+    /// A process is taking over the mount of a crashed one, and cannot answer yet.
     TakingOver {
         /// Where the mount is.
         mountpoint: String,

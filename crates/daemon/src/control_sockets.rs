@@ -111,7 +111,7 @@ enum State {
 pub struct ControlSockets(Mutex<State>);
 
 impl ControlSockets {
-    /// Makes them, or goes on with the own one that a process before this one left.
+    /// Makes the sockets, or takes over the own one that the crashed process handed over.
     pub fn open(maker: Maker, left: Option<Endpoint>) -> Arc<ControlSockets> {
         let state = match left.map_or_else(|| maker.own(), Ok) {
             Ok(own) => return Arc::new(ControlSockets(Mutex::new(State::Open(maker.with_one_for_all(own))))),

@@ -253,8 +253,8 @@ pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt
         .collect()
 }
 
-/// Mounts everything that is to be mounted, parents first: after an import. What cannot be mounted
-/// is told and passed over. Answers how many file systems that are.
+/// Mounts every file system whose properties ask for it, parents first: after an import. A file system that
+/// cannot be mounted is reported to `progress` and passed over; answers the number of reports.
 ///
 /// # Errors
 /// The catalog cannot be read.

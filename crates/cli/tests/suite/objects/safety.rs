@@ -98,7 +98,7 @@ fn a_pool_whose_objects_cannot_be_removed_is_destroyed_in_two_steps() {
     let is_told = said.contains("is destroyed, but objects of it are still in the bucket: 's3://pools/one/tank'");
     assert!(code == 4 && is_told && said.contains("(403 AccessDenied)"), "{code}: {said}");
     assert!(said.contains(&format!("`nacre pool destroy {}` removes them", pool.name)), "{said}");
-    // Its process is gone, and nobody is told to import it.
+    // Its process is gone, and no message recommends an import.
     eventually("the end of its process", || !std::path::Path::new(&format!("/proc/{process}")).exists());
     let (code, said) = pool.yard.refused(&["pool", "status", "%"]);
     assert!(code == 3 && said.contains("no such pool"), "{code}: {said}");

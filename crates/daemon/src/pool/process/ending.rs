@@ -39,10 +39,10 @@ pub(super) fn undo(office: &Office) -> Result<(), Failure> {
 /// The pool was exported or destroyed: this process ends, also where objects of a destroyed pool stay in its bucket.
 ///
 /// # Errors
-/// They do.
+/// Objects of a destroyed pool that could not be removed.
 pub(super) fn end(office: &Office, notes: &mut dyn Progress) -> Result<(), Refusal> {
     if let Some(left) = &office.notes {
-        // Nobody goes on with a pool that was let go.
+        // An exported pool has no failover.
         left.guarded.memory.ends();
     }
     let (imported, directory) = (&office.imported, runtime::ours());
