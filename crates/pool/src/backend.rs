@@ -106,6 +106,15 @@ pub struct NewestRoot {
     pub lost: u64,
 }
 
+/// Segments that no root names.
+#[derive(Debug, Default)]
+pub struct Unknown {
+    /// They, or some of them.
+    pub segments: Vec<(u32, Place)>,
+    /// The latest epoch in names of segments, known or not; 0 where there are no epochs.
+    pub latest: u32,
+}
+
 /// What a sweep has read of a segment.
 #[derive(Debug)]
 pub struct SweptRange {
@@ -430,7 +439,17 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     /// [`PoolError::Device`].
-    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>>;
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Unknown>;
+
+    /// What a shared backend writes from now on lies in an epoch that no other writer has had, later than `beyond`;
+    /// answers whether it has begun one for that.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where others begin one after the other.
+    fn begin_epoch(&self, beyond: u32) -> Result<bool> {
+        let _ = beyond;
+        Ok(false)
+    }
 
     /// The room.
     fn room(&self) -> Room;

@@ -60,7 +60,9 @@ pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
 pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
-use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sources, Sweep};
+use super::{
+    Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sources, Sweep, Unknown,
+};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
@@ -535,13 +537,14 @@ impl Backend for Disks {
         }
     }
 
-    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>> {
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Unknown> {
         let mut found = BTreeMap::<u32, Vec<SlotAddress>>::new();
         for (id, slot) in self.rooms.lock().slots.owned() {
             found.entry(id).or_default().push(slot);
         }
         let all = found.into_iter().map(|(id, place)| (id, Place::from(place)));
-        Ok(all.filter(|(id, place)| !is_known(*id, place)).collect())
+        let segments = all.filter(|(id, place)| !is_known(*id, place)).collect();
+        Ok(Unknown { segments, latest: 0 })
     }
 
     fn room(&self) -> Room {

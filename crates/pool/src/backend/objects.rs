@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!  pool/REVISION          the identity block
+//!  epochs/EPOCH           a claim: the writer that has this epoch
 //!  roots/GENERATION       a root record, who has put it, on which machine and when, a checksum
 //!  seg/XX/EPOCH-ID        a segment; XX are the last two digits of its number
 //!  log/EPOCH/SEQUENCE     a block of the intent log
@@ -16,8 +17,8 @@
 //! Invariants:
 //! - A root is put under a new name only. Where one is there already that is not this writer's own
 //!   ([`WriterId`] tells), the pool belongs to another writer, and nothing is put any more.
-//! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
-//!   overwrites what is another's.
+//! - A writer claims an epoch before its first root. Names of segments and log blocks contain it, so no writer
+//!   overwrites what is another's, nor a later one what is left of states that were lost or given up.
 //! - Who goes on as a process that has died ([`Objects::going_on`]) is another writer of the same number: the
 //!   newest root has to be of that number, and his first one ends what the dead one may have under way.
 //! - A segment is removed after a root of this writer that does not name it, and only if a list
@@ -34,6 +35,7 @@ mod bucket;
 mod cached;
 #[cfg(test)]
 mod cached_tests;
+mod epochs;
 mod listing;
 mod local_log;
 mod log;
@@ -58,7 +60,9 @@ pub use local_log::LocalLog;
 pub use parts::Parts;
 pub use seen::SeenRoots;
 
-use super::{Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
+use super::{
+    Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange, Unknown,
+};
 use crate::error::{Damage, PoolError};
 use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
@@ -67,6 +71,7 @@ use crate::pointer::Txg;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
 use root_body::{RootBody, read_root, read_whole};
+use sweeping::RootAge;
 use uploads::Uploads;
 
 /// How often it is tried to make an object that others may be making.
@@ -159,11 +164,13 @@ pub struct Objects {
     log_trouble: Mutex<Option<String>>,
     /// Objects that were found to end the turn of a writer, and stay for that: names, and the epochs in them.
     fences: Mutex<BTreeMap<String, u64>>,
+    /// Roots whose time is still to come.
+    ahead: Mutex<BTreeMap<String, RootAge>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The epoch of the segments that are begun now.
+    /// The epoch that this writer has claimed; 0: none.
     epoch: u32,
     /// The epoch of the newest root that was found.
     found: u32,
@@ -181,10 +188,26 @@ struct State {
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
     known: BTreeMap<u32, Place>,
-    /// What is to be removed: since when no root names it.
-    doomed: Vec<(u32, Place, u64)>,
+    /// Segments that are to be removed.
+    doomed: Vec<Doomed>,
     /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, Moment)>,
+}
+
+/// A segment that is to be removed.
+struct Doomed {
+    id: u32,
+    place: Place,
+    /// When the first root was put that does not name it, seconds since 1970: from then on it stays for
+    /// [`READABLE`].
+    since: Option<u64>,
+}
+
+impl Doomed {
+    /// Whether no reader can be at a root that names it.
+    fn is_due(&self, now: u64) -> bool {
+        self.since.is_some_and(|since| since.saturating_add(READABLE) <= now)
+    }
 }
 
 /// A segment that is being written.
@@ -204,6 +227,8 @@ struct Open {
     uploading: bool,
     /// It was left to a thread to upload.
     offered: bool,
+    /// Checksums of uploads that had no reply: each may be what the bucket has.
+    tried: Vec<[u8; 16]>,
 }
 
 impl Open {
@@ -288,6 +313,7 @@ impl Objects {
             seen: None,
             log_trouble: Mutex::default(),
             fences: Mutex::default(),
+            ahead: Mutex::default(),
         }
     }
 
@@ -437,7 +463,7 @@ impl Objects {
     pub fn erase(bucket: &dyn Bucket, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let mut removed = 0;
         let identity = newest_keys(bucket, "pool/", "")?.pop();
-        for kind in ["seg/", "log/", "roots/", "probe/", "pool/"] {
+        for kind in ["seg/", "log/", "roots/", "epochs/", "probe/", "pool/"] {
             // A store may pass names over where others go meanwhile, or list what is gone for a while.
             for _ in 0..ERASING {
                 let mut is_empty = true;
@@ -460,9 +486,9 @@ impl Objects {
         identity.map_or(Ok(()), |key| attempt(bucket, "removing from", || bucket.delete(&key)))
     }
 
-    fn object_log(&self, epoch: u64) -> ObjectLog {
+    fn object_log(&self) -> ObjectLog {
         let (bucket, writer) = (Arc::clone(&self.bucket), Arc::clone(&self.writer));
-        ObjectLog::new(bucket, epoch, writer, Arc::clone(&self.state), Arc::clone(&self.newest))
+        ObjectLog::new(bucket, writer, Arc::clone(&self.state), Arc::clone(&self.newest))
     }
 
     /// Whether a root newer than this one is there.
@@ -485,13 +511,27 @@ impl Objects {
         PutRoot::Fenced { by }
     }
 
+    /// Removes what no root has named for long, without a new root; whether there was any.
+    fn make_room(&self) -> Result<bool> {
+        let now = (self.writer.clock)();
+        let (last, is_due) = {
+            let state = self.state.lock();
+            (state.last, state.doomed.iter().any(|doomed| doomed.is_due(now)))
+        };
+        let Some((generation, _)) = last.filter(|_| is_due) else { return Ok(false) };
+        if self.has_newer(generation)? {
+            return Ok(false);
+        }
+        self.remove_doomed(now)?;
+        Ok(true)
+    }
+
     /// Removes what no root has named for long.
     fn remove_doomed(&self, now: u64) -> Result<()> {
-        let is_due = |(.., since): &(u32, Place, u64)| since.saturating_add(READABLE) <= now;
-        let due: Vec<_> = self.state.lock().doomed.extract_if(.., |doomed| is_due(doomed)).collect();
-        let some: Vec<&[(u32, Place, u64)]> = due.chunks(REMOVED_AT_ONCE).collect();
+        let due: Vec<Doomed> = self.state.lock().doomed.extract_if(.., |doomed| doomed.is_due(now)).collect();
+        let some: Vec<&[Doomed]> = due.chunks(REMOVED_AT_ONCE).collect();
         let removed = in_parallel(self.bucket.parallel(), &some, |some| {
-            let keys: Vec<String> = some.iter().map(|(id, place, _)| segment_key(*id, place)).collect();
+            let keys: Vec<String> = some.iter().map(|doomed| segment_key(doomed.id, &doomed.place)).collect();
             attempt(&*self.bucket, "removing from", || self.bucket.delete_all(&keys))
         });
         if removed.is_err() {
@@ -504,7 +544,7 @@ impl Objects {
     /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
     /// one: he decides then what is removed.
     fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
-        let first = self.state.lock().doomed.iter().map(|(.., since)| *since).min();
+        let first = self.state.lock().doomed.iter().filter_map(|doomed| doomed.since).min();
         if first.is_some_and(|since| since.saturating_add(READABLE + TOGETHER) <= now) {
             if self.has_newer(root.generation)? {
                 return Ok(false);
@@ -627,8 +667,6 @@ impl Backend for Objects {
 
     fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
         let mut state = self.state.lock();
-        let next = state.found.checked_add(1);
-        state.epoch = next.ok_or_else(|| PoolError::Refused("the pool has used up its epochs".to_owned()))?;
         state.base = root.txg;
         // A reader adopts one root after the other.
         state.known.clear();
@@ -693,7 +731,9 @@ impl Backend for Objects {
     }
 
     fn flush(&self) -> Result<()> {
-        self.uploads.flush()
+        let Err(error) = self.uploads.flush() else { return Ok(()) };
+        // The store may be full of what no root needs any more.
+        if self.make_room()? { self.uploads.flush() } else { Err(error) }
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
@@ -776,26 +816,31 @@ impl Backend for Objects {
     }
 
     fn remove(&self, segments: &[(u32, Place)]) {
-        let now = (self.writer.clock)();
         let mut state = self.state.lock();
         for (id, place) in segments {
             if state.known.get(id) == Some(place) {
                 state.known.remove(id);
                 state.open.remove(id);
             }
-            state.doomed.push((*id, place.clone(), now));
+            state.doomed.push(Doomed { id: *id, place: place.clone(), since: None });
         }
     }
 
     fn waiting(&self) -> Option<usize> {
         let (now, state) = ((self.writer.clock)(), self.state.lock());
         let (_, put) = state.last?;
-        let due = state.doomed.iter().filter(|(.., since)| since.saturating_add(READABLE + TOGETHER) <= now);
+        // The next root removes those that are due, and begins the time of those that it does not name.
+        let waits = |doomed: &&Doomed| doomed.since.is_none() || doomed.is_due(now.saturating_sub(TOGETHER));
+        let due = state.doomed.iter().filter(waits);
         (put.time.saturating_add(TOGETHER) <= now).then(|| due.count())
     }
 
-    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Vec<(u32, Place)>> {
-        listing::unknown_segments(&*self.bucket, is_known)
+    fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Unknown> {
+        listing::unknown_segments(&*self.bucket, self.begun_or_found(), is_known)
+    }
+
+    fn begin_epoch(&self, beyond: u32) -> Result<bool> {
+        self.claim_epoch(beyond)
     }
 
     fn room(&self) -> Room {
@@ -818,11 +863,7 @@ impl Backend for Objects {
     }
 
     fn log(&self) -> Result<Option<Box<dyn Blocks>>> {
-        let (epoch, named) = {
-            let state = self.state.lock();
-            (u64::from(state.epoch), state.inherited)
-        };
-        let objects = self.object_log(epoch);
+        let (objects, named) = (self.object_log(), self.state.lock().inherited);
         Ok(Some(Box::new(Logs { objects, local: self.local.clone(), named, is_last_near: false })))
     }
 
@@ -833,8 +874,7 @@ impl Backend for Objects {
     }
 
     fn end_log(&self, start: LogStart) -> Result<()> {
-        let epoch = u64::from(self.state.lock().epoch);
-        self.object_log(epoch).end(start.into())
+        self.object_log().end(start.into())
     }
 
     fn newest_identity(&self) -> Result<Option<Identity>> {
@@ -874,9 +914,9 @@ impl Backend for Objects {
 
     fn put_root(&self, root: &Root) -> Result<PutRoot> {
         let now = self.writer.moment();
-        let (epoch, last) = {
+        let (epoch, last, doomed) = {
             let state = self.state.lock();
-            (state.epoch, state.last)
+            (state.epoch, state.last, state.doomed.len())
         };
         if let Some((generation, put)) = last
             && put.is_long_before(now)
@@ -904,6 +944,9 @@ impl Backend for Objects {
         let holds_all = {
             let mut state = self.state.lock();
             state.last = Some((root.generation, after));
+            // Those that were removed before this root was written.
+            let unnamed = state.doomed.iter_mut().take(doomed).filter(|doomed| doomed.since.is_none());
+            unnamed.for_each(|doomed| doomed.since = Some(after.time));
             root.txg > state.base
         };
         self.newest.store(root.generation, Ordering::Release);

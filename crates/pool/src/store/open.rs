@@ -185,6 +185,7 @@ impl Store {
         };
         let store = Self::assemble(backend, disks, identity.clone(), root, Loaded::default(), true)?;
         store.backend.put_identity(&identity)?;
+        store.backend.begin_epoch(0)?;
         {
             let mut committed = store.committed.lock();
             store.commit_root(&mut committed, None, false, true)?;
@@ -262,18 +263,32 @@ impl Store {
         Ok((store, root))
     }
 
-    /// Others may write to the pool: a root that says the same as the newest keeps them from
-    /// doing it any longer. Only then is it known which segments nobody needs.
+    /// Others may write to the pool: a root of the same content as the newest one ends that. Only then is it known
+    /// which segments no root needs.
     fn take_over(&self, committed: &mut Committed) -> Result<()> {
+        self.backend.begin_epoch(0)?;
+        self.put_same_root(committed)?;
+        let unknown = {
+            let map = self.map.read();
+            let root = &committed.root;
+            let of_table =
+                |id: u32, place: &Place| root.table_segment(id).is_some_and(|segment| segment.place == *place);
+            let known =
+                |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
+            self.backend.list_unknown(&|id, place| of_table(id, place) || known(id, place))?
+        };
+        // Segments of a writer whose roots are all gone, and that has claimed no epoch: it was of an older version.
+        if self.backend.begin_epoch(unknown.latest)? {
+            self.put_same_root(committed)?;
+        }
+        self.backend.remove(&unknown.segments);
+        Ok(())
+    }
+
+    fn put_same_root(&self, committed: &mut Committed) -> Result<()> {
         let root = Root { generation: committed.root.generation + 1, clean: false, ..committed.root.clone() };
         self.write_root(&root)?;
         committed.root = root;
-        let map = self.map.read();
-        let of_table =
-            |id: u32, place: &Place| committed.root.table_segment(id).is_some_and(|segment| segment.place == *place);
-        let known = |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
-        let unknown = self.backend.list_unknown(&|id, place| of_table(id, place) || known(id, place))?;
-        self.backend.remove(&unknown);
         Ok(())
     }
 
@@ -305,6 +320,10 @@ impl Store {
     fn begin_again(&self, given_up: LogStart) -> Result<()> {
         let mut committed = self.committed.lock();
         committed.given_up = Some(given_up);
+        if self.backend.is_shared() {
+            // Roots that are given up may say no more which epochs there were.
+            self.backend.begin_epoch(self.backend.list_unknown(&|_, _| true)?.latest)?;
+        }
         committed.root.log_start = self.backend.fresh_log()?;
         self.unconfirmed.store(true, Ordering::Release);
         Ok(())

@@ -19,6 +19,7 @@ use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
 };
 
+mod epochs;
 mod fences;
 mod going_on;
 mod healing;
@@ -314,6 +315,7 @@ fn what_was_flushed_is_there_after_a_crash() {
     for ground in grounds(1) {
         let (backend, first) = ground.new_backend();
         backend.adopt(&first, &mut std::iter::empty()).unwrap();
+        backend.begin_epoch(0).unwrap();
         let mut places = BTreeMap::new();
         for (id, stream) in [(1, WriteStream::Data), (2, WriteStream::Metadata), (3, WriteStream::Table)] {
             let place = begin(&*backend, id, stream);
@@ -345,6 +347,7 @@ fn what_was_flushed_is_there_after_a_crash() {
         let newest = backend.newest_root().unwrap().unwrap();
         assert_eq!((newest.lost, &newest.root), (0, &first));
         backend.adopt(&newest.root, &mut places.iter().map(|(id, (place, _))| (*id, place))).unwrap();
+        backend.begin_epoch(0).unwrap();
         for (id, (place, _)) in &places {
             let length = length(&*backend, *id);
             assert!(read(&*backend, *id, place, length) == pattern(*id, length), "segment {id}");
@@ -352,7 +355,8 @@ fn what_was_flushed_is_there_after_a_crash() {
         let mut whole = pattern(2, 20 * 4096);
         whole.extend(&more);
         assert!(read(&*backend, 2, &places[&2].0, whole.len()) == whole);
-        let mut listed: Vec<u32> = backend.list_unknown(&|_, _| false).unwrap().into_iter().map(|(id, _)| id).collect();
+        let unknown = backend.list_unknown(&|_, _| false).unwrap().segments;
+        let mut listed: Vec<u32> = unknown.into_iter().map(|(id, _)| id).collect();
         listed.sort_unstable();
         assert_eq!(listed, [1, 2, 3]);
     }
@@ -382,6 +386,7 @@ fn whole_segments_go_to_a_bucket_ahead() {
     let ground = InBucket::in_parallel();
     let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
     objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
+    objects.begin_epoch(0).unwrap();
     let unfinished = begin(&objects, 1, WriteStream::Data);
     write(&objects, 1, &unfinished, WriteStream::Data, 0, &pattern(1, 4096));
     let written: Vec<(u32, Place)> = std::thread::scope(|scope| {
@@ -416,6 +421,7 @@ fn uploads_that_fail_lose_nothing_and_stop_the_writer() {
             InBucket { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(parallel)), ..InBucket::new(0, 0) };
         let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
         objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
+        objects.begin_epoch(0).unwrap();
         ground.bucket.fail_after(Some(0));
         let mut written = Vec::new();
         let refused = loop {
@@ -446,6 +452,7 @@ fn room_is_what_it_says() {
     for ground in grounds(2) {
         let (backend, first) = ground.new_backend();
         backend.adopt(&first, &mut std::iter::empty()).unwrap();
+        backend.begin_epoch(0).unwrap();
         let room = backend.room();
         assert!(room.free > 40 && room.free == room.total - room.reserved && room.held_back == 0, "{room:?}");
         assert_eq!(backend.begin(1, WriteStream::Data, room.free).unwrap(), None, "none is left for others");
@@ -476,6 +483,7 @@ fn the_newest_root_is_found() {
     for ground in grounds(3) {
         let (backend, first) = ground.new_backend();
         backend.adopt(&first, &mut std::iter::empty()).unwrap();
+        backend.begin_epoch(0).unwrap();
         assert_eq!(backend.newest_root().unwrap(), None);
         for generation in 1..=5 {
             let root = Root { log: first.log.clone(), ..root(generation) };
@@ -505,6 +513,7 @@ fn one_of_two_writers_is_fenced() {
             let newest = writer.newest_root().unwrap().unwrap().root;
             assert_eq!(newest, first);
             writer.adopt(&newest, &mut std::iter::empty()).unwrap();
+            writer.begin_epoch(0).unwrap();
         }
         let mut next = [2; 2];
         for _ in 0..20 {
@@ -538,19 +547,21 @@ fn a_stalled_writer_removes_nothing() {
     let ground = InBucket::new(1, 0);
     let (backend, first) = ground.new_backend();
     backend.adopt(&first, &mut std::iter::empty()).unwrap();
+    backend.begin_epoch(0).unwrap();
     let place = begin(&*backend, 1, WriteStream::Data);
     write(&*backend, 1, &place, WriteStream::Data, 0, &pattern(1, 4096));
     backend.flush().unwrap();
     assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
     backend.remove(&[(1, place.clone())]);
-    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().len(), 1, "there is no root without it yet");
+    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments.len(), 1, "there is no root without it yet");
     // Another program takes the pool over.
     let (other, _) = ground.import();
     assert_eq!(other.newest_root().unwrap().unwrap().root, first);
     other.adopt(&first, &mut std::iter::empty()).unwrap();
+    other.begin_epoch(0).unwrap();
     assert_eq!(other.put_root(&root(2)).unwrap(), PutRoot::Durable);
     assert_eq!(backend.put_root(&root(2)).unwrap(), PutRoot::Fenced { by: "'here'".into() });
-    assert_eq!(backend.list_unknown(&|_, _| false).unwrap(), [(1, place.clone())]);
+    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments, [(1, place.clone())]);
     // A segment of the same number does not meet the other's.
     let own = begin(&*other, 1, WriteStream::Data);
     assert_ne!(own, place);
@@ -559,11 +570,11 @@ fn a_stalled_writer_removes_nothing() {
     assert!(read(&*backend, 1, &place, 4096) == pattern(1, 4096));
     other.remove(&[(1, place)]);
     assert_eq!(other.put_root(&root(3)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list_unknown(&|_, _| false).unwrap().len(), 2, "readers may be at the root before");
+    assert_eq!(other.list_unknown(&|_, _| false).unwrap().segments.len(), 2, "readers may be at the root before");
     ground.clock.fetch_add(700, Ordering::Relaxed);
     let asked = ground.bucket.requests().lists;
     assert_eq!(other.put_root(&root(4)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list_unknown(&|_, _| false).unwrap(), [(1, own)]);
+    assert_eq!(other.list_unknown(&|_, _| false).unwrap().segments, [(1, own)]);
     assert_eq!(other.put_root(&root(5)).unwrap(), PutRoot::Durable);
     assert_eq!(ground.bucket.requests().lists - asked, 2, "one, and that of this test");
 }
@@ -575,6 +586,7 @@ fn what_is_sent_late_takes_nothing_away() {
     let ground = InBucket::new(1, 0);
     let (backend, first) = ground.new_backend();
     backend.adopt(&first, &mut std::iter::empty()).unwrap();
+    backend.begin_epoch(0).unwrap();
     let place = begin(&*backend, 1, WriteStream::Data);
     write(&*backend, 1, &place, WriteStream::Data, 0, &pattern(1, 4096));
     backend.flush().unwrap();

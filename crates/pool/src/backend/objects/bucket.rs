@@ -17,7 +17,7 @@ use crate::frames::Reach;
 #[must_use]
 pub fn longest_object(key: &str) -> u64 {
     match key.split('/').next() {
-        Some("pool" | "roots" | "probe") => 1 << 20,
+        Some("pool" | "roots" | "epochs" | "probe") => 1 << 20,
         // A segment, or a block of the log with as much as the log may have.
         _ => (64 << 20) + (64 << 10),
     }
@@ -226,12 +226,18 @@ struct Memory {
     allowed: Option<u64>,
     /// Nothing is made whose name begins so.
     refused: Option<String>,
+    /// Nothing is made beyond so many bytes of objects.
+    limit: Option<usize>,
     /// So many replies about objects whose names begin so are damaged.
     damaged: (String, u64),
     requests: Requests,
 }
 
 impl Memory {
+    fn size(&self) -> usize {
+        self.objects.values().map(Vec::len).sum()
+    }
+
     /// Whether something goes wrong that does so many times more seldom than losing a request.
     fn loses_one(&mut self, times: u64) -> bool {
         self.loses > 0 && self.random.below(self.loses * times) == 0
@@ -248,6 +254,7 @@ impl MemoryBucket {
             loses,
             allowed: None,
             refused: None,
+            limit: None,
             damaged: Default::default(),
             requests: Requests::default(),
         };
@@ -277,6 +284,17 @@ impl MemoryBucket {
         self.state.lock().refused = names.map(str::to_owned);
     }
 
+    /// Makes no object that all objects would take more than this with, bytes.
+    pub fn limit(&self, most: Option<usize>) {
+        self.state.lock().limit = most;
+    }
+
+    /// How long all objects are together, bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.state.lock().size()
+    }
+
     /// Damages the next replies about objects whose names begin so, and no others; how many were still to be.
     pub fn damage_replies(&self, names: &str, replies: u64) -> u64 {
         std::mem::replace(&mut self.state.lock().damaged, (names.to_owned(), replies)).1
@@ -298,6 +316,13 @@ impl MemoryBucket {
     fn check_refused(&self, key: &str) -> io::Result<()> {
         let is_refused = self.state.lock().refused.as_deref().is_some_and(|names| key.starts_with(names));
         if is_refused { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+    }
+
+    fn check_room(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        let state = self.state.lock();
+        let before = state.objects.get(key).map_or(0, Vec::len);
+        let is_full = state.limit.is_some_and(|most| state.size() - before + body.len() > most);
+        if is_full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn request<T>(
@@ -345,6 +370,7 @@ impl Bucket for MemoryBucket {
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
         self.check_refused(key)?;
+        self.check_room(key, body)?;
         self.request(
             |of| &mut of.puts,
             |state| {

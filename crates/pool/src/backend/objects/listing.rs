@@ -7,13 +7,15 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::bucket::Bucket;
-use super::{Result, failed, place_of};
+use super::{Result, Unknown, failed, place_of};
 use crate::label::Place;
 
 /// So many names of a kind are kept, the newest ones.
 const NEWEST_MOST: usize = 4096;
 /// So many segments that no table knows are taken up at once. The others are at a later import.
 const UNKNOWN_MOST: usize = 1 << 18;
+/// Epochs of imports that are not in any root which can be read, at most.
+const EPOCHS_AHEAD_MOST: u32 = 1 << 16;
 
 /// Gives the names of the pool's own objects of a kind that come after another one to `each`, page by page. Another
 /// pool may lie below a prefix that looks like a kind (one in `s3://bucket/tank`, one in `s3://bucket/tank/roots`). A
@@ -61,14 +63,18 @@ pub(super) fn newest_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Resul
     Ok(newest.into_iter().collect())
 }
 
-/// Segments that are there and that nobody knows, or as many of them as are taken up at once.
+/// Segments that are there and that nobody knows, or as many of them as are taken up at once; and the latest epoch in
+/// names of segments, from `since` on.
 pub(super) fn unknown_segments(
     bucket: &dyn Bucket,
+    since: u32,
     is_known: &dyn Fn(u32, &Place) -> bool,
-) -> Result<Vec<(u32, Place)>> {
-    let (mut unknown, mut more) = (BTreeSet::new(), false);
+) -> Result<Unknown> {
+    let (mut unknown, mut more, mut latest) = (BTreeSet::new(), false, 0);
     each_page(bucket, "seg/", "", &mut |keys| {
         let segments = keys.iter().filter_map(|key| segment_of(key));
+        let epochs = segments.clone().map(|(epoch, _)| epoch);
+        latest = epochs.filter(|epoch| is_near(since, *epoch)).max().unwrap_or(0).max(latest);
         let found = segments.filter(|(epoch, id)| !is_known(*id, &place_of(*epoch)));
         for one in found {
             if unknown.len() >= UNKNOWN_MOST {
@@ -84,7 +90,13 @@ pub(super) fn unknown_segments(
             "more than {UNKNOWN_MOST} objects in the bucket belong to no state: the next import removes the others"
         );
     }
-    Ok(unknown.into_iter().map(|(epoch, id)| (id, place_of(epoch))).collect())
+    let segments = unknown.into_iter().map(|(epoch, id)| (id, place_of(epoch))).collect();
+    Ok(Unknown { segments, latest })
+}
+
+/// Whether a writer from this epoch on can have had that one. Others may put objects of any name.
+pub(super) fn is_near(since: u32, epoch: u32) -> bool {
+    (since..=since.saturating_add(EPOCHS_AHEAD_MOST)).contains(&epoch)
 }
 
 /// The epoch and the number of a segment.
@@ -96,7 +108,7 @@ fn segment_of(key: &str) -> Option<(u32, u32)> {
 fn is_own(key: &str) -> bool {
     let is_number = |text: &str, radix| !text.is_empty() && text.chars().all(|one| one.is_digit(radix));
     match key.split('/').collect::<Vec<_>>().as_slice() {
-        ["pool" | "roots", number] => is_number(number, 10),
+        ["pool" | "roots" | "epochs", number] => is_number(number, 10),
         ["probe", nonce] => is_number(nonce, 16),
         ["log", position, sequence] => is_number(position, 10) && is_number(sequence, 10),
         ["seg", low, name] => {

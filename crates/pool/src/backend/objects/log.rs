@@ -44,10 +44,8 @@ const SEAL: u8 = 2;
 /// The log of one import.
 pub(super) struct ObjectLog {
     bucket: Arc<dyn Bucket>,
-    /// The epoch of this writer.
-    epoch: u64,
     writer: Arc<WriterId>,
-    /// Which says when this writer was last known to have the pool.
+    /// Which says the epoch of this writer, and when it was last known to have the pool.
     state: Arc<Mutex<State>>,
     /// The newest root of this writer.
     root: Arc<AtomicU64>,
@@ -90,29 +88,32 @@ fn sum(body: &[u8], chain: u64) -> u64 {
 impl ObjectLog {
     pub(super) fn new(
         bucket: Arc<dyn Bucket>,
-        epoch: u64,
         writer: Arc<WriterId>,
         state: Arc<Mutex<State>>,
         root: Arc<AtomicU64>,
     ) -> Self {
-        let next = Start { position: epoch, sequence: 0, chain: 0 };
         Self {
             bucket,
-            epoch,
             writer,
             state,
             root,
-            next,
+            next: Start::default(),
             blocks: VecDeque::new(),
             skipped: Vec::new(),
             doomed: Arc::default(),
         }
     }
 
+    /// The epoch that this writer has claimed.
+    fn epoch(&self) -> u64 {
+        u64::from(self.state.lock().epoch)
+    }
+
     /// Puts a seal behind whatever is in a log, without reading what that says.
     pub(super) fn end(&mut self, start: Start) -> Result<(), PoolError> {
         self.next = start;
-        while self.next.position != self.epoch {
+        let own = self.epoch();
+        while self.next.position != own {
             let name = key(self.next);
             let found = attempt(&*self.bucket, "reading the log in", || self.bucket.get(&name, None))?;
             match found.as_deref().map(<[u8]>::split_first) {
@@ -121,7 +122,7 @@ impl ObjectLog {
                     if epoch <= self.next.position {
                         return Err(damaged());
                     }
-                    if epoch > self.epoch {
+                    if epoch > own {
                         return Err(fenced());
                     }
                     self.next = Start { position: epoch, sequence: 0, chain: 0 };
@@ -188,7 +189,7 @@ impl ObjectLog {
     fn seal(&self) -> Result<bool, PoolError> {
         let mut to = Writer::default();
         to.u8(SEAL);
-        to.u64(self.epoch);
+        to.u64(self.epoch());
         // Tells this writer's own seal, whose reply was lost, from another's.
         to.u64(self.writer.nonce);
         Ok(self.put(to.finish())?.is_some())
@@ -221,7 +222,7 @@ impl ObjectLog {
 impl Blocks for ObjectLog {
     fn begin(&mut self, _start: Start) -> Result<(), PoolError> {
         // Nobody has written to this epoch.
-        self.next = Start { position: self.epoch, sequence: 0, chain: 0 };
+        self.next = Start { position: self.epoch(), sequence: 0, chain: 0 };
         self.blocks.clear();
         Ok(())
     }
@@ -230,14 +231,15 @@ impl Blocks for ObjectLog {
         self.blocks.clear();
         self.next = start;
         let mut replayed = Replayed::default();
-        while self.next.position != self.epoch {
+        let own = self.epoch();
+        while self.next.position != own {
             match self.find(self.next)? {
                 Some(Found::Block { txg, chain, records, length }) => {
                     replayed.records += show(&records, committed, visit)?;
                     replayed.blocks += 1;
                     self.push(txg, length, chain);
                 }
-                Some(Found::Seal { epoch }) if epoch > self.next.position && epoch <= self.epoch => {
+                Some(Found::Seal { epoch }) if epoch > self.next.position && epoch <= own => {
                     replayed.lost = replayed.lost.or(self.gap()?);
                     self.next = Start { position: epoch, sequence: 0, chain: 0 };
                 }
@@ -245,12 +247,12 @@ impl Blocks for ObjectLog {
                 None => {
                     if self.seal()? {
                         replayed.lost = replayed.lost.or(self.gap()?);
-                        self.next = Start { position: self.epoch, sequence: 0, chain: 0 };
+                        self.next = Start { position: own, sequence: 0, chain: 0 };
                     }
                 }
             }
         }
-        if start.position != self.epoch && self.is_taken()? {
+        if start.position != own && self.is_taken()? {
             return Err(fenced());
         }
         Ok(replayed)

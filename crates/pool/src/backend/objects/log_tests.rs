@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -25,8 +24,10 @@ const POOL: u64 = 7;
 fn objects(bucket: &Arc<dyn Bucket>, epoch: u64) -> ObjectLog {
     let writer =
         WriterId { nonce: epoch, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000), uptime: Box::new(|| 1) };
-    let (state, root) = (Arc::new(Mutex::new(State::default())), Arc::new(AtomicU64::new(0)));
-    ObjectLog::new(Arc::clone(bucket), epoch, Arc::new(writer), state, root)
+    let state = State { epoch: epoch as u32, ..State::default() };
+    let mut log = ObjectLog::new(Arc::clone(bucket), Arc::new(writer), Arc::new(Mutex::new(state)), Arc::default());
+    log.begin(Start::default()).unwrap();
+    log
 }
 
 /// Where the blocks of a log lie.

@@ -12,6 +12,7 @@
 //! - The first object that says who a pool is stays: no other pool is made here. So does the newest, and all
 //!   that were the newest within a day.
 
+use super::epochs::{CLAIMS, claimed_epoch};
 use super::log::BLOCK;
 use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
 use crate::label::Identity;
@@ -21,28 +22,49 @@ const FENCED: u64 = 256;
 /// With more roots that it does not give, the store is away.
 const REFUSED_MOST: u32 = 2;
 
+/// How old a root is, and what goes with it.
+#[derive(Clone, Copy)]
+pub(super) struct RootAge {
+    generation: u64,
+    /// When it was put, by its writer's clock, seconds since 1970.
+    time: u64,
+    epoch: u64,
+    /// The epoch that its log begins in.
+    log: u64,
+}
+
+impl RootAge {
+    fn of(body: &RootBody) -> Self {
+        let RootBody { root, time, epoch, .. } = body;
+        Self { generation: root.generation, time: *time, epoch: u64::from(*epoch), log: root.log_start.position }
+    }
+}
+
 impl Objects {
     /// Removes what nobody can go back to, and no writer can still want to put.
     pub(super) fn sweep(&self, kept: u64, now: u64) -> Result<()> {
         if let Some(oldest) = self.sweep_roots(kept, now)? {
-            self.sweep_logs(oldest.root.log_start.position)?;
+            self.sweep_logs(oldest)?;
         }
+        self.sweep_claims()?;
         self.sweep_identities(now)
     }
 
-    /// Removes old roots but for fences; answers the oldest that stays for its age, unless one before it that cannot
-    /// be read may stay for its age as well. No root is older than those before it.
-    fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<RootBody>> {
+    /// Removes old roots but for fences; answers where the log of the oldest that stays for its age begins, unless one
+    /// before it that cannot be read may stay for its age as well. No root is older than those before it: one whose
+    /// time is still to come, since a clock was ahead, is old where a later one is.
+    fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<u64>> {
         let (mut before, mut all_old, mut refused) = (None, true, 0);
+        let mut ahead = Vec::new();
         for key in own_keys(&*self.bucket, "roots/", "")? {
             if let Some(epoch) = self.known_fence(&key) {
                 (before, all_old) = (Some(epoch), true);
                 continue;
             }
-            let read = read_root(&*self.bucket, &key);
+            let read = self.age_of(&key, now);
             refused += u32::from(read.is_err());
-            let body = match read {
-                Ok(Some(Ok(body))) => body,
+            let age = match read {
+                Ok(Some(Ok(age))) => age,
                 Ok(None) => continue,
                 Err(error) if refused > REFUSED_MOST => return Err(error),
                 // One that is damaged, or that the store does not give, may be a fence.
@@ -52,17 +74,40 @@ impl Objects {
                     continue;
                 }
             };
-            if body.root.generation >= kept || body.time.saturating_add(KEPT) >= now {
-                return Ok(Some(body).filter(|_| all_old));
+            if age.generation >= kept || age.time <= now && age.time.saturating_add(KEPT) >= now {
+                let oldest = ahead.first().map_or(age.log, |(_, first): &(String, RootAge)| first.log);
+                return Ok(Some(oldest).filter(|_| all_old));
+            }
+            let is_ahead = age.time > now;
+            ahead.push((key, age));
+            if is_ahead {
+                continue;
             }
             all_old = true;
-            let epoch = u64::from(body.epoch);
-            let is_first = before.replace(epoch) != Some(epoch);
-            if !is_first || !self.keep_fence(&key, epoch) {
-                self.remove_object(&key)?;
+            for (key, age) in ahead.drain(..) {
+                self.ahead.lock().remove(&key);
+                let is_first = before.replace(age.epoch) != Some(age.epoch);
+                if !is_first || !self.keep_fence(&key, age.epoch) {
+                    self.remove_object(&key)?;
+                }
             }
         }
         Ok(None)
+    }
+
+    /// The age of a root; one whose time is still to come is read once.
+    fn age_of(&self, key: &str, now: u64) -> Result<Option<Result<RootAge>>> {
+        if let Some(age) = self.ahead.lock().get(key).filter(|age| age.time > now) {
+            return Ok(Some(Ok(*age)));
+        }
+        let read = read_root(&*self.bucket, key)?;
+        let age = read.map(|body| body.map(|body| RootAge::of(&body)));
+        if let Some(Ok(age)) = &age
+            && age.time > now
+        {
+            self.ahead.lock().insert(key.to_owned(), *age);
+        }
+        Ok(age)
     }
 
     /// Removes logs of epochs before this one but for seals.
@@ -77,6 +122,17 @@ impl Objects {
             // What is damaged may be a seal.
             let is_seal = kind.is_some_and(|kind| kind != [BLOCK]);
             if !is_seal || !self.keep_fence(&key, epoch) {
+                self.remove_object(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes claims of epochs so old that fences of theirs are gone.
+    fn sweep_claims(&self) -> Result<()> {
+        let own = u64::from(self.state.lock().epoch);
+        for key in own_keys(&*self.bucket, CLAIMS, "")? {
+            if claimed_epoch(&key).is_some_and(|epoch| u64::from(epoch) + FENCED < own) {
                 self.remove_object(&key)?;
             }
         }

@@ -10,12 +10,14 @@
 //! - What failed ahead is tried again by the flush, whose error counts.
 //! - No request is made under a lock.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Bucket, Result, State, attempt, in_parallel, make, segment_key};
+use super::{Bucket, Doomed, Result, State, attempt, failed, in_parallel, make, segment_key};
+use crate::checksum;
 use crate::label::Place;
 use crate::workers::Workers;
 
@@ -58,26 +60,45 @@ impl Shared {
     /// Has the bucket hold what was written of a segment so far.
     fn upload(&self, id: u32, other: Other) -> Result<()> {
         let mut state = self.state.lock();
-        let (place, bytes, version, is_new) = loop {
+        let (place, bytes, version, is_new, tried) = loop {
             let Some(open) = state.open.get_mut(&id).filter(|open| open.version != open.put) else { return Ok(()) };
             if !open.uploading {
                 open.uploading = true;
-                break (open.place.clone(), Arc::clone(&open.bytes), open.version, open.put == 0);
+                break (open.place.clone(), Arc::clone(&open.bytes), open.version, open.put == 0, open.tried.clone());
             }
             if other == Other::Trusted {
                 return Ok(());
             }
             self.ended.wait(&mut state);
         };
-        let mut upload = Upload { shared: self, id, place, version, put: false };
+        let mut upload = Upload { shared: self, id, place, version, put: false, tried: None };
         drop(state);
-        // What is not finished is put again when there is more of it.
         let key = segment_key(id, &upload.place);
-        if !(is_new && make(&*self.bucket, &key, &bytes)?) {
-            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+        let put = if is_new {
+            self.make(&key, &bytes, &tried)
+        } else {
+            // What is not finished is put again when there is more of it.
+            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))
+        };
+        if put.is_err() {
+            upload.tried = Some(checksum::structure(&bytes));
         }
-        upload.put = true;
-        Ok(())
+        upload.put = put.is_ok();
+        put
+    }
+
+    /// Makes the object of a segment. Where one is there, it is put over only if its checksum is that of an upload
+    /// of this segment that was `tried` and had no reply.
+    fn make(&self, key: &str, bytes: &[u8], tried: &[[u8; 16]]) -> Result<()> {
+        if make(&*self.bucket, key, bytes)? {
+            return Ok(());
+        }
+        let found = attempt(&*self.bucket, "reading", || self.bucket.get_anew(key, None))?;
+        if found.is_some_and(|found| tried.contains(&checksum::structure(&found))) {
+            return attempt(&*self.bucket, "writing", || self.bucket.put(key, bytes));
+        }
+        let why = format!("'{key}' is there, and was not written by this import: it is not put over");
+        Err(failed(&*self.bucket, "writing", io::Error::new(io::ErrorKind::AlreadyExists, why)))
     }
 }
 
@@ -88,6 +109,8 @@ struct Upload<'a> {
     place: Place,
     version: u64,
     put: bool,
+    /// The checksum of what it was to put, where it is unknown whether that is there.
+    tried: Option<[u8; 16]>,
 }
 
 impl Drop for Upload<'_> {
@@ -95,15 +118,16 @@ impl Drop for Upload<'_> {
         let mut state = self.shared.state.lock();
         if let Some(open) = state.open.get_mut(&self.id) {
             open.uploading = false;
+            open.tried.extend(self.tried);
             if self.put {
                 open.put = self.version;
             }
             if open.is_done() {
                 state.open.remove(&self.id);
             }
-        } else if self.put && !state.doomed.iter().any(|(id, place, _)| *id == self.id && *place == self.place) {
+        } else if self.put && !state.doomed.iter().any(|doomed| doomed.id == self.id && doomed.place == self.place) {
             // It was removed before it was there, and no reader can be at a root that names it.
-            state.doomed.push((self.id, self.place.clone(), 0));
+            state.doomed.push(Doomed { id: self.id, place: self.place.clone(), since: Some(0) });
         }
         drop(state);
         self.shared.ended.notify_all();

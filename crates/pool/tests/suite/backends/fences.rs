@@ -71,9 +71,7 @@ fn an_unreadable_root_keeps_nothing_else() {
         let roots = || ground.bucket.keys().into_iter().filter(|key| key.starts_with("roots/")).collect::<Vec<_>>();
         let unreadable = roots()[10].clone();
         let (left, needed) = ("log/1/00000000000000009999", "log/2/00000000000000009999");
-        for block in [left, needed] {
-            ground.bucket.put(block, &[1; 40]).unwrap();
-        }
+        ground.bucket.put(left, &[1; 40]).unwrap();
         drop(pool);
         if is_refused {
             ground.bucket.refuse(Some(&unreadable));
@@ -81,6 +79,7 @@ fn an_unreadable_root_keeps_nothing_else() {
             ground.bucket.put(&unreadable, b"damage").unwrap();
         }
         let pool = PoolInBucket::import(&ground);
+        ground.bucket.put(needed, &[1; 40]).unwrap();
         commit(&pool, 520);
         assert!(ground.bucket.keys().iter().any(|key| key == left), "roots of today may need it");
         ground.clock.fetch_add(2 * 86_400, Ordering::Relaxed);
@@ -91,4 +90,47 @@ fn an_unreadable_root_keeps_nothing_else() {
         assert!(is_there(needed), "the log of a root that stays");
         assert!(roots().len() < 600, "{} roots are left", roots().len());
     }
+}
+
+/// Roots that were put while the clock was months ahead go with later ones that are old.
+#[test]
+fn roots_of_a_clock_that_was_ahead_are_removed() {
+    let ground = InBucket::new(5, 0);
+    let then = ground.clock.load(Ordering::Relaxed);
+    let pool = PoolInBucket::create(&ground);
+    ground.clock.store(then + 90 * 86_400, Ordering::Relaxed);
+    commit(&pool, 300);
+    ground.clock.store(then + 60, Ordering::Relaxed);
+    commit(&pool, 300);
+    let roots = || ground.bucket.keys().iter().filter(|key| key.starts_with("roots/")).count();
+    assert!(roots() > 550, "{} roots, of which none is a day old", roots());
+    ground.clock.store(then + 3 * 86_400, Ordering::Relaxed);
+    commit(&pool, 300);
+    assert!(roots() < 350, "{} roots are left", roots());
+    drop(pool);
+    PoolInBucket::import(&ground);
+}
+
+/// A store that is full of segments that no root has named for ten minutes takes the next commit.
+#[test]
+fn a_full_store_gets_room_from_what_no_root_needs() {
+    let ground = InBucket::new(1, 0);
+    let (backend, first) = ground.new_backend();
+    backend.adopt(&first, &mut std::iter::empty()).unwrap();
+    backend.begin_epoch(0).unwrap();
+    let place = begin(&*backend, 1, WriteStream::Data);
+    write(&*backend, 1, &place, WriteStream::Data, 0, &pattern(1, 4096));
+    backend.flush().unwrap();
+    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
+    backend.remove(&[(1, place.clone())]);
+    ground.clock.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(backend.put_root(&root(2)).unwrap(), PutRoot::Durable);
+    ground.bucket.limit(Some(ground.bucket.size()));
+    let new = begin(&*backend, 2, WriteStream::Data);
+    write(&*backend, 2, &new, WriteStream::Data, 0, &pattern(2, 4096));
+    assert!(backend.flush().is_err());
+    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments, [(1, place)], "a reader may be at it");
+    ground.clock.fetch_add(700, Ordering::Relaxed);
+    backend.flush().unwrap();
+    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments, [(2, new)]);
 }
