@@ -184,6 +184,8 @@ struct State {
     inherited: u32,
     /// The txg that this import begins with.
     base: Txg,
+    /// What the newest root that was put here holds.
+    durable: Txg,
     /// What was begun here and is not whole in the bucket.
     open: BTreeMap<u32, Open>,
     /// Segments that take room.
@@ -943,7 +945,7 @@ impl Backend for Objects {
         }
         let holds_all = {
             let mut state = self.state.lock();
-            state.last = Some((root.generation, after));
+            (state.last, state.durable) = (Some((root.generation, after)), root.txg);
             // Those that were removed before this root was written.
             let unnamed = state.doomed.iter_mut().take(doomed).filter(|doomed| doomed.since.is_none());
             unnamed.for_each(|doomed| doomed.since = Some(after.time));

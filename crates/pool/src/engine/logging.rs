@@ -114,7 +114,10 @@ impl Pool {
         })?;
         let Replayed { records, lost, .. } = replayed;
         if let Some(sequence) = lost {
-            tracing::error!(sequence, "a block of the intent log is damaged: what was synced after it is lost");
+            tracing::error!(
+                sequence,
+                "a block of the intent log is damaged, or builds on a state that is gone: what was synced from it on is lost"
+            );
         }
         self.start_log(blocks);
         if records > 0 {

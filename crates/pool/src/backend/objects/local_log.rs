@@ -262,6 +262,10 @@ impl LocalLog {
     /// Replays the log of an earlier import, which stays until [`Self::root_is_there`].
     pub(super) fn replay(&self, epoch: u32, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
         let Some(mut before) = self.find(epoch)? else { return Ok(Replayed::default()) };
+        if before.head.committed > committed.0 {
+            // It builds on a root that is not there any more: the file is kept aside by the next import.
+            return Ok(Replayed { lost: Some(before.head.start.sequence), ..Replayed::default() });
+        }
         let replayed = Blocks::replay(&mut before.ring, before.head.start, committed, visit)?;
         self.state.lock().before = Some(before);
         Ok(replayed)

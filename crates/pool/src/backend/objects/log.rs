@@ -12,7 +12,8 @@
 //! - Whoever has read the log of others makes sure then that there is no newer root: blocks that were not
 //!   there may have been removed by somebody who has read them before, and has put one.
 //! - Blocks go when a durable root names a later start, and only those that this writer has read or written.
-//!   A missing block before a later one is therefore damage, which an import reports.
+//!   A missing block before a later one is therefore damage, which an import reports. So is a block that builds on a
+//!   newer root than there is: its records may lack what only that root held.
 //! - Blocks that were left by a writer that is gone go with the last root whose log begins in their epoch, a day after
 //!   it; seals stay much longer (`sweeping.rs`). A writer that was stopped for so long may find a name free then; so
 //!   a writer that has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
@@ -38,8 +39,18 @@ use crate::pointer::Txg;
 
 /// With so much in use, a commit is due, bytes.
 const LENGTH: u64 = 64 << 20;
-pub(super) const BLOCK: u8 = 1;
+/// The lengths of what is before and after the records of a block, bytes.
+const HEAD: usize = 17;
+const SUM: usize = 8;
+/// A block of an older version, which does not say what it builds on.
+const UNBASED_BLOCK: u8 = 1;
 const SEAL: u8 = 2;
+const BLOCK: u8 = 3;
+
+/// Whether an object of the log that begins with this byte is a block.
+pub(super) fn is_block(kind: u8) -> bool {
+    matches!(kind, BLOCK | UNBASED_BLOCK)
+}
 
 /// The log of one import.
 pub(super) struct ObjectLog {
@@ -65,8 +76,17 @@ struct Block {
 
 /// What is found under a name.
 enum Found {
-    Block { txg: Txg, chain: u64, records: Vec<u8>, length: u64 },
-    Seal { epoch: u64 },
+    /// It builds on the state after the txg `base`.
+    Block {
+        txg: Txg,
+        base: Txg,
+        chain: u64,
+        records: Vec<u8>,
+        length: u64,
+    },
+    Seal {
+        epoch: u64,
+    },
 }
 
 fn damaged() -> PoolError {
@@ -167,10 +187,11 @@ impl ObjectLog {
         }
         let mut from = Reader::new(body);
         Ok(match from.u8()? {
-            BLOCK => {
+            kind if is_block(kind) => {
                 let txg = Txg(from.u64()?);
-                let records = body.get(9..).unwrap_or_default().to_vec();
-                Found::Block { txg, chain, records, length: object.len() as u64 }
+                let base = Txg(if kind == BLOCK { from.u64()? } else { 0 });
+                let records = from.rest().to_vec();
+                Found::Block { txg, base, chain, records, length: object.len() as u64 }
             }
             SEAL => Found::Seal { epoch: from.u64()? },
             _ => return Err(damaged()),
@@ -234,7 +255,12 @@ impl Blocks for ObjectLog {
         let own = self.epoch();
         while self.next.position != own {
             match self.find(self.next)? {
-                Some(Found::Block { txg, chain, records, length }) => {
+                // The root that it builds on is not there any more. Nor has any later block another one.
+                Some(Found::Block { base, chain, .. }) if base > committed => {
+                    replayed.lost = replayed.lost.or(Some(self.next.sequence));
+                    self.next = Start { sequence: self.next.sequence.wrapping_add(1), chain, ..self.next };
+                }
+                Some(Found::Block { txg, chain, records, length, .. }) => {
                     replayed.records += show(&records, committed, visit)?;
                     replayed.blocks += 1;
                     self.push(txg, length, chain);
@@ -259,13 +285,14 @@ impl Blocks for ObjectLog {
     }
 
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
-        let length = records.len() as u64 + 17;
+        let length = (records.len() + HEAD + SUM) as u64;
         if self.used() + length > LENGTH {
             return Ok(false);
         }
         let mut to = Writer::default();
         to.u8(BLOCK);
         to.u64(txg.0);
+        to.u64(self.state.lock().durable.0);
         to.bytes(records);
         self.assert_own()?;
         let chain = self.put(to.finish())?.ok_or_else(fenced)?;

@@ -13,7 +13,7 @@
 //!   that were the newest within a day.
 
 use super::epochs::{CLAIMS, claimed_epoch};
-use super::log::BLOCK;
+use super::log::is_block;
 use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
 use crate::label::Identity;
 
@@ -120,7 +120,7 @@ impl Objects {
             }
             let kind = attempt(&*self.bucket, "reading", || self.bucket.get(&key, Some(0..1)))?;
             // What is damaged may be a seal.
-            let is_seal = kind.is_some_and(|kind| kind != [BLOCK]);
+            let is_seal = kind.as_deref().is_some_and(|kind| !matches!(kind, [kind] if is_block(*kind)));
             if !is_seal || !self.keep_fence(&key, epoch) {
                 self.remove_object(&key)?;
             }

@@ -39,6 +39,7 @@ fn what_an_import_without_roots_has_left_is_not_taken_for_the_next_ones() {
         let left = of_epochs(&ground);
 
         let next = PoolInBucket::import(&ground);
+        assert_eq!(next.has("lost 5"), commits == 0, "it builds on nothing that is lost, or it is left out");
         next.write("committed").unwrap();
         next.pool.commit().unwrap();
         next.write("synced").unwrap();
