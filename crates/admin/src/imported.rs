@@ -393,7 +393,7 @@ impl Imported {
     }
 
     /// The pool in a bucket. It is taken over when its catalog was read, so that an import that is refused leaves it
-    /// as it was. If its writer has committed meanwhile, all is read again; the last time it is taken over first.
+    /// as it was. If its writer has committed meanwhile, all is read again; the last time it is taken over unread.
     fn open_bucket(
         (bucket, address): (Arc<dyn Bucket>, String),
         import: &Import,
@@ -410,10 +410,12 @@ impl Imported {
             let at = (Arc::clone(&bucket), address.clone());
             let (backend, below) = Below::in_bucket(at, &identity, writes, writer, opening)?;
             let objects = below.objects.clone();
-            let (store, root) = Store::open_in(backend, identity, import)?;
-            if tries == READ_FIRST_MOST {
-                store.confirm()?;
+            if tries == READ_FIRST_MOST
+                && let Some(objects) = &objects
+            {
+                objects.take_over_unread()?;
             }
+            let (store, root) = Store::open_in(backend, identity, import)?;
             let opened = Self::take_up(store, root, below, import, opening.clone());
             writer = objects.and_then(|objects| objects.fenced_after());
             let may_go_on = import.access.is_of_newest() && tries < READ_FIRST_MOST;

@@ -78,6 +78,8 @@ use uploads::Uploads;
 const MAKING: usize = 6;
 /// A writer that has put no root for so long looks for others first, seconds.
 const IDLE: u64 = 3600;
+/// So many commits of its writer let a pool be taken over unread.
+const TAKING_MOST: usize = 1000;
 /// Roots are kept for so long, seconds.
 const KEPT: u64 = 24 * 3600;
 /// Segments stay for so long after the first root that does not name them, seconds.
@@ -513,6 +515,59 @@ impl Objects {
         PutRoot::Fenced { by }
     }
 
+    /// Puts a root of the same content as the newest one, before anything else of the pool is read: its writer may
+    /// commit faster than the pool can be read. Does nothing where the import is to be refused.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool.
+    pub fn take_over_unread(&self) -> Result<()> {
+        let Some(NewestRoot { root: mut newest, lost: 0 }) = self.newest_root()? else { return Ok(()) };
+        if self.missing_log()?.is_some() {
+            return Ok(());
+        }
+        self.claim_epoch(0)?;
+        for _ in 0..TAKING_MOST {
+            let (now, state) = (self.writer.moment(), self.state.lock());
+            let (epoch, log) = (state.epoch, state.inherited);
+            drop(state);
+            let root = Root { generation: newest.generation + 1, clean: false, ..newest };
+            let key = root_key(root.generation);
+            if make(&*self.bucket, &key, &self.encode(&root, epoch, log, now)?)? {
+                return Ok(());
+            }
+            // Its writer was faster: it has one commit at a time.
+            let Some(body) = read_root(&*self.bucket, &key)? else { return Ok(()) };
+            newest = self.take_up(body?, now)?;
+        }
+        Ok(())
+    }
+
+    /// A root as it is put.
+    fn encode(&self, root: &Root, epoch: u32, log: u32, now: Moment) -> Result<Vec<u8>> {
+        let (nonce, host) = (self.writer.nonce, self.writer.host.clone());
+        RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()
+    }
+
+    /// Notes the newest root and its writer, which has to be the expected one.
+    fn take_up(&self, body: RootBody, now: Moment) -> Result<Root> {
+        let expected = self.expected.or(self.goes_on.then_some(self.writer.nonce));
+        let is_taken = self.state.lock().epoch == body.epoch && body.nonce == self.writer.nonce;
+        if expected.is_some_and(|expected| body.nonce != expected) && !is_taken {
+            return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
+        }
+        if let Some(seen) = &self.seen {
+            seen.check(body.root.generation)?;
+        }
+        let mut state = self.state.lock();
+        state.last = Some((body.root.generation, now));
+        // A root that was put unread says nothing of the writer before.
+        if !is_taken {
+            (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
+            state.writer = body.nonce;
+        }
+        Ok(body.root)
+    }
+
     /// Removes what no root has named for long, without a new root; whether there was any.
     fn make_room(&self) -> Result<bool> {
         let now = (self.writer.clock)();
@@ -926,9 +981,8 @@ impl Backend for Objects {
         {
             return Ok(self.fenced(root.generation));
         }
-        let (host, log) = (self.writer.host.clone(), self.log_of(root));
-        let nonce = self.writer.nonce;
-        let body = RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()?;
+        let (log, nonce) = (self.log_of(root), self.writer.nonce);
+        let body = self.encode(root, epoch, log, now)?;
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
             return match read_root(&*self.bucket, &key)? {
@@ -975,18 +1029,7 @@ impl Backend for Objects {
         let mut lost = 0;
         while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {
             if let Some(Ok(body)) = read_root(&*self.bucket, &key)? {
-                let expected = self.expected.or(self.goes_on.then_some(self.writer.nonce));
-                if expected.is_some_and(|expected| body.nonce != expected) {
-                    return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
-                }
-                if let Some(seen) = &self.seen {
-                    seen.check(body.root.generation)?;
-                }
-                let mut state = self.state.lock();
-                (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
-                state.writer = body.nonce;
-                state.last = Some((body.root.generation, now));
-                return Ok(Some(NewestRoot { root: body.root, lost }));
+                return Ok(Some(NewestRoot { root: self.take_up(body, now)?, lost }));
             }
             lost += 1;
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use nacre_pool::backend::{Bucket, MemoryBucket, Put};
 use nacre_pool::label::PoolState;
@@ -97,26 +98,40 @@ fn an_import_that_is_refused_leaves_the_bucket_as_it_was() {
 #[test]
 fn a_pool_is_taken_over_from_a_writer_that_goes_on_meanwhile() {
     // After three times, the pool is taken over before its catalog is read.
-    for commits in [1, 2, 6] {
+    for commits in [1, 2, 6, 1000] {
         let bucket = Arc::new(MemoryBucket::new(1, 0));
         let writer = Arc::new(made(&bucket));
         write(&writer, "first", 1000);
         ask(&writer, PoolRequest::Sync).unwrap();
-        let (behind, count) = (Arc::clone(&writer), AtomicU64::new(0));
+        let (behind, synced) = (Arc::clone(&writer), Arc::new(AtomicU64::new(0)));
+        let (count, is_fenced) = (Arc::clone(&synced), Arc::new(AtomicBool::new(false)));
+        let fenced = Arc::clone(&is_fenced);
         let act = move || {
-            write(&behind, &format!("more{}", count.fetch_add(1, Ordering::Relaxed)), 1000);
-            ask(&behind, PoolRequest::Sync).unwrap();
+            if fenced.load(Ordering::Relaxed) {
+                return;
+            }
+            let number = count.load(Ordering::Relaxed);
+            write(&behind, &format!("more{number}"), 1000);
+            match ask(&behind, PoolRequest::Sync) {
+                Ok(_) => count.store(number + 1, Ordering::Relaxed),
+                Err(_) => fenced.store(true, Ordering::Relaxed),
+            }
         };
         let meddled = Meddled { bucket: Arc::clone(&bucket), times: Mutex::new(commits), act: Box::new(act) };
         let taken = imported(Arc::new(meddled), 2).unwrap();
         let root = taken.pool.dataset(taken.pool.root().unwrap()).unwrap();
         let files = root.files();
         assert!(files.look_up(&files.root(), b"first").is_ok());
-        assert!(files.look_up(&files.root(), b"more0").is_ok(), "after {commits} commits");
+        for number in 0..synced.load(Ordering::Relaxed) {
+            let name = format!("more{number}");
+            assert!(files.look_up(&files.root(), name.as_bytes()).is_ok(), "{name} of {commits}");
+        }
         write(&taken, "taken", 1000);
         ask(&taken, PoolRequest::Sync).unwrap();
-        write(&writer, "late", 1000);
-        assert!(ask(&writer, PoolRequest::Sync).is_err());
+        if !is_fenced.load(Ordering::Relaxed) {
+            write(&writer, "late", 1000);
+            assert!(ask(&writer, PoolRequest::Sync).is_err());
+        }
     }
 }
 
