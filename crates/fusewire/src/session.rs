@@ -1,8 +1,8 @@
 //! A running connection: negotiation, worker threads, and its end.
 //!
 //! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports),
-//! `dispatch` (one request), `workers` (what each thread does), `state` (what they share, and
-//! [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session
+//! `dispatch` (one request), `workers` (what each thread does), `stuck` (requests that take long),
+//! `state` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session
 //! runs, `destroy` has been called, and the kernel's connection is closed.
 
 mod device;
@@ -12,6 +12,7 @@ mod negotiate;
 mod pace;
 mod ring;
 mod state;
+mod stuck;
 mod threads;
 mod uring;
 mod whereabouts;
@@ -68,7 +69,8 @@ pub struct SessionOptions {
     /// one per CPU and one more; 3 (2 with more than 8 CPUs).
     pub threads: u32,
     /// Most threads that are not inside [`blocking`]: in all on the device, per CPU on io_uring.
-    /// More are made when all are busy. 0 chooses: 32; 16.
+    /// More are made when all are busy. 0 chooses: 32; 16. Threads that have been at one request for
+    /// long while all were busy do not count either.
     pub max_threads: u32,
     /// Stack of a worker, bytes; only what is touched costs memory.
     pub stack_size: usize,

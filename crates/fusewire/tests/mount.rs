@@ -291,6 +291,121 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
     }
 }
 
+/// Makes so many requests be held up in their handlers, outside of `blocking`; their results.
+fn hold_up<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    mount: &'scope Mount,
+    many: u64,
+) -> Vec<std::thread::ScopedJoinHandle<'scope, rustix::io::Result<()>>> {
+    let all = 0..many;
+    all.map(|i| {
+        scope.spawn(move || {
+            pin();
+            getattr(&mount.path(&format!("gated{i}"))).map(drop)
+        })
+    })
+    .collect()
+}
+
+fn mount_with_gated_files(transport: TransportChoice, many: u64) -> Mount {
+    let all = MountOptions { allow_other: true, ..MountOptions::default() };
+    let mount = Mount::with(transport, settings(), &all);
+    for name in (0..many).map(|i| format!("gated{i}")).chain(["other".to_owned()]) {
+        File::create(mount.path(&name)).unwrap();
+    }
+    mount
+}
+
+#[test]
+fn requests_that_take_long_hold_nobody_up() {
+    let _alone = alone();
+    const MANY: u64 = 150;
+    for transport in transports() {
+        let mount = mount_with_gated_files(transport, MANY);
+        let root = File::open(mount.dir.path()).unwrap();
+        std::thread::scope(|scope| {
+            let held = hold_up(scope, &mount, MANY);
+            mount.fs.await_waiting(MANY);
+            // Also of the same user.
+            getattr(&mount.path("other")).unwrap();
+            ask_as_other_user(&root);
+            mount.fs.open_gate();
+            held.into_iter().for_each(|held| held.join().unwrap().unwrap());
+        });
+        // On the device, what is too many then ends.
+        while mount.session.transport() == Transport::Device && mount.session.threads() > 40 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ask_as_other_user(&root);
+    }
+}
+
+#[test]
+fn one_user_does_not_take_all_threads_by_requests_that_take_long() {
+    let _alone = alone();
+    // Above what one user may have, and one round of threads that were taken before that was seen.
+    const MANY: u64 = 700;
+    let mount = mount_with_gated_files(TransportChoice::Device, MANY);
+    let root = File::open(mount.dir.path()).unwrap();
+    std::thread::scope(|scope| {
+        let held = hold_up(scope, &mount, MANY);
+        while held.iter().filter(|held| held.is_finished()).count() < 100 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ask_as_other_user(&root);
+        mount.fs.open_gate();
+        let refused: Vec<_> = held.into_iter().filter_map(|held| held.join().unwrap().err()).collect();
+        assert!(refused.iter().all(|error| *error == rustix::io::Errno::AGAIN), "{refused:?}");
+    });
+    getattr(&mount.path("other")).unwrap();
+}
+
+#[test]
+fn one_user_does_not_take_all_threads_by_waiting_for_locks() {
+    let _alone = alone();
+    let all = MountOptions { allow_other: true, ..MountOptions::default() };
+    let mount = Mount::with(TransportChoice::Device, settings(), &all);
+    File::create(mount.path("file")).unwrap();
+    let file = File::options().write(true).open(mount.path("file")).unwrap();
+    std::thread::scope(|scope| {
+        let tries: Vec<_> = (0..1100).map(|_| scope.spawn(|| lock(&file))).collect();
+        // The others are refused: one user has half of the threads at most.
+        while mount.fs.waiting.load(SeqCst) < 1024 || tries.iter().filter(|one| one.is_finished()).count() < 1100 - 1024
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(mount.fs.waiting.load(SeqCst), 1024);
+        let other = scope.spawn(|| {
+            // SAFETY: takes a number; concerns this thread alone.
+            unsafe { libc::setfsuid(1000) };
+            lock(&file)
+        });
+        mount.fs.await_waiting(1025);
+        while mount.session.in_flight() > 0 {
+            rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+            std::thread::yield_now();
+        }
+        other.join().unwrap().unwrap();
+        let refused: Vec<_> = tries.into_iter().filter_map(|one| one.join().unwrap().err()).collect();
+        assert!(refused.iter().all(|error| error.raw_os_error() == Some(libc::EAGAIN)) && refused.len() == 1100 - 1024);
+    });
+}
+
+/// Makes some requests as user 1000.
+fn ask_as_other_user(root: &File) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin();
+            // SAFETY: takes a number; concerns this thread alone.
+            unsafe { libc::setfsuid(1000) };
+            for _ in 0..50 {
+                let flags = rustix::fs::AtFlags::STATX_FORCE_SYNC;
+                rustix::fs::statx(root, "other", flags, rustix::fs::StatxFlags::BASIC_STATS).unwrap();
+            }
+        });
+    });
+}
+
 /// Held by every test: one at a time. Some start programs, and a child has a copy of all
 /// descriptors of this process until it becomes another program. Meanwhile a mount in which another
 /// test has just closed a file is busy, a program that has just been copied cannot be run, and

@@ -15,7 +15,7 @@ use rustix::io::Errno as Os;
 use super::dispatch::{self, Outcome};
 use super::leader::Reader;
 use super::state::{QueueId, SessionState};
-use super::workers::Worker;
+use super::workers::{CallerIds, Worker};
 use crate::abi::{InHeader, OutHeader, Pod};
 use crate::errno::Errno;
 use crate::request::fixed_size;
@@ -29,10 +29,14 @@ const LAZINESS: Duration = Duration::from_millis(10);
 pub(super) fn spawn(shared: &Arc<SessionState>) -> io::Result<()> {
     shared.device.add();
     let result = shared.spawn("fuse device".to_owned(), |shared| {
-        if let Err(error) = run(shared) {
-            tracing::error!(%error, "a thread of the fuse device ends");
-        }
+        let left = run(shared);
         shared.device.remove();
+        match left {
+            Ok(Left::End) => {}
+            // It may have been the last that waited.
+            Ok(Left::Surplus) => shared.supply(QueueId::Device, shared.lack(QueueId::Device)),
+            Err(error) => tracing::error!(%error, "a thread of the fuse device ends"),
+        }
     });
     if result.is_err() {
         shared.device.remove();
@@ -47,20 +51,30 @@ enum Next {
     Fail(io::Error),
 }
 
-fn run(shared: &Arc<SessionState>) -> io::Result<()> {
+/// Why a thread leaves its loop.
+enum Left {
+    /// The connection has ended, or we end it.
+    End,
+    /// It was detached, and there are threads enough.
+    Surplus,
+}
+
+fn run(shared: &Arc<SessionState>) -> io::Result<Left> {
     let result = start(shared);
     shared.device.end_growing();
     let (mut thread, worker) = match result {
         Ok(both) => both,
         // Ended before it began.
-        Err(_) if shared.is_ending() => return Ok(()),
+        Err(_) if shared.is_ending() => return Ok(Left::End),
         Err(error) => return Err(error),
     };
-    let result = thread.serve();
+    let left = thread.serve();
     shared.lead.end_for_now(worker.tid);
     shared.leave(&worker);
-    shared.left_loop(&result);
-    result
+    if !matches!(left, Ok(Left::Surplus)) {
+        shared.left_loop(left.is_ok());
+    }
+    left
 }
 
 fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
@@ -100,13 +114,13 @@ struct Thread {
 
 impl Thread {
     #[expect(clippy::disallowed_methods, reason = "lets what wants no reply gather")]
-    fn serve(&mut self) -> io::Result<()> {
+    fn serve(&mut self) -> io::Result<Left> {
         let lazy = !self.shared.rings.is_empty();
         while !self.shared.is_stopping() {
             self.shared.lead.wait_to_read(&mut self.reader);
             let size = match rustix::io::read(&self.device, self.input.bytes_mut()) {
                 // Closed by `Connection::close`: the kernel never answers so.
-                Ok(0) => return Ok(()),
+                Ok(0) => return Ok(Left::End),
                 Ok(size) => size,
                 Err(Os::AGAIN) => {
                     // Somebody gave us a descriptor that does not block.
@@ -118,7 +132,7 @@ impl Thread {
                 }
                 Err(error) => match after(error) {
                     Next::Again => continue,
-                    Next::Leave => return Ok(()),
+                    Next::Leave => return Ok(Left::End),
                     Next::Fail(error) => return Err(error),
                 },
             };
@@ -132,20 +146,19 @@ impl Thread {
                 if lazy && !self.shared.anyone_blocked() && !self.shared.is_ending() {
                     std::thread::sleep(LAZINESS);
                 }
-            } else if !self.answer(&header)? {
-                return Ok(());
+            } else if let Some(left) = self.answer(&header)? {
+                return Ok(left);
             }
         }
-        Ok(())
+        Ok(Left::End)
     }
 
-    /// Handles a request and sends the reply; false at the end of the connection.
-    fn answer(&mut self, header: &InHeader) -> io::Result<bool> {
+    /// Handles a request and sends the reply; whether to leave then.
+    fn answer(&mut self, header: &InHeader) -> io::Result<Option<Left>> {
         let shared = Arc::clone(&self.shared);
+        self.worker.called_by(CallerIds { uid: header.uid, pid: header.pid });
         self.worker.begin(header.unique, header.nodeid);
-        if shared.device.take(shared.limit(QueueId::Device)) {
-            shared.grow(QueueId::Device);
-        }
+        shared.supply(QueueId::Device, shared.device.take(shared.limit(QueueId::Device)));
         let (fixed, rest) = split(self.input.bytes(), header, &shared);
         if shared.rings.is_empty() {
             let brief = dispatch::is_brief(&shared, header, fixed);
@@ -157,13 +170,18 @@ impl Thread {
             None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
         };
         shared.lead.yields(&mut self.reader);
-        let result = self.send(header, outcome);
-        self.worker.handled();
+        let goes_on = self.send(header, outcome)?;
+        let was_detached = shared.handled(&self.worker, QueueId::Device);
         self.worker.answered();
         shared.device.give_back();
-        result
+        if !goes_on {
+            return Ok(Some(Left::End));
+        }
+        let is_surplus = was_detached && shared.device.has_surplus(shared.limit(QueueId::Device));
+        Ok(is_surplus.then_some(Left::Surplus))
     }
 
+    /// False at the end of the connection.
     fn send(&mut self, header: &InHeader, outcome: Outcome) -> io::Result<bool> {
         let end = size_of::<OutHeader>() + outcome.len;
         let output = self.output.bytes_mut();

@@ -23,7 +23,7 @@ use super::dispatch;
 use super::pace::Own;
 use super::state::{QueueId, SessionState};
 use super::uring::{Completion, Uring};
-use super::workers::{Queue, Worker};
+use super::workers::{CallerIds, Queue, Worker};
 use crate::abi::{
     InHeader, NotifyRetrieveOut, OutHeader, Pod, UringCmdReq, UringEntInOut, device, notify, opcode, uring,
 };
@@ -252,7 +252,7 @@ fn run(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>, repor
         if let Err(error) = &result {
             tracing::error!(%error, "a ring of the fuse connection fails; the session ends");
         }
-        shared.left_loop(&result);
+        shared.left_loop(result.is_ok());
     }
     let worker = Arc::clone(&thread.worker);
     drop(thread);
@@ -447,15 +447,14 @@ impl Thread {
             shared.pace.works(class);
         }
         shared.pace.came(header.pid, queue.qid);
-        if worker.begin(header.unique, header.nodeid) {
-            shared.pace.busy();
-        }
         if several {
             shared.set_place(worker, entry.place);
         }
-        if queue.take(shared.limit(entry.place)) {
-            shared.grow(entry.place);
+        worker.called_by(CallerIds { uid: header.uid, pid: header.pid });
+        if worker.begin(header.unique, header.nodeid) {
+            shared.pace.busy();
         }
+        shared.supply(entry.place, queue.take(shared.limit(entry.place)));
         let error_or_len = handle(shared, &header, carried.payload_sz as usize, memory);
         let (out, len) = error_or_len.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         entry.last = out.is_success().then_some((header, len));
@@ -464,7 +463,7 @@ impl Thread {
         let written = out.header(header.unique).write(memory);
         let written = written.and_then(|()| carried.write(memory.get_mut(uring::ENT_IN_OUT..)?));
         debug_assert!(written.is_some(), "the header area is a page");
-        worker.handled();
+        shared.handled(worker, entry.place);
         queue.give_back();
         let request = UringCmdReq { flags: 0, commit_id: carried.commit_id, qid: queue.qid, padding: [0; 6] };
         ring.push(device.as_raw_fd(), device::URING_COMMIT_AND_FETCH, 0, &request, index as u64)

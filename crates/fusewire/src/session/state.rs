@@ -17,7 +17,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use super::SessionOptions;
 use super::leader::Lead;
 use super::pace::Pace;
-use super::workers::{Queue, Worker};
+use super::stuck::Stuck;
+use super::workers::{Lack, Queue, Worker};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::errno::Errno;
@@ -29,6 +30,8 @@ use crate::sys;
 const EARLY_INTERRUPTS: usize = 64;
 /// Threads of one session, however many wait for users.
 const MOST_THREADS: i32 = 2048;
+/// Threads that wait for users, of which one user may not have more than its share from then on.
+const MANY_BLOCKED: i32 = MOST_THREADS / 2;
 /// Between two wake-ups of a thread that does not leave its blocking call.
 const WAKE_AGAIN: Duration = Duration::from_millis(5);
 
@@ -78,6 +81,8 @@ pub(super) struct SessionState {
     pub(super) lead: Lead,
     /// Of the ring threads.
     pub(super) pace: Pace,
+    /// Requests that take long.
+    pub(super) stuck: Stuck,
     /// How many descriptors the process might have at the start.
     descriptors: i32,
     waking: AtomicBool,
@@ -108,6 +113,20 @@ pub(super) enum QueueId {
     Device,
     /// Index into [`SessionState::rings`].
     Ring(usize),
+}
+
+impl QueueId {
+    /// It as a number, for an atomic.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            QueueId::Device => u32::MAX,
+            QueueId::Ring(index) => u32::try_from(index).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(super) fn from_number(number: u32) -> QueueId {
+        if number == u32::MAX { QueueId::Device } else { QueueId::Ring(number as usize) }
+    }
 }
 
 /// What a session starts with.
@@ -147,6 +166,7 @@ impl SessionState {
             early_interrupts: Mutex::new(VecDeque::new()),
             lead: Lead::default(),
             pace: Pace::default(),
+            stuck: Stuck::default(),
             descriptors: sys::descriptor_limit(),
             waking: AtomicBool::new(false),
             panic_logged: AtomicBool::new(false),
@@ -195,6 +215,7 @@ impl SessionState {
 
     /// Tells [`blocking`] which queue the calling thread serves now.
     pub(super) fn set_place(self: &Arc<Self>, worker: &Arc<Worker>, place: QueueId) {
+        worker.set_place(place);
         CURRENT.with_borrow_mut(|current| match current {
             Some((_, _, old)) => *old = place,
             None => *current = Some((Arc::clone(self), Arc::clone(worker), place)),
@@ -283,8 +304,8 @@ impl SessionState {
 
     /// A thread leaves its loop: because the connection has ended, or on an error. The error ends
     /// the session, because half of one would let requests wait for ever.
-    pub(super) fn left_loop(self: &Arc<Self>, result: &std::io::Result<()>) {
-        if result.is_err() {
+    pub(super) fn left_loop(self: &Arc<Self>, fine: bool) {
+        if !fine {
             self.stop();
         } else if !self.is_stopping() {
             self.ended();
@@ -401,6 +422,30 @@ impl SessionState {
         self.workers.read().iter().filter(|worker| due(worker)).cloned().collect()
     }
 
+    /// A worker's handler has returned; whether the thread was detached.
+    pub(super) fn handled(&self, worker: &Worker, place: QueueId) -> bool {
+        let was_detached = worker.handled();
+        if was_detached {
+            self.stuck.reattached(worker.tid);
+            self.queue(place).unblock();
+        }
+        was_detached
+    }
+
+    /// What a queue lacks.
+    pub(super) fn lack(&self, place: QueueId) -> Lack {
+        self.queue(place).lack(self.limit(place))
+    }
+
+    /// Sees to what a queue lacks.
+    pub(super) fn supply(self: &Arc<Self>, place: QueueId, lack: Lack) {
+        match lack {
+            Lack::Nothing => {}
+            Lack::Thread => self.grow(place),
+            Lack::Room => self.watch(),
+        }
+    }
+
     /// Adds a thread to a queue, unless that is going on already.
     pub(super) fn grow(self: &Arc<Self>, place: QueueId) {
         let queue = self.queue(place);
@@ -417,17 +462,21 @@ impl SessionState {
 
     /// The calling worker starts to wait for users.
     fn start_blocking(self: &Arc<Self>, worker: &Worker, place: QueueId) -> Result<(), Errno> {
-        let fine = worker.start_blocking();
+        let before = worker.start_blocking();
         self.lead.end_for_now(worker.tid);
-        let queue = self.queue(place);
-        let short = queue.block(self.limit(place));
-        self.blocked.fetch_add(1, SeqCst);
-        if short {
-            self.grow(place);
+        if before.was_detached {
+            // The queue has counted it.
+            self.stuck.reattached(worker.tid);
+        } else {
+            self.queue(place).block();
         }
-        let error = if !fine || self.is_ending() || self.was_interrupted_early(worker) {
+        self.blocked.fetch_add(1, SeqCst);
+        self.supply(place, self.lack(place));
+        let error = if before.was_interrupted || self.is_ending() || self.was_interrupted_early(worker) {
             Errno::EINTR
-        } else if !self.is_served(place) {
+        } else if self.blocked.load(SeqCst) > MANY_BLOCKED && self.has_too_many_blocked(worker)
+            || !self.is_served(place)
+        {
             Errno::EAGAIN
         } else {
             return Ok(());
@@ -484,7 +533,7 @@ impl SessionState {
         i32::try_from(rings).is_ok_and(|rings| rings <= self.descriptors / 8)
     }
 
-    /// Most threads of a queue that do not wait for users.
+    /// Most threads of a queue that neither wait for users nor are detached.
     pub(super) fn limit(&self, place: QueueId) -> i32 {
         let chosen = i32::try_from(self.options.max_threads).unwrap_or(i32::MAX);
         match (chosen, place, self.rings.is_empty()) {
@@ -503,7 +552,7 @@ impl SessionState {
 /// queue meanwhile, and that the call is interrupted when the caller of the request gets a signal
 /// or the session ends: a system call in it then returns EINTR (its own retry loop, such as those
 /// of the standard library, must not swallow that). Fails without having made the call: EINTR if
-/// the signal came before, EAGAIN if no other thread could be had. Outside of a request it only
+/// the signal came before, EAGAIN if no other thread could be had, or too many wait for the same user. Outside of a request it only
 /// makes the call.
 pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
     struct Guard(Arc<SessionState>, Arc<Worker>, QueueId);

@@ -13,6 +13,7 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
+use super::state::QueueId;
 use super::uring::Consumed;
 use crate::abi::UNIQUE_RESEND;
 
@@ -20,22 +21,58 @@ use crate::abi::UNIQUE_RESEND;
 const BLOCKING: u64 = 1;
 /// The request's caller got a signal.
 const INTERRUPTED: u64 = 2;
-const FLAGS: u64 = BLOCKING | INTERRUPTED;
+/// The request takes long, and its thread is not counted ([`super::stuck`]).
+const DETACHED: u64 = 4;
+const FLAGS: u64 = BLOCKING | INTERRUPTED | DETACHED;
 
-/// The number of a request without its flag bits, shifted so that two bits are free below (bit 0 of
-/// a number is always 0).
+/// The number of a request without its flag bits, shifted so that three bits are free below (bit 0
+/// of a number is always 0).
 fn key(unique: u64) -> u64 {
-    (unique & !UNIQUE_RESEND) << 1 & !FLAGS
+    (unique & !UNIQUE_RESEND) << 2 & !FLAGS
 }
+
+/// Whose request it is, as its header says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallerIds {
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+}
+
+/// What a queue lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lack {
+    Nothing,
+    /// One more thread.
+    Thread,
+    /// The same, but it has as many as it may have.
+    Room,
+}
+
+/// What a worker was when it started to wait for users.
+pub(super) struct Before {
+    pub(super) was_interrupted: bool,
+    pub(super) was_detached: bool,
+}
+
+/// No user has this id.
+const NO_USER: u64 = u64::MAX;
 
 /// One thread.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) tid: u32,
-    /// Number of the request being handled with its flags; 0 between requests.
+    /// Number of the request being handled with its flags; 0 between requests. Only the thread itself
+    /// removes [`DETACHED`].
     state: AtomicU64,
     /// The node of the request that was taken last.
     node: AtomicU64,
+    /// Its caller's user and thread id, as in its header.
+    uid: AtomicU32,
+    pid: AtomicU32,
+    /// The user whose request it is, where it has been found out; [`NO_USER`] before.
+    user: AtomicU64,
+    /// The queue that it serves: see [`QueueId::number`].
+    place: AtomicU32,
     taken: AtomicU32,
     /// Replies that the kernel has, where the thread itself counts them (device).
     answered: AtomicU32,
@@ -57,6 +94,10 @@ impl Worker {
             tid,
             state: AtomicU64::new(0),
             node: AtomicU64::new(0),
+            uid: AtomicU32::new(0),
+            pid: AtomicU32::new(0),
+            user: AtomicU64::new(NO_USER),
+            place: AtomicU32::new(QueueId::Device.number()),
             taken: AtomicU32::new(0),
             answered: AtomicU32::new(0),
             consumed: cell,
@@ -70,6 +111,26 @@ impl Worker {
         self.node.store(node, Relaxed);
         self.state.store(key(unique), SeqCst);
         self.taken.fetch_add(1, SeqCst) % 256 == 255
+    }
+
+    /// Whose request is about to begin.
+    pub(super) fn called_by(&self, ids: CallerIds) {
+        self.user.store(NO_USER, Relaxed);
+        self.uid.store(ids.uid, Relaxed);
+        self.pid.store(ids.pid, Relaxed);
+    }
+
+    /// Whose request it has taken last.
+    pub(super) fn caller(&self) -> CallerIds {
+        CallerIds { uid: self.uid.load(Relaxed), pid: self.pid.load(Relaxed) }
+    }
+
+    pub(super) fn set_place(&self, place: QueueId) {
+        self.place.store(place.number(), Relaxed);
+    }
+
+    pub(super) fn place(&self) -> QueueId {
+        QueueId::from_number(self.place.load(Relaxed))
     }
 
     /// How many requests it has taken.
@@ -87,9 +148,25 @@ impl Worker {
         self.node.load(Relaxed)
     }
 
-    /// The handler has returned; the reply is on its way.
-    pub(super) fn handled(&self) {
-        self.state.store(0, SeqCst);
+    /// The handler has returned; the reply is on its way. Whether the thread is detached.
+    pub(super) fn handled(&self) -> bool {
+        self.state.swap(0, SeqCst) & DETACHED != 0
+    }
+
+    /// Marks the request with this number (as [`key`]) as one of a detached thread; false if it is
+    /// handled here no longer, or waits for users.
+    pub(super) fn detach(&self, request: u64) -> bool {
+        let set = |state: u64| (request != 0 && state & !INTERRUPTED == request).then_some(state | DETACHED);
+        self.state.fetch_update(SeqCst, SeqCst, set).is_ok()
+    }
+
+    pub(super) fn set_user(&self, user: Option<u32>) {
+        self.user.store(user.map_or(NO_USER, u64::from), SeqCst);
+    }
+
+    /// The user whose request it is, where that has been found out.
+    pub(super) fn user(&self) -> Option<u32> {
+        u32::try_from(self.user.load(SeqCst)).ok()
     }
 
     /// The kernel has the reply (device only; on the ring the kernel itself counts).
@@ -142,13 +219,15 @@ impl Worker {
 
     /// Whether it waits for users although the caller got a signal.
     pub(super) fn to_be_woken(&self) -> bool {
-        self.state.load(SeqCst) & FLAGS == FLAGS
+        self.state.load(SeqCst) & (BLOCKING | INTERRUPTED) == BLOCKING | INTERRUPTED
     }
 
-    /// Enters a blocking call; false if the caller got a signal before (the call must not be made
-    /// then).
-    pub(super) fn start_blocking(&self) -> bool {
-        self.state.fetch_or(BLOCKING, SeqCst) & INTERRUPTED == 0
+    /// Enters a blocking call, which must not be made if the caller got a signal before. The thread is
+    /// detached no longer.
+    pub(super) fn start_blocking(&self) -> Before {
+        let enter = |state: u64| Some((state | BLOCKING) & !DETACHED);
+        let (Ok(old) | Err(old)) = self.state.fetch_update(SeqCst, SeqCst, enter);
+        Before { was_interrupted: old & INTERRUPTED != 0, was_detached: old & DETACHED != 0 }
     }
 
     pub(super) fn end_blocking(&self) {
@@ -181,7 +260,7 @@ pub(super) struct Queue {
     /// Threads that wait, and those that are about to.
     idle: AtomicI32,
     threads: AtomicI32,
-    /// Threads inside [`crate::blocking`].
+    /// Threads inside [`crate::blocking`], and detached ones.
     blocked: AtomicI32,
     growing: AtomicBool,
 }
@@ -209,10 +288,10 @@ impl Queue {
         self.idle.fetch_sub(1, SeqCst);
     }
 
-    /// A waiting thread took a request; whether another thread should be added.
-    pub(super) fn take(&self, limit: i32) -> bool {
-        let idle = self.idle.fetch_sub(1, SeqCst) - 1;
-        self.short(idle, limit)
+    /// A waiting thread took a request; what is lacking then.
+    pub(super) fn take(&self, limit: i32) -> Lack {
+        self.idle.fetch_sub(1, SeqCst);
+        self.lack(limit)
     }
 
     /// A thread waits again.
@@ -220,10 +299,9 @@ impl Queue {
         self.idle.fetch_add(1, SeqCst);
     }
 
-    /// A thread starts to wait for users; whether another thread should be added.
-    pub(super) fn block(&self, limit: i32) -> bool {
+    /// A thread starts to wait for users, or is detached.
+    pub(super) fn block(&self) {
         self.blocked.fetch_add(1, SeqCst);
-        self.short(self.idle.load(SeqCst), limit)
     }
 
     pub(super) fn unblock(&self) {
@@ -239,10 +317,21 @@ impl Queue {
     /// One thread must be left waiting, and two while some wait for users (a new thread does not
     /// get the requests that came while it was being made, so it must not be made at the last
     /// moment).
-    fn short(&self, idle: i32, limit: i32) -> bool {
+    pub(super) fn lack(&self, limit: i32) -> Lack {
         let blocked = self.blocked.load(SeqCst);
         let least = if blocked > 0 { 2 } else { 1 };
-        idle < least && self.threads.load(SeqCst) - blocked < limit
+        if self.idle.load(SeqCst) >= least {
+            Lack::Nothing
+        } else if self.threads.load(SeqCst) - blocked < limit {
+            Lack::Thread
+        } else {
+            Lack::Room
+        }
+    }
+
+    /// Whether it has more threads than it may have: one that was detached can end.
+    pub(super) fn has_surplus(&self, limit: i32) -> bool {
+        self.threads.load(SeqCst) - self.blocked.load(SeqCst) > limit
     }
 
     /// At most one thread at a time makes another.
@@ -270,15 +359,33 @@ mod tests {
         worker.begin(10, 1);
         assert_eq!(worker.interrupt(12), None);
         assert_eq!(worker.interrupt(10), Some(false));
-        assert!(!worker.start_blocking());
+        assert!(worker.start_blocking().was_interrupted);
         worker.end_blocking();
-        worker.handled();
+        assert!(!worker.handled());
         worker.answered();
         assert_eq!(worker.interrupt(10), None);
         worker.begin(12, 1);
-        assert!(worker.start_blocking());
+        assert!(!worker.start_blocking().was_interrupted);
         assert_eq!(worker.interrupt(12 | UNIQUE_RESEND), Some(true));
         assert!(worker.to_be_woken() && worker.handles(12));
+    }
+
+    #[test]
+    fn a_thread_is_detached_for_the_request_that_was_meant_and_until_it_waits_for_users() {
+        let worker = Worker::new(1, None);
+        worker.begin(10, 1);
+        let request = worker.current();
+        worker.handled();
+        worker.begin(12, 1);
+        assert!(!worker.detach(request), "another request");
+        assert_eq!(worker.interrupt(12), Some(false));
+        assert!(worker.detach(worker.current()));
+        assert!(!worker.detach(worker.current()), "it is already");
+        let before = worker.start_blocking();
+        assert!(before.was_detached && before.was_interrupted && worker.to_be_woken());
+        assert!(!worker.detach(worker.current()), "it waits for users");
+        worker.end_blocking();
+        assert!(worker.detach(worker.current()) && worker.handled());
     }
 
     #[test]
@@ -302,13 +409,17 @@ mod tests {
     fn a_queue_grows_before_it_is_out_of_threads() {
         let queue = Queue::new(0);
         (0..3).for_each(|_| queue.add());
-        assert!(!queue.take(8));
-        assert!(!queue.block(8));
-        assert!(queue.take(8), "one is left, but one waits for users");
-        assert!(queue.take(8));
+        assert_eq!(queue.take(8), Lack::Nothing);
+        queue.block();
+        assert_eq!(queue.lack(8), Lack::Nothing);
+        assert_eq!(queue.take(8), Lack::Thread, "one is left, but one waits for users");
+        assert_eq!(queue.take(8), Lack::Thread);
         assert!(queue.served(), "one handles a request to its end");
-        assert!(!queue.take(2), "the limit counts those that do not wait for users");
-        assert!(queue.block(8) && queue.served());
-        assert!(queue.block(8) && !queue.served(), "the last one has to make another");
+        assert_eq!(queue.take(2), Lack::Room, "the limit counts those that do not wait for users");
+        assert!(!queue.has_surplus(2) && queue.has_surplus(1));
+        queue.block();
+        assert!(queue.served() && queue.lack(8) == Lack::Thread);
+        queue.block();
+        assert!(!queue.served() && queue.lack(8) == Lack::Thread, "the last one has to make another");
     }
 }

@@ -1,0 +1,254 @@
+//! Requests that take long: their threads are not counted, and one user does not take all.
+//!
+//! Any call of a handler may wait for another user: for an inode's lock that a write from an absent
+//! page holds, for a lease, for a server that does not answer. The number of threads is limited, so
+//! a user who arranges for enough of such waits would stop the mount for everybody. So while all
+//! threads of a queue are busy, a thread watches them: a worker that has been at one request for
+//! [`STUCK_AFTER`] is *detached*, that is, not counted any more, as one inside [`crate::blocking`],
+//! and another thread takes its place.
+//!
+//! The number of all threads is limited, too. So a user with [`SessionState::most_detached`] of them
+//! is refused further requests (EAGAIN). They are not left waiting instead: the kernel holds locks of
+//! pages and directories for some of them, which other users want.
+//!
+//! Used by the transports and by `state.rs`. Invariants: a worker's detachment ends with its request;
+//! the lock is held for no system call.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::state::{QueueId, SessionState};
+use super::workers::{Lack, Worker};
+use crate::abi::{INVALID_UIDGID, InHeader, opcode};
+
+/// A request that has been handled for at least this long, and at most twice as long, is stuck.
+const STUCK_AFTER: Duration = Duration::from_millis(100);
+/// While many threads wait for users, those of one user.
+const MOST_BLOCKED: usize = 512;
+
+/// The detached threads.
+#[derive(Debug, Default)]
+pub(super) struct Stuck {
+    /// A thread watches the workers.
+    watched: AtomicBool,
+    /// Some user has as many detached threads as it may have.
+    crowded: AtomicBool,
+    /// By thread id, with the user that each is counted to.
+    threads: Mutex<HashMap<u32, Option<u32>>>,
+}
+
+impl Stuck {
+    /// Detaches a worker's thread from now on, for this user, if it is still at this request.
+    fn detach(&self, worker: &Worker, request: u64, user: Option<u32>, most: usize) -> bool {
+        // Under the lock: the worker removes what is noted here.
+        let mut threads = self.threads.lock();
+        if !worker.detach(request) {
+            return false;
+        }
+        threads.insert(worker.tid, user);
+        if user.is_some() && count(&threads, user) >= most {
+            self.crowded.store(true, SeqCst);
+        }
+        true
+    }
+
+    /// A thread is detached no longer.
+    pub(super) fn reattached(&self, tid: u32) {
+        let mut threads = self.threads.lock();
+        threads.remove(&tid);
+        // Found out again when the next one is detached; meanwhile a user may have some more.
+        self.crowded.store(false, SeqCst);
+    }
+
+    /// Whether a request is refused, because its user has `most` detached threads.
+    pub(super) fn refuses(&self, header: &InHeader, most: usize) -> bool {
+        if !self.crowded.load(Relaxed) {
+            return false;
+        }
+        // What ends something is never refused: others may wait for it.
+        let ends = [opcode::RELEASE, opcode::RELEASEDIR, opcode::FLUSH, opcode::SETLK, opcode::DESTROY];
+        if ends.contains(&header.opcode) {
+            return false;
+        }
+        let user = user_of(header.uid, header.pid);
+        user.is_some() && count(&self.threads.lock(), user) >= most
+    }
+}
+
+fn count(threads: &HashMap<u32, Option<u32>>, user: Option<u32>) -> usize {
+    threads.values().filter(|other| **other == user).count()
+}
+
+/// The user that a request is counted to: the effective user id of its caller. `None` for requests
+/// that nobody waits for, whose number the kernel limits.
+fn user_of(uid: u32, pid: u32) -> Option<u32> {
+    if pid == 0 {
+        return None;
+    }
+    if uid != INVALID_UIDGID {
+        return Some(uid);
+    }
+    // On mounts that can be idmapped most requests bear no ids. Callers that cannot be seen from here
+    // (`hidepid`) are one user together.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    // Real, effective, saved, of the file system.
+    Some(ids.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(INVALID_UIDGID))
+}
+
+/// The user that the request of a worker is counted to.
+fn worker_user(worker: &Worker) -> Option<u32> {
+    worker.user().or_else(|| {
+        let caller = worker.caller();
+        let user = user_of(caller.uid, caller.pid);
+        worker.set_user(user);
+        user
+    })
+}
+
+impl SessionState {
+    /// How many detached threads a user may have.
+    pub(super) fn most_detached(&self) -> usize {
+        usize::try_from(self.few(512).max(64)).unwrap_or(64)
+    }
+
+    /// Whether so many threads wait for users in the name of this worker's user that others might find
+    /// none for that.
+    pub(super) fn has_too_many_blocked(&self, worker: &Worker) -> bool {
+        let user = worker_user(worker);
+        user.is_some() && {
+            let is_same = |other: &&Arc<Worker>| other.is_blocking() && worker_user(other) == user;
+            self.workers().iter().filter(is_same).count() > MOST_BLOCKED
+        }
+    }
+
+    /// Has the workers watched: a queue has as many threads as it may have, and all are busy.
+    pub(super) fn watch(self: &Arc<Self>) {
+        if self.stuck.watched.load(SeqCst) || self.stuck.watched.swap(true, SeqCst) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("fuse watch".to_owned())
+            .stack_size(128 << 10)
+            .spawn(move || watch_loop(shared));
+        if let Err(error) = thread {
+            self.stuck.watched.store(false, SeqCst);
+            tracing::warn!(%error, "cannot start a thread to watch for requests that take long; others may wait for them");
+        }
+    }
+
+    /// Detaches the workers that are at the same request as they were at the last look, where their
+    /// queue lacks threads. Answers what they are at now.
+    fn detach_stuck(self: &Arc<Self>, seen: &HashMap<u32, u32>) -> HashMap<u32, u32> {
+        let mut marks = HashMap::new();
+        let mut stuck = Vec::new();
+        for worker in self.workers() {
+            let Some(mark) = worker.mark() else { continue };
+            marks.insert(worker.tid, mark);
+            if seen.get(&worker.tid) == Some(&mark) && self.lack(worker.place()) == Lack::Room {
+                stuck.push(worker);
+            }
+        }
+        let mut places: Vec<QueueId> = stuck.iter().map(|worker| worker.place()).collect();
+        places.dedup();
+        for worker in &stuck {
+            self.detach(worker);
+        }
+        for place in places {
+            self.supply(place, self.lack(place));
+        }
+        marks
+    }
+
+    fn detach(&self, worker: &Worker) {
+        let (request, user) = (worker.current(), worker_user(worker));
+        let queue = self.queue(worker.place());
+        // Counted before it is marked: both end with the request.
+        queue.block();
+        if !self.stuck.detach(worker, request, user, self.most_detached()) {
+            queue.unblock();
+        }
+    }
+
+    fn is_short_of_room(&self) -> bool {
+        self.workers().iter().any(|worker| self.lack(worker.place()) == Lack::Room)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a request is stuck by the time that it takes")]
+fn watch_loop(mut shared: Arc<SessionState>) {
+    let mut seen = HashMap::new();
+    loop {
+        // The session's end waits for its workers, not for this thread.
+        let waiting = Arc::downgrade(&shared);
+        drop(shared);
+        std::thread::sleep(STUCK_AFTER);
+        let Some(again) = waiting.upgrade() else { return };
+        shared = again;
+        if shared.is_ending() {
+            return;
+        }
+        seen = shared.detach_stuck(&seen);
+        if !shared.is_short_of_room() {
+            shared.stuck.watched.store(false, SeqCst);
+            // A queue may have become short of threads while `watched` was still set.
+            if !shared.is_short_of_room() || shared.stuck.watched.swap(true, SeqCst) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Pod;
+
+    /// A request of this user by the first process of all.
+    fn request(opcode: u32, uid: u32) -> InHeader {
+        let mut bytes = [0; size_of::<InHeader>()];
+        InHeader { len: 40, opcode, uid, pid: 1, ..InHeader::read(&bytes).unwrap() }.write(&mut bytes).unwrap();
+        InHeader::read(&bytes).unwrap()
+    }
+
+    #[test]
+    fn a_user_with_enough_detached_threads_is_refused_more() {
+        let stuck = Stuck::default();
+        let refuses = |opcode, uid| stuck.refuses(&request(opcode, uid), 2);
+        for tid in [1, 2] {
+            assert!(!refuses(opcode::OPEN, 7));
+            let worker = Worker::new(tid, None);
+            worker.begin(2, 1);
+            assert!(stuck.detach(&worker, worker.current(), Some(7), 2) && worker.handled());
+        }
+        assert!(refuses(opcode::OPEN, 7) && !refuses(opcode::OPEN, 8) && !refuses(opcode::RELEASE, 7));
+        stuck.reattached(1);
+        assert!(!refuses(opcode::OPEN, 7));
+    }
+
+    #[test]
+    fn a_request_that_is_done_detaches_nobody() {
+        let (stuck, worker) = (Stuck::default(), Worker::new(1, None));
+        worker.begin(2, 1);
+        let request = worker.current();
+        worker.handled();
+        worker.begin(4, 1);
+        assert!(!stuck.detach(&worker, request, Some(7), 1) && !worker.handled());
+        assert!(stuck.threads.lock().is_empty());
+    }
+
+    #[test]
+    fn whose_a_request_is() {
+        assert_eq!(user_of(5, 0), None);
+        assert_eq!(user_of(5, 1), Some(5));
+        assert_eq!(user_of(INVALID_UIDGID, 1), Some(0));
+    }
+}
