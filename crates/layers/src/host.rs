@@ -34,6 +34,7 @@ mod tests;
 mod watch;
 mod xattr;
 
+use crate::context::{Waiting, simply_waiting};
 use crate::settings::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
@@ -58,7 +59,7 @@ use std::{
 pub use watch::{Tree, WatchGroup};
 
 /// How a host directory is served.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HostOptions {
     /// The directory.
     pub source: PathBuf,
@@ -80,6 +81,8 @@ pub struct HostOptions {
     pub block_devices: bool,
     /// The tree that it is shown in, of the watch group that it may hear with.
     pub tree: Option<Tree>,
+    /// How to wait for those who hold leases.
+    pub waiting: Waiting,
 }
 
 impl HostOptions {
@@ -102,6 +105,7 @@ impl From<&HostSpec> for HostOptions {
             noatime: spec.noatime,
             block_devices: false,
             tree: None,
+            waiting: simply_waiting(),
         }
     }
 }

@@ -200,7 +200,8 @@ fn open_host(
 ) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
     let block_devices = spec.layers.iter().any(shows_devices);
     let reached = context.reached.get(&host.source).cloned();
-    let options = HostOptions { reached, block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
+    let (tree, waiting) = (tree.cloned(), Arc::clone(&context.waiting));
+    let options = HostOptions { reached, block_devices, tree, waiting, ..HostOptions::from(host) };
     let opened = Host::open(options).map_err(|error| BuildError {
         what: format!(
             "cannot open the source {}: {error}; name a directory that exists and that you may read",

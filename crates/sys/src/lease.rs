@@ -5,6 +5,7 @@ use crate::check;
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
+    sync::{PoisonError, RwLock},
 };
 
 /// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be
@@ -32,7 +33,18 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> io::Result<bool> {
     is_refused(file, libc::F_RDLCK)
 }
 
+/// Held by all who hold a lease, for an instant.
+static OWN_LEASES: RwLock<()> = RwLock::new(());
+
+/// Makes a call while this process holds no lease: an open that must not wait would be refused for
+/// one of ours.
+pub fn without_own<T>(call: impl FnOnce() -> T) -> T {
+    let _none = OWN_LEASES.write().unwrap_or_else(PoisonError::into_inner);
+    call()
+}
+
 fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
+    let _one = OWN_LEASES.read().unwrap_or_else(PoisonError::into_inner);
     let fd = file.as_raw_fd();
     // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a
     // signal: one that is ignored unless asked for. SAFETY: a command of integers on a descriptor

@@ -22,6 +22,8 @@ impl OpenFlags {
     pub const TRUNC: u32 = 0o1000;
     /// `O_APPEND`.
     pub const APPEND: u32 = 0o2000;
+    /// `O_NONBLOCK`.
+    pub const NONBLOCK: u32 = 0o4000;
 
     /// All bits.
     pub fn raw(self) -> u32 {
@@ -46,6 +48,10 @@ impl OpenFlags {
     /// `O_APPEND` is set.
     pub fn appends(self) -> bool {
         self.0 & Self::APPEND != 0
+    }
+    /// Whether the open waits for a lease that somebody holds on the file (`O_NONBLOCK` is not set).
+    pub fn waits(self) -> bool {
+        self.0 & Self::NONBLOCK == 0
     }
     /// `O_EXCL` is set.
     pub fn exclusive(self) -> bool {

@@ -25,11 +25,11 @@ use nacre_vfs::{
 use parking_lot::Mutex;
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC,
+/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_NONBLOCK, O_DSYNC,
 /// O_NOATIME and O_SYNC. All others are the kernel's business with its own open file (O_NOFOLLOW,
 /// O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows whether its storage
 /// shall see it.
-const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
+const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o4000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
 /// `__FMODE_EXEC`: the file is opened to be run (include/linux/fs.h).
 const RUN: u32 = 0o40;
 /// `X_OK`.

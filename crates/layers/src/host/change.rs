@@ -71,7 +71,8 @@ impl HostShared {
             Some(file) => file.fd(),
             None => {
                 opened = match self.open_checked(node, OFlags::WRONLY) {
-                    Err(Errno::ESTALE | Errno::EAGAIN) => super::descriptor::reopen(target, OFlags::WRONLY)?,
+                    // A lease may be in the way, also of the file without a name.
+                    Err(Errno::ESTALE | Errno::EAGAIN) => self.open_leased(target, OFlags::WRONLY)?,
                     other => other?,
                 };
                 opened.as_fd()

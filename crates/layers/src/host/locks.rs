@@ -39,7 +39,8 @@ fn range(lock: FileLock) -> Range {
 /// An open file of its own, for reading and writing where possible, so that both kinds of lock can
 /// be held on it.
 fn separate(file: BorrowedFd<'_>, access: OFlags) -> Result<Arc<OwnedFd>> {
-    Ok(Arc::new(match reopen(file, OFlags::RDWR) {
+    // A lock asks nobody to give up a lease.
+    Ok(Arc::new(match reopen(file, OFlags::RDWR | OFlags::NONBLOCK) {
         Ok(descriptor) => descriptor,
         Err(_) => reopen(file, access)?,
     }))

@@ -14,10 +14,12 @@ use super::{
     node::HostNode,
     stat::{self, errno},
 };
+use crate::context::wait_for;
+use nacre_sys::lease;
 use nacre_vfs::{Errno, Ioctl, Kind, OpenFlags, Opened, Result};
 use rustix::fs::OFlags;
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -47,14 +49,14 @@ impl HostShared {
         if self.options.noatime && flags.reads() {
             lower |= OFlags::NOATIME;
         }
-        let mut opened = self.open_source(node, lower);
+        let mut opened = self.open_source(node, lower, flags);
         if lower.contains(OFlags::NOATIME) && matches!(opened, Err(Errno::EPERM)) {
             lower -= OFlags::NOATIME;
-            opened = self.open_source(node, lower);
+            opened = self.open_source(node, lower, flags);
         }
         if flags.appends() && matches!(opened, Err(Errno::EPERM)) {
             lower |= OFlags::APPEND;
-            opened = self.open_source(node, lower);
+            opened = self.open_source(node, lower, flags);
         }
         let descriptor = opened?;
         // A device that is shown as a file has no length to change; natively the flag is ignored
@@ -65,17 +67,25 @@ impl HostShared {
         Ok(self.opened(node, descriptor, flags, lower))
     }
 
-    fn open_source(&self, node: &Arc<HostNode>, lower: OFlags) -> Result<OwnedFd> {
-        match self.open_checked(node, lower) {
-            // Somebody holds a lease on it and is being asked to give it up: that takes an open
-            // that waits.
+    fn open_source(&self, node: &Arc<HostNode>, lower: OFlags, flags: OpenFlags) -> Result<OwnedFd> {
+        let opened = match self.open_checked(node, lower) {
+            Err(Errno::ESTALE) => reopen(node.any_open().ok_or(Errno::ESTALE)?.fd(), lower | OFlags::NONBLOCK),
+            other => other,
+        };
+        match opened {
+            Err(Errno::EAGAIN) if flags.waits() => self.open_leased(self.pin(node)?.fd(), lower),
+            // It may have been a lease that another thread of ours held for an instant.
             Err(Errno::EAGAIN) => {
                 let pin = self.pin(node)?;
-                reopen(pin.fd(), lower)
+                lease::without_own(|| reopen(pin.fd(), lower | OFlags::NONBLOCK))
             }
-            Err(Errno::ESTALE) => reopen(node.any_open().ok_or(Errno::ESTALE)?.fd(), lower),
             other => other,
         }
+    }
+
+    /// Opens a file on which somebody holds a lease and has been asked to give it up.
+    pub(super) fn open_leased(&self, file: BorrowedFd<'_>, lower: OFlags) -> Result<OwnedFd> {
+        wait_for(&self.options.waiting, || reopen(file, lower))?
     }
 
     /// An open file, remembered by its node. The source was opened with `lower`.
@@ -152,7 +162,7 @@ impl HostShared {
         }
         match node.kind() {
             Kind::Directory => forward(self.open_directory(node)?.as_fd(), request, output),
-            Kind::File => forward(self.open_source(node, OFlags::RDONLY)?.as_fd(), request, output),
+            Kind::File => forward(self.open_source(node, OFlags::RDONLY, OpenFlags(0))?.as_fd(), request, output),
             _ => Err(Errno::ENOTTY),
         }
     }
