@@ -64,8 +64,26 @@ impl Accounts for Everybody {
     }
 }
 
+/// By which ids a thread uses files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// File-system user id.
+    pub uid: u32,
+    /// File-system group id.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
 /// What is known of running processes.
 pub trait Processes: Send + Sync {
+    /// The ids of a process or thread; `None` where it is gone, or works for others (a thread of the
+    /// kernel: those of an NFS server).
+    ///
+    /// # Errors
+    /// Where the system cannot answer.
+    fn credentials(&self, pid: u32) -> io::Result<Option<Credentials>>;
+
     /// The supplementary groups of a process or thread; empty where it is gone.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! tests move.
 
 use crate::{
-    accounts::{Accounts, Processes, User},
+    accounts::{Accounts, Credentials, Processes, User},
     clock::Clock,
     context::{Context, Devices, Mounter, simply_waiting, tell_nobody},
 };
@@ -63,11 +63,13 @@ impl Accounts for FakeAccounts {
     }
 }
 
-/// Processes with the supplementary groups that a test gives them.
+/// Processes with the ids that a test gives them.
 #[derive(Default)]
 pub struct FakeProcesses {
     /// By process.
     pub groups: Mutex<HashMap<u32, Vec<u32>>>,
+    /// User and group, by process.
+    pub users: Mutex<HashMap<u32, (u32, u32)>>,
     asked: AtomicUsize,
 }
 
@@ -79,6 +81,11 @@ impl FakeProcesses {
 }
 
 impl Processes for FakeProcesses {
+    fn credentials(&self, pid: u32) -> io::Result<Option<Credentials>> {
+        let Some(&(uid, gid)) = self.users.lock().get(&pid) else { return Ok(None) };
+        Ok(Some(Credentials { uid, gid, groups: self.groups.lock().get(&pid).cloned().unwrap_or_default() }))
+    }
+
     fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Ok(self.groups.lock().get(&pid).cloned().unwrap_or_default())

@@ -22,6 +22,7 @@ pub mod override_stat;
 pub mod readonly;
 pub mod remap;
 pub mod rest_state;
+mod set_id;
 pub mod settings;
 pub mod shift;
 pub mod size;

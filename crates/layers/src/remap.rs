@@ -23,6 +23,7 @@ pub(crate) mod tests;
 
 pub use rules::{Rules, RulesError};
 
+use crate::set_id;
 use arc_swap::ArcSwap;
 use nacre_vfs::{
     AllocateMode, Attr, Before, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile,
@@ -133,7 +134,7 @@ impl Rules {
     }
 
     /// Whom a new object shall belong to below. What its creator cannot own there is the mounter's,
-    /// as in bindfs, but without set-id bits: its creator has it open for writing.
+    /// as in bindfs.
     fn owner_of_new(&self, caller: &mut Caller, creation: &mut Creation) {
         let rules = self.kinds.get(creation.kind);
         let (user, group) = if self.callers_own {
@@ -142,14 +143,19 @@ impl Rules {
             (Some(self.mounter.0), Some(self.mounter.1))
         };
         let (user, group) = (rules.create_for_user.or(user), rules.create_for_group.or(group));
-        if user.is_none() {
-            creation.mode &= !SET_USER_ID;
+        // The creator has it open for writing. A directory only passes its group on; the group of a
+        // file may be its directory's, which the kernel has judged by the one that is shown.
+        if creation.kind != Kind::Directory {
+            let is_root = caller.uid == 0;
+            if user.is_none_or(|user| user != caller.uid && !is_root) {
+                creation.mode &= !SET_USER_ID;
+            }
+            if group.is_none_or(|group| (group != caller.gid || self.rewrites_groups) && !is_root) {
+                creation.mode &= !SET_GROUP_ID;
+            }
         }
-        // A directory only passes its group on.
-        if group.is_none() && creation.kind != Kind::Directory {
-            creation.mode &= !SET_GROUP_ID;
-        }
-        (caller.uid, caller.gid) = (user.unwrap_or(self.mounter.0), group.unwrap_or(self.mounter.1));
+        let (user, group) = (user.unwrap_or(self.mounter.0), group.unwrap_or(self.mounter.1));
+        (caller.uid, caller.gid) = (user, group);
     }
 }
 
@@ -185,10 +191,19 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, before: Before<'_>) -> Result<()> {
+    fn change_down(&self, caller: &Caller, change: &mut SetAttr, before: Before<'_>) -> Result<()> {
         let rules = self.rules.load();
         let filter = rules.filters_modes.then_some(|kind| &rules.kinds.get(kind).chmod_filter);
-        rules.policies.change(&rules.owners, filter, change, before)
+        rules.policies.change(&rules.owners, filter, change, before)?;
+        if let Some(mode) = change.mode.filter(|mode| mode & (SET_USER_ID | SET_GROUP_ID) != 0 && rules.rewrites_owners)
+        {
+            let below = before()?;
+            if below.kind != Kind::Directory {
+                let owners = (change.uid.unwrap_or(below.uid), change.gid.unwrap_or(below.gid));
+                change.mode = Some(set_id::allowed(&*rules.processes, caller, mode, owners)?);
+            }
+        }
+        Ok(())
     }
 
     fn attr_up(&self, caller: &Caller, attr: &mut Attr) -> Result<()> {

@@ -7,9 +7,9 @@
 //! creates as that, and nothing can be given to it. Invariant: what was written through the filter
 //! shows as it was written.
 
-use crate::remap::acl;
-use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Result, SetAttr};
-use std::{fmt, str::FromStr};
+use crate::{accounts::Processes, remap::acl, set_id};
+use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Kind, Result, SetAttr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// What owners without a place in the ranges show as (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW: u32 = 65_534;
@@ -114,7 +114,7 @@ impl Ranges {
 }
 
 /// The filter.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Shift {
     /// Users.
     pub uids: Ranges,
@@ -124,6 +124,9 @@ pub struct Shift {
     pub squash_uid: Option<u32>,
     /// Everything shows as this group's.
     pub squash_gid: Option<u32>,
+    /// Who callers are: where owners are squashed, set-id bits are judged by the owners below. Ranges
+    /// leave them alone: they show an image to the container that it belongs to.
+    pub processes: Option<Arc<dyn Processes>>,
 }
 
 impl Filter for Shift {
@@ -156,10 +159,20 @@ impl Filter for Shift {
         }
     }
 
-    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, _before: Before<'_>) -> Result<()> {
+    fn change_down(&self, caller: &Caller, change: &mut SetAttr, before: Before<'_>) -> Result<()> {
         for (id, ranges) in [(&mut change.uid, &self.uids), (&mut change.gid, &self.gids)] {
             if let Some(id) = id {
                 *id = ranges.down(*id).ok_or(Errno::EINVAL)?;
+            }
+        }
+        let squashes = self.squash_uid.is_some() || self.squash_gid.is_some();
+        if let (Some(mode), Some(processes)) =
+            (change.mode.filter(|mode| squashes && mode & 0o6000 != 0), &self.processes)
+        {
+            let below = before()?;
+            if below.kind != Kind::Directory {
+                let owners = (change.uid.unwrap_or(below.uid), change.gid.unwrap_or(below.gid));
+                change.mode = Some(set_id::allowed(&**processes, caller, mode, owners)?);
             }
         }
         Ok(())
@@ -265,13 +278,20 @@ mod tests {
 
     #[test]
     fn squashed_owners_only_show() {
-        let (below, squashed) = over(Shift { squash_uid: Some(0), squash_gid: Some(7), ..Shift::default() });
+        let processes = Some(Arc::new(crate::fakes::FakeProcesses::default()) as _);
+        let (below, squashed) = over(Shift { squash_uid: Some(0), squash_gid: Some(7), processes, ..Shift::default() });
         let root = squashed.root().unwrap().node;
         let caller = Caller { uid: 5, gid: 6, pid: 0, umask: 0 };
         let made = squashed.mkdir(&caller, &root, Name::new(b"d").unwrap(), 0o755).unwrap();
         assert_eq!((made.attr.uid, made.attr.gid), (0, 7));
         let stored = below.getattr(&Caller::ROOT, &made.node, None).unwrap();
         assert_eq!((stored.uid, stored.gid), (5, 6));
+        let file =
+            squashed.mknod(&caller, &root, Name::new(b"f").unwrap(), nacre_vfs::Kind::File, 0o644, (0, 0)).unwrap();
+        let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+        let mode_by = |caller: &Caller| squashed.setattr(caller, &file.node, None, &set).unwrap().mode;
+        assert_eq!([mode_by(&caller), mode_by(&Caller::ROOT)], [0o6755, 0o6755]);
+        assert_eq!(mode_by(&Caller { uid: 7, gid: 7, ..caller }), 0o755, "not the owner below");
     }
 
     #[test]

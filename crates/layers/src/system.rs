@@ -4,7 +4,7 @@
 //! Called once, where a stack is built by the program. Invariant: no question enumerates users.
 
 use crate::{
-    accounts::{Accounts, Processes, User},
+    accounts::{Accounts, Credentials, Processes, User},
     clock::SystemClock,
     context::{Context, Devices, Mounter, simply_waiting, tell_nobody},
 };
@@ -37,13 +37,33 @@ impl Accounts for SystemAccounts {
 pub struct SystemProcesses;
 
 impl Processes for SystemProcesses {
-    fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>> {
-        match std::fs::read_to_string(format!("/proc/{pid}/status")) {
-            Ok(status) => Ok(groups_line(&status)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
+    fn credentials(&self, pid: u32) -> io::Result<Option<Credentials>> {
+        Ok(status(pid)?.and_then(|status| credentials_lines(&status)))
     }
+
+    fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>> {
+        Ok(status(pid)?.map(|status| groups_line(&status)).unwrap_or_default())
+    }
+}
+
+/// proc_pid_status(5); `None` where the process is gone.
+fn status(pid: u32) -> io::Result<Option<String>> {
+    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+        Ok(status) => Ok(Some(status)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn credentials_lines(status: &str) -> Option<Credentials> {
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    // Since Linux 6.8; before, such a thread has no memory.
+    if line("Kthread:").map_or(line("VmSize:").is_none(), |value| value.trim() == "1") {
+        return None;
+    }
+    // Real, effective, saved, of the file system.
+    let id = |name: &str| line(name)?.split_ascii_whitespace().nth(3)?.parse().ok();
+    Some(Credentials { uid: id("Uid:")?, gid: id("Gid:")?, groups: groups_line(status) })
 }
 
 /// The numbers behind `Groups:` in proc_pid_status(5).
@@ -102,6 +122,17 @@ mod tests {
     }
 
     #[test]
+    fn ids_of_a_status_file() {
+        let status = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 \n";
+        let known = Some(Credentials { uid: 4, gid: 8, groups: vec![9] });
+        assert_eq!(credentials_lines(&format!("{status}VmSize:\t1 kB\n")), known);
+        assert_eq!(credentials_lines(&format!("{status}Kthread:\t0\n")), known);
+        assert_eq!(credentials_lines(&format!("{status}Kthread:\t1\n")), None);
+        assert_eq!(credentials_lines(status), None);
+        assert_eq!(credentials_lines("Uid:\t1\t2\nKthread:\t0\n"), None);
+    }
+
+    #[test]
     fn this_system_answers() {
         assert_eq!(SystemAccounts.user("root").unwrap(), Some(User { uid: 0, gid: 0 }));
         assert!(SystemAccounts.groups_of(0).unwrap().contains(&0));
@@ -109,6 +140,9 @@ mod tests {
         let own = rustix::process::getgroups().unwrap();
         assert_eq!(SystemProcesses.supplementary_groups(std::process::id()).unwrap().len(), own.len());
         assert_eq!(SystemProcesses.supplementary_groups(u32::MAX).unwrap(), [0u32; 0]);
+        let myself = SystemProcesses.credentials(std::process::id()).unwrap().unwrap();
+        assert_eq!(myself.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(SystemProcesses.credentials(u32::MAX).unwrap(), None);
         assert_eq!(SystemDevices.size(0, 0), None);
     }
 }

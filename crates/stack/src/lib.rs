@@ -255,7 +255,7 @@ fn shift(spec: &ShiftSpec) -> Result<Shift, String> {
         None => Ok(Ranges::default()),
     };
     let (uids, gids) = (ranges("uid", &spec.uid)?, ranges("gid", &spec.gid)?);
-    Ok(Shift { uids, gids, squash_uid: spec.squash_uid, squash_gid: spec.squash_gid })
+    Ok(Shift { uids, gids, squash_uid: spec.squash_uid, squash_gid: spec.squash_gid, processes: None })
 }
 
 /// The bytes of a device come from the leaf, so it has to know that they are wanted.
@@ -278,7 +278,10 @@ fn put(
             let filter = Arc::new(Readonly { keep_atime: context.mounter.is_root() });
             (Arc::new(Filtered::new(filter, below)), Handle::Fixed)
         }
-        LayerSpec::Shift(spec) => (Arc::new(Filtered::new(Arc::new(shift(spec)?), below)), Handle::Fixed),
+        LayerSpec::Shift(spec) => {
+            let filter = Shift { processes: Some(Arc::clone(&context.processes)), ..shift(spec)? };
+            (Arc::new(Filtered::new(Arc::new(filter), below)), Handle::Fixed)
+        }
         LayerSpec::OverrideStat(spec) => (put_override_stat(spec, below)?, Handle::Fixed),
         LayerSpec::Throttle(throttle) => {
             let filter =

@@ -13,7 +13,7 @@ use super::{
     policy::Policies,
 };
 use crate::{
-    accounts::{Accounts, Everybody, group_id, user_id},
+    accounts::{Accounts, Everybody, Processes, group_id, user_id},
     context::{Context, Devices, Mounter},
     settings::{CreateAs, RemapSpec},
 };
@@ -98,6 +98,11 @@ pub struct Rules {
     /// ... who has these ids.
     pub(super) mounter: (u32, u32),
     pub(super) policies: Policies,
+    /// Whether any rule shows another owner or group: set-id bits are judged then.
+    pub(super) rewrites_owners: bool,
+    /// Whether any rule shows another group.
+    pub(super) rewrites_groups: bool,
+    pub(super) processes: Arc<dyn Processes>,
     pub(super) hidden: Hidden,
     pub(super) hide_hard_links: bool,
     pub(super) block_devices: Option<Arc<dyn Devices>>,
@@ -177,9 +182,16 @@ impl Rules {
         }
         let kinds = kinds(spec, &*context.accounts)?;
         let realistic = spec.realistic_permissions.then(|| context.mounter.clone());
+        let owners = owners(spec, context, warnings)?;
+        let mirror = mirror(spec, context)?;
+        let rewrites_groups = !owners.groups.is_identity() || kinds.any(|rules| rules.force_group.is_some());
+        let rewrites_users = !owners.users.is_identity() || kinds.any(|rules| rules.force_user.is_some());
         Ok(Rules {
-            owners: owners(spec, context, warnings)?,
-            mirror: mirror(spec, context)?,
+            rewrites_owners: mirror.is_some() || rewrites_users || rewrites_groups,
+            rewrites_groups,
+            processes: Arc::clone(&context.processes),
+            owners,
+            mirror,
             rewrites_modes: realistic.is_some() || kinds.any(|rules| !rules.perms.is_empty()),
             filters_modes: kinds.any(|rules| !rules.chmod_filter.is_empty()),
             kinds,

@@ -287,8 +287,51 @@ fn what_its_creator_cannot_own_is_the_mounters_without_his_power() {
     let (seen, below) = both.make(&ALICE, "new", 0o6755);
     assert_eq!((below.uid, below.gid, below.mode), (0, 0, 0o755));
     assert_eq!((seen.uid, seen.gid), (2000, 200));
-    let both = Both::new(|spec| spec.uid_offset = Some(1000));
-    assert_eq!(both.make(&ALICE, "own", 0o6755).1.mode, 0o6755, "his own keep them");
+}
+
+#[test]
+fn who_is_not_the_owner_below_gives_no_set_id_bits() {
+    let alice = |spec: &mut RemapSpec| spec.force_user = Some("alice".into());
+    let staff = |spec: &mut RemapSpec| spec.force_group = Some("staff".into());
+    let map = |spec: &mut RemapSpec| spec.map = Some("0/alice:@0/@100".into());
+    let mirror = |spec: &mut RemapSpec| spec.mirror = Some("alice".into());
+    let for_root = |spec: &mut RemapSpec| spec.create_for_user = Some("0".into());
+    // Made by the caller; then given bits by chmod, as is a file of root's and one of the caller's.
+    let cases: [(fn(&mut RemapSpec), [u32; 4]); 6] = [
+        (|_| {}, [0o6755, 0o6755, 0o6755, 0o6755]),
+        (alice, [0o6755, 0o6755, 0o755, 0o6755]),
+        (staff, [0o4755, 0o6755, 0o755, 0o6755]),
+        (map, [0o755, 0o755, 0o755, 0o6755]),
+        (mirror, [0o6755, 0o6755, 0o755, 0o6755]),
+        (for_root, [0o2755, 0o6755, 0o6755, 0o6755]),
+    ];
+    for (case, (change, expected)) in cases.into_iter().enumerate() {
+        let both = Both::new(change);
+        let (_, made) = both.make(&ALICE, "new", 0o6755);
+        let mut modes = vec![made.mode];
+        let new = both.plain.lookup(&ALICE, &both.root(), name("new")).unwrap();
+        let others = [both.file("roots", 0o644, 0, 0), both.file("own", 0o644, 1000, 100)];
+        for entry in [new].iter().chain(&others) {
+            let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+            both.seen.setattr(&ALICE, &entry.node, None, &set).unwrap();
+            modes.push(both.plain.getattr(&ALICE, &entry.node, None).unwrap().mode);
+        }
+        assert_eq!(modes, expected, "case {case}");
+        let directory = both.plain.mkdir(&Caller::ROOT, &both.root(), name("d"), 0o755).unwrap();
+        let set = SetAttr { mode: Some(0o2755), ..SetAttr::default() };
+        both.seen.setattr(&ALICE, &directory.node, None, &set).unwrap();
+        assert_eq!(both.plain.getattr(&ALICE, &directory.node, None).unwrap().mode, 0o2755, "it passes its group on");
+    }
+    // Root may, also with a change of owner, for which the new owner counts.
+    let both = Both::new(alice);
+    let file = both.file("roots", 0o644, 0, 0);
+    let set = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+    both.seen.setattr(&Caller::ROOT, &file.node, None, &set).unwrap();
+    assert_eq!(both.plain.getattr(&ALICE, &file.node, None).unwrap().mode, 0o4755);
+    both.seen.setattr(&ALICE, &file.node, None, &SetAttr { uid: Some(1000), ..set }).unwrap();
+    assert_eq!(both.plain.getattr(&ALICE, &file.node, None).unwrap().mode, 0o4755);
+    both.seen.setattr(&ALICE, &file.node, None, &SetAttr { uid: Some(0), ..set }).unwrap();
+    assert_eq!(both.plain.getattr(&ALICE, &file.node, None).unwrap().mode, 0o755);
 }
 
 #[test]
