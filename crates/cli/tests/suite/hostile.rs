@@ -775,6 +775,140 @@ fn a_blocked_record_lock_can_be_killed() {
     }
 }
 
+fn has_python() -> bool {
+    let found = std::process::Command::new("python3").arg("-V").output().is_ok();
+    found || crate::mounting::skip("python", "python3 is not installed: it makes system calls of another process")
+}
+
+/// Runs a program of Python's that prints a line when it has begun.
+fn python<S: AsRef<std::ffi::OsStr>>(script: &str, arguments: impl IntoIterator<Item = S>) -> Reaped {
+    let mut command = std::process::Command::new("python3");
+    command.args(["-c", script]).args(arguments).stdout(std::process::Stdio::piped());
+    let mut program = Reaped(command.stdin(std::process::Stdio::piped()).spawn().unwrap());
+    let mut line = [0; 1];
+    program.0.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    program
+}
+
+/// Has other users' requests be answered, which the kernel has caches for none of.
+fn others_go_on(view: &Path, what: &str) {
+    for round in 0..3 {
+        let script = format!("echo x > meanwhile{round} && chmod 600 meanwhile{round} && ls -l . > /dev/null");
+        let mut other =
+            Reaped(std::process::Command::new("sh").args(["-c", &script]).current_dir(view).spawn().unwrap());
+        eventually(what, || other.0.try_wait().unwrap().is_some_and(|status| status.success()));
+    }
+}
+
+/// More requests than there are threads, each for something that somebody else holds below.
+const WAITERS: usize = 60;
+
+/// A write from memory that never comes holds the inode's lock below; what else wants it waits, and
+/// nothing else.
+#[test]
+fn a_lock_that_is_held_below_for_good_holds_nobody_else_up() {
+    needs!(as_root());
+    if !has_python() {
+        return;
+    }
+    let script = "import ctypes,mmap,os,sys\nc=ctypes.CDLL(None)\nc.mmap.restype=ctypes.c_void_p\n\
+        memory=os.open(sys.argv[1],os.O_RDONLY)\nto=os.open(sys.argv[2],os.O_WRONLY)\n\
+        page=c.mmap(None,ctypes.c_size_t(4096),1,2,memory,ctypes.c_long(0))\n\
+        print(end='x',flush=True)\nsys.stdin.readline()\nc.write(to,ctypes.c_void_p(page),ctypes.c_size_t(4096))";
+    let (union, upper) = crate::mounting::unions::over(&[], |_| ());
+    let mirrors = [Fixture::mirror(&["--transport=device"]), Fixture::mirror(&["--survive"])];
+    let views = mirrors.iter().map(|mirror| (mirror, mirror.source.clone())).chain([(&union, upper)]);
+    for (fixture, source) in views {
+        fs::write(source.join("held"), "content").unwrap();
+        // Declared first, so ended last: they wait for the daemon that is stopped.
+        let (mut waiters, mut holder): (Vec<Reaped>, Reaped);
+        let absent =
+            Fixture::mirror_of(&["--passthrough=off"], |source| fs::write(source.join("page"), [7; 4096]).unwrap());
+        holder = python(script, [absent.at("page"), source.join("held")]);
+        absent.signal(Signal::STOP);
+        holder.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let stack = format!("/proc/{}/stack", holder.0.id());
+        eventually("the writer waits for its memory", || fs::read_to_string(&stack).unwrap().contains("fault"));
+        let truncate =
+            || std::process::Command::new("sh").args(["-c", ": > held"]).current_dir(&fixture.mountpoint).spawn();
+        waiters = (0..WAITERS).map(|_| Reaped(truncate().unwrap())).collect();
+        others_go_on(&fixture.mountpoint, "others go on beside a lock that is held for good");
+        assert!(waiters.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_none()), "all wait for the lock");
+        absent.signal(Signal::CONT);
+        eventually("all get the lock", || waiters.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+    }
+}
+
+/// Leases that somebody holds on files of the source.
+#[test]
+fn opens_wait_for_leases_as_natively() {
+    needs!(as_root());
+    if !has_python() {
+        return;
+    }
+    let holds = "import fcntl,os,signal,sys\nsignal.signal(signal.SIGIO,signal.SIG_IGN)\n\
+        all=[os.open(path,os.O_RDWR) for path in sys.argv[1:]]\n\
+        [fcntl.fcntl(file,fcntl.F_SETLEASE,fcntl.F_WRLCK) for file in all]\nprint(end='x',flush=True)\nsys.stdin.read()";
+    let open = "import os,sys\nprint(end='x',flush=True)\n\
+        os.truncate(sys.argv[1],3) if sys.argv[2]=='cut' else os.close(os.open(sys.argv[1],os.O_RDWR))";
+    let at_once =
+        "import os,sys\ntry: os.open(sys.argv[1],os.O_RDWR|os.O_NONBLOCK)\nexcept OSError as e: print(e.errno)";
+    let (union, upper) = crate::mounting::unions::over(&[], |_| ());
+    let (bare, mirror) = (Fixture::bare(), Fixture::mirror(&[]));
+    let views = [
+        (bare.source.clone(), bare.source.clone()),
+        (mirror.mountpoint.clone(), mirror.source.clone()),
+        (union.mountpoint.clone(), upper),
+    ];
+    for (view, source) in views {
+        let names: Vec<String> = (0..WAITERS).map(|index| format!("leased{index}")).collect();
+        names.iter().for_each(|name| fs::write(source.join(name), "content").unwrap());
+        let mut holder = python(holds, names.iter().map(|name| source.join(name)));
+        let refused = sh(&view, &format!("python3 -c '{at_once}' leased0"));
+        assert_eq!(refused.trim(), "11", "{view:?}: EWOULDBLOCK");
+        let mut waiters: Vec<Reaped> = names
+            .iter()
+            .zip(["open", "cut"].into_iter().cycle())
+            .map(|(name, how)| python(open, [view.join(name), how.into()]))
+            .collect();
+        others_go_on(&view, "others go on beside leases");
+        let (killed, patient) = waiters.split_at_mut(WAITERS / 2);
+        killed.iter().for_each(|waiter| crate::mounting::kill(waiter.0.id(), Signal::KILL));
+        eventually("waiters can be killed", || killed.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+        assert!(patient.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_none()), "{view:?}: leases hold");
+        holder.0.kill().unwrap();
+        holder.0.wait().unwrap();
+        let opened = |waiter: &mut Reaped| waiter.0.try_wait().unwrap().is_some_and(|status| status.success());
+        eventually("the others open their files", || patient.iter_mut().all(opened));
+    }
+}
+
+/// Who is shown as the owner of root's files gets no program that runs as root below.
+#[test]
+fn set_id_bits_belong_to_owners_below() {
+    needs!(as_root());
+    let script = "chmod 6755 roots; install -m 6755 /bin/true new; chmod 6755 new; chmod 2775 d; true";
+    for options in [
+        &["--force-user=1000", "--force-group=1000"][..],
+        &["--force-user=1000", "--force-group=1000", "--create-for-user=0", "--create-for-group=0"],
+        &["--map=0/1000:@0/@1000"],
+        &["--mirror=1000"],
+    ] {
+        let fixture = Fixture::mirror_of(options, |source| {
+            fs::write(source.join("roots"), "x").unwrap();
+            fs::create_dir(source.join("d")).unwrap();
+        });
+        let (code, said) = crate::mounting::sh_as(&fixture.mountpoint, 1000, 1000, "1000", script);
+        assert_eq!(code, 0, "{options:?}: {said}");
+        assert_eq!(fs::metadata(fixture.below("roots")).unwrap().mode() & 0o7777, 0o755, "{options:?}");
+        let new = fs::metadata(fixture.below("new")).unwrap();
+        let own = if (new.uid(), new.gid()) == (1000, 1000) { 0o6755 } else { 0o755 };
+        assert_eq!(new.mode() & 0o7777, own, "{options:?}");
+        fs::set_permissions(fixture.at("roots"), fs::Permissions::from_mode(0o6755)).unwrap();
+        assert_eq!(fs::metadata(fixture.below("roots")).unwrap().mode() & 0o7777, 0o6755, "{options:?}: root");
+    }
+}
+
 /// Whoever is in a directory that is removed, or replaced by another one, sees there what he sees
 /// natively.
 #[test]
