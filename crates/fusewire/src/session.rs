@@ -2,8 +2,8 @@
 //!
 //! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports),
 //! `dispatch` (one request), `workers` (what each thread does), `stuck` (requests that take long),
-//! `state` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session
-//! runs, `destroy` has been called, and the kernel's connection is closed.
+//! `state` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return,
+//! no thread of the session runs, `destroy` has been called, and the kernel's connection is closed.
 
 mod device;
 mod dispatch;
@@ -33,8 +33,8 @@ use crate::mount::{Device, Identity, Mounted};
 use crate::notify::Notifier;
 use crate::request::Form;
 use negotiate::Agreement;
-use state::{Parts, QueueId, SessionState};
-use workers::Worker;
+use state::{Parts, SessionState};
+use workers::{QueueId, Worker};
 
 pub use negotiate::Agreed;
 pub use state::blocking;

@@ -14,8 +14,8 @@ use rustix::io::Errno as Os;
 
 use super::dispatch::{self, Outcome};
 use super::leader::Reader;
-use super::state::{QueueId, SessionState};
-use super::workers::{CallerIds, Worker};
+use super::state::SessionState;
+use super::workers::{CallerIds, QueueId, Worker};
 use crate::abi::{InHeader, OutHeader, Pod};
 use crate::errno::Errno;
 use crate::request::fixed_size;

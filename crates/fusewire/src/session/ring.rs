@@ -21,9 +21,9 @@ use parking_lot::{Condvar, Mutex};
 use super::device::tid;
 use super::dispatch;
 use super::pace::Own;
-use super::state::{QueueId, SessionState};
+use super::state::SessionState;
 use super::uring::{Completion, Uring};
-use super::workers::{CallerIds, Queue, Worker};
+use super::workers::{CallerIds, Queue, QueueId, Worker};
 use crate::abi::{
     InHeader, NotifyRetrieveOut, OutHeader, Pod, UringCmdReq, UringEntInOut, device, notify, opcode, uring,
 };

@@ -18,7 +18,7 @@ use super::SessionOptions;
 use super::leader::Lead;
 use super::pace::Pace;
 use super::stuck::Stuck;
-use super::workers::{Lack, Queue, Worker};
+use super::workers::{Lack, Queue, QueueId, Worker};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::errno::Errno;
@@ -105,28 +105,6 @@ type Current = (Arc<SessionState>, Arc<Worker>, QueueId);
 thread_local! {
     /// Set in worker threads.
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
-}
-
-/// Which queue a worker serves at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QueueId {
-    Device,
-    /// Index into [`SessionState::rings`].
-    Ring(usize),
-}
-
-impl QueueId {
-    /// It as a number, for an atomic.
-    pub(super) fn number(self) -> u32 {
-        match self {
-            QueueId::Device => u32::MAX,
-            QueueId::Ring(index) => u32::try_from(index).unwrap_or(u32::MAX),
-        }
-    }
-
-    pub(super) fn from_number(number: u32) -> QueueId {
-        if number == u32::MAX { QueueId::Device } else { QueueId::Ring(number as usize) }
-    }
 }
 
 /// What a session starts with.
@@ -302,7 +280,7 @@ impl SessionState {
         }
     }
 
-    /// A thread leaves its loop: because the connection has ended, or on an error. The error ends
+    /// A thread leaves its loop: because the connection has ended (`fine`), or on an error, which ends
     /// the session, because half of one would let requests wait for ever.
     pub(super) fn left_loop(self: &Arc<Self>, fine: bool) {
         if !fine {
@@ -552,8 +530,8 @@ impl SessionState {
 /// queue meanwhile, and that the call is interrupted when the caller of the request gets a signal
 /// or the session ends: a system call in it then returns EINTR (its own retry loop, such as those
 /// of the standard library, must not swallow that). Fails without having made the call: EINTR if
-/// the signal came before, EAGAIN if no other thread could be had, or too many wait for the same user. Outside of a request it only
-/// makes the call.
+/// the signal came before, EAGAIN if no other thread could be had or too many wait for the same
+/// user. Outside of a request it only makes the call.
 pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
     struct Guard(Arc<SessionState>, Arc<Worker>, QueueId);
     impl Drop for Guard {

@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::state::{QueueId, SessionState};
-use super::workers::{Lack, Worker};
+use super::state::SessionState;
+use super::workers::{Lack, QueueId, Worker};
 use crate::abi::{INVALID_UIDGID, InHeader, opcode};
 
 /// A request that has been handled for at least this long, and at most twice as long, is stuck.

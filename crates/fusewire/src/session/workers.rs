@@ -13,7 +13,6 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-use super::state::QueueId;
 use super::uring::Consumed;
 use crate::abi::UNIQUE_RESEND;
 
@@ -249,6 +248,28 @@ impl Worker {
     /// Whether the request being handled has this number.
     pub(super) fn handles(&self, unique: u64) -> bool {
         self.current() == key(unique)
+    }
+}
+
+/// Which queue a worker serves at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueId {
+    Device,
+    /// Index into [`super::state::SessionState::rings`].
+    Ring(usize),
+}
+
+impl QueueId {
+    /// It as a number, for an atomic.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            QueueId::Device => u32::MAX,
+            QueueId::Ring(index) => u32::try_from(index).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(super) fn from_number(number: u32) -> QueueId {
+        if number == u32::MAX { QueueId::Device } else { QueueId::Ring(number as usize) }
     }
 }
 
