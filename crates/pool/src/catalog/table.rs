@@ -240,6 +240,14 @@ impl Catalog {
         Ok(all)
     }
 
+    /// What was set of a property at a dataset, or masked there.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn own_property(&self, dataset: u64, name: &str) -> Result<Option<PropertyRow>, PoolError> {
+        self.typed(&rows::key(rows::PROPERTY, &[dataset], name.as_bytes()), PropertyRow::decode)
+    }
+
     /// Sets a property, or removes what was set; what was received beside that stays.
     ///
     /// # Errors
@@ -410,18 +418,28 @@ impl Catalog {
         })
     }
 
-    /// Sets a hold, or releases it; the snapshot's count follows.
+    /// Whether this tag holds a snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn is_held(&self, dataset: u64, txg: Txg, tag: &str) -> Result<bool, PoolError> {
+        Ok(self.get(&rows::key(rows::HOLD, &[dataset, txg.0], tag.as_bytes()))?.is_some())
+    }
+
+    /// Sets a hold, or releases it; the snapshot's count follows. Its cost does not grow with the number
+    /// of holds: a stream may bring very many.
     ///
     /// # Errors
     /// As [`Self::dataset`].
     pub fn set_hold(&mut self, dataset: u64, txg: Txg, tag: &str, at: Option<i64>) -> Result<(), PoolError> {
         let key = rows::key(rows::HOLD, &[dataset, txg.0], tag.as_bytes());
+        let was = self.is_held(dataset, txg, tag)?;
         match at {
             Some(at) => self.put(&key, &at.to_le_bytes())?,
             None => self.delete(&key)?,
         }
         let mut row = self.snapshot(dataset, txg)?;
-        row.holds = self.holds(dataset, txg)?.len() as u64;
+        row.holds = counted(row.holds, was, at.is_some());
         self.set_snapshot(dataset, txg, &row)
     }
 
@@ -433,19 +451,21 @@ impl Catalog {
         self.all(rows::below(rows::CLONE, &[dataset, txg.0]), |key, _| Ok(rows::parts::<3>(key)?.0[2]))
     }
 
-    /// Notes or forgets that a dataset was cloned from a snapshot; the snapshot's count follows.
+    /// Notes or forgets that a dataset was cloned from a snapshot; the snapshot's count follows, at a cost
+    /// that does not grow with it.
     ///
     /// # Errors
     /// As [`Self::dataset`].
     pub fn set_clone(&mut self, dataset: u64, txg: Txg, clone: u64, is: bool) -> Result<(), PoolError> {
         let key = rows::key(rows::CLONE, &[dataset, txg.0, clone], b"");
+        let was = self.get(&key)?.is_some();
         if is {
             self.put(&key, b"")?;
         } else {
             self.delete(&key)?;
         }
         let mut row = self.snapshot(dataset, txg)?;
-        row.clones = self.clones(dataset, txg)?.len() as u64;
+        row.clones = counted(row.clones, was, is);
         self.set_snapshot(dataset, txg, &row)
     }
 
@@ -561,6 +581,15 @@ impl Catalog {
     /// The deadlists.
     pub fn deadlists(&mut self) -> Deadlists<'_, Self> {
         Deadlists::new(self)
+    }
+}
+
+/// A count of rows after one of them was there or not, and is there or not.
+fn counted(count: u64, was: bool, is: bool) -> u64 {
+    match (was, is) {
+        (false, true) => count.saturating_add(1),
+        (true, false) => count.saturating_sub(1),
+        (true, true) | (false, false) => count,
     }
 }
 

@@ -5,7 +5,7 @@
 //! - Of the edits of one call all hold or none; they are durable when it returns.
 //! - A limit that is accepted is in the accounts before anything further is admitted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{Admin, Pool};
 use crate::catalog::{PropertyRow, PropertySource};
@@ -50,8 +50,8 @@ pub(super) struct Bounds {
     pub(super) frame: u64,
 }
 
-/// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one
-/// that stays.
+/// What the edits of one property of one dataset come to: the rows of both kinds as they shall be; none
+/// for one that stays.
 pub(super) struct Planned {
     dataset: u64,
     name: String,
@@ -176,16 +176,25 @@ fn apply_limits(quotas: &mut QuotaTree, id: u64, old: &Limits, new: &Limits) -> 
 }
 
 /// Rows of a dataset as they will be.
-fn overlay(mut rows: Vec<(String, PropertyRow)>, planned: &Planned) -> Vec<(String, PropertyRow)> {
-    if let Some(local) = &planned.local {
-        rows.retain(|(name, row)| *name != planned.name || row.source == PropertySource::Received);
-        rows.extend(local.iter().map(|row| (planned.name.clone(), row.clone())));
-    }
-    if let Some(received) = &planned.received {
-        rows.retain(|(name, row)| *name != planned.name || row.source != PropertySource::Received);
-        rows.push((planned.name.clone(), received.clone()));
+fn overlay(mut rows: Vec<(String, PropertyRow)>, planned: &[&Planned]) -> Vec<(String, PropertyRow)> {
+    let by_name: HashMap<&str, &Planned> = planned.iter().map(|planned| (planned.name.as_str(), *planned)).collect();
+    rows.retain(|(name, row)| match by_name.get(name.as_str()) {
+        Some(planned) if row.source == PropertySource::Received => planned.received.is_none(),
+        Some(planned) => planned.local.is_none(),
+        None => true,
+    });
+    for planned in planned {
+        let local = planned.local.iter().flatten();
+        rows.extend(local.chain(&planned.received).map(|row| (planned.name.clone(), row.clone())));
     }
     rows
+}
+
+/// Whether a property has a part in [`Limits`].
+fn is_limit(name: &str) -> bool {
+    const LIMITS: [&str; 6] =
+        ["quota", "refquota", "reservation", "refreservation", "filesystem_limit", "snapshot_limit"];
+    LIMITS.contains(&name)
 }
 
 fn limits_of(rows: &[(String, PropertyRow)]) -> Result<Limits, PoolError> {
@@ -245,17 +254,26 @@ impl Admin {
         Ok(quotas)
     }
 
-    /// What edits come to, one after the other.
+    /// What edits come to, one after the other: each property of each dataset once.
     pub(super) fn plan_edits(&self, edits: &[Edit], bounds: &Bounds) -> Result<Vec<Planned>, PoolError> {
-        let mut planned = Vec::new();
+        let mut all: Vec<Planned> = Vec::new();
+        let mut places: HashMap<(u64, String), usize> = HashMap::new();
         for edit in edits {
-            planned.push(self.plan(edit, bounds, &planned)?);
+            let property = dataset_property(&edit.name)?;
+            let name = stored_name(&property, &edit.name)?;
+            let place = *places.entry((edit.dataset, name.clone())).or_insert(all.len());
+            if place == all.len() {
+                all.push(Planned { dataset: edit.dataset, name, local: None, received: None });
+            }
+            if let Some(planned) = all.get_mut(place) {
+                self.plan(edit, &property, bounds, planned)?;
+            }
         }
-        Ok(planned)
+        Ok(all)
     }
 
     /// Puts what is planned into the catalog.
-    fn enter_planned(&mut self, planned: &[Planned]) -> Result<(), PoolError> {
+    fn enter_planned<'p>(&mut self, planned: impl IntoIterator<Item = &'p Planned>) -> Result<(), PoolError> {
         for Planned { dataset, name, local, received } in planned {
             if let Some(local) = local {
                 self.catalog.set_property(*dataset, name, local.as_ref())?;
@@ -275,8 +293,10 @@ impl Admin {
             Err(PoolError::Limit { .. }) => {}
             Err(error) => return Err(error),
         }
+        let (limits, others): (Vec<&Planned>, Vec<&Planned>) = planned.iter().partition(|one| is_limit(&one.name));
+        self.enter_planned(others)?;
         let mut left = Vec::new();
-        for one in planned {
+        for one in limits {
             let one = std::slice::from_ref(one);
             match self.apply(one) {
                 Ok(()) => self.enter_planned(one)?,
@@ -289,13 +309,10 @@ impl Admin {
         Ok(left)
     }
 
-    /// What an edit comes to, after those before it.
-    fn plan(&self, edit: &Edit, bounds: &Bounds, before: &[Planned]) -> Result<Planned, PoolError> {
-        let property = dataset_property(&edit.name)?;
-        let name = stored_name(&property, &edit.name)?;
+    /// Adds what an edit comes to, after those before it of the same property.
+    fn plan(&self, edit: &Edit, property: &Property, bounds: &Bounds, planned: &mut Planned) -> Result<(), PoolError> {
         let row = |source, value| PropertyRow { source, value };
-        let comes = before.iter().any(|one| one.dataset == edit.dataset && one.name == name && one.received.is_some());
-        let mut planned = Planned { dataset: edit.dataset, name, local: None, received: None };
+        let comes = planned.received.is_some();
         match &edit.to {
             Setting::Local(text) => {
                 let value = property.parse(text, false)?;
@@ -305,7 +322,7 @@ impl Admin {
                 planned.local = Some((!lifted).then(|| row(PropertySource::Local, value)));
             }
             Setting::Received(text) => {
-                let value = match &property {
+                let value = match property {
                     Property::Known(definition) => definition.canonical(text)?,
                     _ => property.parse(text, true)?,
                 };
@@ -324,18 +341,20 @@ impl Admin {
                 planned.local = Some(None);
             }
         }
-        Ok(planned)
+        Ok(())
     }
 
     /// Puts limits into the accounts, where they all fit.
-    fn apply(&self, planned: &[Planned]) -> Result<(), PoolError> {
-        let datasets: BTreeSet<u64> = planned.iter().map(|planned| planned.dataset).collect();
+    fn apply<'p>(&self, planned: impl IntoIterator<Item = &'p Planned>) -> Result<(), PoolError> {
+        let mut datasets: BTreeMap<u64, Vec<&Planned>> = BTreeMap::new();
+        for one in planned {
+            datasets.entry(one.dataset).or_default().push(one);
+        }
         let mut changes = Vec::new();
-        for id in datasets {
+        for (id, planned) in datasets {
             let stored = self.catalog.properties(id)?;
             let old = limits_of(&stored)?;
-            let rows = planned.iter().filter(|planned| planned.dataset == id).fold(stored, overlay);
-            changes.push((id, old, limits_of(&rows)?));
+            changes.push((id, old, limits_of(&overlay(stored, &planned))?));
         }
         // Under one lock, so that no promise comes in between.
         let mut quotas = self.quota_tree();

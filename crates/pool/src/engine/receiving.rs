@@ -422,8 +422,7 @@ fn find_guid(admin: &Admin, guid: u64) -> Result<Option<(u64, Txg)>, PoolError> 
 
 impl Admin {
     pub(super) fn mark(&self, id: u64) -> Result<Option<String>, PoolError> {
-        let rows = self.catalog.properties(id)?;
-        Ok(rows.into_iter().find(|(name, _)| name == MARK).map(|(_, row)| row.value))
+        Ok(self.catalog.own_property(id, MARK)?.map(|row| row.value))
     }
 
     /// Whether a dataset is half received.

@@ -2,6 +2,8 @@
 //!
 //! Invariant: all is checked before the first is changed.
 
+use std::collections::BTreeSet;
+
 use super::refused;
 use crate::engine::Pool;
 use crate::error::PoolError;
@@ -16,7 +18,7 @@ impl Pool {
     /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
     pub fn destroy_snapshots(&self, id: u64, names: &[&str], deferred: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
-            let mut now = Vec::new();
+            let mut now = BTreeSet::new();
             let mut later = Vec::new();
             for name in names {
                 let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
@@ -24,8 +26,7 @@ impl Pool {
                 };
                 let row = admin.catalog.snapshot(id, txg)?;
                 match (row.holds == 0 && row.clones == 0, deferred) {
-                    (true, _) if now.contains(&txg) => {}
-                    (true, _) => now.push(txg),
+                    (true, _) => drop(now.insert(txg)),
                     (false, true) => later.push((txg, row)),
                     (false, false) => {
                         let why = if row.holds > 0 { "it is held" } else { "it has clones" };
@@ -49,18 +50,16 @@ impl Pool {
     pub fn hold_all(&self, snapshots: &[(u64, &str)], tag: &str, hold: bool) -> Result<(), PoolError> {
         let now = (self.clock)().seconds;
         self.commit_with(|admin, _| {
-            let mut found: Vec<(u64, Txg)> = Vec::new();
+            let mut found: BTreeSet<(u64, Txg)> = BTreeSet::new();
             for (id, name) in snapshots {
                 let Some(txg) = admin.catalog.snapshot_named(*id, name)? else {
                     return refused(format!("there is no snapshot '@{name}'"));
                 };
-                if admin.catalog.holds(*id, txg)?.iter().any(|(there, _)| there == tag) == hold {
+                if admin.catalog.is_held(*id, txg, tag)? == hold {
                     let why = if hold { "tag already exists on this dataset" } else { "no such tag on this dataset" };
                     return refused(why.to_owned());
                 }
-                if !found.contains(&(*id, txg)) {
-                    found.push((*id, txg));
-                }
+                found.insert((*id, txg));
             }
             for (id, txg) in found {
                 admin.catalog.set_hold(id, txg, tag, hold.then_some(now))?;

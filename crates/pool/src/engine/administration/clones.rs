@@ -119,7 +119,8 @@ impl Admin {
             self.catalog.set_snapshot_property(to, txg, &name, Some(&row))?;
         }
         self.catalog.leave_snapshot(from, txg)?;
-        self.catalog.enter_snapshot(to, txg, row)?;
+        // Both are counted again as they come.
+        self.catalog.enter_snapshot(to, txg, &SnapshotRow { holds: 0, clones: 0, ..row.clone() })?;
         for (tag, at) in &holds {
             self.catalog.set_hold(to, txg, tag, Some(*at))?;
         }

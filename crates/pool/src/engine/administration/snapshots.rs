@@ -120,8 +120,7 @@ impl Pool {
             let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
                 return refused(format!("there is no snapshot '@{name}'"));
             };
-            let there = admin.catalog.holds(id, txg)?.iter().any(|(there, _)| there == tag);
-            if there == hold {
+            if admin.catalog.is_held(id, txg, tag)? == hold {
                 return refused(if hold {
                     "tag already exists on this dataset".to_owned()
                 } else {

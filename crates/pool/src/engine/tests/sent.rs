@@ -2,6 +2,7 @@
 //! and whatever is refused changes nothing.
 
 mod forged;
+mod many;
 
 use super::*;
 use crate::codec::Writer;
