@@ -8,7 +8,7 @@
 //! here keeps its name. A receiver that dies in between leaves names for the moment, which the next
 //! one follows as well.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use nacre_pool::send_stream::{SnapshotHead, StreamHead};
 
@@ -25,8 +25,80 @@ pub(super) struct Following<'a> {
     mounts: &'a dyn Mounts,
     what: &'a ToReceive,
     head: &'a StreamHead,
+    there: There<'a>,
     /// What the snapshot that it is the difference to was called here.
     base: Option<String>,
+}
+
+/// The names of a snapshot at the sender: several, where it has been received there twice.
+struct Names<'a> {
+    first: &'a str,
+    all: HashSet<&'a str>,
+}
+
+/// The names of all snapshots at the sender.
+#[derive(Default)]
+struct SentNames<'a> {
+    by_guid: HashMap<u64, Names<'a>>,
+    all: HashSet<&'a str>,
+}
+
+impl<'a> SentNames<'a> {
+    fn add(&mut self, guid: u64, name: &'a str) {
+        self.all.insert(name);
+        self.by_guid.entry(guid).or_insert_with(|| Names { first: name, all: HashSet::new() }).all.insert(name);
+    }
+}
+
+/// What the sender has, by what it is looked for here: put together once, without the lock of
+/// administration, as its size is the sender's choice.
+struct There<'a> {
+    /// The file systems that have the snapshot with a guid.
+    filesystems: HashMap<u64, HashSet<&'a str>>,
+    names: SentNames<'a>,
+    /// The snapshots of each file system, name and guid.
+    snapshots: HashMap<&'a str, Vec<(&'a str, u64)>>,
+    /// The names of all file systems here.
+    places: HashSet<String>,
+}
+
+impl<'a> There<'a> {
+    fn of(what: &ToReceive, head: &'a StreamHead) -> Result<Self, Refusal> {
+        let mut there = Self {
+            filesystems: HashMap::new(),
+            names: SentNames::default(),
+            snapshots: HashMap::new(),
+            places: HashSet::new(),
+        };
+        for (below, snapshot, guid) in &head.there {
+            let snapshots = there.snapshots.entry(below).or_default();
+            if snapshot.is_empty() {
+                continue;
+            }
+            snapshots.push((snapshot, *guid));
+            there.filesystems.entry(*guid).or_default().insert(below);
+            there.names.add(*guid, snapshot);
+        }
+        for below in there.snapshots.keys() {
+            there.places.insert(place_of(what, head, below)?);
+        }
+        Ok(there)
+    }
+}
+
+/// The snapshots of a file system here, and below what name the sender has it.
+struct SnapshotsHere {
+    id: u64,
+    name: String,
+    below: Option<String>,
+    here: Vec<(u64, String)>,
+}
+
+/// The name of a file system below the topmost one, as streams have it.
+fn below_top(objects: &mut Objects<'_>, top: u64, id: u64) -> Result<String, Refusal> {
+    let top = objects.known(top)?;
+    let known = objects.known(id)?;
+    Ok(known.name.strip_prefix(top.name.as_str()).unwrap_or_default().to_owned())
 }
 
 /// The file systems from the topmost one on, and which of them the sender has.
@@ -53,6 +125,7 @@ impl<'a> Following<'a> {
         first: &SnapshotHead,
         done: &mut ReceivedStream,
     ) -> Result<Self, Refusal> {
+        let there = There::of(what, head)?;
         let base = {
             let objects = Objects::now(pool, mounts);
             let rows = match objects.catalog.find(&place_of(what, head, &first.below)?)? {
@@ -61,7 +134,7 @@ impl<'a> Following<'a> {
             };
             rows.into_iter().find(|(_, row)| row.guid == first.from).map(|(_, row)| row.name)
         };
-        let this = Self { pool, mounts, what, head, base };
+        let this = Self { pool, mounts, what, head, there, base };
         // Where something is in the way, nothing is renamed.
         this.next_rename()?;
         this.snapshots()?;
@@ -86,12 +159,7 @@ impl<'a> Following<'a> {
 
     fn see(&self, objects: &mut Objects<'_>) -> Result<Option<Seen>, Refusal> {
         let Some(top) = objects.catalog.find(&place_of(self.what, self.head, "")?)? else { return Ok(None) };
-        let mut sent: HashMap<u64, HashSet<&str>> = HashMap::new();
-        let mut with_snapshots: HashSet<&str> = HashSet::new();
-        for (below, _, guid) in self.head.there.iter().filter(|(_, snapshot, _)| !snapshot.is_empty()) {
-            sent.entry(*guid).or_default().insert(below);
-            with_snapshots.insert(below);
-        }
+        let sent = &self.there.filesystems;
         let all = objects.descendants(top)?;
         let mut claims: HashMap<&str, Vec<u64>> = HashMap::new();
         let mut matched = HashMap::new();
@@ -115,8 +183,11 @@ impl<'a> Following<'a> {
             }
         }
         let mut bare = HashSet::new();
-        for (below, _, _) in self.head.there.iter().filter(|(below, _, _)| !with_snapshots.contains(below.as_str())) {
-            bare.extend(objects.catalog.find(&place_of(self.what, self.head, below)?)?);
+        for id in &all {
+            let below = below_top(objects, top, *id)?;
+            if self.there.snapshots.get(below.as_str()).is_some_and(Vec::is_empty) {
+                bare.insert(*id);
+            }
         }
         Ok(Some(Seen { top, all, matched, bare }))
     }
@@ -141,29 +212,29 @@ impl<'a> Following<'a> {
     }
 
     fn snapshots(&self) -> Result<(), Refusal> {
-        let mut names: HashMap<u64, Vec<&str>> = HashMap::new();
-        for (_, snapshot, guid) in self.head.there.iter().filter(|(_, snapshot, _)| !snapshot.is_empty()) {
-            names.entry(*guid).or_default().push(snapshot);
-        }
-        let mut renames = Vec::new();
+        let mut all = Vec::new();
         {
             let mut objects = Objects::now(self.pool, self.mounts);
             let Some(seen) = self.see(&mut objects)? else { return Ok(()) };
             for id in &seen.all {
                 let rows = objects.catalog.snapshot_rows(*id)?;
                 let here: Vec<(u64, String)> = rows.into_iter().map(|(_, row)| (row.guid, row.name)).collect();
-                let below = seen.matched.get(id);
-                let comes =
-                    self.head.there.iter().filter(|(place, _, guid)| {
-                        Some(place) == below && !here.iter().any(|(there, _)| there == guid)
-                    });
-                let comes = comes.map(|(_, snapshot, _)| snapshot.as_str()).collect();
-                let steps = steps(here, &names, &comes, self.what.force).map_err(|name| {
-                    let place = objects.known(*id).map(|known| known.name.clone()).unwrap_or_default();
-                    in_the_way(&format!("{place}@{name}"))
-                })?;
-                renames.extend(steps.into_iter().map(|step| (*id, step)));
+                let below = match seen.matched.get(id) {
+                    Some(below) if below.is_empty() => Some(below_top(&mut objects, seen.top, *id)?),
+                    other => other.cloned(),
+                };
+                all.push(SnapshotsHere { id: *id, name: objects.known(*id)?.name.clone(), below, here });
             }
+        }
+        let mut renames = Vec::new();
+        for SnapshotsHere { id, name, below, here } in all {
+            let guids: HashSet<u64> = here.iter().map(|(guid, _)| *guid).collect();
+            let sent = below.and_then(|below| self.there.snapshots.get(below.as_str()));
+            let comes = sent.into_iter().flatten().filter(|(_, guid)| !guids.contains(guid));
+            let comes = comes.map(|(snapshot, _)| *snapshot).collect();
+            let steps = steps(here, &self.there.names, &comes, self.what.force)
+                .map_err(|snapshot| in_the_way(&format!("{name}@{snapshot}")))?;
+            renames.extend(steps.into_iter().map(|step| (id, step)));
         }
         for (id, (old, new)) in renames {
             let doing = format!("cannot receive: cannot rename '@{old}' to '@{new}'");
@@ -189,10 +260,7 @@ impl<'a> Following<'a> {
         let Some(seen) = self.see(&mut objects)? else { return Ok(None) };
         let doomed = if self.what.force { self.no_longer_sent(&objects, &seen)? } else { HashSet::new() };
         let top = objects.known(seen.top)?.name.clone();
-        let mut comes = HashSet::new();
-        for below in self.head.there.iter().map(|(below, _, _)| below.as_str()).collect::<HashSet<_>>() {
-            comes.insert(place_of(self.what, self.head, below)?);
-        }
+        let comes = &self.there.places;
         let aside = |objects: &Objects<'_>, id: u64| {
             for name in (0_u32..).map(|number| format!("{top}/recv-{id}-{number}")) {
                 if !comes.contains(&name) && objects.catalog.find(&name)?.is_none() {
@@ -211,7 +279,8 @@ impl<'a> Following<'a> {
             }
         }
         pending.sort_by(|a, b| a.2.cmp(&b.2));
-        let waits = |id: u64| pending.iter().any(|(other, _, _)| *other == id);
+        let waiting: HashSet<u64> = pending.iter().map(|(id, _, _)| *id).collect();
+        let waits = |id: u64| waiting.contains(&id);
         for (_, _, wanted) in &pending {
             match objects.catalog.find(wanted)? {
                 Some(id) if !seen.stays(id) && !doomed.contains(&id) => return Err(in_the_way(wanted)),
@@ -291,52 +360,101 @@ fn in_the_way(name: &str) -> Refusal {
         .next("rename it; what the sender has no more goes with -F")
 }
 
+/// The snapshots of a file system on their way to the names that the sender has for their guids.
+struct Renaming<'n> {
+    /// Guid and name of each.
+    here: Vec<(u64, String)>,
+    /// Which of them has a name.
+    owners: HashMap<String, usize>,
+    names: &'n SentNames<'n>,
+    /// What the sender does not have may be called otherwise.
+    force: bool,
+    steps: Vec<(String, String)>,
+}
+
+impl<'n> Renaming<'n> {
+    /// The name that a snapshot is to get.
+    fn wanted(&self, at: usize) -> Option<&'n str> {
+        let (guid, name) = self.here.get(at)?;
+        let names = self.names.by_guid.get(guid)?;
+        if names.all.contains(name.as_str()) { None } else { Some(names.first) }
+    }
+
+    /// Gives a snapshot another name, and answers the one that is free now.
+    fn rename(&mut self, at: usize, new: String) -> Result<String, String> {
+        let Some((guid, name)) = self.here.get_mut(at) else { return Ok(String::new()) };
+        if !self.names.by_guid.contains_key(guid) && !self.force {
+            return Err(name.clone());
+        }
+        let old = std::mem::replace(name, new.clone());
+        self.owners.remove(&old);
+        self.owners.insert(new.clone(), at);
+        self.steps.push((old.clone(), new));
+        Ok(old)
+    }
+
+    /// A name for the moment, which nobody wants.
+    fn aside(&self, at: usize) -> String {
+        let guid = self.here.get(at).map_or(0, |(guid, _)| *guid);
+        let is_free = |name: &String| !self.owners.contains_key(name) && !self.names.all.contains(name.as_str());
+        (0_u32..).map(|number| format!("recv-{guid:x}-{number}")).find(is_free).unwrap_or_default()
+    }
+
+    /// Gives those their names that can have them, and those that wait for a name which becomes free so.
+    fn settle(
+        &mut self,
+        mut ready: VecDeque<usize>,
+        waiting: &mut HashMap<&'n str, VecDeque<usize>>,
+    ) -> Result<(), String> {
+        while let Some(at) = ready.pop_front() {
+            let Some(wanted) = self.wanted(at) else { continue };
+            if self.owners.contains_key(wanted) {
+                waiting.entry(wanted).or_default().push_back(at);
+                continue;
+            }
+            let free = self.rename(at, wanted.to_owned())?;
+            ready.extend(waiting.remove(free.as_str()).into_iter().flatten());
+        }
+        Ok(())
+    }
+}
+
 /// In which order the snapshots of a file system get the names that the sender has for their guids;
 /// `comes`: the names that will be needed besides. What the sender does not have is in the way,
-/// unless it is given up.
+/// unless it is given up. The work grows with the number of names, not with its square: the sender
+/// chooses it.
 fn steps(
-    mut here: Vec<(u64, String)>,
-    names: &HashMap<u64, Vec<&str>>,
+    here: Vec<(u64, String)>,
+    names: &SentNames<'_>,
     comes: &HashSet<&str>,
     force: bool,
 ) -> Result<Vec<(String, String)>, String> {
-    let mut steps = Vec::new();
-    let aside = |here: &[(u64, String)], guid: u64| {
-        let taken = |name: &String| {
-            here.iter().any(|(_, there)| there == name) || names.values().flatten().any(|there| there == name)
-        };
-        (0_u32..).map(|number| format!("recv-{guid:x}-{number}")).find(|name| !taken(name)).unwrap_or_default()
-    };
-    loop {
-        let wanted = |(guid, name): &(u64, String)| {
-            let found = names.get(guid).filter(|found| !found.contains(&name.as_str()))?;
-            found.first().map(|wanted| (*wanted).to_owned())
-        };
-        let pending: Vec<(usize, String)> =
-            here.iter().enumerate().filter_map(|(at, one)| Some((at, wanted(one)?))).collect();
-        let is_free = |name: &str| !here.iter().any(|(_, there)| there == name);
-        let free = pending.iter().find(|(_, wanted)| is_free(wanted)).cloned();
-        // Nobody wants the names for the moment, so this ends.
-        let next = free.or_else(|| {
-            pending.iter().find_map(|(_, wanted)| {
-                let at = here.iter().position(|(_, there)| there == wanted)?;
-                let (guid, _) = here.get(at)?;
-                let settled = names.contains_key(guid) && !pending.iter().any(|(other, _)| *other == at);
-                (!settled).then(|| (at, aside(&here, *guid)))
-            })
-        });
-        let Some((at, new)) = next else { break };
-        let Some((guid, name)) = here.get_mut(at) else { break };
-        if !names.contains_key(guid) && !force {
-            return Err(name.clone());
+    let owners = here.iter().enumerate().map(|(at, (_, name))| (name.clone(), at)).collect();
+    let count = here.len();
+    let mut renaming = Renaming { here, owners, names, force, steps: Vec::new() };
+    let mut waiting = HashMap::new();
+    renaming.settle((0..count).collect(), &mut waiting)?;
+    for at in 0..count {
+        let Some(wanted) = renaming.wanted(at) else { continue };
+        let Some(owner) = renaming.owners.get(wanted).copied() else { continue };
+        let is_known = renaming.here.get(owner).is_some_and(|(guid, _)| names.by_guid.contains_key(guid));
+        // It has its own name, and keeps it.
+        if is_known && renaming.wanted(owner).is_none() {
+            continue;
         }
-        steps.push((std::mem::replace(name, new.clone()), new));
+        let aside = renaming.aside(owner);
+        let free = renaming.rename(owner, aside)?;
+        let ready = waiting.remove(free.as_str()).unwrap_or_default();
+        renaming.settle(ready, &mut waiting)?;
     }
-    let gone = |(guid, name): &&(u64, String)| !names.contains_key(guid) && comes.contains(name.as_str());
-    for (guid, name) in here.iter().filter(|one| force && gone(one)) {
-        steps.push((name.clone(), aside(&here, *guid)));
+    for at in 0..count {
+        let Some((guid, name)) = renaming.here.get(at) else { continue };
+        if force && !names.by_guid.contains_key(guid) && comes.contains(name.as_str()) {
+            let aside = renaming.aside(at);
+            renaming.rename(at, aside)?;
+        }
     }
-    Ok(steps)
+    Ok(renaming.steps)
 }
 
 #[cfg(test)]
@@ -350,8 +468,8 @@ mod tests {
         force: bool,
     ) -> Result<String, String> {
         let mut all: HashMap<String, u64> = here.iter().map(|(guid, name)| ((*name).to_owned(), *guid)).collect();
-        let mut names: HashMap<u64, Vec<&str>> = HashMap::new();
-        sent.iter().for_each(|(guid, name)| names.entry(*guid).or_default().push(name));
+        let mut names = SentNames::default();
+        sent.iter().for_each(|(guid, name)| names.add(*guid, name));
         let here = here.iter().map(|(guid, name)| (*guid, (*name).to_owned())).collect();
         for (old, new) in steps(here, &names, &comes.iter().copied().collect(), force)? {
             let guid = all.remove(&old).expect("it is there");
@@ -360,6 +478,24 @@ mod tests {
         let mut all: Vec<(u64, String)> = all.into_iter().map(|(name, guid)| (guid, name)).collect();
         all.sort();
         Ok(all.into_iter().map(|(guid, name)| format!("{guid}:{name} ")).collect())
+    }
+
+    /// With work that grows with the square of their number it would not end.
+    #[test]
+    fn very_many_snapshots_get_the_names_of_the_sender() {
+        const MANY: u64 = 50_000;
+        let here = (0..MANY).map(|guid| (guid, format!("s{guid}"))).collect();
+        let names: Vec<String> = (0..MANY).map(|guid| format!("s{}", (guid + 1) % MANY)).collect();
+        let mut sent = SentNames::default();
+        names.iter().zip(0..).for_each(|(name, guid)| sent.add(guid, name));
+        let steps = steps(here, &sent, &HashSet::new(), false).unwrap();
+        // One of the circle goes aside first.
+        assert_eq!(steps.len() as u64, MANY + 1);
+        let mut all: HashSet<String> = (0..MANY).map(|guid| format!("s{guid}")).collect();
+        for (old, new) in steps {
+            assert!(all.remove(&old) && all.insert(new), "a name is taken");
+        }
+        assert_eq!(all, names.into_iter().collect());
     }
 
     #[test]
