@@ -26,6 +26,7 @@
 //! never given twice.
 
 pub mod rows;
+mod shape;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -77,7 +77,8 @@ use crate::files::{Clock, Gate, Keeper, Share, Storing, Throttle};
 use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Reach, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
-use crate::properties::{Level, effective::limits};
+use crate::properties::Level;
+use crate::properties::effective::{check_mountpoints, limits};
 use crate::rows::keys::Hashing;
 use crate::space::{Limits, Purpose, QuotaTree};
 
@@ -396,6 +397,7 @@ impl Pool {
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
             let mut admin = pool.admin.lock();
+            admin.catalog.check_shape()?;
             let quotas = pool.forest_of(&admin.catalog)?;
             *admin.quota_tree() = quotas;
             admin.count_shared()?;
@@ -460,7 +462,11 @@ impl Pool {
     /// The tree of datasets with their figures, from the catalog: parents before children.
     fn forest_of(&self, catalog: &Catalog) -> Result<QuotaTree, PoolError> {
         let root = catalog.head()?.root;
-        let limits = |id| catalog.properties(id).and_then(|rows| limits(&Level { name: "", rows: &rows }));
+        let limits = |id| {
+            let rows = catalog.properties(id)?;
+            check_mountpoints(&rows)?;
+            limits(&Level { name: "", rows: &rows })
+        };
         let usage = catalog.dataset(root)?.usage;
         let mut quotas = QuotaTree::new(root, self.storage.size(), usage, limits(root)?);
         let mut waiting = catalog.children(root)?;

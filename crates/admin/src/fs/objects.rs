@@ -15,7 +15,7 @@ use nacre_pool::engine::{CatalogView, SnapshotLine};
 use nacre_pool::names::Name;
 use nacre_pool::properties::effective::{Level, effective};
 use nacre_pool::properties::{Effective, Source, dataset_property};
-use nacre_pool::{PoolError, Txg};
+use nacre_pool::{Damage, PoolError, Txg};
 
 use crate::clock::moment;
 use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal, Sharing};
@@ -124,17 +124,30 @@ impl<'a> Objects<'a> {
 
     /// A file system.
     pub fn known(&mut self, id: u64) -> Result<Rc<Known>, PoolError> {
-        if let Some(known) = self.known.get(&id) {
-            return Ok(Rc::clone(known));
+        let mut unknown = Vec::new();
+        let mut above: Option<Rc<Known>> = None;
+        let mut at = id;
+        // The catalog's file systems are a tree, so this ends.
+        while at != 0 {
+            if let Some(known) = self.known.get(&at) {
+                above = Some(Rc::clone(known));
+                break;
+            }
+            let row = self.catalog.dataset(at)?;
+            unknown.push(at);
+            at = row.parent;
         }
-        let row = self.catalog.dataset(id)?;
-        let name = match row.parent {
-            0 => row.name.clone(),
-            parent => format!("{}/{}", self.known(parent)?.name, row.name),
-        };
-        let known = Rc::new(Known { name, row, stored: self.catalog.properties(id)? });
-        self.known.insert(id, Rc::clone(&known));
-        Ok(known)
+        for id in unknown.into_iter().rev() {
+            let row = self.catalog.dataset(id)?;
+            let name = match &above {
+                None => row.name.clone(),
+                Some(above) => format!("{}/{}", above.name, row.name),
+            };
+            let known = Rc::new(Known { name, row, stored: self.catalog.properties(id)? });
+            self.known.insert(id, Rc::clone(&known));
+            above = Some(known);
+        }
+        above.ok_or(PoolError::Format(Damage::Structure("a file system that is none")))
     }
 
     /// Makes believe that a file system is another, to see what would follow.

@@ -1,7 +1,7 @@
 //! `rename` and `promote`.
 
 use nacre_pool::engine::NewDataset;
-use nacre_pool::names::{Name, check_part, split_parent};
+use nacre_pool::names::{NAME_MOST, Name, check_part, split_parent};
 use serde::{Deserialize, Serialize};
 
 use super::making;
@@ -99,7 +99,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         invalid(what, "a file system cannot become a pool").next("'nacre pool import POOL NEWNAME' renames a pool")
     })?;
     let (id, affected) = {
-        let objects = Objects::now(pool, mounts);
+        let mut objects = Objects::now(pool, mounts);
         let id = objects.filesystem("open", &what.from)?;
         if id == objects.catalog.root()? {
             return Err(invalid(what, "the pool's own file system has the pool's name")
@@ -115,7 +115,15 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         if objects.catalog.find(&what.to)?.is_some() {
             return Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists")));
         }
-        (id, objects.descendants(id)?)
+        let all = objects.descendants(id)?;
+        for below in &all {
+            let rest = objects.known(*below)?.name.len().saturating_sub(what.from.len());
+            if what.to.len() + rest > NAME_MOST {
+                let why = format!("cannot rename to '{}': name of what lies below is too long", what.to);
+                return Err(Refusal::new(Kind::Invalid, why));
+            }
+        }
+        (id, all)
     };
     let (parent, mut failed) = making::parent_of(pool, mounts, above, what.parents, &doing)?;
     // -u: not remounted; what is mounted keeps its place until it is unmounted.

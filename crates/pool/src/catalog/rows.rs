@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::codec::{Reader, Writer};
 use crate::deadlist::ListId;
 use crate::error::{Damage, PoolError};
+use crate::names::check_part;
 use crate::pointer::{Pointer, Txg};
 use crate::space::Usage;
 
@@ -96,10 +97,43 @@ fn take_root(from: &mut Reader<'_>) -> Result<Option<Pointer>, PoolError> {
     }
 }
 
-/// A name, not empty.
-fn take_name(from: &mut Reader<'_>) -> Result<String, PoolError> {
-    let name = std::str::from_utf8(from.string()?).map_err(|_| damaged("a name that is no text"))?;
-    if name.is_empty() { Err(damaged("an empty name")) } else { Ok(name.to_owned()) }
+/// What a half received difference is called below the file system that it is for; users have no
+/// such names.
+pub const PARTIAL: &str = "%recv";
+
+/// The longest name of a property and the longest tag of a hold, bytes.
+const LABEL_MOST: usize = 256;
+
+/// The last part of the name of a file system, or what follows the `@` or `#`. Directories are made of
+/// names, so one that nobody could have given is damage: an image may come from anywhere.
+///
+/// # Errors
+/// [`PoolError::Format`] with `what`.
+pub fn name_part(bytes: &[u8], what: &'static str) -> Result<String, PoolError> {
+    let name = std::str::from_utf8(bytes).map_err(|_| damaged(what))?;
+    match check_part(name) {
+        Ok(()) => Ok(name.to_owned()),
+        Err(_) => Err(damaged(what)),
+    }
+}
+
+/// The name of a property, or the tag of a hold: text of one line.
+///
+/// # Errors
+/// [`PoolError::Format`] with `what`.
+pub fn label(bytes: &[u8], what: &'static str) -> Result<String, PoolError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| damaged(what))?;
+    if text.is_empty() || text.len() > LABEL_MOST || text.chars().any(char::is_control) {
+        return Err(damaged(what));
+    }
+    Ok(text.to_owned())
+}
+
+fn filesystem_name(from: &mut Reader<'_>) -> Result<String, PoolError> {
+    match from.string()? {
+        name if name == PARTIAL.as_bytes() => Ok(PARTIAL.to_owned()),
+        name => name_part(name, "the name of a file system"),
+    }
 }
 
 /// What the catalog itself needs to know.
@@ -197,7 +231,7 @@ impl DatasetRow {
     /// [`PoolError::Format`].
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| {
-            let (parent, name, guid) = (from.varint()?, take_name(from)?, from.u64()?);
+            let (parent, name, guid) = (from.varint()?, filesystem_name(from)?, from.u64()?);
             let (created, created_at) = (Txg(from.varint()?), from.u64()? as i64);
             let (root, list) = (take_root(from)?, ListId(from.varint()?));
             let usage = Usage {
@@ -269,7 +303,7 @@ impl SnapshotRow {
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| {
             Ok(Self {
-                name: take_name(from)?,
+                name: name_part(from.string()?, "the name of a snapshot")?,
                 guid: from.u64()?,
                 created_at: from.u64()? as i64,
                 root: take_root(from)?,

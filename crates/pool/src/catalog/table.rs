@@ -99,7 +99,7 @@ impl Catalog {
     }
 
     /// All rows of a range, decoded, with their keys.
-    fn all<R>(
+    pub(super) fn all<R>(
         &self,
         range: Range<Vec<u8>>,
         decode: impl Fn(&[u8], &[u8]) -> Result<R, PoolError>,
@@ -232,9 +232,8 @@ impl Catalog {
         let mut all = Vec::new();
         for kind in [rows::PROPERTY, rows::RECEIVED] {
             all.extend(self.all(rows::below(kind, &[dataset]), |key, row| {
-                let name =
-                    std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
-                Ok((name.to_owned(), PropertyRow::decode(row)?))
+                let name = rows::label(rows::parts::<1>(key)?.1, "the name of a property")?;
+                Ok((name, PropertyRow::decode(row)?))
             })?);
         }
         Ok(all)
@@ -360,8 +359,8 @@ impl Catalog {
     /// As [`Self::head`].
     pub fn snapshot_properties(&self, dataset: u64, txg: Txg) -> Result<Vec<(String, PropertyRow)>, PoolError> {
         self.all(rows::below(rows::SNAPSHOT_PROPERTY, &[dataset, txg.0]), |key, row| {
-            let name = std::str::from_utf8(rows::parts::<2>(key)?.1).map_err(|_| missing("the name of a property"))?;
-            Ok((name.to_owned(), PropertyRow::decode(row)?))
+            let name = rows::label(rows::parts::<2>(key)?.1, "the name of a property")?;
+            Ok((name, PropertyRow::decode(row)?))
         })
     }
 
@@ -389,8 +388,8 @@ impl Catalog {
     /// As [`Self::head`].
     pub fn bookmarks(&self, dataset: u64) -> Result<Vec<(String, BookmarkRow)>, PoolError> {
         self.all(rows::below(rows::BOOKMARK, &[dataset]), |key, row| {
-            let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a bookmark"))?;
-            Ok((name.to_owned(), BookmarkRow::decode(row)?))
+            let name = rows::name_part(rows::parts::<1>(key)?.1, "the name of a bookmark")?;
+            Ok((name, BookmarkRow::decode(row)?))
         })
     }
 
@@ -412,9 +411,9 @@ impl Catalog {
     /// As [`Self::head`].
     pub fn holds(&self, dataset: u64, txg: Txg) -> Result<Vec<(String, i64)>, PoolError> {
         self.all(rows::below(rows::HOLD, &[dataset, txg.0]), |key, row| {
-            let tag = std::str::from_utf8(rows::parts::<2>(key)?.1).map_err(|_| missing("the tag of a hold"))?;
+            let tag = rows::label(rows::parts::<2>(key)?.1, "the tag of a hold")?;
             let at = row.try_into().map(i64::from_le_bytes).map_err(|_| missing("the time of a hold"))?;
-            Ok((tag.to_owned(), at))
+            Ok((tag, at))
         })
     }
 

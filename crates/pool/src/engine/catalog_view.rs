@@ -9,8 +9,8 @@
 
 use parking_lot::MutexGuard;
 
-use super::receiving::PARTIAL;
 use super::{Admin, Pool, find};
+use crate::catalog::rows::PARTIAL;
 use crate::catalog::{BookmarkRow, DatasetRow, PropertyRow, SnapshotRow};
 use crate::deadlist::Point;
 use crate::error::PoolError;

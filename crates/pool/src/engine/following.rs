@@ -71,6 +71,7 @@ impl Pool {
     pub fn look_ahead(&self, durable: &Durable) -> Result<Ahead, PoolError> {
         let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
         let catalog = Catalog::open(frames, cache, Some(durable.catalog), Txg(durable.txg.0 + 1));
+        catalog.check_shape()?;
         let now: HashMap<u64, Option<Pointer>> =
             catalog.datasets()?.into_iter().map(|(id, row)| (id, row.root)).collect();
         let (mut changed, mut gone) = (Vec::new(), Vec::new());

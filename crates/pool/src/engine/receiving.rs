@@ -17,6 +17,7 @@ use super::administration::{DestroySet, snapshot_row};
 use super::properties::{Edit, Setting};
 use super::received_shape::ReceivedShape;
 use super::{Admin, Dataset, Pool, as_pool_error};
+use crate::catalog::rows::PARTIAL;
 use crate::catalog::{DatasetRow, PropertyRow, PropertySource};
 use crate::error::PoolError;
 use crate::pointer::{Compression, Pointer, Txg};
@@ -29,9 +30,6 @@ use crate::{checksum, compress};
 
 /// The property that marks a file system as half received; users have none of this name.
 pub const MARK: &str = "receiving";
-/// What a half received difference is called below the file system that it is for; users have no
-/// such names.
-pub const PARTIAL: &str = "%recv";
 /// It stays when its stream is cut.
 const RESUMABLE: &str = "resumable";
 /// It goes with whoever receives it.

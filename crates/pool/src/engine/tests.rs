@@ -16,6 +16,7 @@ use crate::tree::{Context, Settings, Tree as Rows, walk::Visitor, walk::walk};
 mod damage;
 mod destroy_set;
 mod folded;
+mod forged_catalog;
 mod kept;
 mod refused;
 mod running;

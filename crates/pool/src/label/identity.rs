@@ -3,6 +3,7 @@
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
+use crate::names::Name;
 
 use super::change::ShapeChange;
 use super::group::{Group, GroupKind, MemberRole, MemberState};
@@ -207,6 +208,10 @@ impl Identity {
         }
         let (read_only_compatible, compatible, pool) = (from.u64()?, from.u64()?, from.u64()?);
         let name = text(from)?;
+        // Paths are made of it.
+        if Name::filesystem(&name).is_err() || name.contains('/') {
+            return structure("the name of a pool");
+        }
         let state = match from.u8()? {
             1 => PoolState::Active,
             2 => PoolState::Exported,

@@ -315,6 +315,22 @@ pub fn limits(level: &Level<'_>) -> Result<Limits, PoolError> {
     })
 }
 
+/// Checks the mount points that are stored at a dataset: directories are made of them, and an image may have
+/// what nobody could have set.
+///
+/// # Errors
+/// [`PoolError::Format`] for one that is no absolute path without `..`.
+pub fn check_mountpoints(rows: &[(String, PropertyRow)]) -> Result<(), PoolError> {
+    let Some(definition) = find(DATASET_PROPERTIES, "mountpoint") else { return Ok(()) };
+    for (name, row) in rows {
+        let is_place = name == definition.name && row.source != PropertySource::Masked;
+        if is_place && !definition.canonical(&row.value).is_ok_and(|canonical| canonical == row.value) {
+            return Err(damaged());
+        }
+    }
+    Ok(())
+}
+
 fn damaged() -> PoolError {
     PoolError::Format(Damage::Structure("a stored property that nobody could have set"))
 }
