@@ -6,8 +6,9 @@
 //! is harmed.
 
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use nacre_pool::catalog::{PropertyRow, PropertySource};
 use nacre_pool::engine::Setting;
 use nacre_pool::engine::receiving::{ReceiveInto, Receiving};
 use nacre_pool::names::{Name, split_parent};
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::following::Following;
 use super::objects::Objects;
 use super::{holds, moves, refused};
-use crate::{Imported, Kind, Mounts, Progress, Refusal};
+use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Where a stream goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +75,49 @@ const OF_THE_SYSTEM: [&str; 16] = [
     "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp",
     "/usr", "/var",
 ];
+
+/// Properties that let a stream's files be more than files.
+const HARMFUL: [&str; 2] = ["setuid", "devices"];
+
+/// The file system that a later snapshot of a stream comes to, as it is before.
+struct Earlier {
+    id: u64,
+    stored: Vec<(String, PropertyRow)>,
+    /// Those of [`HARMFUL`] that are off.
+    off: Vec<&'static str>,
+}
+
+impl Earlier {
+    /// None where it is not there; and where it is half received, as it has not been shown yet, and its
+    /// rest may come from another stream.
+    fn of(pool: &Imported, mounts: &dyn Mounts, there: Option<u64>) -> Result<Option<Self>, Refusal> {
+        let Some(id) = there else { return Ok(None) };
+        let mut objects = Objects::now(pool, mounts);
+        if objects.catalog.is_half(id)? {
+            return Ok(None);
+        }
+        let mut off = Vec::new();
+        for name in HARMFUL {
+            if objects.effective(id, name)?.value == "off" {
+                off.push(name);
+            }
+        }
+        Ok(Some(Self { id, stored: objects.known(id)?.stored.clone(), off }))
+    }
+
+    /// Whether a property was set or masked here: what is received of it does not hold.
+    fn has_own(&self, name: &str) -> bool {
+        self.stored.iter().any(|(stored, row)| stored == name && row.source != PropertySource::Received)
+    }
+
+    /// Whether another value holds here once this one has been received.
+    fn is_changed_by(&self, name: &str, value: &str) -> bool {
+        let received = |(stored, row): &(String, PropertyRow)| {
+            stored == name && row.source == PropertySource::Received && row.value == value
+        };
+        !self.has_own(name) && !self.stored.iter().any(received)
+    }
+}
 
 /// Receives.
 pub(super) fn receive(
@@ -212,12 +256,8 @@ fn one<R: Read>(
     // Whoever names an origin says that this is a clone of it.
     let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
     let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
-    // One that is half received has not been shown yet, and its rest may come from another stream.
-    let is_new = match there {
-        Some(id) => Objects::now(pool, mounts).catalog.is_half(id)?,
-        None => true,
-    };
-    let own = bringing(pool, mounts, what, head, snapshot, is_new, &doing)?;
+    let earlier = Earlier::of(pool, mounts, there)?;
+    let own = bringing(pool, mounts, what, head, snapshot, earlier.as_ref(), &doing)?;
     if what.dry {
         done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
         return skip(reader, snapshot, &doing).map(|()| None);
@@ -347,7 +387,7 @@ fn bringing(
     what: &ToReceive,
     head: &StreamHead,
     snapshot: &SnapshotHead,
-    new: bool,
+    earlier: Option<&Earlier>,
     doing: &str,
 ) -> Result<Vec<(String, Setting)>, Refusal> {
     let is = |there: &str, name: &str| match dataset_property(there) {
@@ -362,12 +402,15 @@ fn bringing(
         if excepted(name) && property.check_inherit().is_err() {
             continue;
         }
-        if name == "mountpoint" && !given(name) && !excepted(name) && new {
-            free_place(mounts, value, doing)?;
+        let is_believed = !given(name) && !excepted(name);
+        if name == "mountpoint" && is_believed && earlier.is_none_or(|earlier| earlier.is_changed_by(name, value)) {
+            free_place(pool, mounts, earlier, value, doing)?;
         }
         own.push((name.clone(), Setting::Received(value.clone())));
         let from_above = given(name) && !snapshot.below.is_empty() && property.check_inherit().is_ok();
-        if from_above || excepted(name) && !given(name) {
+        // What was set here stays, as zfs-receive(8) has it.
+        let is_set = earlier.is_some_and(|earlier| earlier.has_own(name));
+        if from_above || excepted(name) && !given(name) && !is_set {
             own.push((name.clone(), Setting::Inherit));
         }
     }
@@ -376,18 +419,29 @@ fn bringing(
         let given = what.properties.iter().filter(|(name, _)| name != "origin");
         own.extend(given.map(|(name, value)| (name.clone(), Setting::Local(value.clone()))));
     }
-    if !new {
-        return Ok(own);
-    }
     let by_root = rustix::process::geteuid().is_root();
     // Those below the first one of a package may have their own settings.
     if by_root && head.pool != pool.store.identity().pool {
-        for name in ["setuid", "devices"] {
-            let said = snapshot.properties.iter().any(|property| property.name == name && property.value == "off");
-            if !given(name) && !excepted(name) && !said {
+        for name in HARMFUL {
+            let sent = snapshot.properties.iter().find(|property| property.name == name);
+            let sent = sent.map(|property| property.value.as_str());
+            let is_harmful = match earlier {
+                None => sent != Some("off"),
+                // All that was there goes.
+                Some(earlier) if snapshot.from == 0 => sent != Some("off") && !earlier.has_own(name),
+                // What is allowed here already was allowed here.
+                Some(earlier) => {
+                    sent.is_some_and(|value| value != "off" && earlier.is_changed_by(name, value))
+                        && earlier.off.contains(&name)
+                }
+            };
+            if !given(name) && !excepted(name) && is_harmful {
                 own.push((name.to_owned(), Setting::Local("off".to_owned())));
             }
         }
+    }
+    if earlier.is_some() {
+        return Ok(own);
     }
     if snapshot.lists && !given("acltype") && !snapshot.properties.iter().any(|property| property.name == "acltype") {
         own.push(("acltype".to_owned(), Setting::Received("posix".to_owned())));
@@ -396,14 +450,29 @@ fn bringing(
 }
 
 /// A stream's mount point hides nothing that is there.
-fn free_place(mounts: &dyn Mounts, value: &str, doing: &str) -> Result<(), Refusal> {
+fn free_place(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    earlier: Option<&Earlier>,
+    value: &str,
+    doing: &str,
+) -> Result<(), Refusal> {
     if matches!(value, "none" | "legacy") {
         return Ok(());
     }
-    let is_mounted = mounts.mounted().iter().any(|mounted| mounted.at == Path::new(value));
-    let of_the_system = OF_THE_SYSTEM.contains(&value.trim_end_matches('/')) || value == "/";
-    let full = std::fs::read_dir(value).is_ok_and(|mut entries| entries.next().is_some());
-    if of_the_system || full || is_mounted {
+    let at = match &pool.opening.altroot {
+        Some(altroot) => altroot.join(value.trim_start_matches('/')),
+        None => PathBuf::from(value),
+    };
+    // Without slashes at the end, and without two of them in a row.
+    let at: PathBuf = at.components().collect();
+    let there = mounts.mounted().into_iter().find(|mounted| mounted.at == at);
+    if there.as_ref().is_some_and(|there| earlier.is_some_and(|earlier| there.what == What::head(earlier.id))) {
+        return Ok(());
+    }
+    let of_the_system = OF_THE_SYSTEM.iter().any(|path| at == Path::new(path));
+    let full = std::fs::read_dir(&at).is_ok_and(|mut entries| entries.next().is_some());
+    if of_the_system || full || there.is_some() {
         let why = format!("{doing}: the stream sets mountpoint={value}, and something is there already");
         return Err(Refusal::new(Kind::Exists, why).next(
             "'-x mountpoint' mounts it below its parent here, '-o mountpoint=PATH' elsewhere, '-o mountpoint=none' nowhere",

@@ -3,6 +3,7 @@
 
 mod content;
 mod forged_streams;
+mod later_snapshots;
 mod moving;
 mod naming;
 mod scheduling;

@@ -40,7 +40,7 @@ impl Progress for Pipe {
     }
 }
 
-fn send(world: &World, from: Option<&str>) -> Vec<Record> {
+pub(super) fn send(world: &World, from: Option<&str>) -> Vec<Record> {
     let what = ToSendStream {
         snapshot: format!("t/a@{}", if from.is_some() { "2" } else { "1" }),
         from: from.map(ToOwned::to_owned),
@@ -63,6 +63,10 @@ fn send(world: &World, from: Option<&str>) -> Vec<Record> {
 }
 
 fn receive(world: &World, records: &[Record], force: bool) -> Result<(), Refusal> {
+    receive_as(world, records, ToReceive { into: "t/in".to_owned(), force, ..ToReceive::default() })
+}
+
+pub(super) fn receive_as(world: &World, records: &[Record], what: ToReceive) -> Result<(), Refusal> {
     let mut bytes = Vec::new();
     let mut sink = |piece: &[u8]| -> io::Result<()> {
         bytes.extend_from_slice(piece);
@@ -71,12 +75,11 @@ fn receive(world: &World, records: &[Record], force: bool) -> Result<(), Refusal
     let mut writer = StreamWriter::begin(&mut sink).unwrap();
     records.iter().for_each(|record| writer.record(record).unwrap());
     let mut pipe = Pipe { taken: io::Cursor::new(bytes), ..Pipe::default() };
-    let what = ToReceive { into: "t/in".to_owned(), force, ..ToReceive::default() };
     super::super::run(&world.pool, &world.mounts, FsRequest::Receive(what), &mut pipe).map(drop)
 }
 
 /// A tree with a clone, snapshots at two moments, names that have changed, properties and holds.
-fn source() -> World {
+pub(super) fn source() -> World {
     let world = World::new();
     for name in ["t/a", "t/a/b", "t/a/b/c", "t/a/d"] {
         world.create(name);

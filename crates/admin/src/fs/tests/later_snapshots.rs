@@ -1,0 +1,188 @@
+//! What the later snapshots of a stream bring to a file system that is there: it is believed no further than what
+//! the first one brings, and takes nothing away that was set here.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nacre_pool::send_stream::{Record, SentProperty, SnapshotHead};
+
+use super::forged_streams::{receive_as, send, source};
+use super::*;
+
+/// How long the receiver may take for a stream that names very many file systems.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+
+fn heads(records: &mut [Record]) -> impl Iterator<Item = &mut SnapshotHead> {
+    records.iter_mut().filter_map(|record| match record {
+        Record::Snapshot(head) => Some(head),
+        _ => None,
+    })
+}
+
+/// The first stream of the source and the next one, from another pool; properties of the topmost file system in each.
+fn streams(first: &[(&str, &str)], later: &[(&str, &str)]) -> [Vec<Record>; 2] {
+    let world = source();
+    let mut both = [send(&world, None), send(&world, Some("@1"))];
+    for (records, properties) in both.iter_mut().zip([first, later]) {
+        for head in heads(records).filter(|head| head.below.is_empty()) {
+            head.properties.clear();
+            for (name, value) in properties {
+                head.properties.push(SentProperty { name: (*name).to_owned(), value: (*value).to_owned() });
+            }
+        }
+        if let Some(Record::Stream(head)) = records.first_mut() {
+            head.pool = 77;
+        }
+    }
+    both
+}
+
+fn into() -> ToReceive {
+    ToReceive { into: "t/in".to_owned(), ..ToReceive::default() }
+}
+
+fn is_refused_place(received: &Result<(), Refusal>) -> bool {
+    received.as_ref().is_err_and(|refusal| refusal.what.contains("something is there already"))
+}
+
+/// The value of a property, and where it comes from.
+fn value(world: &World, property: &str) -> (Option<String>, String) {
+    let (value, from) = world.value("t/in", property);
+    (value, format!("{from:?}"))
+}
+
+#[test]
+fn a_later_snapshot_brings_no_mount_point_where_something_is() {
+    let full = std::env::temp_dir();
+    let taken = full.join(format!("nacre-later-{}", std::process::id()));
+    std::fs::create_dir(&taken).unwrap();
+    std::fs::write(taken.join("mine"), "x").unwrap();
+    let taken_text = taken.to_str().unwrap();
+    for place in ["/etc", "/usr/", "//etc/.", taken_text] {
+        let [first, later] = streams(&[], &[("mountpoint", place)]);
+        let world = World::new();
+        receive_as(&world, &first, into()).unwrap();
+        let before = world.value("t/in", "mountpoint").0;
+        assert!(is_refused_place(&receive_as(&world, &later, into())), "{place}");
+        assert!(is_refused_place(&receive_as(&world, &later, ToReceive { force: true, ..into() })), "{place}");
+        assert_eq!(world.value("t/in", "mountpoint").0, before);
+        // What is said here counts.
+        receive_as(&world, &later, ToReceive { except: vec!["mountpoint".to_owned()], ..into() }).unwrap();
+        assert_eq!(world.value("t/in", "mountpoint").0, before);
+    }
+    // Set here, or the same as before: the stream changes nothing.
+    let [first, later] = streams(&[], &[("mountpoint", taken_text)]);
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    world.ok(set("t/in", "mountpoint", "/nowhere/else"));
+    receive_as(&world, &later, into()).unwrap();
+    let [first, later] = streams(&[("mountpoint", "/nowhere/own")], &[("mountpoint", "/nowhere/own")]);
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    receive_as(&world, &later, into()).unwrap();
+    // A place that is free.
+    let [first, later] = streams(&[], &[("mountpoint", "/nowhere/free")]);
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    receive_as(&world, &later, into()).unwrap();
+    std::fs::remove_dir_all(&taken).unwrap();
+}
+
+#[test]
+fn a_stream_mounts_nothing_over_what_is_below_the_altroot() {
+    let top = std::env::temp_dir().join(format!("nacre-altroot-{}", std::process::id()));
+    std::fs::create_dir_all(top.join("full/of")).unwrap();
+    let world = || World::within(Opening { altroot: Some(top.clone()), ..opening() });
+    for (place, is_refused) in [("/full", true), ("/full/of", false), ("/etc", false)] {
+        let [first, _] = streams(&[("mountpoint", place)], &[]);
+        let received = receive_as(&world(), &first, into());
+        assert_eq!(is_refused_place(&received), is_refused, "{place}: {received:?}");
+    }
+    let [first, _] = streams(&[("mountpoint", "/home")], &[]);
+    let world = world();
+    world.ok(create_with("t/home", &[("mountpoint", "/home")]));
+    assert!(is_refused_place(&receive_as(&world, &first, into())), "another file system is mounted there");
+    std::fs::remove_dir_all(&top).unwrap();
+}
+
+#[test]
+fn a_later_snapshot_turns_on_nothing_that_is_off() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for name in ["setuid", "devices"] {
+        let [first, later] = streams(&[(name, "off")], &[(name, "on")]);
+        let world = World::new();
+        receive_as(&world, &first, into()).unwrap();
+        receive_as(&world, &later, into()).unwrap();
+        assert_eq!(world.value("t/in", name).0.as_deref(), Some("off"));
+        // Allowed here.
+        let world = World::new();
+        receive_as(&world, &first, into()).unwrap();
+        world.ok(set("t/in", name, "on"));
+        receive_as(&world, &later, into()).unwrap();
+        assert_eq!(world.value("t/in", name).0.as_deref(), Some("on"));
+        // All that was there goes: what comes is as new as the first time.
+        let world = World::new();
+        world.create("t/in");
+        let [all, _] = streams(&[], &[]);
+        receive_as(&world, &all, ToReceive { force: true, ..into() }).unwrap();
+        assert_eq!(world.value("t/in", name).0.as_deref(), Some("off"));
+    }
+}
+
+#[test]
+fn what_is_left_out_of_a_difference_stays_as_it_was_set_here() {
+    let [first, later] = streams(&[("compression", "lz4")], &[("compression", "off")]);
+    let except = || ToReceive { except: vec!["compression".to_owned()], ..into() };
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    world.ok(set("t/in", "compression", "zstd"));
+    let before = value(&world, "compression");
+    receive_as(&world, &later, except()).unwrap();
+    assert_eq!(value(&world, "compression"), before);
+    assert_eq!(before.0.as_deref(), Some("zstd"));
+    // Inherited on purpose.
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    world.ok(inherit("t/in", "compression", false));
+    let before = value(&world, "compression");
+    receive_as(&world, &later, except()).unwrap();
+    assert_eq!(value(&world, "compression"), before);
+    // Only received: the value of the stream does not hold, and the parent's does.
+    let world = World::new();
+    world.ok(set("t", "compression", "zstd-3"));
+    receive_as(&world, &first, into()).unwrap();
+    receive_as(&world, &later, except()).unwrap();
+    assert_eq!(world.value("t/in", "compression").0.as_deref(), Some("zstd-3"));
+}
+
+#[test]
+fn a_stream_that_names_very_many_file_systems_ends() {
+    let (sender, done) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let [first, mut later] = streams(&[], &[]);
+        if let Some(Record::Stream(head)) = later.first_mut() {
+            for number in 0..100_000 {
+                head.there.push((format!("/more/{number}"), String::new(), 0));
+                head.there.push((String::new(), format!("name-{number}"), head.pool));
+            }
+            // All that is here has another name there.
+            for (below, _, _) in head.there.iter_mut().filter(|(below, _, _)| below.starts_with("/b")) {
+                *below = below.replacen("/b", "/renamed", 1);
+            }
+        }
+        for head in heads(&mut later).filter(|head| head.below.starts_with("/b")) {
+            head.below = head.below.replacen("/b", "/renamed", 1);
+        }
+        let world = World::new();
+        receive_as(&world, &first, into()).unwrap();
+        receive_as(&world, &later, into()).unwrap();
+        assert!(world.names().contains(&"t/in/renamed/c".to_owned()), "{:?}", world.names());
+        sender.send(()).unwrap();
+    });
+    match done.recv_timeout(ENDS_WITHIN) {
+        Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => thread.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the work grows with the square of the number"),
+    }
+}
