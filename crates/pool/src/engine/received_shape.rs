@@ -63,6 +63,10 @@ impl Slice {
     }
 }
 
+/// So many names of a directory have the same hash at most: that they are not the same is looked at in memory, and two
+/// have it by chance in a directory of billions.
+const SAME_HASH_MOST: usize = 1 << 14;
+
 /// A directory and the hash of names in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HashPlace {
@@ -274,7 +278,7 @@ impl ReceivedShape<'_> {
         }
     }
 
-    /// No two names in a directory with this hash are the same.
+    /// No two names in a directory with this hash are the same, and there are few of them.
     fn check_single(&self, head: &DatasetHead, place: HashPlace) -> Result<(), PoolError> {
         let range = keys::names(place.directory, place.hash);
         let mut sequences = Vec::new();
@@ -282,6 +286,9 @@ impl ReceivedShape<'_> {
         while let Some((key, _)) = rows.next()? {
             if let Key::Name { sequence, .. } = Key::decode(key)? {
                 sequences.push(sequence);
+            }
+            if sequences.len() > SAME_HASH_MOST {
+                return wrong("names that were chosen for their hash");
             }
         }
         if sequences.len() < 2 {
