@@ -535,9 +535,9 @@ impl<T: Table> Files<T> {
     /// A number for a new inode or a new entry. Never given twice.
     ///
     /// # Errors
-    /// [`PoolError::NoSpace`] where all are given: the counter of a head ends at [`keys::SEQUENCE_MOST`].
+    /// [`PoolError::NoSpace`] where all are given: the counter of a head ends at [`keys::NUMBER_MOST`].
     fn number(&self) -> Result<u64> {
-        let next = |next: u64| (next < keys::SEQUENCE_MOST).then_some(next + 1);
+        let next = |next: u64| (next < keys::NUMBER_MOST).then_some(next + 1);
         self.numbers
             .next
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)

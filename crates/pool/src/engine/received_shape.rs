@@ -140,7 +140,7 @@ impl ReceivedShape<'_> {
         if old.is_some_and(|old| !same(old)) {
             return wrong("other rules for names than in the base");
         }
-        if old.is_some_and(|old| new.next < old.next) || new.next > keys::SEQUENCE_MOST / 2 {
+        if old.is_some_and(|old| new.next < old.next) || new.next >= keys::NUMBER_MOST {
             return wrong("a counter of inodes that is lower than in the base, or leaves no room for more");
         }
         if new.root != ROOT {

@@ -208,7 +208,7 @@ impl<T: Table> Files<T> {
             }
         };
         // Numbers that the log gave are never given again.
-        let next = number.saturating_add(1).min(keys::SEQUENCE_MOST);
+        let next = number.saturating_add(1).min(keys::NUMBER_MOST);
         self.numbers.next.fetch_max(next, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }

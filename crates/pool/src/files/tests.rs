@@ -489,9 +489,9 @@ fn holes_are_found_and_made() {
 fn numbers_end_with_an_error() {
     let (files, frames) = empty();
     let root = files.root();
-    files.numbers.next.store(keys::SEQUENCE_MOST - 1, Ordering::Relaxed);
+    files.numbers.next.store(keys::NUMBER_MOST - 1, Ordering::Relaxed);
     let last = make(&files, &root, b"last", FileType::Regular);
-    assert_eq!(last.number(), keys::SEQUENCE_MOST - 1);
+    assert_eq!(last.number(), keys::NUMBER_MOST - 1);
     for _ in 0..3 {
         let refused = files.make(&root, b"more", b"", &new(FileType::Regular));
         assert!(matches!(refused, Err(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
@@ -501,7 +501,7 @@ fn numbers_end_with_an_error() {
     // A log that names a number beyond them is one that somebody has forged.
     let entry = Entry { inode: u64::MAX, file_type: FileType::Regular, name: b"forged" }.encode();
     files.replay(&LogChange::Put { key: &keys::entry(root.number(), 7), value: &entry }).unwrap();
-    assert_eq!(files.numbers.next.load(Ordering::Relaxed), keys::SEQUENCE_MOST);
+    assert_eq!(files.numbers.next.load(Ordering::Relaxed), keys::NUMBER_MOST);
     files.replay(&LogChange::Delete { key: &keys::entry(root.number(), 7) }).unwrap();
     files.rename((&root, b"last"), (&root, b"renamed"), MayReplace::Yes).unwrap();
     assert_eq!(names(&files, &root), [b"renamed"]);

@@ -81,7 +81,7 @@ impl DatasetHead {
                 objects: from.varint()?,
             })
         })?;
-        if head.next > keys::SEQUENCE_MOST || head.root >= head.next {
+        if head.next > keys::NUMBER_MOST || head.root >= head.next {
             return Err(damaged("the counters of a head"));
         }
         Ok(head)

@@ -36,9 +36,12 @@ pub const RECOUNTED: u8 = 0x0c;
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
 
-/// The largest number of an inode, and the largest sequence: positions of listings (63 bits) and numbers of nodes have bits of
-/// their own above. As many files are never made.
-pub const SEQUENCE_MOST: u64 = (1 << 48) - 1;
+/// How many bits the number of an inode has, and a sequence: mounts say above them which snapshot a file is in,
+/// positions of listings (63 bits) have bits of their own there. As many files are never made.
+pub const NUMBER_BITS: u32 = 40;
+
+/// The largest number of an inode, the largest sequence, and where the counter of both ends.
+pub const NUMBER_MOST: u64 = (1 << NUMBER_BITS) - 1;
 
 /// Whose use a row counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -411,5 +414,5 @@ fn number(rest: &mut &[u8]) -> Result<u64, PoolError> {
 
 fn sequence(rest: &mut &[u8]) -> Result<u64, PoolError> {
     let sequence = number(rest)?;
-    if sequence > SEQUENCE_MOST { Err(damaged("a sequence of more than 48 bits")) } else { Ok(sequence) }
+    if sequence > NUMBER_MOST { Err(damaged("a sequence of more than 40 bits")) } else { Ok(sequence) }
 }

@@ -15,7 +15,7 @@ use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;
 use nacre_pool::properties::SyncMode;
-use nacre_pool::rows::InodeRow;
+use nacre_pool::rows::{InodeRow, keys};
 use nacre_vfs::{Errno, Node, Result};
 use std::sync::{
     Arc, OnceLock,
@@ -26,7 +26,7 @@ use std::sync::{
 pub(super) type Tree = nacre_pool::files::Files<TreeTable>;
 
 /// Where the tree's number begins in an inode number.
-pub(super) const SHIFT: u32 = 40;
+pub(super) const SHIFT: u32 = keys::NUMBER_BITS;
 /// The number of a root directory in its tree.
 pub(super) const ROOT: u64 = 1;
 /// Trees are told apart by this many numbers, from 1; 0 is the dataset as it is.
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn trees_and_numbers_are_told_apart() {
-        for (txg, number) in [(1, 1), (77, 5), (TREES, 9), (TREES - 1, (1 << 40) - 1)] {
+        for (txg, number) in [(1, 1), (77, 5), (TREES, 9), (TREES - 1, keys::NUMBER_MOST)] {
             let tree = tree_of(Txg(txg));
             assert!((1..=TREES).contains(&tree));
             assert_eq!(split(tree << SHIFT | number), (tree, number));

@@ -490,7 +490,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     type Forge = fn(&mut Vec<Sent>);
     let cases: [(&str, Forge); 7] = [
         ("the head", |rows| edit_head(rows, |head| head.next = 1 << 50)),
-        ("no room for more", |rows| edit_head(rows, |head| head.next = keys::SEQUENCE_MOST)),
+        ("no room for more", |rows| edit_head(rows, |head| head.next = keys::NUMBER_MOST)),
         ("another number", |rows| {
             let other = named(rows, b"a").inode;
             edit_head(rows, |head| head.root = other);
