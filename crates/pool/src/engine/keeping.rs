@@ -28,6 +28,7 @@ use crate::error::PoolError;
 use crate::files::Keeper;
 use crate::log::{Blocks, KeptLog, LogRecord};
 use crate::pointer::Txg;
+use crate::space::Purpose;
 
 /// So much of what is replayed is held in memory before it becomes frames, bytes.
 const HELD_AT_ONCE: u64 = 64 << 20;
@@ -146,19 +147,30 @@ impl Replay<'_> {
     /// Where room is short, takes the room that devices have got since; otherwise, or where there is none, goes on in
     /// memory.
     fn take_room_or_stop(&mut self, error: &PoolError) {
-        let time = u64::try_from((self.pool.clock)().seconds).unwrap_or(0);
-        if matches!(error, PoolError::NoSpace) && self.pool.storage.expand(time) {
-            tracing::info!("the devices have become longer: what was acknowledged finds room there");
-            self.pool.grown();
-        } else {
+        if !(matches!(error, PoolError::NoSpace) && self.take_room()) {
             self.go_on_in_memory(error);
         }
+    }
+
+    /// Takes the room that devices have got; whether there was any.
+    fn take_room(&self) -> bool {
+        let time = u64::try_from((self.pool.clock)().seconds).unwrap_or(0);
+        if !self.pool.storage.expand(time) {
+            return false;
+        }
+        tracing::info!("the devices have become longer: what was acknowledged finds room there");
+        self.pool.grown();
+        true
     }
 
     /// Commits what was replayed up to this place in the log.
     fn commit(&mut self, through: u64) -> Result<(), PoolError> {
         if self.pool.throttle.is_in_memory() {
             return Ok(());
+        }
+        // A commit that finds no room is the last one: it gets what there is before.
+        if self.pool.storage.room(Purpose::Write) < self.pool.held() {
+            self.take_room();
         }
         self.kept.commits_into(through, self.pool.gate.enter().txg());
         match self.pool.commit() {
