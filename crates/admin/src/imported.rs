@@ -129,8 +129,8 @@ impl std::fmt::Debug for Imported {
     }
 }
 
-/// What an import says that finds something damaged behind the root record: it reads the catalog alone. Objects of a
-/// bucket can be gone or cut short.
+/// What an import says that finds something damaged behind the root record, where it has read the catalog alone.
+/// Objects of a bucket can be gone or cut short.
 fn of_catalog(error: PoolError) -> Refusal {
     let is_lost = error.is_of_content();
     let refusal = Refusal::from(error);
@@ -484,7 +484,9 @@ impl Imported {
             Ok(())
         };
         let config = config(&store, &opening, !read_only)?;
-        let pool = Pool::open_after(config, &durable(&root)?, waits_by_its_mode).map_err(of_catalog)?;
+        let durable = durable(&root)?;
+        let read = Pool::read_catalog(config, &durable).map_err(of_catalog)?;
+        let pool = read.replay(&durable, waits_by_its_mode)?;
         pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;

@@ -201,6 +201,19 @@ impl fmt::Debug for PoolConfig {
     }
 }
 
+/// A pool of which the catalog was read, and the log was not.
+pub struct ReadCatalog {
+    pool: Pool,
+    blocks: Option<Box<dyn log::Blocks>>,
+    kept: Option<Arc<log::KeptLog>>,
+}
+
+impl fmt::Debug for ReadCatalog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadCatalog").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
 /// An imported pool.
 pub struct Pool {
     storage: Arc<dyn Storage>,
@@ -389,10 +402,18 @@ impl Pool {
     /// # Errors
     /// As [`Self::open`], and those of `before`.
     pub fn open_after(
-        mut config: PoolConfig,
+        config: PoolConfig,
         durable: &Durable,
         before: &mut dyn FnMut(&Self) -> Result<(), PoolError>,
     ) -> Result<Self, PoolError> {
+        Self::read_catalog(config, durable)?.replay(durable, before)
+    }
+
+    /// A pool as it was at its last commit, before its log is replayed: what is wrong with the catalog shows here.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged catalog.
+    pub fn read_catalog(mut config: PoolConfig, durable: &Durable) -> Result<ReadCatalog, PoolError> {
         let (blocks, kept) = (config.log.take(), config.kept.take());
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
@@ -403,25 +424,7 @@ impl Pool {
             admin.count_shared()?;
             pool.reservations.measure();
         }
-        let confirmed = pool.storage.opened();
-        match (blocks, kept) {
-            (Some(blocks), Some(kept)) if kept.has_served() => {
-                // A replay needs no device that takes writes.
-                if pool.storage.suspended().is_none() {
-                    confirmed?;
-                }
-                before(&pool)?;
-                pool.replay_kept(blocks, kept, durable)?;
-            }
-            (Some(blocks), kept) => {
-                confirmed?;
-                pool.replay_log(blocks, durable)?;
-                kept.into_iter().for_each(|kept| pool.keep_with(kept));
-            }
-            (None, Some(_)) => return Err(PoolError::Refused("what is not written to has nothing to keep".to_owned())),
-            (None, None) => confirmed?,
-        }
-        Ok(pool)
+        Ok(ReadCatalog { pool, blocks, kept })
     }
 
     fn over(config: PoolConfig, open: Txg, root: Option<Pointer>) -> Self {
@@ -525,6 +528,39 @@ impl Pool {
     /// How content of a dataset is stored as long as its properties are not known.
     fn storing(&self) -> Storing {
         Storing { record_shift: 17, compression: CompressionSetting::On, checksum: ChecksumKind::Xxh3 }
+    }
+}
+
+impl ReadCatalog {
+    /// Applies the log, or what a process that has died kept: see [`Pool::open_after`].
+    ///
+    /// # Errors
+    /// Those of the store, and of `before`.
+    pub fn replay(
+        self,
+        durable: &Durable,
+        before: &mut dyn FnMut(&Pool) -> Result<(), PoolError>,
+    ) -> Result<Pool, PoolError> {
+        let Self { pool, blocks, kept } = self;
+        let confirmed = pool.storage.opened();
+        match (blocks, kept) {
+            (Some(blocks), Some(kept)) if kept.has_served() => {
+                // A replay needs no device that takes writes.
+                if pool.storage.suspended().is_none() {
+                    confirmed?;
+                }
+                before(&pool)?;
+                pool.replay_kept(blocks, kept, durable)?;
+            }
+            (Some(blocks), kept) => {
+                confirmed?;
+                pool.replay_log(blocks, durable)?;
+                kept.into_iter().for_each(|kept| pool.keep_with(kept));
+            }
+            (None, Some(_)) => return Err(PoolError::Refused("what is not written to has nothing to keep".to_owned())),
+            (None, None) => confirmed?,
+        }
+        Ok(pool)
     }
 }
 
