@@ -238,6 +238,8 @@ pub enum PoolRequest {
 pub enum PoolAnswer {
     /// It is done.
     Done,
+    /// The pool was to be destroyed and is suspended: it is not imported any more, and is as it was at its last commit.
+    NotDestroyed,
     /// Figures.
     Listed(Box<Figures>),
     /// Figures and health.
@@ -383,8 +385,8 @@ pub fn run(
     match request {
         PoolRequest::List => return Ok(PoolAnswer::Listed(Box::new(Figures::of(pool)?))),
         PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
-        PoolRequest::Export { force } => leave(pool, mounts, force, "export", progress)?,
-        PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy", progress)?,
+        PoolRequest::Export { force } => drop(leave(pool, mounts, force, "export")?),
+        PoolRequest::Destroy { force } => return leave(pool, mounts, force, "destroy"),
         PoolRequest::Add { devices, groups, size, force, only_say } => {
             shape::add(pool, &devices, &groups, size, (force, only_say))?;
         }
@@ -521,13 +523,7 @@ fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
 }
 
 /// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
-fn leave(
-    pool: &Imported,
-    mounts: &dyn Mounts,
-    force: bool,
-    doing: &str,
-    progress: &mut dyn Progress,
-) -> Result<(), Refusal> {
+fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<PoolAnswer, Refusal> {
     let name = pool.name();
     if doing == "destroy" {
         writable(pool, &format!("cannot destroy '{name}'"))?;
@@ -550,17 +546,12 @@ fn leave(
     }
     let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
     match left {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(PoolAnswer::Done),
         // Nothing can be saved any more than what is durable already: the last root, and what the
         // log has.
         Err(error) if force && pool.suspended().is_some() => {
             tracing::error!(%error, "a suspended pool is let go");
-            if doing == "destroy" {
-                progress.note(&format!(
-                    "'{name}' is suspended: it was let go as it was at its last commit, and is not destroyed"
-                ));
-            }
-            Ok(())
+            Ok(if doing == "destroy" { PoolAnswer::NotDestroyed } else { PoolAnswer::Done })
         }
         Err(error) => Err(Refusal::pool(format!("cannot {doing} '{name}'"), &error)),
     }

@@ -332,11 +332,17 @@ fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
 /// Ends the process that owns a pool, and waits for its end.
 fn leave(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     let process = owned.process();
-    done(owned, command, request)?;
+    let answer = owned.pool(command, request, &mut tell)?;
     if let Ok(process) = process {
         client::wait_for_end(&process);
     }
-    Ok(())
+    match answer {
+        PoolAnswer::NotDestroyed => {
+            let what = "the pool is suspended: it was let go as it was at its last commit, and is not destroyed";
+            Err(Failure::new(what).next("import it when its devices answer again, then destroy it"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What comes of showing some pools while others are missing; where `nothing` was shown, that is
