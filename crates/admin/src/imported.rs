@@ -400,10 +400,16 @@ impl Imported {
         opening: &Opening,
     ) -> Result<Self, Refusal> {
         let writes = import.access.writes();
-        let (mut tries, mut writer) = (0, None);
+        let (mut tries, mut writer, mut was_destroyed) = (0, None, false);
         loop {
             tries += 1;
             let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
+            let is_destroyed = identity.state == PoolState::Destroyed;
+            // One that was destroyed before can be wanted back.
+            if tries > 1 && is_destroyed && !was_destroyed {
+                return Err(in_bucket::destroyed(&*bucket));
+            }
+            was_destroyed = is_destroyed;
             if writes && tries == 1 {
                 in_bucket::check(&*bucket, (opening.entropy)())?;
             }
@@ -437,7 +443,7 @@ impl Imported {
         loop {
             let identity = in_bucket::find(&patient)?.ok_or_else(|| in_bucket::no_pool(&patient))?;
             if identity.state == PoolState::Destroyed {
-                return Err(Refusal::new(Kind::NotFound, format!("the pool in '{}' was destroyed", patient.name())));
+                return Err(in_bucket::destroyed(&patient));
             }
             tries += 1;
             let at = (Arc::clone(&bucket), address.clone());

@@ -82,6 +82,12 @@ pub fn no_pool(bucket: &dyn Bucket) -> Refusal {
     Refusal::new(Kind::NotFound, format!("'{}': there is no pool", bucket.name()))
 }
 
+/// It is being destroyed, or was, since it was looked for first.
+#[must_use]
+pub fn destroyed(bucket: &dyn Bucket) -> Refusal {
+    Refusal::new(Kind::NotFound, format!("the pool in '{}' was destroyed", bucket.name()))
+}
+
 /// What has to be opened on this machine for a pool at this address: nothing of it may lie in a file system of the
 /// pool itself, where whoever opens it is to serve that. `state` is the directory for what survives a reboot.
 #[must_use]

@@ -306,6 +306,9 @@ impl Store {
             let own = &committed.identity;
             match self.backend.newest_identity()? {
                 Some(other) if other.pool == own.pool && other.revision >= own.revision => {
+                    if other.state == PoolState::Destroyed {
+                        return refused("the pool was destroyed at the same moment");
+                    }
                     committed.identity = taken(other, import);
                 }
                 _ => break,
