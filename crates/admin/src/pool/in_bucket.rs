@@ -141,15 +141,16 @@ pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(
     let doing = |refusal: Refusal| Refusal { what: format!("cannot create '{name}': {}", refusal.what), ..refusal };
     if let Some(there) = find(bucket).map_err(doing)? {
         let state = match there.state {
-            PoolState::Destroyed => {
-                // What a destroy has left that was cut short.
-                return Objects::erase(bucket, &mut |_| {}).map_err(|error| doing(refusal(bucket, &error)));
-            }
-            PoolState::Exported => "exported",
-            PoolState::Active => "potentially active",
+            // What a destroy has left that was cut short.
+            PoolState::Destroyed => None,
+            PoolState::Exported => Some("exported"),
+            PoolState::Active => Some("potentially active"),
         };
-        let what = format!("cannot create '{name}': '{}' holds {state} pool '{}'", bucket.name(), there.name);
-        return Err(Refusal::new(Kind::Exists, what).next("another prefix of the bucket takes another pool"));
+        if let Some(state) = state {
+            let what = format!("cannot create '{name}': '{}' holds {state} pool '{}'", bucket.name(), there.name);
+            return Err(Refusal::new(Kind::Exists, what).next("another prefix of the bucket takes another pool"));
+        }
+        Objects::erase(bucket, there.pool, &mut |_| {}).map_err(|error| doing(refusal(bucket, &error)))?;
     }
     check(bucket, nonce).map_err(doing)
 }
@@ -181,7 +182,7 @@ impl Remains<'_> {
     /// The store refuses, or does not answer: it can be tried again.
     pub fn remove(&self, progress: &mut dyn Progress) -> Result<(), Refusal> {
         let (name, mut noted) = (self.name, now());
-        let erased = Objects::erase(self.bucket, &mut |removed| {
+        let erased = Objects::erase(self.bucket, self.pool, &mut |removed| {
             if now() >= noted + NOTED_EACH {
                 noted = now();
                 progress.note(&format!("'{name}': {removed} objects were removed so far"));

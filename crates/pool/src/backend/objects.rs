@@ -65,7 +65,7 @@ use super::{
 };
 use crate::error::{Damage, PoolError};
 use crate::frames::{Reach, WriteStream};
-use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
+use crate::label::{Identity, LogStart, Place, PoolState, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
 use listing::{each_page, newest_keys, own_keys};
@@ -459,33 +459,60 @@ impl Objects {
         Ok(first && !second)
     }
 
-    /// Removes everything that belongs to a pool. Its newest identity goes last: a removal that was cut short is
-    /// known by it, and can be made again. `progress` gets the number of objects that are gone.
+    /// Removes everything that belongs to a destroyed pool. Its newest identity goes last: a removal that was cut
+    /// short is known by it, and can be made again. `progress` gets the number of objects that are gone. The identity
+    /// is looked at before each page: another machine may have removed this pool as well, and made another one.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; what is not removed yet is still there.
-    pub fn erase(bucket: &dyn Bucket, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    /// [`PoolError::Device`]; what is not removed yet is still there. [`PoolError::Refused`] where another pool is
+    /// there, or one that was imported again.
+    pub fn erase(bucket: &dyn Bucket, pool: u64, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let mut removed = 0;
+        // Whether the pool is still there; its identity has gone last where another machine has removed it.
+        let is_there = || match Self::find(bucket)? {
+            Some(there) if there.pool != pool || there.state != PoolState::Destroyed => {
+                Err(PoolError::Refused(format!("pool '{}' is there now", there.name)))
+            }
+            there => Ok(there.is_some()),
+        };
+        if !is_there()? {
+            return Ok(());
+        }
         let identity = newest_keys(bucket, "pool/", "")?.pop();
         for kind in ["seg/", "log/", "roots/", "epochs/", "probe/", "pool/"] {
             // A store may pass names over where others go meanwhile, or list what is gone for a while.
             for _ in 0..ERASING {
-                let mut is_empty = true;
-                each_page(bucket, kind, "", &mut |mut keys| {
+                let (mut is_empty, mut stopped) = (true, None);
+                let listed = each_page(bucket, kind, "", &mut |mut keys| {
                     keys.retain(|key| Some(key) != identity.as_ref());
                     if keys.is_empty() {
                         return Ok(());
                     }
                     is_empty = false;
+                    stopped = match is_there() {
+                        Ok(true) => None,
+                        Ok(false) => Some(Ok(())),
+                        Err(error) => Some(Err(error)),
+                    };
+                    if stopped.is_some() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
                     bucket.delete_all(&keys)?;
                     removed += keys.len() as u64;
                     progress(removed);
                     Ok(())
-                })?;
+                });
+                if let Some(stopped) = stopped {
+                    return stopped;
+                }
+                listed?;
                 if is_empty {
                     break;
                 }
             }
+        }
+        if !is_there()? {
+            return Ok(());
         }
         identity.map_or(Ok(()), |key| attempt(bucket, "removing from", || bucket.delete(&key)))
     }

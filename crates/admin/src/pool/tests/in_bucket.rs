@@ -166,8 +166,9 @@ fn the_removal_of_a_pool_goes_on_where_it_was_cut_short() {
     let refusal = pool.erase(&mut Silent).unwrap_err();
     assert!(refusal.what.contains("'tank' is destroyed, but objects of it are still in the bucket"), "{refusal}");
     assert!(refusal.next.contains("`nacre pool destroy tank` removes them"), "{}", refusal.next);
+    let number = pool.store.identity().pool;
     drop(pool);
-    let rest = Remains { bucket: &*bucket, address: ADDRESS, pool: 1, name: "tank", state: None };
+    let rest = Remains { bucket: &*bucket, address: ADDRESS, pool: number, name: "tank", state: None };
     for requests in 0.. {
         bucket.fail_after(Some(requests));
         let removed = rest.remove(&mut Silent);
@@ -181,4 +182,36 @@ fn the_removal_of_a_pool_goes_on_where_it_was_cut_short() {
             return;
         }
     }
+}
+
+#[test]
+fn the_removal_of_a_pool_leaves_one_that_was_made_since() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    ask(&pool, PoolRequest::Destroy { force: true }).unwrap();
+    let number = pool.store.identity().pool;
+    drop(pool);
+    let rest = Remains { bucket: &*bucket, address: ADDRESS, pool: number, name: "tank", state: None };
+    rest.remove(&mut Silent).unwrap();
+    let at = (Arc::clone(&bucket) as _, ADDRESS.to_owned());
+    let other = Imported::create_in(at, None, "other", &[], opening_on(2)).unwrap();
+    other.export().unwrap();
+    let before = objects(&bucket);
+    let refusal = rest.remove(&mut Silent).unwrap_err();
+    assert!(refusal.what.contains("pool 'other' is there now"), "{refusal}");
+    assert!(objects(&bucket) == before);
+}
+
+#[test]
+fn a_pool_that_is_destroyed_while_it_is_imported_stays_destroyed() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let writer = Arc::new(made(&bucket));
+    write(&writer, "file", 1000);
+    ask(&writer, PoolRequest::Sync).unwrap();
+    let behind = Arc::clone(&writer);
+    let act = move || drop(ask(&behind, PoolRequest::Destroy { force: true }).unwrap());
+    let meddled = Meddled { bucket: Arc::clone(&bucket), times: Mutex::new(1), act: Box::new(act) };
+    let refusal = imported(Arc::new(meddled), 2).unwrap_err();
+    assert!(refusal.what.contains("was destroyed"), "{refusal}");
+    assert_eq!(find(&*bucket).unwrap().unwrap().state, PoolState::Destroyed);
 }
