@@ -37,14 +37,16 @@ impl Progress for Shown {
 /// The store cannot be reached, or refuses; at the address is no destroyed pool.
 pub fn remove_rest(wanted: &str) -> Result<bool, Failure> {
     let is_address = nacre_remote::is_address(Path::new(wanted));
-    let places = match is_address {
-        true => vec![PathBuf::from(wanted)],
+    // At a place that is only remembered another pool may lie by now.
+    let places: Vec<(PathBuf, Option<u64>)> = match is_address {
+        true => vec![(PathBuf::from(wanted), None)],
         false if client::find(wanted).is_some() => Vec::new(),
-        false => known::places_of(wanted),
+        false => known::numbered_places_of(wanted).into_iter().map(|(place, pool)| (place, Some(pool))).collect(),
     };
-    for place in places.iter().filter(|place| nacre_remote::is_address(place)) {
+    for (place, known) in places.iter().filter(|(place, _)| nacre_remote::is_address(place)) {
         let Opened::Bucket(bucket, address) = devices::open_bucket(place).map_err(starting::failed)? else { continue };
         match in_bucket::find(&*bucket).map_err(starting::failed)? {
+            Some(there) if known.is_some_and(|known| known != there.pool) => {}
             Some(there) if there.state == PoolState::Destroyed => {
                 let state = process::state_directory();
                 let (bucket, address, pool, state) = (&*bucket, address.as_str(), there.pool, state.as_deref());

@@ -66,6 +66,11 @@ pub fn forget(guid: u64) {
 
 /// Where the pools of this name, or of this number, lay.
 pub fn places_of(wanted: &str) -> Vec<PathBuf> {
+    numbered_places_of(wanted).into_iter().map(|(place, _)| place).collect()
+}
+
+/// The same, each with the number of its pool: at its place another one may lie by now.
+pub fn numbered_places_of(wanted: &str) -> Vec<(PathBuf, u64)> {
     let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
     let mut places = Vec::new();
     for path in files {
@@ -73,8 +78,9 @@ pub fn places_of(wanted: &str) -> Vec<PathBuf> {
             continue;
         };
         let number = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok());
-        if record.name == wanted || number.is_some_and(|number| number.to_string() == wanted) {
-            places.extend(record.devices);
+        let Some(number) = number else { continue };
+        if record.name == wanted || number.to_string() == wanted {
+            places.extend(record.devices.into_iter().map(|place| (place, number)));
         }
     }
     places
