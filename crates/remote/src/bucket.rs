@@ -43,7 +43,7 @@ const REPLY: Duration = Duration::from_secs(10);
 /// What is sent or received at least in a second, bytes: a slower way counts as broken.
 const SLOWEST: u64 = 64 << 10;
 /// In a hurry a request gets this time, with all its attempts.
-const HURRY: Duration = Duration::from_secs(4);
+const HURRY: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(4) };
 /// And this much is sent or received in a second, bytes.
 const HURRIED: u64 = 2 << 20;
 /// Requests that are made at the same time.
@@ -793,7 +793,7 @@ mod tests {
             let (mut client, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(client.try_clone().unwrap()).lines();
             while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
-            runtime().unwrap().block_on(async { tokio::time::sleep(HURRY + Duration::from_secs(1)).await });
+            runtime().unwrap().block_on(async { tokio::time::sleep(HURRY * 2).await });
             write!(client, "HTTP/1.1 204 Gone\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
             removed.join().unwrap().unwrap();
         });
