@@ -1,7 +1,8 @@
 //! The flags of files for lsattr(1) and chattr(1): a pool has none, and says so instead of refusing the
 //! question, since programs that compare the flags of a copy with its original stop at a refusal.
 //!
-//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin, ioctl_iflags(2)).
+//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin, ioctl_iflags(2)). A change comes from the
+//! owner or with CAP_FOWNER alone: the kernel refuses others before it asks (vfs_fileattr_set, Linux 5.13).
 
 use nacre_vfs::{Errno, Ioctl, Result};
 
