@@ -78,8 +78,10 @@ use uploads::Uploads;
 const MAKING: usize = 6;
 /// A writer that has put no root for so long looks for others first, seconds.
 const IDLE: u64 = 3600;
-/// So many commits of its writer let a pool be taken over unread.
-const TAKING_MOST: usize = 1000;
+/// So often it is tried to take a pool over unread, each time after a commit of its writer.
+const TAKING_MOST: usize = 200;
+/// Of these tries one looks for the newest root of all, and the others for the one after the last.
+const STEPS: usize = 8;
 /// Roots are kept for so long, seconds.
 const KEPT: u64 = 24 * 3600;
 /// Segments stay for so long after the first root that does not name them, seconds.
@@ -546,27 +548,32 @@ impl Objects {
     /// commit faster than the pool can be read. Does nothing where the import is to be refused.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool.
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool, or this
+    /// one commits faster than that.
     pub fn take_over_unread(&self) -> Result<()> {
         let Some(NewestRoot { root: mut newest, lost: 0 }) = self.newest_root()? else { return Ok(()) };
         if self.missing_log()?.is_some() {
             return Ok(());
         }
         self.claim_epoch(0)?;
-        for _ in 0..TAKING_MOST {
+        for tries in 1..=TAKING_MOST {
             let (now, state) = (self.writer.moment(), self.state.lock());
             let (epoch, log) = (state.epoch, state.inherited);
             drop(state);
-            let root = Root { generation: newest.generation + 1, clean: false, ..newest };
+            let root = Root { generation: newest.generation + 1, clean: false, ..newest.clone() };
             let key = root_key(root.generation);
-            if make(&*self.bucket, &key, &self.encode(&root, epoch, log, now)?)? {
+            // By few requests: its writer makes two for a commit.
+            if matches!(self.bucket.put_new(&key, &self.encode(&root, epoch, log, now)?), Ok(Put::Made)) {
                 return Ok(());
             }
-            // Its writer was faster: it has one commit at a time.
-            let Some(body) = read_root(&*self.bucket, &key)? else { return Ok(()) };
-            newest = self.take_up(body?, now)?;
+            let found = if tries % STEPS == 0 { None } else { read_root(&*self.bucket, &key)? };
+            newest = match found {
+                Some(body) => self.take_up(body?, now)?,
+                None => self.newest_root()?.map_or(newest, |found| found.root),
+            };
         }
-        Ok(())
+        let why = "its writer commits faster than this machine reaches the bucket: end it, or try again";
+        Err(PoolError::Refused(why.to_owned()))
     }
 
     /// A root as it is put.
