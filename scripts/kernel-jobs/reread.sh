@@ -3,7 +3,7 @@ rounds=66
 [ -z "$short" ] || rounds=8
 mkdir -p /m/pool /tmp/tree && cp -r "$jobs/../../crates/size" "$jobs/../../docs" /tmp/tree && tar cf /tmp/tree.tar -C /tmp/tree .
 (cd /tmp/tree && find . -type f -printf '%s %P\n' | sort > /tmp/expected)
-try pool "nacre pool create -f -m /m/pool tank raidz1 /dev/ubdb /dev/ubdc /dev/ubdd"
+try pool "nacre pool create -f -m /m/pool tank raidz1 ${disks[1]} ${disks[2]} ${disks[3]}"
 wrong=0
 for round in $(seq $rounds); do
   mkdir /m/pool/$round && tar xf /tmp/tree.tar -C /m/pool/$round

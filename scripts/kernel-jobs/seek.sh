@@ -18,6 +18,6 @@ mapped() { # NAME: in the working directory
 mkdir /d/cage /d/large /d/source /d/mirror
 try "cage" "nacre cage --size 50M /d/cage" && cd /d/cage && LIMIT=30 five "cage" && LIMIT=60 mapped "cage" && cd /
 try "large cage" "nacre cage --size 1G /d/large" && cd /d/large && LIMIT=30 five "large cage" && LIMIT=60 mapped "large cage" && cd /
-try "pool" "nacre pool create -f -m /m/pool tank /dev/ubdb" && cd /m/pool && LIMIT=30 five "pool" && LIMIT=60 mapped "pool" && cd /
+try "pool" "nacre pool create -f -m /m/pool tank ${disks[1]}" && cd /m/pool && LIMIT=30 five "pool" && LIMIT=60 mapped "pool" && cd /
 try "mirror" "nacre mirror --passthrough=off /d/source /d/mirror" && cd /d/mirror && LIMIT=60 mapped "mirror" && cd /
 LIMIT=20 try "end" "nacre umount /d/cage && nacre umount /d/large && nacre umount /d/mirror && nacre pool export tank"
