@@ -1,6 +1,6 @@
 # The guest is killed at random under load, round after round; after each, all that was acknowledged is there. `power` does the same with disks that lose their cache.
 # On the third disk lie the acknowledgements; it loses nothing. The native folder shows that the check holds for a file system that keeps its promises.
-rounds=${rounds:-8}
+rounds=${rounds:-5}
 targets=(native mirror union cage pool raid)
 declare -A at=([native]=/d/native [mirror]=/m/mirror [union]=/m/union [cage]=/d/cage [pool]=/m/pool [raid]=/m/raid)
 [ "$(type -t volatile_disks)" != function ] || volatile_disks
@@ -28,6 +28,10 @@ done
 # Beside it, what nobody syncs; snapshots; a scrub.
 (while true; do for name in mirror cage pool raid; do rm -rf "${at[$name]}/unsynced"; cp -r "$jobs" "${at[$name]}/unsynced"; done; done) &
 (number=0; while sleep 1; do number=$((number + 1)); nacre fs snapshot "tank@$round-$number" && nacre fs destroy "tank@$round-$((number - 2))"; nacre pool scrub -w raid; done) &
+# The sum of the last acknowledged operations.
+acknowledged() { for number in "${!targets[@]}"; do od -An -t u8 -j $((number * 4096)) -N 8 "${disks[2]}"; done | awk '{ sum += $1 } END { print sum }'; }
+before=$(acknowledged)
+until [ "$(acknowledged)" -gt $((before + 120)) ]; do sleep 0.2; done
 sync "$out/log"
 touch "$out/again" "$out/kill"
 sleep 600
