@@ -26,20 +26,19 @@ everything() {
   try "boot $round: the pool in a file" "[ \"\$(cat /image/file)\" = image ]"
   try "boot $round: fstab" "[ \"\$(cat /srv/old/file)\" = old ] && [ \$(stat -c %U /srv/mirror/file) = nobody ] && nacre cage status /srv/cage | grep '^limit *10M' && findmnt /srv/union"
   try "boot $round: the service" "systemctl is-active mirror.service && [ \"\$(cat /srv/service/file)\" = source ]"
-  try "boot $round: nothing has failed" "! systemctl --failed --no-legend | grep ."
+  try "boot $round: none of ours has failed" "! systemctl --failed --no-legend | grep -E 'nacre|srv|mirror'"
 }
 mkdir -p /srv/{old,source,mirror,cage,up,low,union,service}
 if [ "$round" = 0 ]; then
   say "INFO $(systemctl --version | head -n 1)"
   rm -f /usr/local/bin/nacre
   mkdir /tmp/parts && ln -s "$nacre" /tmp/parts/nacre
-  # The debug program is large; stripped, it is what users have.
   LIMIT=300 try "install" "PROGRAMS=/tmp/parts $jobs/../install /usr/local && systemctl daemon-reload && systemd-tmpfiles --create nacre.conf && systemctl enable --now nacre-import.service"
   echo source > /srv/source/file
   try "pools" "nacre pool create -f -m /tank tank ${disks[1]} && echo tank > /tank/file && nacre fs create -o mountpoint=legacy tank/old && nacre pool create --size 200M -m /image image /srv/image && echo image > /image/file"
   lines >> /etc/fstab
   service > /etc/systemd/system/mirror.service
-  try "fstab" "systemctl daemon-reload && systemctl start local-fs.target && echo old > /srv/old/file"
+  try "fstab" "systemctl daemon-reload && systemctl start srv-old.mount srv-mirror.mount srv-cage.mount srv-union.mount && echo old > /srv/old/file"
   try "service" "systemctl enable --now mirror.service"
   try "timers" "systemctl enable --now nacre-scrub@tank.timer nacre-snapshot@tank.timer nacre-trim@tank.timer && systemctl start nacre-scrub@tank.service nacre-snapshot@tank.service && nacre fs list -t snapshot | grep tank@"
   everything
