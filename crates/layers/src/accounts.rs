@@ -67,7 +67,7 @@ impl Accounts for Everybody {
 /// By which ids a thread uses files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// File-system user id.
+    /// File-system user id; 0 for root's threads that have the rights of root.
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,

@@ -145,8 +145,8 @@ impl Rules {
         let (user, group) = (rules.create_for_user.or(user), rules.create_for_group.or(group));
         // The creator has it open for writing. A directory only passes its group on; the group of a
         // file may be its directory's, which the kernel has judged by the one that is shown.
-        if creation.kind != Kind::Directory {
-            let is_root = caller.uid == 0;
+        if creation.kind != Kind::Directory && creation.mode & (SET_USER_ID | SET_GROUP_ID) != 0 {
+            let is_root = set_id::is_root(&*self.processes, caller);
             if user.is_none_or(|user| user != caller.uid && !is_root) {
                 creation.mode &= !SET_USER_ID;
             }

@@ -36,6 +36,13 @@ pub(crate) fn allowed(processes: &dyn Processes, caller: &Caller, mode: u32, (us
     Ok(mode & !refused)
 }
 
+/// Whether a caller who creates something is root. By its process as well: filters above, and mirrors
+/// of mirrors, have other ids create on behalf of root.
+pub(crate) fn is_root(processes: &dyn Processes, caller: &Caller) -> bool {
+    let by_process = || processes.credentials(caller.pid).is_ok_and(|known| known.is_some_and(|known| known.uid == 0));
+    caller.uid == 0 || caller.pid != 0 && by_process()
+}
+
 /// Who a caller is; `None` where nobody can say.
 fn credentials(processes: &dyn Processes, caller: &Caller) -> Result<Option<Credentials>> {
     let named = Credentials { uid: caller.uid, gid: caller.gid, groups: Vec::new() };
@@ -74,5 +81,7 @@ mod tests {
         assert_eq!(allowed(0, 8, (5, 5)), 0o6755, "root");
         assert_eq!(allowed(0, 9, (0, 0)), 0o755, "a process that is gone");
         assert_eq!(allowed(1000, 9, (1000, 100)), 0o6755);
+        let is_root = |uid, pid| is_root(&processes, &caller(uid, pid));
+        assert!(is_root(0, 0) && is_root(1000, 8) && !is_root(1000, 7) && !is_root(1000, 9) && !is_root(1000, 0));
     }
 }

@@ -55,6 +55,10 @@ fn status(pid: u32) -> io::Result<Option<String>> {
     }
 }
 
+/// The right to change files of all owners (capabilities(7)). A thread of root's that takes up a user's
+/// rights by setfsuid(2) loses it, unless it only creates for that user, as ours do.
+const CAP_FOWNER: u64 = 1 << 3;
+
 fn credentials_lines(status: &str) -> Option<Credentials> {
     let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     // Since Linux 6.8; before, such a thread has no memory.
@@ -62,8 +66,11 @@ fn credentials_lines(status: &str) -> Option<Credentials> {
         return None;
     }
     // Real, effective, saved, of the file system.
-    let id = |name: &str| line(name)?.split_ascii_whitespace().nth(3)?.parse().ok();
-    Some(Credentials { uid: id("Uid:")?, gid: id("Gid:")?, groups: groups_line(status) })
+    let id = |name: &str, which| line(name)?.split_ascii_whitespace().nth(which)?.parse::<u32>().ok();
+    let capabilities = line("CapEff:").and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or_default();
+    let is_root = id("Uid:", 1)? == 0 && capabilities & CAP_FOWNER != 0;
+    let uid = if is_root { 0 } else { id("Uid:", 3)? };
+    Some(Credentials { uid, gid: id("Gid:", 3)?, groups: groups_line(status) })
 }
 
 /// The numbers behind `Groups:` in proc_pid_status(5).
@@ -129,6 +136,10 @@ mod tests {
         assert_eq!(credentials_lines(&format!("{status}Kthread:\t0\n")), known);
         assert_eq!(credentials_lines(&format!("{status}Kthread:\t1\n")), None);
         assert_eq!(credentials_lines(status), None);
+        let root = status.replace("Uid:\t1\t2", "Uid:\t0\t0") + "Kthread:\t0\n";
+        assert_eq!(credentials_lines(&root), known, "as a user");
+        let keeps_rights = credentials_lines(&format!("{root}CapEff:\t000001ffffffffef\n"));
+        assert_eq!(keeps_rights.map(|known| known.uid), Some(0), "for a user");
         assert_eq!(credentials_lines("Uid:\t1\t2\nKthread:\t0\n"), None);
     }
 
