@@ -249,7 +249,11 @@ impl HostShared {
 
     /// A descriptor of a directory that can be synced and read, not only passed through.
     fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
-        let held = self.directories.get(node)?;
+        self.open_held(&*self.directories.get(node)?)
+    }
+
+    /// The same of an open directory.
+    fn open_held(&self, held: &held::Held) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let quiet =
             self.options.noatime.then(|| rustix::fs::openat(held.fd(), ".", flags | OFlags::NOATIME, Mode::empty()));
@@ -306,7 +310,7 @@ impl Layer for Host {
         let Ok(node) = hosted(directory) else { return };
         if gone {
             self.shared.directories.keep_for_good(&node);
-        } else if let Err(error) = self.shared.directories.get(&node) {
+        } else if let Err(error) = self.shared.directories.hold(&node) {
             tracing::debug!(%error, "a directory that goes cannot be held");
         }
     }

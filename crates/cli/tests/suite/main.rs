@@ -23,6 +23,7 @@ mod handles;
 mod hostile;
 mod mapped;
 mod mount_commands;
+mod mounted_inside;
 mod mounting;
 mod objects;
 mod observing;

@@ -6,7 +6,10 @@
 //! way but where links are shown as their targets; at most `budget` descriptors are kept besides
 //! those in use at the moment, half of them of directories that have lost their names; where the
 //! sources of the process hold more than a quarter of `room` together, or files and directories
-//! more than `room`, whoever wants one more gives up its own.
+//! more than `room`, whoever wants one more gives up its own. A descriptor of a directory on a
+//! foreign mount (another one than the root's) is closed with the operation that needed it, as an
+//! open descriptor keeps a mount from being unmounted; only a directory that lost its name while it
+//! is in use keeps one.
 
 use super::{
     held::Held,
@@ -17,7 +20,7 @@ use super::{
 use nacre_sys::descriptors;
 use nacre_vfs::{Errno, FileId, Kind, Result};
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags, Statx};
+use rustix::fs::{Mode, OFlags, ResolveFlags, Statx};
 use std::{
     collections::VecDeque,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -33,6 +36,23 @@ const BUDGET_MAX: usize = 8192;
 /// The most directories that are opened on the way to one.
 const DEPTH_MAX: usize = 1 << 17;
 
+/// The longest path that the kernel takes, with the zero byte at its end.
+const PATH_MAX: usize = 4096;
+
+/// The most directories on foreign mounts that are remembered as about to lose their names.
+const GOING_MAX: usize = 64;
+
+/// A directory to open and the name it has in its parent, up to the root or an open directory.
+type Step = (Arc<HostNode>, NodePlace);
+
+/// The error of opening a directory by the name that it had.
+fn moved(error: rustix::io::Errno) -> Errno {
+    match stat::errno(error) {
+        Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
+        other => other,
+    }
+}
+
 /// The descriptors of one source.
 pub(super) struct Directories {
     root: Arc<Held>,
@@ -42,6 +62,8 @@ pub(super) struct Directories {
     count: Arc<AtomicUsize>,
     /// One owner more for each directory that is kept without a name.
     nameless: Arc<()>,
+    /// Directories on foreign mounts that are in use and about to lose their names.
+    going: Mutex<Vec<Weak<HostNode>>>,
     budget: usize,
     room: usize,
 }
@@ -50,13 +72,14 @@ impl Directories {
     /// `root`, of which `statx` tells, stays open for good.
     pub(super) fn new(root: OwnedFd, statx: &Statx, (budget, room): (usize, usize)) -> Directories {
         let count = Arc::default();
-        let (root, mounts) = (Held::new(root, &count), Mounts::new(statx));
+        let (root, mounts) = (Held::new(root, false, &count), Mounts::new(statx));
         Directories {
             root,
             mounts,
             clock: Mutex::default(),
             count,
             nameless: Arc::default(),
+            going: Mutex::default(),
             budget: budget.max(4),
             room,
         }
@@ -98,7 +121,7 @@ impl Directories {
         if node.kind() != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let mut chain: Vec<(Arc<HostNode>, NodePlace)> = Vec::new();
+        let mut chain: Vec<Step> = Vec::new();
         let mut next = Arc::clone(node);
         let mut held = loop {
             let place = next.place().ok_or(Errno::ESTALE)?;
@@ -116,9 +139,50 @@ impl Directories {
             next = parent;
         };
         while let Some((node, place)) = chain.pop() {
+            if !chain.is_empty() && (held.is_foreign() || node.device() != self.mounts.root().1) {
+                chain.push((node, place));
+                if let Some(opened) = self.open_at_once(&held, &chain)? {
+                    return Ok(opened);
+                }
+                return self.open_step_by_step(held, chain);
+            }
             held = self.open_below(&held, &node, &place)?;
         }
         Ok(held)
+    }
+
+    fn open_step_by_step(&self, from: Arc<Held>, mut chain: Vec<Step>) -> Result<Arc<Held>> {
+        let mut held = from;
+        while let Some((node, place)) = chain.pop() {
+            held = self.open_below(&held, &node, &place)?;
+        }
+        Ok(held)
+    }
+
+    /// Opens the first directory of `chain`, the last of which lies in `from`, by one path: nothing
+    /// on a foreign mount is kept, so that each operation there would open every directory on its
+    /// way. `None` where the kernel cannot do so without following links.
+    fn open_at_once(&self, from: &Held, chain: &[Step]) -> Result<Option<Arc<Held>>> {
+        let Some((node, place)) = chain.first() else { return Ok(None) };
+        let mut path: Vec<u8> = Vec::new();
+        for (node, place) in chain.iter().rev() {
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(place.name.bytes());
+            if node.is_resolved() || path.len() >= PATH_MAX {
+                return Ok(None);
+            }
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let opened = match rustix::fs::openat2(from.fd(), &*path, flags, Mode::empty(), resolve) {
+            Ok(opened) => opened,
+            // An old kernel, or a seccomp filter that does not know the call.
+            Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => return Ok(None),
+            Err(error) => return Err(moved(error)),
+        };
+        self.checked(from.fd(), place.name.bytes(), node, opened).map(Some)
     }
 
     fn open_below(&self, parent: &Held, node: &Arc<HostNode>, place: &NodePlace) -> Result<Arc<Held>> {
@@ -127,15 +191,29 @@ impl Directories {
         if !node.is_resolved() {
             flags |= OFlags::NOFOLLOW;
         }
-        let descriptor =
-            rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(|error| match stat::errno(error) {
-                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
-                other => other,
-            })?;
-        if self.identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
+        let descriptor = rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(moved)?;
+        self.checked(parent.fd(), name, node, descriptor)
+    }
+
+    /// The descriptor of a directory that was opened under `name`, kept where that is allowed.
+    /// `parent` is needed for a link that is shown as its target.
+    fn checked(
+        &self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        node: &Arc<HostNode>,
+        descriptor: OwnedFd,
+    ) -> Result<Arc<Held>> {
+        let target = stat::of_file_timeless(descriptor.as_fd())?;
+        if self.identity_of(parent, name, node, &target)? != node.id() {
             return Err(Errno::ESTALE);
         }
-        let (held, kept) = node.keep_descriptor(Held::new(descriptor, &self.count));
+        let foreign = self.is_foreign(&target);
+        let held = Held::new(descriptor, foreign, &self.count);
+        if foreign {
+            return Ok(held);
+        }
+        let (held, kept) = node.keep_descriptor(held);
         if kept {
             self.admit(node);
         }
@@ -150,18 +228,65 @@ impl Directories {
         node: &HostNode,
         opened: BorrowedFd<'_>,
     ) -> Result<FileId> {
-        let target = stat::of_file_timeless(opened)?;
+        self.identity_of(parent, name, node, &stat::of_file_timeless(opened)?)
+    }
+
+    fn identity_of(&self, parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, target: &Statx) -> Result<FileId> {
         if node.is_resolved() {
-            Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target))
+            Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, target))
         } else {
-            Ok(self.mounts.id(&target))
+            Ok(self.mounts.id(target))
         }
+    }
+
+    /// Whether a file was reached through another mount than the root's.
+    pub(super) fn is_foreign(&self, statx: &Statx) -> bool {
+        stat::mount(statx) != self.mounts.root().0
     }
 
     /// Keeps the descriptor of a directory that no name leads to for as long as the node lives.
     pub(super) fn pin(&self, node: &Arc<HostNode>, descriptor: OwnedFd) {
         // Never entered into the rounds, so never evicted.
-        node.keep_descriptor(Held::new(descriptor, &self.count));
+        node.keep_descriptor(Held::new(descriptor, false, &self.count));
+    }
+
+    /// A directory in use is about to lose its name. On a foreign mount, its descriptor is kept from
+    /// the removal on ([`Directories::going`]), which may not come to pass.
+    pub(super) fn hold(&self, node: &Arc<HostNode>) -> Result<()> {
+        if self.get(node)?.is_foreign() {
+            let mut going = self.going.lock();
+            going.retain(|other| other.strong_count() > 0);
+            if going.len() == GOING_MAX {
+                going.remove(0);
+            }
+            going.push(Arc::downgrade(node));
+        }
+        Ok(())
+    }
+
+    /// The directory under that name, open, where [`Directories::hold`] was called for it on a
+    /// foreign mount; to be given to [`Directories::keep_nameless`] once the name is gone.
+    pub(super) fn going(&self, parent: &HostNode, name: &[u8]) -> Option<(Arc<HostNode>, Arc<Held>)> {
+        let named = |node: &HostNode| {
+            node.place().is_some_and(|place| place.parent.id() == parent.id() && place.name.bytes() == name)
+        };
+        let node = {
+            let mut going = self.going.lock();
+            if going.is_empty() {
+                return None;
+            }
+            let at = going.iter().position(|node| node.upgrade().is_some_and(|node| named(&node)))?;
+            going.remove(at).upgrade()?
+        };
+        let held = self.get(&node).ok()?;
+        Some((node, held))
+    }
+
+    /// Keeps the descriptor of a directory on a foreign mount that has just lost its name.
+    pub(super) fn keep_nameless(&self, node: &Arc<HostNode>, held: Arc<Held>) {
+        if node.keep_descriptor(held).1 {
+            self.admit(node);
+        }
     }
 
     /// The same for one that has a descriptor, and has just lost its name. Half of the budget at

@@ -14,14 +14,20 @@ use std::{
 /// See the file's head.
 pub(super) struct Held {
     descriptor: OwnedFd,
+    /// It lies on another mount than the source's root, which it keeps from being unmounted.
+    foreign: bool,
     count: Arc<AtomicUsize>,
     _counted: Counted,
 }
 
 impl Held {
-    pub(super) fn new(descriptor: OwnedFd, count: &Arc<AtomicUsize>) -> Arc<Held> {
+    pub(super) fn new(descriptor: OwnedFd, foreign: bool, count: &Arc<AtomicUsize>) -> Arc<Held> {
         count.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Held { descriptor, count: Arc::clone(count), _counted: descriptors::DIRECTORIES.one() })
+        Arc::new(Held { descriptor, foreign, count: Arc::clone(count), _counted: descriptors::DIRECTORIES.one() })
+    }
+
+    pub(super) fn is_foreign(&self) -> bool {
+        self.foreign
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

@@ -7,8 +7,9 @@
 //! or negative as a signed number) is served by counting records instead, from the beginning each
 //! time. Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
 //! Invariants: a kept stream is used by one call at a time (it is taken out of the table
-//! meanwhile); no listing goes on with a buffer that was read before it began, which may hold names
-//! that were removed since: another listing may have left one at the very position.
+//! meanwhile); one on a foreign mount is closed by a thread when its time is over, as it keeps the
+//! mount from being unmounted; no listing goes on with a buffer that was read before it began, which
+//! may hold names that were removed since: another listing may have left one at the very position.
 
 use super::{
     HostShared,
@@ -28,7 +29,7 @@ use std::{
     collections::HashSet,
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -53,6 +54,8 @@ const BEGINNINGS: usize = 64;
 /// A listing in progress.
 struct Stream {
     directory: Arc<OwnedFd>,
+    /// It lies on another mount than the source's root.
+    foreign: bool,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -74,10 +77,24 @@ struct Kept {
     stream: Stream,
 }
 
+/// The streams between two calls.
+#[derive(Default)]
+struct KeptStreams {
+    streams: Vec<Kept>,
+    /// A thread closes those on foreign mounts when their time is over.
+    closing: bool,
+}
+
+impl KeptStreams {
+    fn take_stale(&mut self) -> Vec<Kept> {
+        self.streams.extract_if(.., |kept| kept.since.elapsed() > KEPT_FOR).collect()
+    }
+}
+
 /// The streams of one source.
 pub(super) struct Listings {
     most: usize,
-    kept: Mutex<Vec<Kept>>,
+    kept: Arc<Mutex<KeptStreams>>,
     /// How many listings began, by directory.
     begun: [AtomicU64; BEGINNINGS],
     /// Devices whose positions are counted.
@@ -92,7 +109,7 @@ impl Listings {
     pub(super) fn new() -> Listings {
         Listings {
             most: (descriptors::room() / 32).clamp(1, KEPT_MAX),
-            kept: Mutex::default(),
+            kept: Arc::default(),
             begun: std::array::from_fn(|_| AtomicU64::default()),
             counted: Mutex::default(),
             ahead: Ahead::default(),
@@ -113,17 +130,18 @@ impl Listings {
         if let Some(begun) = self.begun(node) {
             begun.fetch_add(1, Ordering::Relaxed);
         }
-        let _older: Vec<Kept> = self.kept.lock().extract_if(.., |kept| Arc::ptr_eq(&kept.node, node)).collect();
+        let _older: Vec<Kept> = self.kept.lock().streams.extract_if(.., |kept| Arc::ptr_eq(&kept.node, node)).collect();
     }
 
     /// The stream that was left at a position, and what `keep` wants to be told.
     fn take(&self, node: &Arc<HostNode>, position: u64) -> (Option<Stream>, u64) {
         let (found, begun, _stale) = {
             let mut kept = self.kept.lock();
-            let stale: Vec<Kept> = kept.extract_if(.., |kept| kept.since.elapsed() > KEPT_FOR).collect();
-            let at = kept.iter().position(|kept| kept.stream.position == position && Arc::ptr_eq(&kept.node, node));
+            let stale = kept.take_stale();
+            let is_it = |kept: &Kept| kept.stream.position == position && Arc::ptr_eq(&kept.node, node);
+            let at = kept.streams.iter().position(is_it);
             let begun = self.begun(node).map_or(0, |begun| begun.load(Ordering::Relaxed));
-            (at.map(|at| kept.remove(at)), begun, stale)
+            (at.map(|at| kept.streams.remove(at)), begun, stale)
         };
         (found.map(|kept| kept.stream), begun)
     }
@@ -132,15 +150,30 @@ impl Listings {
     /// `begun`.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     fn keep(&self, node: &Arc<HostNode>, begun: u64, stream: Stream) {
+        let foreign = stream.foreign;
         let kept = Kept { node: Arc::clone(node), since: Instant::now(), stream };
         let _oldest = {
             let mut all = self.kept.lock();
             if self.begun(node).is_some_and(|now| now.load(Ordering::Relaxed) != begun) {
                 return;
             }
-            all.push(kept);
-            (all.len() > self.most).then(|| all.remove(0))
+            if foreign && !all.closing {
+                match self.close_in_time() {
+                    Ok(()) => all.closing = true,
+                    Err(error) => return tracing::debug!(%error, "a listing on a foreign mount is not kept"),
+                }
+            }
+            all.streams.push(kept);
+            (all.streams.len() > self.most).then(|| all.streams.remove(0))
         };
+    }
+
+    /// Starts the thread that closes streams when their time is over, until none is left on a
+    /// foreign mount: an open directory keeps a mount from being unmounted.
+    fn close_in_time(&self) -> std::io::Result<()> {
+        let kept = Arc::downgrade(&self.kept);
+        let thread = std::thread::Builder::new().name("nacre-listings".to_owned()).stack_size(128 << 10);
+        thread.spawn(move || while close_stale(&kept) {}).map(drop)
     }
 
     fn is_counted(&self, device: u32) -> bool {
@@ -150,7 +183,7 @@ impl Listings {
     /// How many listings are kept.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.kept.lock().len()
+        self.kept.lock().streams.len()
     }
 
     /// How many names were examined ahead.
@@ -174,13 +207,27 @@ impl Listings {
     }
 }
 
+/// Waits, then closes streams that are old by now; answers whether others remain to be closed.
+#[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
+fn close_stale(kept: &Weak<Mutex<KeptStreams>>) -> bool {
+    std::thread::sleep(KEPT_FOR);
+    let Some(kept) = kept.upgrade() else { return false };
+    let mut all = kept.lock();
+    let stale = all.take_stale();
+    all.closing = all.streams.iter().any(|kept| kept.stream.foreign);
+    let more = all.closing;
+    drop(all);
+    drop(stale);
+    more
+}
+
 /// Whether a position can be told to others.
 fn is_tellable(position: i64) -> bool {
     position > 0
 }
 
 impl Stream {
-    fn new(directory: OwnedFd, from: u64, counted: bool) -> Result<Stream> {
+    fn new(directory: OwnedFd, foreign: bool, from: u64, counted: bool) -> Result<Stream> {
         if from != 0 && !counted {
             rustix::fs::seek(&directory, SeekFrom::Start(from)).map_err(errno)?;
         }
@@ -188,6 +235,7 @@ impl Stream {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         let mut stream = Stream {
             directory: Arc::new(directory),
+            foreign,
             buffer,
             start: 0,
             end: 0,
@@ -261,15 +309,16 @@ impl HostShared {
         let mut stream = match kept.filter(|_| from != 0) {
             Some(stream) => stream,
             None => {
-                let directory = self.open_directory(node)?;
+                let held = self.directories.get(node)?;
+                let directory = self.open_held(&held)?;
                 self.watch.before_names(node, directory.as_fd());
-                Stream::new(directory, from, self.listings.is_counted(node.device()))?
+                Stream::new(directory, held.is_foreign(), from, self.listings.is_counted(node.device()))?
             }
         };
         let more = self.list(node, &mut stream, attributes, sink)?;
         // At the end, one more call will come that finds it so; a listing that was empty from the
-        // start is not asked again.
-        if more || stream.position != from {
+        // start is not asked again. On a foreign mount, that call opens the directory anew.
+        if more || stream.position != from && !stream.foreign {
             self.listings.keep(node, begun, stream);
         }
         Ok(())

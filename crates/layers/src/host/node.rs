@@ -299,6 +299,17 @@ impl HostNode {
         drop(before);
     }
 
+    /// Drops the watch where it is the one that `ended` says.
+    pub(super) fn end_watch(&self, ended: impl Fn(&Lease) -> bool) {
+        let gone = {
+            let mut state = self.state.lock();
+            let gone = state.extra.as_mut().and_then(|extra| extra.watch.take_if(|lease| ended(lease)));
+            state.tidy();
+            gone
+        };
+        drop(gone);
+    }
+
     /// Remembers an open file.
     pub(super) fn opened(&self, file: &Arc<HostFile>) {
         self.state.lock().extra.get_or_insert_default().open.push(Arc::downgrade(file));

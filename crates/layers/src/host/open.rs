@@ -102,7 +102,8 @@ impl HostShared {
         let before = descriptor.as_raw_fd();
         let mut descriptor =
             if flags.writes() && named { self.watch.unreported(node, descriptor, lower) } else { descriptor };
-        if self.options.noatime && flags.reads() && named && descriptor.as_raw_fd() == before && !node.is_resolved() {
+        let quiet = self.options.noatime && flags.reads() && named && descriptor.as_raw_fd() == before;
+        if quiet && !node.is_resolved() && !self.is_elsewhere(node, descriptor.as_fd()) {
             descriptor = self.quiet.open(node.device(), descriptor, lower, || self.directory_beside(node));
         }
         self.known_open(node, descriptor, flags, direct)
@@ -147,6 +148,13 @@ impl HostShared {
         let direct = if lower.contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
         let file = self.known_open(&node, descriptor, flags, direct);
         Ok((node, file))
+    }
+
+    /// Whether an open file lies on a file system that is mounted inside the source. Where nothing
+    /// says so, it may be.
+    fn is_elsewhere(&self, node: &HostNode, file: BorrowedFd<'_>) -> bool {
+        node.device() != self.directories.mounts().root().1
+            && stat::of_file_timeless(file).map_or(true, |statx| self.directories.is_foreign(&statx))
     }
 
     /// The directory that a file is in, if it is of the same file system.

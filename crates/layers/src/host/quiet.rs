@@ -3,7 +3,8 @@
 //!
 //! Used by `open.rs` where the layer is told `noatime`. `O_NOATIME` on our descriptor is not
 //! enough: what the kernel reads by itself (passthrough) it reads through an open file of its own,
-//! which has the user's flags and our descriptor's mount. Needs root; what cannot be opened so
+//! which has the user's flags and our descriptor's mount. A file system that is mounted inside the
+//! source gets none: it would stay in use after it was unmounted. Needs root; what cannot be opened so
 //! stays as it was opened. Invariants: a mount is made of a directory, so that no file's content is
 //! held by it; it lasts as long as the layer.
 

@@ -84,12 +84,17 @@ impl HostShared {
     }
 
     pub(super) fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        let (_, held) = self.enter(parent)?;
+        let (parent, held) = self.enter(parent)?;
         // A link to a directory looks like one, and is removed like one.
         if self.resolves_links() && is_link(held.fd(), name.bytes())? {
             return self.remove_link(caller, held.fd(), name.bytes());
         }
-        rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::REMOVEDIR).map_err(errno)
+        let going = self.directories.going(&parent, name.bytes());
+        rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::REMOVEDIR).map_err(errno)?;
+        if let Some((node, held)) = going {
+            self.directories.keep_nameless(&node, held);
+        }
+        Ok(())
     }
 
     fn remove_link(&self, caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
@@ -139,12 +144,17 @@ impl HostShared {
             }
         }
         let rename = || rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno);
+        let replaced = self.directories.going(&new_parent, new_name);
         // What it leaves behind is made by this call, and is nobody's but ours.
         if flags.contains(rustix::fs::RenameFlags::WHITEOUT) {
-            credentials::with_own_identity(rename)?
+            credentials::with_own_identity(rename)??;
         } else {
-            rename()
+            rename()?;
         }
+        if let Some((node, held)) = replaced {
+            self.directories.keep_nameless(&node, held);
+        }
+        Ok(())
     }
 }
 

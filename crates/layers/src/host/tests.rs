@@ -4,6 +4,7 @@
 mod binds;
 mod creation;
 mod files;
+mod foreign;
 mod identity;
 mod links;
 mod listings;

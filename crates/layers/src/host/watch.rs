@@ -10,6 +10,10 @@
 //!   directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
+//! File systems that others mount inside the source are watched by directories at most: marks need
+//! an open file of each file system, with which it could not be unmounted. The mount table tells
+//! when they come and go (`watch/mount_table.rs`).
+//!
 //! What programs write through us is written by the kernel in their name, under their process id;
 //! so files are opened for writing through a mount of our own, which is left out of the reports
 //! (`watch/own_mounts.rs`): a write then costs no event, and whoever else writes to the same file
@@ -22,6 +26,7 @@
 mod event_loop;
 mod inotify;
 mod marks;
+mod mount_table;
 mod own_mounts;
 mod resting;
 
@@ -135,7 +140,8 @@ struct Running {
     /// What its thread needs; taken when it starts, and in the end.
     unstarted: Mutex<Option<(Weak<HostShared>, Sender<Invalidation>)>>,
     root_method: Method,
-    /// The other file systems met so far, by device.
+    /// The other file systems met so far, by device; those on foreign mounts since the mount table
+    /// last changed, as device numbers are reused.
     others: RwLock<HashMap<u32, Method>>,
     /// An open file of each marked file system, by the id that its events carry.
     mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
@@ -195,12 +201,12 @@ impl Running {
     }
 
     /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way
-    /// there is.
-    fn watch_file_system(&self, device: u32, file: OwnedFd) -> Method {
+    /// there is; one on a `foreign` mount by nothing that keeps it in use.
+    fn watch_file_system(&self, device: u32, file: OwnedFd, foreign: bool) -> Method {
         if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
             return Method::Unseen;
         }
-        if let Some(marks) = &self.marks {
+        if let Some(marks) = self.marks.as_ref().filter(|_| !foreign) {
             match event_loop::mark(marks.group(), file.as_fd()) {
                 Ok(id) => {
                     self.own_mounts.add(marks.group(), device, file.as_fd());
@@ -221,6 +227,7 @@ impl Running {
     }
 
     fn stop(&self, shared: &Arc<HostShared>) {
+        mount_table::leave(shared);
         drop(self.unstarted.lock().take());
         if let Some(marks) = &self.marks {
             marks.leave(shared);
@@ -293,16 +300,29 @@ impl Watch {
             return false;
         }
         let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).ok();
+        let mut method = Method::Unseen;
         // Only what is still the same file system may stand for it.
-        let opened =
-            opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
-        let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(found.device, file));
+        if let Some(file) = opened
+            && let Ok(statx) = stat::of_file(file.as_fd())
+            && stat::device(&statx) == found.device
+        {
+            method = running.watch_file_system(found.device, file, shared.directories.is_foreign(&statx));
+        }
         if let Some(marks) = running.marks.as_ref().filter(|_| method == Method::Marked) {
             marks.meet(shared, found.device);
             marks.settle(shared, running, found.device);
         }
         running.others.write().insert(found.device, method);
         method == Method::Marked
+    }
+
+    /// Something was mounted or unmounted inside the source: what was known of file systems there is
+    /// asked anew.
+    fn mounts_changed(&self) {
+        if let Some(running) = self.running.get() {
+            // A marked one is on the source's own mount.
+            running.others.write().retain(|_, method| *method == Method::Marked);
+        }
     }
 
     /// A file was opened for writing: the descriptor to write through, so that what is written is
@@ -457,6 +477,7 @@ pub(super) fn start_by_directories(shared: &Arc<HostShared>, channel: Sender<Inv
 }
 
 fn try_start(shared: &Arc<HostShared>, marks: Option<Arc<Marks>>, channel: Sender<Invalidation>) -> io::Result<()> {
+    mount_table::join(shared, &channel);
     let mut running = Running {
         marks,
         directories: OnceLock::new(),
@@ -475,7 +496,7 @@ fn try_start(shared: &Arc<HostShared>, marks: Option<Arc<Marks>>, channel: Sende
             return Err(io::Error::from_raw_os_error(error.raw()));
         }
     };
-    running.root_method = running.watch_file_system(shared.watch.root_device, root);
+    running.root_method = running.watch_file_system(shared.watch.root_device, root, false);
     if let Err(running) = shared.watch.running.set(running) {
         running.stop(shared);
         return Err(io::Error::other("already watching"));

@@ -160,7 +160,7 @@ fn tell_members(marks: &Marks, bytes: &[u8], known: &mut HashMap<Key, Known>) ->
 }
 
 /// Nothing is promised any more of one source.
-fn promise_nothing(shared: &HostShared) {
+pub(super) fn promise_nothing(shared: &HostShared) {
     if let Some(running) = shared.watch.running.get() {
         running.failed.store(true, Ordering::Relaxed);
     }
@@ -401,6 +401,10 @@ fn directory_events(shared: &HostShared, directories: &DirectoryWatches, bytes: 
         moving = mask.contains(ReadFlags::MOVED_FROM).then_some(event.cookie);
         if mask.contains(ReadFlags::QUEUE_OVERFLOW) {
             tracing::warn!("more has changed than the kernel could tell: everything counts as changed");
+        }
+        if mask.contains(ReadFlags::IGNORED) {
+            directories.ended(event.watch);
+            continue;
         }
         if mask.intersects(ReadFlags::QUEUE_OVERFLOW | ReadFlags::UNMOUNT) {
             batch.push(Invalidation::Everything);

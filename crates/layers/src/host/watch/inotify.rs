@@ -94,6 +94,14 @@ impl DirectoryWatches {
         }
     }
 
+    /// The kernel has ended a watch: its directory was removed or unmounted.
+    pub(super) fn ended(&self, watch: i32) {
+        let nodes = self.nodes.lock().remove(&watch).unwrap_or_default();
+        for node in nodes.iter().filter_map(Weak::upgrade) {
+            node.end_watch(|lease| lease.watch == watch);
+        }
+    }
+
     /// The nodes of a watched directory.
     pub(super) fn nodes(&self, watch: i32) -> Vec<Arc<HostNode>> {
         self.nodes.lock().get(&watch).map(|nodes| nodes.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
