@@ -136,12 +136,24 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
             None => values::all(&mut objects, &object)?,
         };
         let mut shown = Vec::with_capacity(properties.len());
+        let mut is_gone = false;
         for property in &properties {
+            // A stream may have brought very many.
+            if objects.pause() {
+                changed = true;
+                is_gone = !objects.is_there(&object)?;
+            }
+            if is_gone {
+                break;
+            }
             let value = values::of(&mut objects, &uses, &object, property)?;
             // Whoever asks for all does not want to read what there is not.
             if listing.properties.is_some() || value.value.is_some() {
                 shown.push(value);
             }
+        }
+        if is_gone {
+            continue;
         }
         let name = objects.name(&object)?;
         let (is, created) = identity(&mut objects, &object)?;

@@ -89,7 +89,7 @@ pub(super) struct Objects<'a> {
     lines: HashMap<u64, Rc<SnapshotLine>>,
     /// When others had their turn last.
     paused: Instant,
-    /// How long it took since then to read what is kept here of lines of snapshots.
+    /// How long it took since then to read what is kept here.
     reading: Duration,
 }
 
@@ -137,6 +137,7 @@ impl<'a> Objects<'a> {
             unknown.push(at);
             at = row.parent;
         }
+        let began = moment();
         for id in unknown.into_iter().rev() {
             let row = self.catalog.dataset(id)?;
             let name = match &above {
@@ -147,6 +148,7 @@ impl<'a> Objects<'a> {
             self.known.insert(id, Rc::clone(&known));
             above = Some(known);
         }
+        self.reading += began.elapsed();
         above.ok_or(PoolError::Format(Damage::Structure("a file system that is none")))
     }
 
