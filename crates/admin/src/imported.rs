@@ -419,7 +419,7 @@ impl Imported {
             if tries == READ_FIRST_MOST
                 && let Some(objects) = &objects
             {
-                objects.take_over_unread()?;
+                objects.take_over_unread(import.access == Access::WithoutLog)?;
             }
             let (store, root) = Store::open_in(backend, identity, import)?;
             let opened = Self::take_up(store, root, below, import, opening.clone());

@@ -410,10 +410,13 @@ impl Door {
     }
 }
 
-/// Who asks. On an idmapped mount only creations carry ids; the kernel has checked all else.
+/// Who asks. On an idmapped mount only creations carry ids; the kernel has checked all else. A caller outside of
+/// this process's pid namespace, who has no number here, is not [`Caller::ROOT`].
 pub(crate) fn caller(header: &Header) -> Caller {
     let known = |id: u32| if id == abi::INVALID_UIDGID { 0 } else { id };
-    Caller { uid: known(header.uid), gid: known(header.gid), pid: header.pid, umask: 0 }
+    let is_unknown = header.uid == abi::INVALID_UIDGID && header.pid == 0;
+    let pid = if is_unknown { u32::MAX } else { header.pid };
+    Caller { uid: known(header.uid), gid: known(header.gid), pid, umask: 0 }
 }
 
 /// A name from the kernel.

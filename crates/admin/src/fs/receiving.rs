@@ -71,10 +71,21 @@ impl Read for Incoming<'_> {
 }
 
 /// Directories of the system that nothing is mounted over because a stream says so.
-const OF_THE_SYSTEM: [&str; 16] = [
-    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp",
-    "/usr", "/var",
+const OF_THE_SYSTEM: [&str; 4] = ["/", "/home", "/tmp", "/var"];
+
+/// Directories in which nothing is mounted either, nor over them: a new name there can be configuration, or a program.
+const IN_THE_SYSTEM: [&str; 14] = [
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/root", "/run", "/sbin", "/sys",
+    "/usr",
 ];
+
+/// Whether a stream may not say that something is mounted there. In homes, hidden names are configuration.
+fn is_of_the_system(at: &Path) -> bool {
+    let is_hidden = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b".");
+    OF_THE_SYSTEM.iter().any(|path| at == Path::new(path))
+        || IN_THE_SYSTEM.iter().any(|path| at.starts_with(path))
+        || at.starts_with("/home") && at.iter().any(is_hidden)
+}
 
 /// Properties that let a stream's files be more than files.
 const HARMFUL: [&str; 2] = ["setuid", "devices"];
@@ -470,10 +481,11 @@ fn free_place(
     if there.as_ref().is_some_and(|there| earlier.is_some_and(|earlier| there.what == What::head(earlier.id))) {
         return Ok(());
     }
-    let of_the_system = OF_THE_SYSTEM.iter().any(|path| at == Path::new(path));
+    let of_the_system = is_of_the_system(&at);
     let full = std::fs::read_dir(&at).is_ok_and(|mut entries| entries.next().is_some());
     if of_the_system || full || there.is_some() {
-        let why = format!("{doing}: the stream sets mountpoint={value}, and something is there already");
+        let what = if of_the_system { "that is a place of the system" } else { "something is there already" };
+        let why = format!("{doing}: the stream sets mountpoint={value}, and {what}");
         return Err(Refusal::new(Kind::Exists, why).next(
             "'-x mountpoint' mounts it below its parent here, '-o mountpoint=PATH' elsewhere, '-o mountpoint=none' nowhere",
         ));

@@ -53,7 +53,7 @@ pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], re
     let start = Instant::now();
     let mut reply = Reply::new(out);
     let result = match parse(header, fixed, rest, shared.form) {
-        Ok(_) if shared.stuck.refuses(header, shared.most_detached()) => Err(Errno::EAGAIN),
+        Ok(_) if shared.stuck.refuses(header, shared.bounds()) => Err(Errno::EAGAIN),
         Ok(request) => shared.guarded(|| shared.handler.handle(&request, &mut reply)).unwrap_or(Err(Errno::EIO)),
         Err(error) => {
             tracing::error!(

@@ -7,9 +7,11 @@
 //! [`STUCK_AFTER`] is *detached*, that is, not counted any more, as one inside [`crate::blocking`],
 //! and another thread takes its place.
 //!
-//! The number of all threads is limited, too. So a user with [`SessionState::most_detached`] of them
-//! is refused further requests (EAGAIN). They are not left waiting instead: the kernel holds locks of
-//! pages and directories for some of them, which other users want.
+//! The number of all threads is limited, too. So while many are detached ([`Bounds::many`]), a user with
+//! more than its share is refused further requests (EAGAIN): first those that begin something by a name,
+//! and reads and writes at twice the share. What makes durable, ends something, or releases a lock is never
+//! refused. Requests are not left waiting instead: the kernel holds locks of directories and pages for
+//! them, which other users want.
 //!
 //! Used by the transports and by `state.rs`. Invariants: a worker's detachment ends with its request;
 //! the lock is held for no system call.
@@ -17,7 +19,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -33,29 +35,36 @@ const STUCK_AFTER: Duration = Duration::from_millis(100);
 /// While many threads wait for users, those of one user.
 const MOST_BLOCKED: usize = 512;
 
+/// From how many detached threads on requests are refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Of all users together.
+    pub(super) many: usize,
+    /// The share of one user.
+    pub(super) share: usize,
+}
+
 /// The detached threads.
 #[derive(Debug, Default)]
 pub(super) struct Stuck {
     /// A thread watches the workers.
     watched: AtomicBool,
-    /// Some user has as many detached threads as it may have.
-    crowded: AtomicBool,
+    /// How many there are.
+    count: AtomicUsize,
     /// By thread id, with the user that each is counted to.
     threads: Mutex<HashMap<u32, Option<u32>>>,
 }
 
 impl Stuck {
     /// Detaches a worker's thread from now on, for this user, if it is still at this request.
-    fn detach(&self, worker: &Worker, request: u64, user: Option<u32>, most: usize) -> bool {
+    fn detach(&self, worker: &Worker, request: u64, user: Option<u32>) -> bool {
         // Under the lock: the worker removes what is noted here.
         let mut threads = self.threads.lock();
         if !worker.detach(request) {
             return false;
         }
         threads.insert(worker.tid, user);
-        if user.is_some() && count(&threads, user) >= most {
-            self.crowded.store(true, SeqCst);
-        }
+        self.count.store(threads.len(), Relaxed);
         true
     }
 
@@ -63,20 +72,28 @@ impl Stuck {
     pub(super) fn reattached(&self, tid: u32) {
         let mut threads = self.threads.lock();
         threads.remove(&tid);
-        // Found out again when the next one is detached; meanwhile a user may have some more.
-        self.crowded.store(false, SeqCst);
+        self.count.store(threads.len(), Relaxed);
     }
 
-    /// Whether a request is refused, because its user has `most` detached threads.
-    pub(super) fn refuses(&self, header: &InHeader, most: usize) -> bool {
-        if !self.crowded.load(Relaxed) {
+    /// Whether a request is refused: many threads are detached, and its user has more than a share of them.
+    pub(super) fn refuses(&self, header: &InHeader, bounds: Bounds) -> bool {
+        if self.count.load(Relaxed) < bounds.many {
             return false;
         }
-        // What ends something is never refused: others may wait for it.
-        let ends = [opcode::RELEASE, opcode::RELEASEDIR, opcode::FLUSH, opcode::SETLK, opcode::DESTROY];
-        if ends.contains(&header.opcode) {
-            return false;
-        }
+        let most = match header.opcode {
+            opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+            | opcode::FLUSH
+            | opcode::RELEASE
+            | opcode::RELEASEDIR => {
+                return false;
+            }
+            // Whose waits are bounded by themselves: see `SessionState::has_too_many_blocked`.
+            opcode::GETLK | opcode::SETLK | opcode::SETLKW | opcode::INIT | opcode::DESTROY => return false,
+            opcode::READ | opcode::WRITE => 2 * bounds.share,
+            _ => bounds.share,
+        };
         let user = user_of(header.uid, header.pid);
         user.is_some() && count(&self.threads.lock(), user) >= most
     }
@@ -86,13 +103,13 @@ fn count(threads: &HashMap<u32, Option<u32>>, user: Option<u32>) -> usize {
     threads.values().filter(|other| **other == user).count()
 }
 
-/// The user that a request is counted to: the effective user id of its caller. `None` for requests
-/// that nobody waits for, whose number the kernel limits.
+/// The user that a request is counted to: its caller's user id, and the real one of a caller that is root
+/// by a set-user-id program. `None` for requests that nobody waits for, whose number the kernel limits.
 fn user_of(uid: u32, pid: u32) -> Option<u32> {
     if pid == 0 {
         return None;
     }
-    if uid != INVALID_UIDGID {
+    if uid != INVALID_UIDGID && uid != 0 {
         return Some(uid);
     }
     // On mounts that can be idmapped most requests bear no ids. Callers that cannot be seen from here
@@ -100,7 +117,7 @@ fn user_of(uid: u32, pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     // Real, effective, saved, of the file system.
-    Some(ids.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(INVALID_UIDGID))
+    Some(ids.split_ascii_whitespace().next().and_then(|id| id.parse().ok()).unwrap_or(INVALID_UIDGID))
 }
 
 /// The user that the request of a worker is counted to.
@@ -114,9 +131,10 @@ fn worker_user(worker: &Worker) -> Option<u32> {
 }
 
 impl SessionState {
-    /// How many detached threads a user may have.
-    pub(super) fn most_detached(&self) -> usize {
-        usize::try_from(self.few(512).max(64)).unwrap_or(64)
+    /// From how many detached threads on requests are refused.
+    pub(super) fn bounds(&self) -> Bounds {
+        let at_least = |threads: i32, least: usize| usize::try_from(self.few(threads)).unwrap_or(0).max(least);
+        Bounds { many: at_least(1024, 128), share: at_least(512, 64) }
     }
 
     /// Whether so many threads wait for users in the name of this worker's user that others might find
@@ -173,7 +191,7 @@ impl SessionState {
         let queue = self.queue(worker.place());
         // Counted before it is marked: both end with the request.
         queue.block();
-        if !self.stuck.detach(worker, request, user, self.most_detached()) {
+        if !self.stuck.detach(worker, request, user) {
             queue.unblock();
         }
     }
@@ -220,17 +238,29 @@ mod tests {
     }
 
     #[test]
-    fn a_user_with_enough_detached_threads_is_refused_more() {
+    fn a_user_with_more_than_its_share_is_refused_while_many_are_detached() {
         let stuck = Stuck::default();
-        let refuses = |opcode, uid| stuck.refuses(&request(opcode, uid), 2);
-        for tid in [1, 2] {
-            assert!(!refuses(opcode::OPEN, 7));
+        let refuses = |opcode, uid| stuck.refuses(&request(opcode, uid), Bounds { many: 3, share: 2 });
+        let detach = |tid, user| {
             let worker = Worker::new(tid, None);
             worker.begin(2, 1);
-            assert!(stuck.detach(&worker, worker.current(), Some(7), 2) && worker.handled());
+            assert!(stuck.detach(&worker, worker.current(), Some(user)) && worker.handled());
+        };
+        (1..=2).for_each(|tid| detach(tid, 7));
+        assert!(!refuses(opcode::OPEN, 7), "nobody else is short of threads");
+        (3..=4).for_each(|tid| detach(tid, 9));
+        assert!(refuses(opcode::OPEN, 7) && refuses(opcode::OPEN, 9) && !refuses(opcode::OPEN, 8));
+        assert!(!refuses(opcode::READ, 7), "at twice the share");
+        for never in [opcode::RELEASE, opcode::FSYNC, opcode::SETLKW] {
+            assert!(!refuses(never, 7));
         }
-        assert!(refuses(opcode::OPEN, 7) && !refuses(opcode::OPEN, 8) && !refuses(opcode::RELEASE, 7));
+        stuck.reattached(3);
+        assert!(refuses(opcode::OPEN, 7) && !refuses(opcode::OPEN, 9), "the end of another's changes nothing");
+        (5..=6).for_each(|tid| detach(tid, 7));
+        assert!(refuses(opcode::READ, 7));
         stuck.reattached(1);
+        stuck.reattached(2);
+        stuck.reattached(5);
         assert!(!refuses(opcode::OPEN, 7));
     }
 
@@ -241,7 +271,7 @@ mod tests {
         let request = worker.current();
         worker.handled();
         worker.begin(4, 1);
-        assert!(!stuck.detach(&worker, request, Some(7), 1) && !worker.handled());
+        assert!(!stuck.detach(&worker, request, Some(7)) && !worker.handled());
         assert!(stuck.threads.lock().is_empty());
     }
 

@@ -545,18 +545,22 @@ impl Objects {
     }
 
     /// Puts a root of the same content as the newest one, before anything else of the pool is read: its writer may
-    /// commit faster than the pool can be read. Does nothing where the import is to be refused.
+    /// commit faster than the pool can be read. Does nothing where the import is to be refused, for the newest root or
+    /// the log on another machine, which `without_log` gives up.
     ///
     /// # Errors
     /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool, or this
     /// one commits faster than that.
-    pub fn take_over_unread(&self) -> Result<()> {
+    pub fn take_over_unread(&self, without_log: bool) -> Result<()> {
         let Some(NewestRoot { root: mut newest, lost: 0 }) = self.newest_root()? else { return Ok(()) };
-        if self.missing_log()?.is_some() {
-            return Ok(());
-        }
-        self.claim_epoch(0)?;
         for tries in 1..=TAKING_MOST {
+            match self.missing_log()? {
+                Some(_) if without_log => self.give_up_log(),
+                Some(_) => return Ok(()),
+                None => {}
+            }
+            // Its writer may have gone on as another process meanwhile, in an epoch of its own.
+            self.claim_epoch(0)?;
             let (now, state) = (self.writer.moment(), self.state.lock());
             let (epoch, log) = (state.epoch, state.inherited);
             drop(state);
@@ -824,7 +828,8 @@ impl Backend for Objects {
     fn flush(&self) -> Result<()> {
         let Err(error) = self.uploads.flush() else { return Ok(()) };
         // The store may be full of what no root needs any more.
-        if self.make_room()? { self.uploads.flush() } else { Err(error) }
+        let has_room = self.make_room().inspect_err(|error| tracing::info!(%error, "no room can be made in the store"));
+        if has_room.unwrap_or(false) { self.uploads.flush() } else { Err(error) }
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {

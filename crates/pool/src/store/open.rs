@@ -317,9 +317,9 @@ impl Store {
         self.backend.put_identity(&committed.identity)
     }
 
-    /// Goes on from an older root, in memory: the log begins behind everything that it ever held,
-    /// so that nothing of what is given up is replayed. Nothing is written before
-    /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
+    /// Goes on from an older root: the log begins behind everything that it ever held,
+    /// so that nothing of what is given up is replayed. In a bucket an epoch is claimed for it; nothing else is
+    /// written before [`Self::confirm`], so that a state that cannot be read does not cost the others.
     fn begin_again(&self, given_up: LogStart) -> Result<()> {
         let mut committed = self.committed.lock();
         committed.given_up = Some(given_up);

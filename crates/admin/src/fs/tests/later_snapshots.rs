@@ -42,7 +42,9 @@ fn into() -> ToReceive {
 }
 
 fn is_refused_place(received: &Result<(), Refusal>) -> bool {
-    received.as_ref().is_err_and(|refusal| refusal.what.contains("something is there already"))
+    received.as_ref().is_err_and(|refusal| {
+        ["something is there already", "a place of the system"].iter().any(|why| refusal.what.contains(why))
+    })
 }
 
 /// The value of a property, and where it comes from.
@@ -97,6 +99,10 @@ fn a_stream_mounts_nothing_over_what_is_below_the_altroot() {
         let [first, _] = streams(&[("mountpoint", place)], &[]);
         let received = receive_as(&world(), &first, into());
         assert_eq!(is_refused_place(&received), is_refused, "{place}: {received:?}");
+    }
+    for place in ["/etc/systemd/system/sshd.service.d", "/usr/local/new", "/root/.ssh", "/home/new/.ssh"] {
+        let [first, _] = streams(&[("mountpoint", place)], &[]);
+        assert!(is_refused_place(&receive_as(&World::new(), &first, into())), "{place}");
     }
     let [first, _] = streams(&[("mountpoint", "/home")], &[]);
     let world = world();

@@ -33,13 +33,14 @@ impl Objects {
         state.epoch.max(state.found)
     }
 
-    /// Claims an epoch that no writer had and that is later than `beyond`, unless this writer has such a one.
+    /// Claims an epoch that no writer had and that is later than `beyond` and the newest root's, unless this writer has
+    /// such a one.
     pub(super) fn claim_epoch(&self, beyond: u32) -> Result<bool> {
         let (own, found) = {
             let state = self.state.lock();
             (state.epoch, state.found)
         };
-        if own > beyond {
+        if own > beyond.max(found) {
             return Ok(false);
         }
         let mut latest = found.max(own).max(beyond);
@@ -48,6 +49,9 @@ impl Objects {
         }
         let mut claim = Writer::default();
         claim.u64(self.writer.nonce);
+        // Processes that go on as one have one number.
+        claim.u32(std::process::id());
+        claim.u64(self.writer.moment().uptime);
         claim.bytes(self.writer.host.as_bytes());
         let claim = claim.finish();
         for _ in 0..TAKEN_MOST {

@@ -1,4 +1,5 @@
-//! What is removed of a bucket beside segments: old roots, logs that no root needs, and who the pool was.
+//! What is removed of a bucket beside segments: old roots, logs that no root needs, old claims of epochs, and who the
+//! pool was.
 //!
 //! Caller: [`Objects`], after each so many roots. Invariants:
 //! - Each root's log begins in the epoch of the one before, or in a later one. So what is in epochs before
@@ -56,7 +57,9 @@ impl Objects {
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<u64>> {
         let (mut before, mut all_old, mut refused) = (None, true, 0);
         let mut ahead = Vec::new();
-        for key in own_keys(&*self.bucket, "roots/", "")? {
+        let keys = own_keys(&*self.bucket, "roots/", "")?;
+        self.ahead.lock().retain(|key, _| keys.binary_search(key).is_ok());
+        for key in keys {
             if let Some(epoch) = self.known_fence(&key) {
                 (before, all_old) = (Some(epoch), true);
                 continue;
@@ -85,7 +88,6 @@ impl Objects {
             }
             all_old = true;
             for (key, age) in ahead.drain(..) {
-                self.ahead.lock().remove(&key);
                 let is_first = before.replace(age.epoch) != Some(age.epoch);
                 if !is_first || !self.keep_fence(&key, age.epoch) {
                     self.remove_object(&key)?;

@@ -97,7 +97,9 @@ impl Shared {
         if found.is_some_and(|found| tried.contains(&checksum::structure(&found))) {
             return attempt(&*self.bucket, "writing", || self.bucket.put(key, bytes));
         }
-        let why = format!("'{key}' is there, and was not written by this import: it is not put over");
+        let why = format!(
+            "'{key}' is there, and was not written by this import: it is not put over (after an export with -f, an import gives other names)"
+        );
         Err(failed(&*self.bucket, "writing", io::Error::new(io::ErrorKind::AlreadyExists, why)))
     }
 }
@@ -118,7 +120,9 @@ impl Drop for Upload<'_> {
         let mut state = self.shared.state.lock();
         if let Some(open) = state.open.get_mut(&self.id) {
             open.uploading = false;
-            open.tried.extend(self.tried);
+            let is_new = |tried: &[u8; 16]| !open.tried.contains(tried);
+            let tried = self.tried.filter(is_new);
+            open.tried.extend(tried);
             if self.put {
                 open.put = self.version;
             }
