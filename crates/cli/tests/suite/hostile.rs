@@ -825,7 +825,7 @@ fn a_lock_that_is_held_below_for_good_holds_nobody_else_up() {
         let absent =
             Fixture::mirror_of(&["--passthrough=off"], |source| fs::write(source.join("page"), [7; 4096]).unwrap());
         holder = python(script, [absent.at("page"), source.join("held")]);
-        absent.signal(Signal::STOP);
+        absent.freeze();
         holder.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         let stack = format!("/proc/{}/stack", holder.0.id());
         eventually("the writer waits for its memory", || fs::read_to_string(&stack).unwrap().contains("fault"));

@@ -35,6 +35,7 @@ mod bucket;
 mod cached;
 #[cfg(test)]
 mod cached_tests;
+mod doomed;
 mod epochs;
 mod listing;
 mod local_log;
@@ -45,6 +46,7 @@ mod parts;
 mod root_body;
 mod seen;
 mod sweeping;
+mod taking_over;
 mod uploads;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -68,6 +70,7 @@ use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, PoolState, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
+use doomed::Doomed;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
 use root_body::{RootBody, read_root, read_whole};
@@ -78,10 +81,6 @@ use uploads::Uploads;
 const MAKING: usize = 6;
 /// A writer that has put no root for so long looks for others first, seconds.
 const IDLE: u64 = 3600;
-/// So often it is tried to take a pool over unread, each time after a commit of its writer.
-const TAKING_MOST: usize = 200;
-/// Of these tries one looks for the newest root of all, and the others for the one after the last.
-const STEPS: usize = 8;
 /// Roots are kept for so long, seconds.
 const KEPT: u64 = 24 * 3600;
 /// Segments stay for so long after the first root that does not name them, seconds.
@@ -198,22 +197,6 @@ struct State {
     doomed: Vec<Doomed>,
     /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, Moment)>,
-}
-
-/// A segment that is to be removed.
-struct Doomed {
-    id: u32,
-    place: Place,
-    /// When the first root was put that does not name it, seconds since 1970: from then on it stays for
-    /// [`READABLE`].
-    since: Option<u64>,
-}
-
-impl Doomed {
-    /// Whether no reader can be at a root that names it.
-    fn is_due(&self, now: u64) -> bool {
-        self.since.is_some_and(|since| since.saturating_add(READABLE) <= now)
-    }
 }
 
 /// A segment that is being written.
@@ -542,114 +525,6 @@ impl Objects {
             Ok(None) | Err(_) => "another program".to_owned(),
         };
         PutRoot::Fenced { by }
-    }
-
-    /// Puts a root of the same content as the newest one, before anything else of the pool is read: its writer may
-    /// commit faster than the pool can be read. Does nothing where the import is to be refused, for the newest root or
-    /// the log on another machine, which `without_log` gives up.
-    ///
-    /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool, or this
-    /// one commits faster than that.
-    pub fn take_over_unread(&self, without_log: bool) -> Result<()> {
-        let Some(NewestRoot { root: mut newest, lost: 0 }) = self.newest_root()? else { return Ok(()) };
-        for tries in 1..=TAKING_MOST {
-            match self.missing_log()? {
-                Some(_) if without_log => self.give_up_log(),
-                Some(_) => return Ok(()),
-                None => {}
-            }
-            // Its writer may have gone on as another process meanwhile, in an epoch of its own.
-            self.claim_epoch(0)?;
-            let (now, state) = (self.writer.moment(), self.state.lock());
-            let (epoch, log) = (state.epoch, state.inherited);
-            drop(state);
-            let root = Root { generation: newest.generation + 1, clean: false, ..newest.clone() };
-            let key = root_key(root.generation);
-            // By few requests: its writer makes two for a commit.
-            if matches!(self.bucket.put_new(&key, &self.encode(&root, epoch, log, now)?), Ok(Put::Made)) {
-                return Ok(());
-            }
-            let found = if tries % STEPS == 0 { None } else { read_root(&*self.bucket, &key)? };
-            newest = match found {
-                Some(body) => self.take_up(body?, now)?,
-                None => self.newest_root()?.map_or(newest, |found| found.root),
-            };
-        }
-        let why = "its writer commits faster than this machine reaches the bucket: end it, or try again";
-        Err(PoolError::Refused(why.to_owned()))
-    }
-
-    /// A root as it is put.
-    fn encode(&self, root: &Root, epoch: u32, log: u32, now: Moment) -> Result<Vec<u8>> {
-        let (nonce, host) = (self.writer.nonce, self.writer.host.clone());
-        RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()
-    }
-
-    /// Notes the newest root and its writer, which has to be the expected one.
-    fn take_up(&self, body: RootBody, now: Moment) -> Result<Root> {
-        let expected = self.expected.or(self.goes_on.then_some(self.writer.nonce));
-        let is_taken = self.state.lock().epoch == body.epoch && body.nonce == self.writer.nonce;
-        if expected.is_some_and(|expected| body.nonce != expected) && !is_taken {
-            return Err(PoolError::Refused(format!("the pool was taken over by '{}'", host_name(&body.host))));
-        }
-        if let Some(seen) = &self.seen {
-            seen.check(body.root.generation)?;
-        }
-        let mut state = self.state.lock();
-        state.last = Some((body.root.generation, now));
-        // A root that was put unread says nothing of the writer before.
-        if !is_taken {
-            (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
-            state.writer = body.nonce;
-        }
-        Ok(body.root)
-    }
-
-    /// Removes what no root has named for long, without a new root; whether there was any.
-    fn make_room(&self) -> Result<bool> {
-        let now = (self.writer.clock)();
-        let (last, is_due) = {
-            let state = self.state.lock();
-            (state.last, state.doomed.iter().any(|doomed| doomed.is_due(now)))
-        };
-        let Some((generation, _)) = last.filter(|_| is_due) else { return Ok(false) };
-        if self.has_newer(generation)? {
-            return Ok(false);
-        }
-        self.remove_doomed(now)?;
-        Ok(true)
-    }
-
-    /// Removes what no root has named for long.
-    fn remove_doomed(&self, now: u64) -> Result<()> {
-        let due: Vec<Doomed> = self.state.lock().doomed.extract_if(.., |doomed| doomed.is_due(now)).collect();
-        let some: Vec<&[Doomed]> = due.chunks(REMOVED_AT_ONCE).collect();
-        let removed = in_parallel(self.bucket.parallel(), &some, |some| {
-            let keys: Vec<String> = some.iter().map(|doomed| segment_key(doomed.id, &doomed.place)).collect();
-            attempt(&*self.bucket, "removing from", || self.bucket.delete_all(&keys))
-        });
-        if removed.is_err() {
-            // What is gone already is removed once more.
-            self.state.lock().doomed.extend(due);
-        }
-        removed
-    }
-
-    /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
-    /// one: he decides then what is removed.
-    fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
-        let first = self.state.lock().doomed.iter().filter_map(|doomed| doomed.since).min();
-        if first.is_some_and(|since| since.saturating_add(READABLE + TOGETHER) <= now) {
-            if self.has_newer(root.generation)? {
-                return Ok(false);
-            }
-            self.remove_doomed(now)?;
-        }
-        if root.generation.is_multiple_of(SWEEP) {
-            self.sweep(root.kept, now)?;
-        }
-        Ok(true)
     }
 }
 

@@ -541,44 +541,6 @@ fn one_of_two_writers_is_fenced() {
     }
 }
 
-/// Nothing is removed by a writer that is not the newest any more, nor before its root is there.
-#[test]
-fn a_stalled_writer_removes_nothing() {
-    let ground = InBucket::new(1, 0);
-    let (backend, first) = ground.new_backend();
-    backend.adopt(&first, &mut std::iter::empty()).unwrap();
-    backend.begin_epoch(0).unwrap();
-    let place = begin(&*backend, 1, WriteStream::Data);
-    write(&*backend, 1, &place, WriteStream::Data, 0, &pattern(1, 4096));
-    backend.flush().unwrap();
-    assert_eq!(backend.put_root(&first).unwrap(), PutRoot::Durable);
-    backend.remove(&[(1, place.clone())]);
-    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments.len(), 1, "there is no root without it yet");
-    // Another program takes the pool over.
-    let (other, _) = ground.import();
-    assert_eq!(other.newest_root().unwrap().unwrap().root, first);
-    other.adopt(&first, &mut std::iter::empty()).unwrap();
-    other.begin_epoch(0).unwrap();
-    assert_eq!(other.put_root(&root(2)).unwrap(), PutRoot::Durable);
-    assert_eq!(backend.put_root(&root(2)).unwrap(), PutRoot::Fenced { by: "'here'".into() });
-    assert_eq!(backend.list_unknown(&|_, _| false).unwrap().segments, [(1, place.clone())]);
-    // A segment of the same number does not meet the other's.
-    let own = begin(&*other, 1, WriteStream::Data);
-    assert_ne!(own, place);
-    write(&*other, 1, &own, WriteStream::Data, 0, &pattern(2, 4096));
-    other.flush().unwrap();
-    assert!(read(&*backend, 1, &place, 4096) == pattern(1, 4096));
-    other.remove(&[(1, place)]);
-    assert_eq!(other.put_root(&root(3)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list_unknown(&|_, _| false).unwrap().segments.len(), 2, "readers may be at the root before");
-    ground.clock.fetch_add(700, Ordering::Relaxed);
-    let asked = ground.bucket.requests().lists;
-    assert_eq!(other.put_root(&root(4)).unwrap(), PutRoot::Durable);
-    assert_eq!(other.list_unknown(&|_, _| false).unwrap().segments, [(1, own)]);
-    assert_eq!(other.put_root(&root(5)).unwrap(), PutRoot::Durable);
-    assert_eq!(ground.bucket.requests().lists - asked, 2, "one, and that of this test");
-}
-
 /// A request that arrives when its sender has made it again takes nothing from a segment that has
 /// grown since.
 #[test]

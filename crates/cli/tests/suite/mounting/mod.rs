@@ -438,6 +438,17 @@ impl Fixture {
         kill(self.pid(), signal);
     }
 
+    /// Stops all threads of the daemon started last, until a SIGCONT.
+    pub fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+        eventually("all threads of the daemon are stopped", || {
+            let mut threads =
+                std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().map(|thread| thread.unwrap());
+            threads.all(|thread| std::fs::read_to_string(thread.path().join("stat")).is_ok_and(is_stopped))
+        });
+    }
+
     /// Waits for the end of the daemon started last; its exit code (`None` where a signal ended
     /// it).
     pub fn ended(&mut self) -> Option<i32> {
