@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
 
 use nacre_pool::backend::{Bucket, MemoryBucket, Put};
 use nacre_pool::label::PoolState;
@@ -95,6 +94,14 @@ fn an_import_that_is_refused_leaves_the_bucket_as_it_was() {
     assert!(after == before);
 }
 
+/// What a writer has done while its pool was imported elsewhere.
+#[derive(Clone, Copy, Default)]
+struct WentOn {
+    /// Files that it has synced.
+    synced: u64,
+    is_fenced: bool,
+}
+
 #[test]
 fn a_pool_is_taken_over_from_a_writer_that_goes_on_meanwhile() {
     // After three times, the pool is taken over before its catalog is read.
@@ -103,18 +110,18 @@ fn a_pool_is_taken_over_from_a_writer_that_goes_on_meanwhile() {
         let writer = Arc::new(made(&bucket));
         write(&writer, "first", 1000);
         ask(&writer, PoolRequest::Sync).unwrap();
-        let (behind, synced) = (Arc::clone(&writer), Arc::new(AtomicU64::new(0)));
-        let (count, is_fenced) = (Arc::clone(&synced), Arc::new(AtomicBool::new(false)));
-        let fenced = Arc::clone(&is_fenced);
+        let went_on = Arc::new(Mutex::new(WentOn::default()));
+        let (behind, so_far) = (Arc::clone(&writer), Arc::clone(&went_on));
         let act = move || {
-            if fenced.load(Ordering::Relaxed) {
+            // Threads of the import read at the same time.
+            let mut so_far = so_far.lock();
+            if so_far.is_fenced {
                 return;
             }
-            let number = count.load(Ordering::Relaxed);
-            write(&behind, &format!("more{number}"), 1000);
+            write(&behind, &format!("more{}", so_far.synced), 1000);
             match ask(&behind, PoolRequest::Sync) {
-                Ok(_) => count.store(number + 1, Ordering::Relaxed),
-                Err(_) => fenced.store(true, Ordering::Relaxed),
+                Ok(_) => so_far.synced += 1,
+                Err(_) => so_far.is_fenced = true,
             }
         };
         let meddled = Meddled { bucket: Arc::clone(&bucket), times: Mutex::new(commits), act: Box::new(act) };
@@ -122,13 +129,14 @@ fn a_pool_is_taken_over_from_a_writer_that_goes_on_meanwhile() {
         let root = taken.pool.dataset(taken.pool.root().unwrap()).unwrap();
         let files = root.files();
         assert!(files.look_up(&files.root(), b"first").is_ok());
-        for number in 0..synced.load(Ordering::Relaxed) {
+        let WentOn { synced, is_fenced } = *went_on.lock();
+        for number in 0..synced {
             let name = format!("more{number}");
             assert!(files.look_up(&files.root(), name.as_bytes()).is_ok(), "{name} of {commits}");
         }
         write(&taken, "taken", 1000);
         ask(&taken, PoolRequest::Sync).unwrap();
-        if !is_fenced.load(Ordering::Relaxed) {
+        if !is_fenced {
             write(&writer, "late", 1000);
             assert!(ask(&writer, PoolRequest::Sync).is_err());
         }
