@@ -77,8 +77,8 @@ pub struct Credentials {
 
 /// What is known of running processes.
 pub trait Processes: Send + Sync {
-    /// The ids of a process or thread; `None` where it is gone, or works for others (a thread of the
-    /// kernel: those of an NFS server).
+    /// The ids of a process or thread; `None` where it is gone, or works for others (a kernel thread,
+    /// as of the NFS server).
     ///
     /// # Errors
     /// Where the system cannot answer.

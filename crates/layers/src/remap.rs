@@ -195,15 +195,7 @@ impl Filter for Remap {
         let rules = self.rules.load();
         let filter = rules.filters_modes.then_some(|kind| &rules.kinds.get(kind).chmod_filter);
         rules.policies.change(&rules.owners, filter, change, before)?;
-        if let Some(mode) = change.mode.filter(|mode| mode & (SET_USER_ID | SET_GROUP_ID) != 0 && rules.rewrites_owners)
-        {
-            let below = before()?;
-            if below.kind != Kind::Directory {
-                let owners = (change.uid.unwrap_or(below.uid), change.gid.unwrap_or(below.gid));
-                change.mode = Some(set_id::allowed(&*rules.processes, caller, mode, owners)?);
-            }
-        }
-        Ok(())
+        if rules.rewrites_owners { set_id::limit(&*rules.processes, caller, change, before) } else { Ok(()) }
     }
 
     fn attr_up(&self, caller: &Caller, attr: &mut Attr) -> Result<()> {

@@ -7,29 +7,50 @@
 //! its group there is one of the caller's. Root may do both.
 
 use crate::accounts::{Credentials, Processes};
-use nacre_vfs::{Caller, Errno, Result};
+use nacre_vfs::{Before, Caller, Errno, Kind, Result, SetAttr};
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// `mode` without the set-id bits that this caller must not give to a file of these owners.
+/// The owners of a file below.
+#[derive(Clone, Copy)]
+struct Owners {
+    user: u32,
+    group: u32,
+}
+
+/// Takes the set-id bits out of a change that its caller must not give to the file, which is `before` the change.
+/// Directories only pass their groups on.
 ///
 /// # Errors
-/// EIO where it cannot be found out who the caller is.
-pub(crate) fn allowed(processes: &dyn Processes, caller: &Caller, mode: u32, (user, group): (u32, u32)) -> Result<u32> {
-    if mode & (SET_USER_ID | SET_GROUP_ID) == 0 {
-        return Ok(mode);
+/// EIO where it cannot be found out who the caller is; the errors of `before`.
+pub(crate) fn limit(
+    processes: &dyn Processes,
+    caller: &Caller,
+    change: &mut SetAttr,
+    before: Before<'_>,
+) -> Result<()> {
+    let Some(mode) = change.mode.filter(|mode| mode & (SET_USER_ID | SET_GROUP_ID) != 0) else { return Ok(()) };
+    let below = before()?;
+    if below.kind != Kind::Directory {
+        let owners = Owners { user: change.uid.unwrap_or(below.uid), group: change.gid.unwrap_or(below.gid) };
+        change.mode = Some(allowed(processes, caller, mode, owners)?);
     }
+    Ok(())
+}
+
+/// `mode` without the set-id bits that this caller must not give to a file of these owners.
+fn allowed(processes: &dyn Processes, caller: &Caller, mode: u32, owners: Owners) -> Result<u32> {
     let known = credentials(processes, caller)?;
     let mut refused = SET_USER_ID | SET_GROUP_ID;
     if let Some(known) = known {
         if known.uid == 0 {
             return Ok(mode);
         }
-        if known.uid == user {
+        if known.uid == owners.user {
             refused &= !SET_USER_ID;
         }
-        if known.gid == group || known.groups.contains(&group) {
+        if known.gid == owners.group || known.groups.contains(&owners.group) {
             refused &= !SET_GROUP_ID;
         }
     }
@@ -68,7 +89,8 @@ mod tests {
         processes.groups.lock().insert(7, vec![50]);
         processes.users.lock().insert(7, (1000, 100));
         let caller = |uid, pid| Caller { uid, gid: if uid == 0 { 0 } else { 100 }, pid, umask: 0 };
-        let allowed = |uid, pid, owners| allowed(&processes, &caller(uid, pid), 0o6755, owners).unwrap();
+        let allowed =
+            |uid, pid, (user, group)| allowed(&processes, &caller(uid, pid), 0o6755, Owners { user, group }).unwrap();
         // Named in the request, or found by the process.
         for uid in [1000, 0] {
             assert_eq!(allowed(uid, 7, (0, 0)), 0o755);

@@ -8,7 +8,7 @@
 //! shows as it was written.
 
 use crate::{accounts::Processes, remap::acl, set_id};
-use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Kind, Result, SetAttr};
+use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Result, SetAttr};
 use std::{fmt, str::FromStr, sync::Arc};
 
 /// What owners without a place in the ranges show as (`/proc/sys/kernel/overflowuid`).
@@ -166,16 +166,10 @@ impl Filter for Shift {
             }
         }
         let squashes = self.squash_uid.is_some() || self.squash_gid.is_some();
-        if let (Some(mode), Some(processes)) =
-            (change.mode.filter(|mode| squashes && mode & 0o6000 != 0), &self.processes)
-        {
-            let below = before()?;
-            if below.kind != Kind::Directory {
-                let owners = (change.uid.unwrap_or(below.uid), change.gid.unwrap_or(below.gid));
-                change.mode = Some(set_id::allowed(&**processes, caller, mode, owners)?);
-            }
+        match &self.processes {
+            Some(processes) if squashes => set_id::limit(&**processes, caller, change, before),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn attr_up(&self, _caller: &Caller, attr: &mut Attr) -> Result<()> {

@@ -134,12 +134,12 @@ impl<'a> Objects<'a> {
                 break;
             }
             let row = self.catalog.dataset(at)?;
-            unknown.push(at);
-            at = row.parent;
+            let parent = row.parent;
+            unknown.push((at, row));
+            at = parent;
         }
         let began = moment();
-        for id in unknown.into_iter().rev() {
-            let row = self.catalog.dataset(id)?;
+        for (id, row) in unknown.into_iter().rev() {
             let name = match &above {
                 None => row.name.clone(),
                 Some(above) => format!("{}/{}", above.name, row.name),

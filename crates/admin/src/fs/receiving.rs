@@ -94,7 +94,7 @@ const HARMFUL: [&str; 2] = ["setuid", "devices"];
 struct Earlier {
     id: u64,
     stored: Vec<(String, PropertyRow)>,
-    /// Those of [`HARMFUL`] that are off.
+    /// The properties of [`HARMFUL`] that are off.
     off: Vec<&'static str>,
 }
 

@@ -32,7 +32,7 @@ use crate::abi::{INVALID_UIDGID, InHeader, opcode};
 
 /// A request that has been handled for at least this long, and at most twice as long, is stuck.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
-/// While many threads wait for users, those of one user.
+/// The share of one user while many threads wait inside [`crate::blocking`].
 const MOST_BLOCKED: usize = 512;
 
 /// From how many detached threads on requests are refused.

@@ -6,7 +6,7 @@
 //! way but where links are shown as their targets; at most `budget` descriptors are kept besides
 //! those in use at the moment, half of them of directories that have lost their names; where the
 //! sources of the process hold more than a quarter of `room` together, or files and directories
-//! more than `room`, whoever wants one more gives up its own. A descriptor of a directory on a
+//! more than `room`, a source that opens one more gives up one of its own. A descriptor of a directory on a
 //! foreign mount (another one than the root's) is closed with the operation that needed it, as an
 //! open descriptor keeps a mount from being unmounted; only a directory that lost its name while it
 //! is in use keeps one.

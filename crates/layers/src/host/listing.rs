@@ -8,8 +8,8 @@
 //! time. Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
 //! Invariants: a kept stream is used by one call at a time (it is taken out of the table
 //! meanwhile); one on a foreign mount is closed by a thread when its time is over, as it keeps the
-//! mount from being unmounted; no listing goes on with a buffer that was read before it began, which
-//! may hold names that were removed since: another listing may have left one at the very position.
+//! mount from being unmounted; no listing goes on with a buffer of another listing that was read
+//! before its own start: it may hold names that were removed since.
 
 use super::{
     HostShared,

@@ -3,8 +3,7 @@
 //! object is only made if none of its name is there.
 //!
 //! Callers: the store, by [`Backend`]. What reaches a real object store implements [`Bucket`]; the
-//! one here, in memory, is for tests. No program writes these objects yet, so their layout is no
-//! promise:
+//! one here, in memory, is for tests. The objects of a pool:
 //!
 //! ```text
 //!  pool/REVISION          the identity block

@@ -190,13 +190,6 @@ fn overlay(mut rows: Vec<(String, PropertyRow)>, planned: &[&Planned]) -> Vec<(S
     rows
 }
 
-/// Whether a property has a part in [`Limits`].
-fn is_limit(name: &str) -> bool {
-    const LIMITS: [&str; 6] =
-        ["quota", "refquota", "reservation", "refreservation", "filesystem_limit", "snapshot_limit"];
-    LIMITS.contains(&name)
-}
-
 fn limits_of(rows: &[(String, PropertyRow)]) -> Result<Limits, PoolError> {
     effective::limits(&crate::properties::Level { name: "", rows })
 }
@@ -293,7 +286,8 @@ impl Admin {
             Err(PoolError::Limit { .. }) => {}
             Err(error) => return Err(error),
         }
-        let (limits, others): (Vec<&Planned>, Vec<&Planned>) = planned.iter().partition(|one| is_limit(&one.name));
+        let (limits, others): (Vec<&Planned>, Vec<&Planned>) =
+            planned.iter().partition(|one| effective::LIMITS.contains(&one.name.as_str()));
         self.enter_planned(others)?;
         let mut left = Vec::new();
         for one in limits {

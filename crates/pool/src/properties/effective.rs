@@ -292,6 +292,10 @@ fn compression(value: &str) -> Result<CompressionSetting, PoolError> {
     })
 }
 
+/// The properties that [`limits`] reads.
+pub const LIMITS: [&str; 6] =
+    ["quota", "refquota", "reservation", "refreservation", "filesystem_limit", "snapshot_limit"];
+
 /// The limits of a dataset; they are its own, ancestors have theirs.
 ///
 /// # Errors
