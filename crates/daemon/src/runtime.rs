@@ -101,11 +101,24 @@ pub fn own() -> Result<PathBuf, Failure> {
             .map_err(|error| failed(&above.join(temporary::plain(user())), error));
     };
     match rustix::fs::mkdir(&directory, Mode::RWXU) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Ok(()) => {}
+        // Made by hand, by mkdir(1): other users can read it, and have put nothing there.
+        Err(rustix::io::Errno::EXIST) if is_changed_by(&directory, uid) => {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
+                .map_err(|error| failed(&directory, error))?;
+        }
+        Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(failed(&directory, error.into())),
     }
     check(&directory, uid)?;
     Ok(directory)
+}
+
+/// Whether `directory` is one, is no link, and nobody but `uid` and root can change what is in it.
+fn is_changed_by(directory: &Path, uid: u32) -> bool {
+    statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == uid && stat.st_mode & 0o022 == 0
+    })
 }
 
 /// Where root's mounts answer everybody who can see them.
@@ -128,13 +141,39 @@ pub fn for_all() -> Result<Option<PathBuf>, Failure> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    let stat = statat(CWD, &directory, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| failed(error.into()))?;
-    let sound =
-        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == 0 && stat.st_mode & 0o022 == 0;
-    if !sound {
+    if !is_changed_by(&directory, 0) {
         return Err(Failure::new(format!("{FOR_ALL} is not a directory that root alone can change")).exit(Exit::Denied));
     }
+    static SWEPT: Once = Once::new();
+    SWEPT.call_once(|| sweep_for_all(&directory, &ours()));
     Ok(Some(directory))
+}
+
+/// Removes the sockets for all that crashed processes have left: their mounts' own sockets are gone from `own`, and
+/// nobody listens. A mount namespace with another `/run/nacre` may share the directory, so that a missing own socket
+/// alone says nothing.
+fn sweep_for_all(directory: &Path, own: &Path) {
+    for socket in children(directory) {
+        let Some(name) = socket.file_name() else { continue };
+        if !own.join(name).exists() {
+            remove_unheard(&socket);
+        }
+    }
+}
+
+/// Removes a socket at which nobody listens, unless it is so young that its process may be about to.
+fn remove_unheard(socket: &Path) {
+    let Ok(there) = fs::symlink_metadata(socket) else { return };
+    let refused = || connect(socket, LISTENING).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if there.file_type().is_socket() && is_unready_for_good(&there) && refused() {
+        // Somebody else may have done so.
+        let _ = fs::remove_file(socket);
+    }
+}
+
+/// Whether a file is older than [`UNREADY`].
+fn is_unready_for_good(there: &fs::Metadata) -> bool {
+    there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY)
 }
 
 /// Removes the socket for all of a process that is gone, where its own had this name.
@@ -178,11 +217,10 @@ pub fn sweep(directory: &Path) {
     for path in children(directory) {
         let Ok(there) = fs::symlink_metadata(&path) else { continue };
         let kind = there.file_type();
-        let unready = || there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY);
         let left = match path.extension().and_then(|end| end.to_str()) {
             // For a moment only.
-            Some("new") => kind.is_socket() && unready(),
-            Some("import") => kind.is_file() && unready(),
+            Some("new") => kind.is_socket() && is_unready_for_good(&there),
+            Some("import") => kind.is_file() && is_unready_for_good(&there),
             Some("shared") if kind.is_socket() => {
                 sweep_shared(directory, &path);
                 false
@@ -452,8 +490,11 @@ fn is_sound() -> bool {
     // In a directory that everybody writes to, another user may have taken the name, and answer for
     // it himself.
     let table = mountinfo::read().unwrap_or_default();
-    let free = !ours.starts_with("/tmp") || table.is_empty() || quiet(CWD, &ours, &table).is_some();
-    free && check(&ours, uid).is_ok()
+    if ours.starts_with(TEMPORARY) {
+        (table.is_empty() || quiet(CWD, &ours, &table).is_some()) && check(&ours, uid).is_ok()
+    } else {
+        is_changed_by(&ours, uid)
+    }
 }
 
 /// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then
@@ -543,6 +584,27 @@ mod tests {
         drop(starting);
         sweep(scratch.path());
         assert!(!path("dead-1.shared").exists());
+    }
+
+    #[test]
+    fn sockets_for_all_of_crashed_processes_go() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (shared, own) = (scratch.path().join("shared"), scratch.path().join("own"));
+        fs::create_dir(&shared).unwrap();
+        fs::create_dir(&own).unwrap();
+        let listening = |name: &str| std::os::unix::net::UnixListener::bind(shared.join(name)).unwrap();
+        let alive = listening("1-0.sock");
+        drop((listening("2-0.sock"), listening("3-0.sock"), listening("4-0.sock")));
+        fs::write(own.join("3-0.sock"), "").unwrap();
+        let long_ago = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
+        for old in ["1-0.sock", "2-0.sock", "3-0.sock"] {
+            rustix::fs::utimensat(CWD, shared.join(old), &times, AtFlags::empty()).unwrap();
+        }
+        sweep_for_all(&shared, &own);
+        let left: Vec<_> = children(&shared).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+        assert_eq!(left, ["1-0.sock", "3-0.sock", "4-0.sock"]);
+        drop(alive);
     }
 
     #[test]
