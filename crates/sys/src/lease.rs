@@ -5,7 +5,7 @@ use crate::check;
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::{PoisonError, RwLock},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
 /// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be
@@ -33,20 +33,52 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> io::Result<bool> {
     is_refused(file, libc::F_RDLCK)
 }
 
-/// Held by all who hold a lease, for an instant.
-static OWN_LEASES: RwLock<()> = RwLock::new(());
+/// The leases of this process, each held for an instant.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+/// The number of leases that this process has asked for so far.
+static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a call while this process holds no lease: an open that must not wait would be refused for
-/// one of ours.
-pub fn without_own<T>(call: impl FnOnce() -> T) -> T {
-    let _none = OWN_LEASES.write().unwrap_or_else(PoisonError::into_inner);
+/// So often a call is repeated that leases of this process may have refused, with a millisecond between.
+const TRIES: usize = 100;
+
+/// Makes a call, an open that does not wait, again as long as `is_refused` says that a lease refused it and this
+/// process may have held that lease. No lock is held meanwhile: an open of a source that does not answer lasts long.
+pub fn without_own<T>(mut call: impl FnMut() -> T, is_refused: impl Fn(&T) -> bool) -> T {
+    for _ in 0..TRIES {
+        // In this order: a lease that is held during the call is either seen in HELD, or asked for after `asked`.
+        let asked = ASKED.load(SeqCst);
+        if HELD.load(SeqCst) == 0 {
+            let result = call();
+            if !is_refused(&result) || ASKED.load(SeqCst) == asked {
+                return result;
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     call()
 }
 
+/// Counts a lease as held while it lives.
+struct Held;
+
+impl Held {
+    fn new() -> Held {
+        HELD.fetch_add(1, SeqCst);
+        ASKED.fetch_add(1, SeqCst);
+        Held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.fetch_sub(1, SeqCst);
+    }
+}
+
 fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
-    let _one = OWN_LEASES.read().unwrap_or_else(PoisonError::into_inner);
+    let _one = Held::new();
     let fd = file.as_raw_fd();
-    // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a
+    // Opening the file in the moment in which the lease is held makes the kernel send this process a
     // signal: one that is ignored unless asked for. SAFETY: a command of integers on a descriptor
     // that is borrowed, so open.
     check(i64::from(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) }))?;
@@ -67,6 +99,24 @@ fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::{fs::File, os::fd::AsFd};
+
+    #[test]
+    fn a_refusal_by_a_lease_of_another_process_is_not_tried_again() {
+        // Beside it the other test may ask for leases.
+        let mut tries = 0;
+        let refused = without_own(
+            || {
+                tries += 1;
+                Err::<(), _>(libc::EAGAIN)
+            },
+            |result| result.is_err(),
+        );
+        assert!(refused.is_err() && tries <= TRIES + 1);
+        let held = Held::new();
+        let waiting = std::thread::spawn(|| without_own(|| HELD.load(SeqCst), |held| *held > 0));
+        drop(held);
+        assert!(waiting.join().is_ok());
+    }
 
     #[test]
     fn others_are_noticed() {

@@ -77,7 +77,10 @@ impl HostShared {
             // It may have been a lease that another thread of ours held for an instant.
             Err(Errno::EAGAIN) => {
                 let pin = self.pin(node)?;
-                lease::without_own(|| reopen(pin.fd(), lower | OFlags::NONBLOCK))
+                lease::without_own(
+                    || reopen(pin.fd(), lower | OFlags::NONBLOCK),
+                    |opened| matches!(opened, Err(Errno::EAGAIN)),
+                )
             }
             other => other,
         }
