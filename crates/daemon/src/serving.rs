@@ -168,6 +168,13 @@ impl Live {
                 }
             });
         }
+        if let Some(union) = serving.stack.union() {
+            let asked = Arc::downgrade(&serving);
+            union.edit_by(move |edit| {
+                let serving = asked.upgrade().ok_or(nacre_vfs::Errno::ENOTCONN)?;
+                serving.within(|| union::serving::edit(edit, |request| serving.union(request)))
+            });
+        }
         serving.await_branches()?;
         if let Some((_, seat)) = &serving.shared {
             seat.taken(&serving, &mountpoint);

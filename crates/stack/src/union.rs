@@ -274,6 +274,21 @@ impl Stack {
         Ok(warnings)
     }
 
+    /// Gives the union another word for where new files go, in place of those of the same name.
+    ///
+    /// # Errors
+    /// There is no union, or the word is not understood.
+    pub fn set_creation_word(&self, word: &str) -> Result<(), BranchError> {
+        let name = |word: &str| word.split_once('=').map_or(word, |(name, _)| name).replace('_', "-");
+        self.change(|union, served, _| {
+            union.option.retain(|known| name(known) != name(word));
+            union.option.push(word.to_owned());
+            let options = union.options().map_err(BranchError::new)?;
+            served.union.control().set_creation_rules(&options);
+            Ok(())
+        })
+    }
+
     /// Has each change of the branches noted, in the moment in which it has been made and nobody has
     /// seen it: whatever becomes of this process, what users were shown is what was noted last.
     /// `note` must not use the stack.

@@ -43,6 +43,7 @@ const TRIES: usize = 100;
 
 /// Makes a call, an open that does not wait, again as long as `is_refused` says that a lease refused it and this
 /// process may have held that lease. No lock is held meanwhile: an open of a source that does not answer lasts long.
+#[expect(clippy::disallowed_methods, reason = "a lease lasts an instant, and nothing tells its end")]
 pub fn without_own<T>(mut call: impl FnMut() -> T, is_refused: impl Fn(&T) -> bool) -> T {
     for _ in 0..TRIES {
         // In this order: a lease that is held during the call is either seen in HELD, or asked for after `asked`.

@@ -9,7 +9,7 @@
 //! * what is open on a branch that is removed by force goes on, and holds the branch.
 
 use crate::{
-    Member, OWN, Union, UnionShared,
+    Member, OWN, Union, UnionOptions, UnionShared,
     branch::{BRANCHES_MAX, BranchMode},
     branches::{Branch, believe},
     node::UnionNode,
@@ -136,6 +136,11 @@ impl Control {
             open_files: open.iter().filter(|(_, file)| file.is_on(branch)).count(),
         };
         branches.iter().map(status).collect()
+    }
+
+    /// Has new files go where these options say from now on: policies and least free room. All other options stay.
+    pub fn set_creation_rules(&self, options: &UnionOptions) {
+        self.shared.placing.rules.store(Arc::new(options.creation_rules()));
     }
 
     /// The slot of the branch with this name.

@@ -82,6 +82,8 @@ impl UnionShared {
         let sight = self.sight(&OWN, &parent.view(), name)?;
         let Some(found) = sight.found else {
             let limit = sight.limit;
+            let rules = *self.placing.rules.load_full();
+            let create = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
             let (rule, policy) = match self.way(parent, Some(name)) {
                 Some((Way::Policy(policy), pattern)) => (format!("route={pattern}"), policy),
                 Some((Way::Branch(branch), pattern)) => {
@@ -92,12 +94,9 @@ impl UnionShared {
                         let refused = others.map(|other| (other, "the route leads elsewhere".to_owned())).collect();
                         return Ok(Report { here, rule, next: Explanation { chosen: Ok(branch), because, refused } });
                     }
-                    (
-                        format!("{rule} (nothing can be put there now), create={}", self.options.create),
-                        self.options.create,
-                    )
+                    (format!("{rule} (nothing can be put there now), create={create}"), create)
                 }
-                None => (format!("create={}", self.options.create), self.options.create),
+                None => (format!("create={create}"), create),
             };
             let views = self.views_for(policy, parent)?;
             let next = policy.explain(&Placement { branches: &views, limit, directory }, &self.placing.policy);

@@ -143,7 +143,8 @@ impl UnionShared {
         if candidates.next().is_none() && self.min_free(first) == 0 {
             return Ok(Arc::clone(first));
         }
-        let usual = self.options.create_directories.filter(|_| directory).unwrap_or(self.options.create);
+        let rules = *self.placing.rules.load_full();
+        let usual = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
         let policy = match self.way(parent, name) {
             Some((Way::Policy(policy), _)) => policy,
             Some((Way::Branch(index), _)) => {
@@ -182,7 +183,7 @@ impl UnionShared {
     }
 
     pub(crate) fn min_free(&self, branch: &Branch) -> u64 {
-        branch.mode().min_free.unwrap_or(self.options.min_free)
+        branch.mode().min_free.unwrap_or_else(|| self.placing.rules.load().min_free)
     }
 
     fn space(&self, branch: &Branch, hold: Hold) -> Result<Space> {

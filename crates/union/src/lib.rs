@@ -34,6 +34,7 @@ mod branch;
 mod branches;
 mod check;
 mod control;
+mod control_file;
 mod copy_up;
 mod copy_up_dir;
 mod create;
@@ -87,7 +88,7 @@ pub use policy::{
 };
 pub use relocate::{Left, Stay};
 pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};
-pub use union::UnionError;
+pub use union::{Edit, UnionError};
 
 use arc_swap::ArcSwap;
 use branches::Branch;
@@ -97,10 +98,11 @@ use listing::Listings;
 use membership::Membership;
 use nacre_vfs::{AttachedDoor, Caller, Invalidation};
 use node::{Nodes, UnionNode};
+use options::CreationRules;
 use parking_lot::{Mutex, RwLock};
 use per_name::Names;
 use std::{
-    sync::{Arc, atomic::AtomicU64, mpsc::Sender},
+    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc::Sender},
     time::Instant,
 };
 use tier::Tiering;
@@ -115,6 +117,7 @@ pub(crate) const ATTEMPTS: usize = 100;
 pub(crate) struct PlacementState {
     /// Which branches routes lead to.
     pub(crate) routes: ArcSwap<Routes>,
+    pub(crate) rules: ArcSwap<CreationRules>,
     pub(crate) policy: PolicyState,
     pub(crate) space: SpaceCache,
     /// The clock of `space`.
@@ -159,6 +162,8 @@ pub(crate) struct UnionShared {
     pub(crate) notices: Notices,
     /// What doors know of files by their names, where they do.
     pub(crate) names: Option<Arc<Names>>,
+    /// Who changes the union where a user of the mount asks for it.
+    pub(crate) editor: OnceLock<Box<union::Editor>>,
 }
 
 /// Several branches as one tree.

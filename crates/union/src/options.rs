@@ -7,6 +7,7 @@
 //! by word, which a test checks.
 
 mod pool;
+pub(crate) use pool::same;
 #[cfg(test)]
 mod tests;
 
@@ -95,6 +96,25 @@ pub struct UnionOptions {
     pub mount_timeout: Duration,
     /// What is to be on which of the branches with `+tier`.
     pub tier: TierRules,
+    /// The top directory has mergerfs' control file.
+    pub control_file: bool,
+}
+
+/// What decides where new files and directories go; changed while mounted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CreationRules {
+    pub(crate) create: CreatePolicy,
+    /// Of directories, if not `create`.
+    pub(crate) create_directories: Option<CreatePolicy>,
+    /// [`UnionOptions::min_free`].
+    pub(crate) min_free: u64,
+}
+
+impl UnionOptions {
+    pub(crate) fn creation_rules(&self) -> CreationRules {
+        let UnionOptions { create, create_directories, min_free, .. } = *self;
+        CreationRules { create, create_directories, min_free }
+    }
 }
 
 impl Default for UnionOptions {
@@ -124,6 +144,7 @@ impl Default for UnionOptions {
             may_be_missing: false,
             mount_timeout: Duration::ZERO,
             tier: TierRules::default(),
+            control_file: false,
         }
     }
 }
@@ -405,6 +426,7 @@ impl Words {
             }
             "index" => word.only("on", "hard links are always kept")?,
             "nofail" => self.nofail = word.flag()?,
+            "control-file" => options.control_file = word.choice(&[(&["true"], true), (&["false"], false)])?,
             "volatile" => options.sync = !word.flag()?,
             "udba" => {
                 let none = (&["none"][..], Udba::None);

@@ -6,6 +6,7 @@ use crate::{
     Notices, OWN, PlacementState, TreeMoves, Union, UnionShared,
     branch::{BRANCHES_MAX, BranchMode},
     branches::{Branch, Member, Slots, believe},
+    control_file::ControlFile,
     hardlinks::index::HardlinkIndex,
     identity::Identities,
     listing::Listings,
@@ -29,7 +30,7 @@ use std::{
     error::Error,
     fmt,
     path::PathBuf,
-    sync::{Arc, Weak, mpsc::Sender},
+    sync::{Arc, OnceLock, Weak, mpsc::Sender},
     time::Instant,
 };
 
@@ -54,6 +55,25 @@ impl UnionError {
         UnionError { what, reason: None }
     }
 }
+
+/// A change that a user of the mount asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Edit {
+    /// Another branch.
+    Add {
+        /// As it is written.
+        text: Vec<u8>,
+        /// From the top, 0 the first; beyond the last one, the bottom.
+        place: usize,
+    },
+    /// A branch less, also while files on it are open.
+    Remove(PathBuf),
+    /// Another rule for where new files go, as one of the words after `-o`.
+    Word(String),
+}
+
+/// Makes changes.
+pub(crate) type Editor = dyn Fn(Edit) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for Union {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -163,6 +183,7 @@ impl Union {
             membership: Membership::new(slots),
             placing: PlacementState {
                 routes: ArcSwap::from_pointee(options.routes.clone()),
+                rules: ArcSwap::from_pointee(options.creation_rules()),
                 policy: PolicyState::default(),
                 space: SpaceCache::default(),
                 started: Instant::now(),
@@ -178,6 +199,7 @@ impl Union {
             tiering: Tiering::new(tier),
             notices: Notices::default(),
             names,
+            editor: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         if let Err(error) = shared.finish_moves() {
@@ -190,12 +212,28 @@ impl Union {
         Ok(Union { shared })
     }
 
-    /// What doors are to show: the union itself, unless a word asks for a file for each name.
+    /// What doors are to show: the union itself, unless a word asks for a file for each name or for a control file.
     pub fn layer(self: &Arc<Union>) -> Arc<dyn Layer> {
-        match &self.shared.names {
+        let shown = match &self.shared.names {
             Some(names) => Arc::new(PerName::new(Arc::clone(self), Arc::clone(names))),
             None => Arc::clone(self) as Arc<dyn Layer>,
-        }
+        };
+        if self.shared.options.control_file { Arc::new(ControlFile::new(Arc::clone(self), shown)) } else { shown }
+    }
+
+    /// Has changes that users of the mount ask for by its control file made by `editor`, which opens branches and notes
+    /// the change. The first one counts.
+    pub fn edit_by(&self, editor: impl Fn(Edit) -> Result<()> + Send + Sync + 'static) {
+        // A second one would be a mistake of the caller's that changes nothing.
+        let _ = self.shared.editor.set(Box::new(editor));
+    }
+
+    /// Has a change made.
+    ///
+    /// # Errors
+    /// EROFS where nobody makes changes; what keeps it from being made.
+    pub(crate) fn edit(&self, edit: Edit) -> Result<()> {
+        self.shared.editor.get().ok_or(Errno::EROFS)?(edit)
     }
 
     /// What all operations share, for questions that are no operations.
@@ -435,7 +473,7 @@ impl Layer for Union {
     fn describe(&self) -> Description {
         let options = &self.shared.options;
         let mut text = Description::new("union")
-            .with("create", options.create.to_string())
+            .with("create", self.shared.placing.rules.load().create.to_string())
             .with("cpup", options.copy_up.to_string())
             .with("whiteout", options.whiteout.to_string());
         for branch in self.shared.branches().iter() {

@@ -49,6 +49,11 @@ pub enum UnionRequest {
         /// As they are written.
         mode: String,
     },
+    /// Another word for where new files go.
+    Word {
+        /// As it is written after `-o`.
+        word: String,
+    },
     /// Move one file to another branch.
     Move {
         /// Names from the union's top.
@@ -107,6 +112,7 @@ impl UnionRequest {
             UnionRequest::Add { .. }
                 | UnionRequest::Remove { .. }
                 | UnionRequest::Modify { .. }
+                | UnionRequest::Word { .. }
                 | UnionRequest::TierRules { .. }
         )
     }

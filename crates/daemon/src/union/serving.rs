@@ -23,12 +23,12 @@ use nacre_stack::{
     spec::{BranchSpec, StackSpec},
     {BranchError, Stack},
 };
-use nacre_union::{BalanceRules, BranchMode, BranchStatus, Control, Direction, Presence, Problem, Stay, Union};
+use nacre_union::{BalanceRules, BranchMode, BranchStatus, Control, Direction, Edit, Presence, Problem, Stay, Union};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use std::{
     fs,
-    os::unix::ffi::OsStrExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -118,6 +118,10 @@ impl ServedUnion<'_> {
                         .modify_branch(place, requests::mode(&mode)?, self.context)
                         .map_err(|error| unchanged(&error, next))?,
                 )
+            }
+            UnionRequest::Word { word } => {
+                self.stack.set_creation_word(&word).map_err(|error| Failure::usage(error.to_string()))?;
+                changed(Vec::new())
             }
             UnionRequest::Move { path, up } => UnionAnswer::Moved(self.move_file(&path, up)?),
             UnionRequest::Tier => UnionAnswer::Tier(Box::new(tiering::status(&self.union()?.control()))),
@@ -272,6 +276,36 @@ impl Drain {
         }
         told.ended = true;
     }
+}
+
+/// Asks for a change on behalf of a user of the mount, to whom only an error number can be said: the rest is logged.
+///
+/// # Errors
+/// Why it is not made.
+pub fn edit(edit: Edit, ask: impl FnOnce(UnionRequest) -> Result<UnionAnswer, Failure>) -> nacre_vfs::Result<()> {
+    let request = match edit {
+        Edit::Add { text, place } if place == usize::MAX => {
+            UnionRequest::Add { branch: text, place: BranchPosition::Bottom }
+        }
+        Edit::Add { text, place } => UnionRequest::Add { branch: text, place: BranchPosition::At(place + 1) },
+        Edit::Remove(path) => UnionRequest::Remove { branch: path.into_os_string().into_vec(), force: true },
+        Edit::Word(word) => UnionRequest::Word { word },
+    };
+    let failure = match ask(request) {
+        Ok(UnionAnswer::Changed { warnings }) => {
+            warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            return Ok(());
+        }
+        Ok(_) => return Err(Errno::EIO),
+        Err(failure) => failure,
+    };
+    tracing::warn!("a change by the control file is refused: {failure}");
+    Err(match failure.exit {
+        Exit::Busy => Errno::EBUSY,
+        Exit::NotFound => Errno::ENOENT,
+        Exit::Denied => Errno::EACCES,
+        Exit::Usage | Exit::Failure => Errno::EINVAL,
+    })
 }
 
 fn unseen(path: &[u8], error: Errno) -> Failure {

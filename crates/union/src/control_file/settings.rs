@@ -1,0 +1,250 @@
+//! The settings in mergerfs' control file: their names and values, and how one is changed.
+//!
+//! Called by [`super::ControlFile`]. Names, values and errors are those of mergerfs(1), "RUNTIME CONFIG": EROFS for a
+//! setting that cannot be changed while mounted, ENODATA for an unknown one, EINVAL for a value that is not
+//! understood. Words of mergerfs that change nothing in a union are not settings.
+
+use crate::{BranchMode, Ignored, Union, options, union::Edit};
+use nacre_vfs::{Errno, Result};
+use std::{
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+/// The version of mergerfs whose settings and tools are served.
+const VERSION: &str = "2.40.2-nacre";
+
+/// One setting, and how it is read.
+type Row = (&'static str, fn(&Union) -> Vec<u8>);
+
+const SETTINGS: [Row; 42] = [
+    ("branches", |union| branches(union, true)),
+    ("category.action", action),
+    ("category.create", create),
+    ("category.search", |_| b"ff".to_vec()),
+    ("follow-symlinks", |_| b"never".to_vec()),
+    ("func.access", |_| b"ff".to_vec()),
+    ("func.chmod", action),
+    ("func.chown", action),
+    ("func.create", create),
+    ("func.getattr", |union| if union.shared().options.newest_times { b"newest".to_vec() } else { b"ff".to_vec() }),
+    ("func.getxattr", |_| b"ff".to_vec()),
+    ("func.link", action),
+    ("func.listxattr", |_| b"ff".to_vec()),
+    ("func.mkdir", mkdir),
+    ("func.mknod", create),
+    ("func.open", |_| b"ff".to_vec()),
+    ("func.readdir", |_| b"seq".to_vec()),
+    ("func.readlink", |_| b"ff".to_vec()),
+    ("func.removexattr", action),
+    ("func.rename", action),
+    ("func.rmdir", action),
+    ("func.setxattr", action),
+    ("func.symlink", create),
+    ("func.truncate", action),
+    ("func.unlink", action),
+    ("func.utimens", action),
+    ("ignorepponrename", |_| b"true".to_vec()),
+    ("inodecalc", |_| b"passthrough".to_vec()),
+    ("link-exdev", |_| b"passthrough".to_vec()),
+    ("link_cow", |union| bool_text(union.shared().options.link_cow)),
+    ("minfreespace", |union| union.shared().placing.rules.load().min_free.to_string().into_bytes()),
+    ("moveonenospc", |union| {
+        union
+            .shared()
+            .options
+            .move_when_full
+            .map_or_else(|| b"false".to_vec(), |policy| policy.to_string().into_bytes())
+    }),
+    ("nullrw", |_| b"false".to_vec()),
+    ("pid", |_| std::process::id().to_string().into_bytes()),
+    ("rename-exdev", |_| b"passthrough".to_vec()),
+    ("security_capability", |union| bool_text(union.shared().options.capabilities)),
+    ("srcmounts", |union| branches(union, false)),
+    ("statfs", |union| if union.shared().options.figures_of_path { b"full".to_vec() } else { b"base".to_vec() }),
+    ("statfs_ignore", |union| {
+        let ignored = match union.shared().options.figures_ignored {
+            Ignored::Nothing => "none",
+            Ignored::ReadOnly => "ro",
+            Ignored::NoCreate => "nc",
+        };
+        ignored.as_bytes().to_vec()
+    }),
+    ("symlinkify", |union| bool_text(union.shared().options.symlinkify.is_some())),
+    ("symlinkify_timeout", |union| {
+        union.shared().options.symlinkify.map_or(3600, |age| age.as_secs()).to_string().into_bytes()
+    }),
+    ("version", |_| VERSION.as_bytes().to_vec()),
+];
+
+/// The names of all settings.
+pub(super) fn keys() -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().map(|(key, _)| *key)
+}
+
+fn row(key: &str) -> Option<&'static Row> {
+    SETTINGS.iter().find(|(known, _)| options::same(key, known))
+}
+
+/// The value of a setting.
+pub(super) fn get(union: &Union, key: &str) -> Option<Vec<u8>> {
+    row(key).map(|(_, value)| value(union))
+}
+
+/// Changes a setting. What is set to its present value stays as it is, whatever it is.
+///
+/// # Errors
+/// See the file's head; for `branches`, what keeps a branch from being added or removed.
+pub(super) fn set(union: &Union, key: &str, value: &[u8]) -> Result<()> {
+    // What mergerfs throws away on demand is not kept here.
+    if key.starts_with("cmd.") {
+        return Ok(());
+    }
+    let (known, present) = row(key).ok_or(Errno::ENODATA)?;
+    match *known {
+        "branches" | "srcmounts" => edits(&names(union), value)?.into_iter().try_for_each(|edit| union.edit(edit)),
+        "category.create" | "func.create" | "func.mkdir" | "minfreespace" => {
+            let value = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
+            union.edit(Edit::Word(format!("{known}={value}")))
+        }
+        _ if present(union) == value => Ok(()),
+        _ => Err(Errno::EROFS),
+    }
+}
+
+fn names(union: &Union) -> Vec<PathBuf> {
+    union.shared().branches().iter().map(|branch| branch.name.clone()).collect()
+}
+
+/// The changes that a value of `branches` asks for: `+<LIST` puts branches on top, `+LIST` and `+>LIST` at the bottom;
+/// `-LIST` removes branches, `-<` the first one, `->` the last one; anything else, also after `=`, is the whole list.
+fn edits(present: &[PathBuf], value: &[u8]) -> Result<Vec<Edit>> {
+    let on_top = |list: &[u8]| -> Result<Vec<Edit>> {
+        Ok(listed(list)?.into_iter().rev().map(|text| Edit::Add { text, place: 0 }).collect())
+    };
+    let at_the_bottom = |list: &[u8]| -> Result<Vec<Edit>> {
+        Ok(listed(list)?.into_iter().map(|text| Edit::Add { text, place: usize::MAX }).collect())
+    };
+    match value {
+        [b'+', b'<', list @ ..] => on_top(list),
+        [b'+', b'>', list @ ..] | [b'+', list @ ..] => at_the_bottom(list),
+        [b'-', b'<'] => Ok(present.first().cloned().map(Edit::Remove).into_iter().collect()),
+        [b'-', b'>'] => Ok(present.last().cloned().map(Edit::Remove).into_iter().collect()),
+        [b'-', list @ ..] => Ok(listed(list)?.iter().map(|text| Edit::Remove(path(text))).collect()),
+        [b'=', list @ ..] | list => replaced(present, listed(list)?),
+    }
+}
+
+/// From the present branches to a whole list of others. What is in both stays where it is.
+fn replaced(present: &[PathBuf], wanted: Vec<Vec<u8>>) -> Result<Vec<Edit>> {
+    let paths: Vec<PathBuf> = wanted.iter().map(|text| path(text)).collect();
+    let stays: Vec<&PathBuf> = present.iter().filter(|name| paths.contains(name)).collect();
+    let in_order: Vec<&PathBuf> = paths.iter().filter(|name| present.contains(name)).collect();
+    // Files open on a branch would be lost if it were removed and added at another place.
+    if stays != in_order || paths.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let new = wanted.into_iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|new| !present.contains(new)));
+    let mut edits: Vec<Edit> = Vec::new();
+    let gone: Vec<PathBuf> = present.iter().filter(|name| !paths.contains(name)).cloned().collect();
+    // From the top: all that is above a place is there already, and what goes comes last, so that one branch is always
+    // left. Those that go lie below what is new at the same place.
+    let mut list: Vec<PathBuf> = present.to_vec();
+    for (at, text) in new {
+        let after = paths.get(..at).and_then(|above| above.last());
+        let place = after.and_then(|above| list.iter().position(|name| name == above)).map_or(0, |above| above + 1);
+        list.insert(place, path(&text));
+        edits.push(Edit::Add { text, place });
+    }
+    edits.extend(gone.into_iter().map(Edit::Remove));
+    Ok(edits)
+}
+
+/// The branches of a list divided by colons; those without attributes are `rw`, as in every pool.
+fn listed(list: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let parsed = crate::parse_pool(std::ffi::OsStr::from_bytes(list)).map_err(|_| Errno::EINVAL)?;
+    Ok(parsed.into_iter().map(|(path, mode)| written(&path, &mode.to_string())).collect())
+}
+
+/// A branch as it is written.
+fn written(path: &Path, mode: &str) -> Vec<u8> {
+    let mut text = crate::escape_path(path).into_vec();
+    text.push(b'=');
+    text.extend_from_slice(mode.as_bytes());
+    text
+}
+
+/// The path of a branch as [`written`] has it.
+fn path(text: &[u8]) -> PathBuf {
+    let parsed = crate::parse_one(std::ffi::OsStr::from_bytes(text), BranchMode::rw());
+    parsed.map(|(path, _)| path).unwrap_or_default()
+}
+
+fn branches(union: &Union, modes: bool) -> Vec<u8> {
+    let shared = union.shared();
+    let text = |branch: &std::sync::Arc<crate::branches::Branch>| {
+        let name = crate::escape_path(&branch.name).into_vec();
+        let mode = match (branch.mode().writable(), branch.creates()) {
+            (true, true) => "RW",
+            (true, false) => "NC",
+            (false, _) => "RO",
+        };
+        if modes { [&name, b"=".as_slice(), mode.as_bytes()].concat() } else { name }
+    };
+    let all: Vec<Vec<u8>> = shared.branches().iter().map(text).collect();
+    all.join(&b':')
+}
+
+fn bool_text(value: bool) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn action(union: &Union) -> Vec<u8> {
+    if union.shared().options.change_everywhere { b"epall".to_vec() } else { b"epff".to_vec() }
+}
+
+fn create(union: &Union) -> Vec<u8> {
+    union.shared().placing.rules.load().create.to_string().into_bytes()
+}
+
+fn mkdir(union: &Union) -> Vec<u8> {
+    let rules = union.shared().placing.rules.load();
+    rules.create_directories.unwrap_or(rules.create).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(value: &str) -> Result<Vec<String>> {
+        let present = [PathBuf::from("/a"), PathBuf::from("/b"), PathBuf::from("/c")];
+        let shown = |edit: Edit| match edit {
+            Edit::Add { text, place: usize::MAX } => format!("+>{}", String::from_utf8_lossy(&text)),
+            Edit::Add { text, place } => format!("+{place} {}", String::from_utf8_lossy(&text)),
+            Edit::Remove(path) => format!("-{}", path.display()),
+            Edit::Word(word) => word,
+        };
+        Ok(edits(&present, value.as_bytes())?.into_iter().map(shown).collect())
+    }
+
+    #[test]
+    fn branches_are_edited_as_the_manual_says() {
+        for (value, expected) in [
+            ("+/x", &["+>/x=rw"][..]),
+            ("+</x:/y", &["+0 /y=rw", "+0 /x=rw"]),
+            ("+>/x:/y=RO", &["+>/x=rw", "+>/y=ro"]),
+            ("-/a:/c", &["-/a", "-/c"]),
+            ("-<", &["-/a"]),
+            ("->", &["-/c"]),
+            ("/a:/b:/c", &[]),
+            ("=/a:/c", &["-/b"]),
+            ("/x:/a:/y:/c", &["+0 /x=rw", "+2 /y=rw", "-/b"]),
+            ("/x", &["+0 /x=rw", "-/a", "-/b", "-/c"]),
+        ] {
+            assert_eq!(changes(value).unwrap(), expected, "{value}");
+        }
+        assert_eq!(changes("/b:/a:/c"), Err(Errno::EINVAL));
+        assert_eq!(changes(""), Err(Errno::EINVAL));
+        assert_eq!(changes("+/x=nonsense"), Err(Errno::EINVAL));
+    }
+}
