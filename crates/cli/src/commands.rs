@@ -134,12 +134,13 @@ pub fn table() -> Command {
     Command::new("nacre")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Thin layers over directories: mirrors, rules, stacks, served by FUSE at the speed of what lies below")
-        .after_help("Examples:\n  nacre mirror --force-user=www-data -r /srv/photos /var/www/photos\n  nacre status\n  nacre umount /var/www/photos\n\nCalled as `bindfs` or `fuse-overlayfs`, the program takes their command lines; as `mount.fuse.nacre`, that of mount(8).")
+        .after_help("Examples:\n  nacre mirror --force-user=www-data -r /srv/photos /var/www/photos\n  nacre status\n  nacre umount /var/www/photos\n\nCalled as `bindfs`, `fuse-overlayfs` or `mergerfs`, the program takes their command lines; as `mount.fuse.nacre`, that of mount(8).")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(mirror())
         .subcommand(bindfs())
         .subcommand(fuse_overlayfs())
+        .subcommand(mergerfs())
         .subcommand(union::command())
         .subcommand(cage::command())
         .subcommand(pool::command::command())
@@ -186,6 +187,16 @@ fn fuse_overlayfs() -> Command {
         .after_help("Examples:\n  nacre fuse-overlayfs -o lowerdir=/base,upperdir=/changes,workdir=/work /merged\n  nacre fuse-overlayfs -o lowerdir=/app:/base /merged")
         .arg(Arg::new("words").short('o').value_name("WORD[,WORD...]").help("lowerdir=, upperdir=, workdir= and their like; docs/union.md lists them"))
         .arg(path("MOUNTPOINT", "Where to show the layers: an existing directory"))
+}
+
+/// For the list of commands: the line itself is read by [`crate::mergerfs`].
+fn mergerfs() -> Command {
+    Command::new(nacre_daemon::plan::MERGERFS)
+        .about("Like union, with mergerfs' grammar and defaults, and its control file")
+        .after_help("Examples:\n  nacre mergerfs -o category.create=mfs,cache.files=off /mnt/disk1:/mnt/disk2 /mnt/pool\n  getfattr -d /mnt/pool/.mergerfs")
+        .arg(Arg::new("words").short('o').value_name("WORD[,WORD...]").help("category.create=, minfreespace= and their like; docs/union.md lists them"))
+        .arg(path("BRANCHES", "Directories, divided by colons; '*' and '?' stand for several"))
+        .arg(path("MOUNTPOINT", "Where to show them as one: an existing directory"))
 }
 
 fn stack() -> Command {

@@ -26,7 +26,7 @@ use nacre_admin::fs::{FsAnswer, FsRequest, Listing, Types};
 use nacre_daemon::{
     failure::Failure,
     mountinfo,
-    plan::FUSE_OVERLAYFS,
+    plan::{FUSE_OVERLAYFS, MERGERFS},
     pool::{client, expected, start::ZPOOL},
 };
 use nacre_pool::properties::{DATASET_PROPERTIES, Definition, Kind, POOL_PROPERTIES, Settable};
@@ -36,7 +36,7 @@ use std::{
 };
 
 /// The names that have a completion: those that the program is called by.
-pub const NAMES: [&str; 5] = ["nacre", "bindfs", FUSE_OVERLAYFS, ZFS, ZPOOL];
+pub const NAMES: [&str; 6] = ["nacre", "bindfs", FUSE_OVERLAYFS, MERGERFS, ZFS, ZPOOL];
 
 /// The script for a shell, for the program under one of its [`NAMES`].
 ///
@@ -96,7 +96,7 @@ fn table(program: &OsStr) -> Command {
     let name = crate::personality::program(program);
     let verb = |name: &str| commands::table().find_subcommand(name).cloned().unwrap_or_else(commands::table);
     match name.as_str() {
-        "bindfs" | FUSE_OVERLAYFS => verb(&name),
+        "bindfs" | FUSE_OVERLAYFS | MERGERFS => verb(&name),
         ZFS => fs::command(),
         ZPOOL => pool::command::command(),
         _ => commands::table(),
@@ -140,7 +140,7 @@ fn with_value(verb: &str, of_pools: bool, arg: Arg) -> Arg {
 }
 
 /// Commands that make a mount: their mount points are any directories.
-const MAKE: [&str; 6] = ["mirror", "bindfs", FUSE_OVERLAYFS, "mount", "cage", "union"];
+const MAKE: [&str; 7] = ["mirror", "bindfs", FUSE_OVERLAYFS, MERGERFS, "mount", "cage", "union"];
 
 /// How the values of an argument are found, by what it is called in help.
 fn completer(verb: &str, of_pools: bool, shown: &str) -> Option<ArgValueCompleter> {

@@ -301,7 +301,7 @@ fn mount_helper() -> Finding {
 }
 
 /// The programs whose names this one takes.
-const RIVALS: [&str; 4] = ["bindfs", "fuse-overlayfs", "zfs", "zpool"];
+const RIVALS: [&str; 5] = ["bindfs", "fuse-overlayfs", "mergerfs", "zfs", "zpool"];
 
 /// Who answers to the name of a rival.
 fn rival(name: &'static str) -> Finding {

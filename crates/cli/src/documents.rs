@@ -194,7 +194,7 @@ fn files(name: &str) -> Roff {
 
 fn exit_status(name: &str) -> Roff {
     let rows: &[(&str, &str)] = match family(name) {
-        "bindfs" | "fuse" => &[("0", "Done."), ("1", "Everything else.")],
+        "bindfs" | "fuse" | "mergerfs" => &[("0", "Done."), ("1", "Everything else.")],
         "bench" => &[("0", "Done."), ("1", "It could not be measured."), ("2", "The command line is wrong.")],
         "doctor" => &[("0", "Mounts can be made."), ("1", "Something is missing that every mount needs.")],
         _ => &[
@@ -222,7 +222,9 @@ fn see_also(command: &Command, name: &str) -> Roff {
     }
     pages.extend(shown(command).map(|below| (format!("{name}-{}", below.get_name()), "1")));
     pages.extend(match family(name) {
-        "mirror" | "bindfs" | "union" | "cage" | "mount" => vec![("fstab".to_owned(), "5"), ("mount".to_owned(), "8")],
+        "mirror" | "bindfs" | "mergerfs" | "union" | "cage" | "mount" => {
+            vec![("fstab".to_owned(), "5"), ("mount".to_owned(), "8")]
+        }
         "umount" => vec![("umount".to_owned(), "8")],
         "" | "doctor" => vec![("fuse".to_owned(), "4"), ("mount".to_owned(), "8")],
         "pool" | "fs" => vec![("nacre-properties".to_owned(), "7")],

@@ -17,6 +17,7 @@ mod doctor;
 mod documents;
 mod fs;
 mod libfuse_args;
+mod mergerfs;
 mod metrics;
 mod option_value;
 mod options;

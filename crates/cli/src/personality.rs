@@ -6,13 +6,18 @@
 use crate::{
     cage, fs,
     libfuse_args::{self, Unknown},
+    mergerfs,
     option_value::Given,
     options::Opt,
     plan::{self, Plan},
     settings::Settings,
     union,
 };
-use nacre_daemon::{failure::Failure, plan::FUSE_OVERLAYFS, pool::start::ZPOOL};
+use nacre_daemon::{
+    failure::Failure,
+    plan::{FUSE_OVERLAYFS, MERGERFS},
+    pool::start::ZPOOL,
+};
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
@@ -30,6 +35,8 @@ pub enum Personality {
     /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines
     /// call it.
     Overlay,
+    /// `mergerfs [-o WORDS] BRANCHES MOUNTPOINT`.
+    Mergerfs,
     /// `zfs VERB ...`: `nacre fs` with ZFS' manners.
     Fs,
     /// `zpool VERB ...`, as ZFS' own program.
@@ -48,6 +55,7 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
         FUSE_OVERLAYFS => Personality::Overlay,
+        MERGERFS => Personality::Mergerfs,
         fs::run::ZFS => Personality::Fs,
         ZPOOL => Personality::Pool,
         name if name.starts_with("mount.") => Personality::MountProgram,
@@ -97,6 +105,10 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
     // A remount is one of flags, whatever is mounted.
     let remount = texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(|word| word == b"remount"));
+    if mergerfs::is_its_name(program) && !remount {
+        let plan = mergerfs::plan(program, given, texts, unknown, positionals);
+        return if fake { plan.map(|_| Plan::Nothing) } else { plan };
+    }
     if let Some(name) = fs::args::dataset(program, &positionals).filter(|_| !remount) {
         let plan = fs::args::mount(name, &positionals, &texts, !given.is_empty())?;
         return Ok(if fake { Plan::Nothing } else { plan });

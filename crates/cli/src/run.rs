@@ -3,7 +3,7 @@
 use crate::{
     bench, cage,
     commands::{self, Invocation},
-    completion, copy, doctor, documents, fs, metrics,
+    completion, copy, doctor, documents, fs, mergerfs, metrics,
     options::{Spelling, TABLE},
     output::print,
     overlay,
@@ -17,7 +17,7 @@ use nacre_daemon::{
     control::{self, Request},
     failure::{Exit, Failure},
     guardian, handover, opening,
-    plan::{FUSE_OVERLAYFS, MountPlan},
+    plan::{FUSE_OVERLAYFS, MERGERFS, MountPlan},
     serve::{self, Served},
     service, shared, upgrade,
 };
@@ -78,6 +78,10 @@ pub fn main() -> ExitCode {
             }
         }
         Personality::Overlay => as_overlay(arguments),
+        Personality::Mergerfs => as_mergerfs(arguments),
+        Personality::Nacre if arguments.first().is_some_and(|verb| verb == MERGERFS) => {
+            as_mergerfs(arguments.into_iter().skip(1).collect())
+        }
         // `nacre fuse-overlayfs ...` and `nacre bindfs ...` are these in everything but the name.
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == FUSE_OVERLAYFS) => {
             as_overlay(arguments.into_iter().skip(1).collect())
@@ -96,6 +100,10 @@ fn as_overlay(arguments: Vec<OsString>) -> ExitCode {
     let root = rustix::process::geteuid().is_root();
     let plan = overlay::overlay(arguments, root, std::env::var_os(overlay::WHITEOUT_FILES).is_some());
     finish(FUSE_OVERLAYFS, plan.and_then(|plan| carry_out(FUSE_OVERLAYFS, plan)))
+}
+
+fn as_mergerfs(arguments: Vec<OsString>) -> ExitCode {
+    finish(MERGERFS, mergerfs::mergerfs(arguments).and_then(|plan| carry_out(MERGERFS, plan)))
 }
 
 fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
@@ -176,6 +184,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
         }
         Plan::Remount(plan) => remount::run(&plan)?,
         Plan::Help if program == FUSE_OVERLAYFS => print(overlay::help())?,
+        Plan::Help if program == MERGERFS => print(mergerfs::help())?,
         Plan::Help => print(&help(program))?,
         Plan::Version => print(&format!("{program} (nacre) {}\n", env!("CARGO_PKG_VERSION")))?,
         Plan::FuseVersion => print(&format!(

@@ -17,7 +17,7 @@ use std::{
 pub enum Exit {
     /// Asked for something that could not be done.
     Failure = 1,
-    /// The command line itself is wrong (called as bindfs or fuse-overlayfs, the program says 1
+    /// The command line itself is wrong (called as bindfs, fuse-overlayfs or mergerfs, the program says 1
     /// here, as these do).
     Usage = 2,
     /// What was named is not there: no such source, mount point or mount.
@@ -113,7 +113,7 @@ impl Failure {
     /// The exit code as a number, for the program of this name.
     pub fn code(&self, program: &str) -> u8 {
         match (program, self.exit) {
-            ("bindfs" | "fuse-overlayfs", _) => 1,
+            ("bindfs" | "fuse-overlayfs" | "mergerfs", _) => 1,
             // 1 for whatever failed, 2 for a wrong call.
             ("zfs" | "zpool", exit) if exit != Exit::Usage => 1,
             // mount(8) expects its own codes from its programs: 1 for a wrong call, 32 for a mount

@@ -34,7 +34,7 @@ impl MountEntry {
 
     /// Whether a process of ours serves it, as far as its type tells.
     pub fn is_served(&self) -> bool {
-        ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs"].contains(&self.kind.as_str())
+        ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"].contains(&self.kind.as_str())
     }
 
     /// Who has mounted it, where FUSE serves it.

@@ -12,6 +12,9 @@ use std::{path::PathBuf, time::Duration};
 /// The name that the program is called by, and the type and the source in the mount table.
 pub const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
 
+/// The name of mergerfs, for which this program can stand.
+pub const MERGERFS: &str = "mergerfs";
+
 /// Where the layers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StackSource {

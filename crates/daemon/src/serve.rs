@@ -14,7 +14,7 @@ use crate::{
     left::Guarded,
     log::{self, target::LogTarget},
     mountinfo,
-    plan::{Engine, MountPlan, Resolved},
+    plan::{Engine, MERGERFS, MountPlan, Resolved},
     report::path_text,
     service::SystemdService,
     serving::{self, Live, Surroundings},
@@ -249,7 +249,7 @@ pub fn find_source(plan: &MountPlan) -> Result<(), Failure> {
 /// that (also by a line of fstab with the word `user`); a warning says so. Programs in whose place this
 /// one is called are refused instead, as they are.
 pub fn own_where_others_are_forbidden(plan: &mut MountPlan) {
-    let is_ours = matches!(&*plan.program, "nacre" | "mount.fuse.nacre" | "mount.nacre");
+    let is_ours = matches!(&*plan.program, "nacre" | "mount.fuse.nacre" | "mount.nacre" | MERGERFS);
     if !is_ours || !plan.door.allow_other || plan.door.others_asked || fuse_conf::can_show_others() {
         return;
     }

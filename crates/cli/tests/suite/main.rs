@@ -22,6 +22,7 @@ mod fs;
 mod handles;
 mod hostile;
 mod mapped;
+mod mergerfs;
 mod mount_commands;
 mod mounted_inside;
 mod mounting;

@@ -4,7 +4,7 @@
 //! setting that cannot be changed while mounted, ENODATA for an unknown one, EINVAL for a value that is not
 //! understood. Words of mergerfs that change nothing in a union are not settings.
 
-use crate::{BranchMode, Ignored, Union, options, union::Edit};
+use crate::{BranchMode, CreatePolicy, Hold, Ignored, Union, options, union::Edit};
 use nacre_vfs::{Errno, Result};
 use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -20,7 +20,7 @@ type Row = (&'static str, fn(&Union) -> Vec<u8>);
 const SETTINGS: [Row; 42] = [
     ("branches", |union| branches(union, true)),
     ("category.action", action),
-    ("category.create", create),
+    ("category.create", creates),
     ("category.search", |_| b"ff".to_vec()),
     ("follow-symlinks", |_| b"never".to_vec()),
     ("func.access", |_| b"ff".to_vec()),
@@ -203,13 +203,27 @@ fn action(union: &Union) -> Vec<u8> {
     if union.shared().options.change_everywhere { b"epall".to_vec() } else { b"epff".to_vec() }
 }
 
+/// The policies of the functions that create, each once, in the order of their names.
+fn creates(union: &Union) -> Vec<u8> {
+    let mut policies = vec![create(union), mkdir(union)];
+    policies.sort();
+    policies.dedup();
+    policies.join(&b',')
+}
+
 fn create(union: &Union) -> Vec<u8> {
-    union.shared().placing.rules.load().create.to_string().into_bytes()
+    written_policy(union.shared().placing.rules.load().create)
 }
 
 fn mkdir(union: &Union) -> Vec<u8> {
     let rules = union.shared().placing.rules.load();
-    rules.create_directories.unwrap_or(rules.create).to_string().into_bytes()
+    written_policy(rules.create_directories.unwrap_or(rules.create))
+}
+
+/// A policy as mergerfs has it: without the seconds for which figures of free space are believed, unless they were given.
+fn written_policy(policy: CreatePolicy) -> Vec<u8> {
+    let text = policy.to_string();
+    text.strip_suffix(&format!(":{}", Hold::DEFAULT.0)).unwrap_or(&text).as_bytes().to_vec()
 }
 
 #[cfg(test)]

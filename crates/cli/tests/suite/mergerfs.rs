@@ -1,0 +1,165 @@
+//! The program called as `mergerfs`: its command line, its control file, and the same beside mergerfs itself where
+//! that is installed.
+
+use crate::mounting::unions::list;
+use crate::mounting::{Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Three branches, the last of which is not in the first list.
+fn fixture() -> Fixture {
+    let fixture = Fixture::bare();
+    sh(fixture.scratch.path(), "mkdir -p a/d b/d c; echo 1 > a/d/one; echo 2 > b/d/two; echo 3 > c/three");
+    fixture
+}
+
+/// Our program under the name `mergerfs`, or mergerfs itself.
+fn called(program: &str, place: &Path, arguments: &[&str]) -> Output {
+    let mut call = Command::new(if program == "ours" { nacre() } else { "/usr/bin/mergerfs".into() });
+    std::os::unix::process::CommandExt::arg0(&mut call, "mergerfs");
+    finish(call.args(arguments).current_dir(place))
+}
+
+fn mount(fixture: &Fixture, program: &str, words: &str) {
+    let place = fixture.scratch.path();
+    let list = format!("{0}/a:{0}/b", place.display());
+    let output = called(program, place, &["-o", words, &list, fixture.mountpoint.to_str().unwrap()]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+/// What a script says in the mount, with the folder's own path as `PLACE`.
+fn said(fixture: &Fixture, script: &str) -> String {
+    let place = fixture.scratch.path().to_str().unwrap();
+    let said = sh(&fixture.mountpoint, &format!("set +e; place={place}; exec 2>&1\n{script}true"));
+    said.replace(place, "PLACE")
+}
+
+/// What both programs do alike.
+const ALIKE: &str = r#"
+get() { getfattr --absolute-names --only-values -n "user.mergerfs.$1" "${2:-.mergerfs}"; echo; }
+set_() { setfattr -n "user.mergerfs.$1" -v "$2" .mergerfs && get "$1"; }
+ls -A; stat -c '%F %s' .mergerfs
+get branches; get srcmounts; get category.create; get func.mkdir; get minfreespace; get category.action; get func.open
+for file in d d/one d/two; do
+  for key in basepath relpath fullpath; do get $key $file; done
+  getfattr --absolute-names --only-values -n user.mergerfs.allpaths $file | tr '\0' ' '; echo
+done
+set_ branches "+>$place/c"; cat three
+set_ branches "->"; ls
+set_ branches "+<$place/c"; set_ branches "-$place/b"; ls d
+set_ srcmounts "$place/c:$place/a:$place/b"; ls d
+set_ category.create ff; set_ minfreespace 1; echo new > new; ls "$place/c"; get category.create
+set_ category.create mfs; get func.create; set_ func.mkdir ff; get func.mkdir; get category.create
+set_ pid 1; set_ nonsense 1
+getfattr -n user.other .mergerfs; setfattr -x user.mergerfs.pid .mergerfs
+cat .mergerfs; rm .mergerfs
+getfattr --absolute-names -m nothing d/one
+"#;
+
+#[test]
+fn the_control_file_is_that_of_mergerfs() {
+    needs!(as_root());
+    let fixture_of = |program: &str| {
+        let fixture = fixture();
+        mount(&fixture, program, "category.create=mfs,minfreespace=1M,allow_other,use_ino,cache.files=off");
+        let said = said(&fixture, ALIKE);
+        sh(fixture.scratch.path(), &format!("umount {}", fixture.mountpoint.display()));
+        said
+    };
+    let ours = fixture_of("ours");
+    for line in ["PLACE/a=RW:PLACE/b=RW", "PLACE/a:PLACE/b", "1048576", "PLACE/c=RW:PLACE/a=RW", "epall", "/d/one"] {
+        assert!(ours.lines().any(|said| said == line), "{line} in {ours}");
+    }
+    if Path::new("/usr/bin/mergerfs").exists() {
+        // What both say of a file without a name is not in the same words.
+        assert_eq!(ours, fixture_of("mergerfs"));
+    }
+}
+
+#[test]
+fn only_who_has_mounted_changes_settings_and_nobody_takes_the_name() {
+    needs!(as_root());
+    let fixture = fixture();
+    mount(&fixture, "ours", "category.create=ff,minfreespace=0");
+    let (at, place) = (&fixture.mountpoint, fixture.scratch.path());
+    sh(place, "chmod 777 a b mount; chmod 755 .");
+    let script = "setfattr -n user.mergerfs.category.create -v mfs .mergerfs; getfattr --only-values -n user.mergerfs.category.create .mergerfs";
+    let (code, said) = sh_as(at, 65_534, 65_534, "", script);
+    assert_eq!((code, said.contains("Permission denied"), said.starts_with("ff")), (0, true, true), "{said}");
+    // mergerfs takes it for 0.
+    let output = finish(
+        Command::new("setfattr").args(["-n", "user.mergerfs.minfreespace", "-v", "much", ".mergerfs"]).current_dir(at),
+    );
+    assert!(text(&output.stderr).contains("Invalid argument"), "{}", text(&output.stderr));
+    for script in [
+        "mv d/one .mergerfs",
+        "ln d/one .mergerfs",
+        "mkdir .mergerfs",
+        "ln -s x .mergerfs",
+        "chmod 600 .mergerfs",
+        "mv .mergerfs other",
+        "ln .mergerfs other",
+    ] {
+        let output = finish(Command::new("sh").args(["-c", script]).current_dir(at));
+        assert!(!output.status.success(), "{script}");
+    }
+    let names = sh(place, "ls -A a b | grep -v '^[.]wh'");
+    assert_eq!(names, "a:\nd\n\nb:\nd\n");
+    // What is below a directory is no control file.
+    sh(at, "echo x > d/.mergerfs; cat d/.mergerfs; rm d/.mergerfs");
+    assert!(run("umount", [at]).status.success());
+}
+
+#[test]
+fn it_mounts_by_every_way_that_fstab_has() {
+    needs!(as_root());
+    let fixture = fixture();
+    let (at, place) = (fixture.mountpoint.to_str().unwrap(), fixture.scratch.path());
+    let of_table = || sh(place, &format!("findmnt -nvo FSTYPE,SOURCE {at}"));
+    mount(&fixture, "ours", "defaults,category.create=mfs");
+    assert_eq!(of_table(), format!("fuse.mergerfs {0}/a:{0}/b\n", place.display()));
+    assert_eq!(list(&fixture.mountpoint).len(), 2);
+    assert!(run(nacre(), ["umount", at]).status.success());
+    // Patterns, blanks, and mount(8)'s helper.
+    let pattern = format!("{}/[ab]", place.display());
+    assert!(called("ours", place, &["-o", "fsname=pool", &pattern, at]).status.success());
+    assert_eq!(of_table(), "fuse.mergerfs pool\n");
+    assert!(run(nacre(), ["umount", at]).status.success());
+    assert!(called("ours", place, &["a", "b", "c", at]).status.success());
+    assert_eq!(list(&fixture.mountpoint).len(), 3);
+    assert!(run(nacre(), ["umount", at]).status.success());
+    for helper in ["mount.mergerfs", "mount.fuse.mergerfs"] {
+        let mut call = Command::new(nacre());
+        std::os::unix::process::CommandExt::arg0(&mut call, helper);
+        let output = finish(call.args([&pattern, at, "-o", "rw,nofail,category.create=ff"]));
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+        assert!(of_table().starts_with("fuse.mergerfs "));
+        assert!(run(nacre(), ["umount", at]).status.success());
+    }
+    for wrong in [&["-o", "nonsense", "a:b", at][..], &["-x", "a:b", at], &["a:b"], &["-o"]] {
+        assert_eq!(called("ours", place, wrong).status.code(), Some(1), "{wrong:?}");
+        assert!(!is_mounted(&fixture.mountpoint));
+    }
+    for told in ["--help", "-V"] {
+        assert!(text(&called("ours", place, &[told]).stdout).contains("mergerfs"), "{told}");
+    }
+}
+
+/// A policy and a branch that came by the control file are those of the next process as well.
+#[test]
+fn what_was_set_outlives_the_process() {
+    needs!(as_root());
+    let fixture = fixture();
+    mount(&fixture, "ours", "category.create=ff,minfreespace=0,survive");
+    let at = &fixture.mountpoint;
+    sh(at, "setfattr -n user.mergerfs.category.create -v lfs .mergerfs");
+    sh(at, &format!("setfattr -n user.mergerfs.branches -v '+>{}/c' .mergerfs", fixture.scratch.path().display()));
+    let before = sh(at, "getfattr --only-values -n user.mergerfs.pid .mergerfs");
+    assert!(run("kill", ["-KILL", before.as_str()]).status.success());
+    let after = sh(at, "getfattr --only-values -n user.mergerfs.pid .mergerfs");
+    assert_ne!(before, after);
+    assert_eq!(sh(at, "getfattr --only-values -n user.mergerfs.category.create .mergerfs; cat three"), "lfs3\n");
+    assert!(run("umount", [at]).status.success());
+    fs::read_dir(fixture.scratch.path().join("c")).unwrap();
+}
