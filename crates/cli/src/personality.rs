@@ -120,8 +120,8 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
         let plan = union::plan::union(program, given, union::plan::read_words(&texts, unknown)?, positionals);
         return if fake { plan.map(|_| Plan::Nothing) } else { plan };
     }
-    for text in texts {
-        libfuse_args::parse_words(&text, unknown, &mut given)?;
+    for text in &texts {
+        libfuse_args::parse_words(text, unknown, &mut given).map_err(|failure| for_unions(failure, &texts))?;
     }
     let settings = Settings::fold(&given)?;
     if fake {
@@ -136,6 +136,16 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
         return plan::stack(program, settings, positionals);
     }
     plan::mirror(program, settings, positionals)
+}
+
+/// The failure of a line whose words are those of a union, but whose source is not.
+fn for_unions(failure: Failure, texts: &[OsString]) -> Failure {
+    let list = texts.join(OsStr::new(","));
+    match nacre_union::Words::parse(&list) {
+        Ok(words) if !words.own.is_empty() || !words.unneeded.is_empty() || !words.notices.is_empty() => failure
+            .next("the words are those of a union, whose source begins with union: as in union:/mnt/disk1:/mnt/disk2"),
+        _ => failure,
+    }
 }
 
 /// Whether a line of fstab may lack its source, as mount(8) reads `nofail`: the mount point is there.

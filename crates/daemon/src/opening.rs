@@ -15,6 +15,7 @@ use nacre_stack::{
 };
 use nacre_vfs::Errno;
 use std::{
+    ffi::OsStr,
     fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -195,9 +196,19 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
 
 pub(crate) fn unusable_source(source: &Path, error: &io::Error) -> Failure {
     Failure::io("cannot use the source", path_text(source), error).next(match error.kind() {
+        io::ErrorKind::NotFound if are_branches(source) => {
+            "these are several directories: a union of them is mounted by `nacre union`, in fstab with union: before the first"
+        }
         io::ErrorKind::PermissionDenied => "you need the right to reach and read it; root can show it to others",
         _ => "name a directory that is there, and look whether all that it lies in is mounted",
     })
+}
+
+/// Whether a source that is not there is a list of directories that are.
+fn are_branches(source: &Path) -> bool {
+    let path = |part: &[u8]| part.split(|byte| *byte == b'=').next().map(|path| OsStr::from_bytes(path).to_owned());
+    let text = source.as_os_str().as_bytes();
+    text.contains(&b':') && text.split(|byte| *byte == b':').filter_map(path).all(|path| Path::new(&path).is_dir())
 }
 
 pub(crate) fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {

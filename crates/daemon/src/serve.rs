@@ -223,7 +223,8 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
 /// # Errors
 /// A table of mounts that cannot be read.
 pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
-    if !plan.program.starts_with("mount.") {
+    // mount.fuse(8) runs mergerfs under its own name for a line of fstab.
+    if !plan.program.starts_with("mount.") && plan.program != MERGERFS {
         return Ok(false);
     }
     clear(&plan.mountpoint, plan)?;

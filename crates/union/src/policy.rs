@@ -120,7 +120,7 @@ pub enum Preference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreatePolicy {
     /// The highest branch that has the directory; where that cannot be written, the next above that
-    /// can.
+    /// can, and where there is none, the next below.
     #[default]
     TopDownParent,
     /// The highest with more than `low` bytes free; where there is none, as `MostFree`.

@@ -125,6 +125,9 @@ fn it_mounts_by_every_way_that_fstab_has() {
     let pattern = format!("{}/[ab]", place.display());
     assert!(called("ours", place, &["-o", "fsname=pool", &pattern, at]).status.success());
     assert_eq!(of_table(), "fuse.mergerfs pool\n");
+    // As `mount -a` asks again.
+    assert!(called("ours", place, &["-o", "fsname=pool", &pattern, at]).status.success());
+    assert_eq!(sh(place, &format!("findmnt -n {at} | wc -l")), "1\n");
     assert!(run(nacre(), ["umount", at]).status.success());
     assert!(called("ours", place, &["a", "b", "c", at]).status.success());
     assert_eq!(list(&fixture.mountpoint).len(), 3);

@@ -30,6 +30,9 @@ use crate::sys;
 const EARLY_INTERRUPTS: usize = 64;
 /// Threads of one session, however many wait for users.
 const MOST_THREADS: i32 = 2048;
+/// As many as each queue may have whatever the others have: on io_uring threads stay with their queue until the session
+/// ends, so that a burst on one CPU must not leave none for another.
+const LEAST_OF_QUEUE: i32 = 128;
 /// Threads that wait for users, of which one user may not have more than its share from then on.
 const MANY_BLOCKED: i32 = MOST_THREADS / 2;
 /// Between two wake-ups of a thread that does not leave its blocking call.
@@ -427,7 +430,8 @@ impl SessionState {
     /// Adds a thread to a queue, unless that is going on already.
     pub(super) fn grow(self: &Arc<Self>, place: QueueId) {
         let queue = self.queue(place);
-        if self.is_ending() || self.alive.lock().0 >= MOST_THREADS || !queue.start_growing() {
+        let is_full = self.alive.lock().0 >= MOST_THREADS && queue.threads() >= LEAST_OF_QUEUE;
+        if self.is_ending() || is_full || !queue.start_growing() {
             return;
         }
         if let Err(error) = (self.add_thread)(self, place) {

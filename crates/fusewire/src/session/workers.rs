@@ -309,6 +309,11 @@ impl Queue {
         self.idle.fetch_sub(1, SeqCst);
     }
 
+    /// How many threads it has.
+    pub(super) fn threads(&self) -> i32 {
+        self.threads.load(SeqCst)
+    }
+
     /// A waiting thread took a request; what is lacking then.
     pub(super) fn take(&self, limit: i32) -> Lack {
         self.idle.fetch_sub(1, SeqCst);

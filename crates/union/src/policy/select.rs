@@ -2,7 +2,7 @@
 
 use super::{BranchView, Bytes, CopyUpPolicy, CreatePolicy, Dice, Notes, Placement, Preference, Reach};
 use nacre_vfs::{Errno, Result};
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 
 /// A branch that may be chosen, with its place.
 type Candidate<'a> = (usize, &'a BranchView);
@@ -117,10 +117,18 @@ fn nearest_above(branches: &[BranchView], from: usize, notes: &mut impl Notes) -
 fn top_down_parent(branches: &[BranchView], notes: &mut impl Notes) -> Result<usize> {
     // The directory is somewhere: it was found. Without it, all branches count.
     let top = branches.iter().position(|branch| branch.parent_exists).unwrap_or(branches.len().saturating_sub(1));
-    let chosen = nearest_above(branches, top, notes)?;
-    notes.because(|| match chosen == top {
-        true => "the highest that has the directory".to_owned(),
-        false => "the next writable one above the highest that has the directory".to_owned(),
+    let chosen = match nearest_above(branches, top, notes) {
+        // What is new is seen on a branch below as well.
+        Err(Errno::EROFS) => match branches.iter().skip(top + 1).position(|branch| branch.admits().is_ok()) {
+            Some(after) => top + 1 + after,
+            None => return Err(Errno::EROFS),
+        },
+        other => other?,
+    };
+    notes.because(|| match chosen.cmp(&top) {
+        Ordering::Equal => "the highest that has the directory".to_owned(),
+        Ordering::Less => "the next writable one above the highest that has the directory".to_owned(),
+        Ordering::Greater => "the next writable one below the highest that has the directory; none above is".to_owned(),
     });
     for above in 0..chosen {
         notes.refuse(above, || "it does not have the directory".to_owned());

@@ -358,7 +358,12 @@ mod naive {
         let mfsrr = |low: u64| if open.iter().map(free).max().unwrap() < low { rr() } else { mfs() };
         let tdp = || {
             let top = p.branches.iter().position(|b| b.parent_exists).unwrap_or(p.branches.len() - 1);
-            up(p, top).map(|i| vec![i])
+            let below = || open.iter().copied().find(|i| *i > top).ok_or(Errno::EROFS);
+            match up(p, top) {
+                Err(Errno::EROFS) => below(),
+                other => other,
+            }
+            .map(|i| vec![i])
         };
         let pmfs = || {
             let mut sorted = with_parent.clone();
