@@ -48,4 +48,5 @@ if [ "$round" = 0 ]; then
 else
   everything
 fi
-journalctl -b --no-pager | grep -i nacre > "$out/journal-$round"
+journalctl -b --no-pager > "$out/journal-$round"
+{ systemctl status --no-pager mirror.service; ls -lR /etc/systemd/system; } > "$out/units-$round" 2>&1
