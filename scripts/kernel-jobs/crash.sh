@@ -28,10 +28,12 @@ done
 # Beside it, what nobody syncs; snapshots; a scrub.
 (while true; do for name in mirror cage pool raid; do rm -rf "${at[$name]}/unsynced"; cp -r "$jobs" "${at[$name]}/unsynced"; done; done) &
 (number=0; while sleep 1; do number=$((number + 1)); nacre fs snapshot "tank@$round-$number" && nacre fs destroy "tank@$round-$((number - 2))"; nacre pool scrub -w raid; done) &
-# The sum of the last acknowledged operations.
-acknowledged() { for number in "${!targets[@]}"; do od -An -t u8 -j $((number * 4096)) -N 8 "${disks[2]}"; done | awk '{ sum += $1 } END { print sum }'; }
-before=$(acknowledged)
-until [ "$(acknowledged)" -gt $((before + 120)) ]; do sleep 0.2; done
+# The guest is killed when each kind of mount has acknowledged at least 25 more operations, and a random moment later.
+acknowledged() { od -An -t u8 -j $(($1 * 4096)) -N 8 "${disks[2]}" | tr -d ' '; }
+for number in "${!targets[@]}"; do before[number]=$(acknowledged $number); done
+for number in "${!targets[@]}"; do
+  until [ "$(acknowledged $number)" -ge $((before[number] + 25)) ]; do sleep 0.2; done
+done
 sync "$out/log"
 touch "$out/again" "$out/kill"
 sleep 600
