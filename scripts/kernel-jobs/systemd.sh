@@ -42,8 +42,15 @@ if [ "$round" = 0 ]; then
   try "service" "systemctl enable --now mirror.service"
   try "timers" "systemctl enable --now nacre-scrub@tank.timer nacre-snapshot@tank.timer nacre-trim@tank.timer && systemctl start nacre-scrub@tank.service nacre-snapshot@tank.service && nacre fs list -t snapshot | grep tank@"
   everything
-  try "service: its process is killed" "before=\$(nacre status -H -o pid /srv/service) && exec 5< /srv/service/file && kill -KILL \$before && [ \"\$(cat <&5)\" = source ] && await 60 \"[ \\\$(nacre status -H -o pid /srv/service) != \$before ]\" && systemctl is-active mirror.service"
-  try "service: all its processes are killed" "exec 5< /srv/service/file && systemctl kill -s KILL mirror.service && await 60 '[ \"\$(cat /srv/service/file)\" = source ] && systemctl is-active mirror.service' && [ \"\$(cat <&5)\" = source ]"
+  # Before Linux 6.9 no mount survives: the service begins anew.
+  if kernel_is_at_least 6.9; then
+    try "service: its process is killed" "before=\$(nacre status -H -o pid /srv/service) && exec 5< /srv/service/file && kill -KILL \$before && [ \"\$(cat <&5)\" = source ] && await 60 \"[ \\\$(nacre status -H -o pid /srv/service) != \$before ]\" && systemctl is-active mirror.service"
+    kept=' && [ "$(cat <&5)" = source ]'
+  else
+    try "service: its process is killed" "kill -KILL \$(nacre status -H -o pid /srv/service) && await 60 '[ \"\$(cat /srv/service/file)\" = source ] && systemctl is-active mirror.service'"
+    kept=
+  fi
+  try "service: all its processes are killed" "exec 5< /srv/service/file && systemctl kill -s KILL mirror.service && await 60 '[ \"\$(cat /srv/service/file)\" = source ] && systemctl is-active mirror.service'$kept"
   touch "$out/again"
 else
   everything
