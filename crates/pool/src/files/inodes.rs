@@ -275,7 +275,11 @@ impl<T: Table> Files<T> {
             return Ok(row);
         }
         self.warm(&keys::inode(number))?;
-        let table = self.table.read();
+        self.keep_stored(&self.table.read(), number)
+    }
+
+    /// Attributes as the table has them, kept for the next look at them.
+    pub(super) fn keep_stored(&self, table: &T, number: u64) -> Result<InodeRow> {
         let stored = table.get(&keys::inode(number))?.ok_or(FileError::NotFound)?;
         let charged = InodeRow::decode_charged(&stored)?;
         self.recent.note(number, &charged);

@@ -71,6 +71,8 @@ struct Chunk {
     entries: Vec<ChunkEntry>,
     /// As many as entries, or none.
     rows: Vec<Option<InodeRow>>,
+    /// Inodes that had changes in memory when the rows were read, by the place of their entry.
+    active: Vec<(usize, Arc<Inode>)>,
 }
 
 struct ChunkEntry {
@@ -86,6 +88,7 @@ impl Chunk {
         self.names.clear();
         self.entries.clear();
         self.rows.clear();
+        self.active.clear();
     }
 
     fn add(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), PoolError> {
@@ -174,7 +177,7 @@ impl<T: Table> Files<T> {
                 self.read_ahead((directory.number(), end), inodes_of, &chunk)?;
             }
             if attributes.is_some() {
-                self.show_active(&mut chunk);
+                self.show_active(&mut chunk)?;
             }
             let mut from = 0;
             for (at, found) in chunk.entries.iter().enumerate() {
@@ -266,6 +269,7 @@ impl<T: Table> Files<T> {
         for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
             Self::read_rows(&table, group, &mut chunk.rows)?;
         }
+        self.note_active(chunk);
         if chunk.entries.len() >= LONG {
             let numbers = chunk.entries.iter().map(|found| found.number);
             self.recent.note_bare(numbers.zip(&chunk.rows).filter_map(|(number, row)| Some((number, row.as_ref()?))));
@@ -306,20 +310,33 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// What memory knows better than the table.
-    fn show_active(&self, chunk: &mut Chunk) {
-        let mut active: Vec<(usize, Arc<Inode>)> = Vec::new();
-        {
-            let dirty = self.dirty.lock();
-            if !dirty.is_empty() {
-                let known = chunk.entries.iter().enumerate();
-                active.extend(known.filter_map(|(at, found)| Some((at, Arc::clone(dirty.get(&found.number)?)))));
+    /// Takes the attributes of inodes that were active when their rows were read from memory, or from the table where
+    /// a flush has put them meanwhile.
+    fn show_active(&self, chunk: &mut Chunk) -> Result<()> {
+        for (at, inode) in std::mem::take(&mut chunk.active) {
+            let row = match self.attributes(&inode) {
+                Ok(row) => row,
+                // It was removed meanwhile: it is listed as it was.
+                Err(FileError::NotFound) => continue,
+                Err(error) => return Err(error),
+            };
+            if let Some(place) = chunk.rows.get_mut(at) {
+                *place = Some(row);
             }
         }
-        for (at, inode) in active {
-            let shown = inode.active.read().as_ref().map(|active| active.shown());
-            if let (Some(row), Some(place)) = (shown, chunk.rows.get_mut(at)) {
-                *place = Some(row);
+        Ok(())
+    }
+
+    /// Notes which of the entries are active, while the lock of the table is held that their rows were read from: a
+    /// flush changes the table before it takes an inode from `dirty`.
+    fn note_active(&self, chunk: &mut Chunk) {
+        let dirty = self.dirty.lock();
+        if dirty.is_empty() {
+            return;
+        }
+        for (at, found) in chunk.entries.iter().enumerate() {
+            if let Some(inode) = dirty.get(&found.number) {
+                chunk.active.push((at, Arc::clone(inode)));
             }
         }
     }

@@ -105,7 +105,7 @@ impl<T: Table> Files<T> {
         check_name(name)?;
         self.warm(&keys::names(directory.number(), self.hash(name)).start)?;
         let mut tries = 0..super::WARMED_MOST;
-        let (found, stored) = loop {
+        let found = loop {
             let table = self.table.read();
             let Some(found) = self.find(&table, directory.number(), name)? else {
                 drop(table);
@@ -113,7 +113,10 @@ impl<T: Table> Files<T> {
                 return Err(FileError::NotFound);
             };
             match table.absent(&keys::inode(found.inode))?.filter(|_| tries.next().is_some()) {
-                None => break (found, Self::stored_in(&table, found.inode)?),
+                None => {
+                    self.keep_stored(&table, found.inode)?;
+                    break found;
+                }
                 Some(read) => {
                     drop(table);
                     super::hint(read);
@@ -121,7 +124,9 @@ impl<T: Table> Files<T> {
             }
         };
         let inode = self.known.get(found.inode);
-        let row = inode.active.read().as_ref().map_or(stored, |active| active.shown());
+        // Not the row that was read above: a flush may have ended since, and the row of an active inode lacks
+        // what only memory had.
+        let row = self.attributes(&inode)?;
         Ok((inode, row))
     }
 

@@ -138,6 +138,8 @@ struct MapFrames {
     rotten: Mutex<Vec<u32>>,
     /// Writes that still succeed; negative: all.
     room: AtomicI64,
+    /// Called by each write.
+    on_write: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
 impl Frames for MapFrames {
@@ -155,6 +157,8 @@ impl Frames for MapFrames {
             return Err(PoolError::NoSpace);
         }
         self.room.fetch_sub(1, Ordering::Relaxed);
+        let on_write = self.on_write.lock().clone();
+        on_write.iter().for_each(|call| call());
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         self.content.lock().insert(index, frame.content.into());
         Ok(Pointer {
@@ -598,6 +602,43 @@ fn small_writes_into_records_are_patches_until_there_are_too_many() {
     check(&files, &frames, &mut Vec::new());
     assert!(frames.content.lock().is_empty());
     assert_eq!(files.buffered(), 0);
+}
+
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !condition() {
+        assert!(std::time::Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The size that `look` finds of a file with 5000 bytes, which is flushed between the look at the table and the look at
+/// memory.
+fn size_beside_a_flush(look: impl FnOnce(&MapFiles) -> u64) -> u64 {
+    let (files, frames) = empty();
+    let a = make(&files, &files.root(), b"a", FileType::Regular);
+    assert_eq!(files.write(&a, Some(0), &[7; 5000]).unwrap().written, 5000);
+    let watched = files.with_table(|table| Arc::clone(&table.1));
+    let before = watched.shown.load(Ordering::Relaxed);
+    let flushes = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&flushes);
+    *frames.on_write.lock() = Some(Arc::new(move || {
+        begun.store(true, Ordering::Relaxed);
+        wait_for("the table is looked at", || watched.shown.load(Ordering::Relaxed) > before);
+    }));
+    std::thread::scope(|scope| {
+        scope.spawn(|| files.flush(files.gate.enter().txg()).unwrap());
+        wait_for("a flush writes", || flushes.load(Ordering::Relaxed));
+        look(&files)
+    })
+}
+
+#[test]
+fn sizes_are_those_that_were_written_beside_a_flush() {
+    let listed = |files: &MapFiles| files.list(&files.root(), 0, true, 10).unwrap()[0].file.as_ref().unwrap().1.size;
+    assert_eq!(size_beside_a_flush(listed), 5000, "listed");
+    let looked_up = |files: &MapFiles| files.look_up(&files.root(), b"a").unwrap().1.size;
+    assert_eq!(size_beside_a_flush(looked_up), 5000, "looked up");
 }
 
 #[test]
