@@ -79,6 +79,20 @@ pub fn probe(device: &dyn Device) -> Result<Option<Identity>, PoolError> {
     }
 }
 
+/// Whether one of the two labels at the beginning of a device is of this pool. Where none is, those at its end may be
+/// in a file that lies at the end of the device, in a file system.
+#[must_use]
+pub fn begins(device: &dyn Device, pool: u64) -> bool {
+    let mut block = vec![0; identity::LENGTH];
+    for place in places(device.length()).into_iter().take(2) {
+        let read = device.read_at(&mut block, place + IDENTITY_AT);
+        if read.is_ok() && Identity::decode(&block).is_ok_and(|found| found.pool == pool) {
+            return true;
+        }
+    }
+    false
+}
+
 /// Writes a device's identity to its four labels, two and two.
 ///
 /// # Errors

@@ -60,6 +60,8 @@ struct FoundDevice {
     lost: u64,
     /// What it is, whatever its path.
     itself: (u64, u64),
+    /// It has labels at its beginning.
+    begins: bool,
 }
 
 impl FoundDevice {
@@ -232,6 +234,9 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
     let older_copy = |device: &FoundDevice| {
         format!("an older copy of device {} of pool '{}': passed over", device.identity.index, device.identity.name)
     };
+    let end_only = |device: &FoundDevice| {
+        format!("labels of pool '{}' at its end alone, of a file on it: passed over", device.identity.name)
+    };
     // In groups, a device may have taken the place of another, and its number with it.
     let place = |device: &FoundDevice| {
         let own = device.identity.members.get(usize::from(device.identity.index)).map(|member| member.guid);
@@ -258,7 +263,14 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
         }
         match chosen.get(&place).copied() {
             Some(there) if there.itself == device.itself => {}
-            Some(there) if there.age() == device.age() => pool.twins = Some((there.path.clone(), device.path.clone())),
+            Some(there) if there.age() == device.age() && there.begins == device.begins => {
+                pool.twins = Some((there.path.clone(), device.path.clone()));
+            }
+            Some(there) if there.age() == device.age() && there.begins => pass_over(device, end_only(device)),
+            Some(there) if there.age() == device.age() => {
+                pass_over(there, end_only(there));
+                chosen.insert(place, device);
+            }
             Some(there) if there.age() > device.age() => pass_over(device, older_copy(device)),
             there => {
                 there.into_iter().for_each(|there| pass_over(there, older_copy(there)));
@@ -306,6 +318,7 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
         Err(PoolError::Refused(why)) => return Err(Unread::Refused(why)),
         Ok(None) | Err(_) => return Ok(None),
     };
+    let begins = label::begins(&device, identity.pool);
     let Ok(there) = fs::metadata(path) else { return Ok(None) };
     let itself =
         if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
@@ -314,7 +327,7 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
     let device: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let roots = device.iter().filter_map(|device| label::roots(&**device, identity.pool).ok()).flatten();
     let (generation, lost) = roots.last().map_or((0, 0), |newest| (newest.generation, label::lost(&device, &newest)));
-    Ok(Some(FoundDevice { path: path.to_owned(), identity, generation, lost, itself }))
+    Ok(Some(FoundDevice { path: path.to_owned(), identity, generation, lost, itself, begins }))
 }
 
 impl Candidate {
@@ -557,7 +570,7 @@ mod tests {
             groups: Vec::new(),
             change: None,
         };
-        FoundDevice { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
+        FoundDevice { path: path.into(), identity, generation, lost: 0, itself: (0, itself), begins: true }
     }
 
     fn chosen(devices: &[FoundDevice]) -> (Vec<String>, Vec<String>, bool) {
@@ -605,6 +618,15 @@ mod tests {
     }
 
     #[test]
+    fn a_file_at_the_end_of_a_device_is_no_twin_of_that() {
+        let file = || device("image", 0, 4, 9, 1);
+        let disk = || FoundDevice { begins: false, ..device("disk", 0, 4, 9, 2) };
+        assert_eq!(chosen(&[disk(), file()]), (words(&["image"]), words(&["disk"]), false));
+        assert_eq!(chosen(&[file(), disk()]), (words(&["image"]), words(&["disk"]), false));
+        assert_eq!(chosen(&[disk()]), (words(&["disk"]), Vec::new(), false));
+    }
+
+    #[test]
     fn devices_outside_of_the_places_that_are_named_are_not_taken() {
         let scratch = tempfile::tempdir().unwrap();
         let places = ["here", "elsewhere"].map(|name| scratch.path().join(name));
@@ -631,5 +653,14 @@ mod tests {
         assert_eq!(found(&places), paths);
         assert_eq!(found(&places[..1]), paths[..1]);
         assert_eq!(found(&paths[1..]), paths[1..]);
+        // A larger disk, at whose end a file system has put the first device.
+        let disk = scratch.path().join("disk");
+        let content = fs::read(&paths[0]).unwrap();
+        let file = fs::File::create(&disk).unwrap();
+        file.set_len(2 * content.len() as u64).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &content, content.len() as u64).unwrap();
+        let pools = search(&[disk, paths[0].clone(), paths[1].clone()], None, None).pools;
+        assert!(pools.iter().all(|pool| pool.twins.is_none()));
+        assert_eq!(pools.into_iter().flat_map(|pool| pool.devices.into_values()).collect::<Vec<_>>(), paths);
     }
 }
