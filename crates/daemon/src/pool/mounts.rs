@@ -420,11 +420,27 @@ impl FuseMounts {
         }
     }
 
+    /// Refuses where clients of the kernel's NFS server hold files of a mount: without the share, they could not close
+    /// them.
+    fn free_of_clients(&self, live: &Live) -> Result<(), Refusal> {
+        let Some(identity) = live.carrier.mount.identity().filter(|_| live.what.snapshot.is_none()) else {
+            return Ok(());
+        };
+        let clients = self.shares.holders(live.what.dataset, identity.device);
+        if clients.is_empty() {
+            return Ok(());
+        }
+        let local = users::named(identity);
+        let all = if local.is_empty() { clients } else { format!("{local}; {clients}") };
+        Err(busy(live, format!("{all}: end that, or use -f, which cuts it off")))
+    }
+
     /// Takes the shares of a mount back that is about to go, if there are any: servers have its root
-    /// open, and let go of it a moment after they were told.
-    #[expect(clippy::disallowed_methods, reason = "a server tells nobody that it lets go")]
+    /// open, and release it a moment later.
+    #[expect(clippy::disallowed_methods, reason = "a server notifies nobody of the release")]
     fn let_go(&self, live: &Live) -> bool {
-        if live.what.snapshot.is_some() || !self.shares.stop(live.what.dataset) {
+        let device = live.carrier.mount.identity().map(|identity| identity.device).filter(|_| !live.within);
+        if live.what.snapshot.is_some() || !self.shares.release(live.what.dataset, device) {
             return false;
         }
         let end = Instant::now() + LETTING_GO;
@@ -479,6 +495,9 @@ impl FuseMounts {
         }
         // Of those within one another, those that came last are on top.
         while let Some(last) = leaving.pop() {
+            if !force {
+                self.free_of_clients(&last)?;
+            }
             self.let_go(&last);
             if let Err(refusal) = end(&last, force) {
                 self.reshare(&last);
@@ -556,6 +575,7 @@ impl Mounts for FuseMounts {
 
     fn is_free(&self, what: What) -> Result<(), Refusal> {
         let Some(live) = self.find(what).filter(|live| !live.within) else { return Ok(()) };
+        self.free_of_clients(&live)?;
         // A server that has it is no user.
         let shared = self.let_go(&live);
         let used = live.carrier.mount.in_use();

@@ -3,7 +3,8 @@
 //! Used by `mounts.rs`, which shares what it has mounted and takes shares back before it unmounts.
 //! The servers are not ours: the kernel's server of NFS is told by exportfs(8)
 //! (`shares/kernel.rs`), Ganesha by a file that its configuration includes (`shares/ganesha.rs`),
-//! Samba by `net usershare` (`shares/samba.rs`). Ganesha's clients need mounts that keep their
+//! Samba by `net usershare` (`shares/samba.rs`). What the kernel's server keeps of a mount is released
+//! before an unmount (`shares/nfs_clients.rs`). Ganesha's clients need mounts that keep their
 //! device number (`shares/device_number.rs`). Invariants:
 //! * only root shares, and nothing of a pool that others than root could have written;
 //! * values are taken apart anew ([`nacre_pool::properties::sharing`]), as a pool may come from
@@ -13,6 +14,7 @@
 mod device_number;
 mod ganesha;
 mod kernel;
+mod nfs_clients;
 mod samba;
 
 use self::device_number::Reserved;
@@ -119,6 +121,29 @@ impl Shares {
         }
         let shared = Shared { sharing: sharing.clone(), at: at.to_owned(), source: source.to_owned(), note, failed };
         now.insert(dataset, shared);
+    }
+
+    /// Where the kernel's NFS server exports a dataset.
+    fn exported_at(&self, dataset: u64) -> Option<PathBuf> {
+        let now = self.now.lock();
+        let shared = now.get(&dataset)?;
+        if shared.note.kernel.is_empty() { None } else { Some(shared.at.clone()) }
+    }
+
+    /// The clients of the kernel's NFS server that hold files of a shared mount with this device number, in words;
+    /// empty where there are none.
+    pub fn holders(&self, dataset: u64, device: (u32, u32)) -> String {
+        if self.exported_at(dataset).is_some() { nfs_clients::holders(device) } else { String::new() }
+    }
+
+    /// As [`Shares::stop`], of a mount with this device number that is about to go: the kernel's NFS server releases it.
+    pub fn release(&self, dataset: u64, device: Option<(u32, u32)>) -> bool {
+        let exported = self.exported_at(dataset);
+        let stopped = self.stop(dataset);
+        if let (Some(at), Some(device)) = (exported, device) {
+            nfs_clients::release(&at, device);
+        }
+        stopped
     }
 
     /// Takes the shares of a mount back; whether there were any.
