@@ -11,8 +11,9 @@ if [ "$round" = 0 ]; then
   try "pool: made" "nacre pool create -f -m /m/pool tank ${disks[1]}"
   try "raid: made" "nacre pool create -f -m /m/raid raid raidz1 ${disks[3]} ${disks[4]} ${disks[5]}"
 else
-  try "pool: imported, $round" "nacre pool import tank"
-  try "raid: imported, $round" "nacre pool import raid"
+  # The disks are named: below those of `power` lie others with the same labels.
+  try "pool: imported, $round" "nacre pool import -d ${disks[1]} tank"
+  try "raid: imported, $round" "nacre pool import -d ${disks[3]} -d ${disks[4]} -d ${disks[5]} raid"
 fi
 try "mounts, $round" "nacre mirror /d/source /m/mirror && nacre union /d/up=rw:/d/low=ro /m/union && nacre cage --size 1G /d/cage"
 for number in "${!targets[@]}"; do
