@@ -13,10 +13,10 @@ kill_one() {
   return 1
 }
 
-# Before Linux 6.9: the mount works, and is gone with its process; then it can be made again, with all that was written.
+# Before Linux 6.9: the mount works, and ends with its process; then it can be made again, with all that was written.
 ends() { # NAME FOLDER PROCESS AGAIN
   compare "$1" work "$2"
-  try "$1: its process is killed" "echo kept > $2/kept && sync $2/kept && kill -KILL \$($3) && await 60 '! findmnt $2'" \
+  try "$1: its process is killed" "echo kept > $2/kept && sync $2/kept && kill -KILL \$($3) && await 60 '! ls $2/. || ! findmnt $2'" \
     && try "$1: made again" "$4 && [ \"\$(cat $2/kept)\" = kept ]"
 }
 

@@ -3,6 +3,8 @@ host_disk
 chmod 755 /d
 native more root
 native more guest
+# Before Linux 6.6 tmpfs, where the guest's root lies, has no extended attributes of users.
+mkdir /d/guest && mount --bind /d/guest /home/guest
 mkdir -p /d/source /d/low /d/up /d/cage /m/{mirror,union,pool} /home/guest/{source,mirror,cage,up,low,union}
 echo below > /d/low/below
 chown -R guest: /home/guest
