@@ -33,7 +33,7 @@ kernel_faults() {
 host_disk() {
   mkdir -p /d /m
   blkid "${disks[0]}" > /dev/null || mke2fs -q -t ext4 -O quota,project "${disks[0]}"
-  mount -o prjquota "${disks[0]}" /d
+  mountpoint -q /d || mount -o prjquota "${disks[0]}" /d
 }
 
 # native PROGRAM USER: what the program of this folder leaves in a native folder, for `compare`.
