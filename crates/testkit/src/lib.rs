@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 pub mod conformance;
+pub mod faulty;
 pub mod model;
 pub mod parity;
 mod waits;

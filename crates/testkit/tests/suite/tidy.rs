@@ -36,7 +36,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     (
         "nacre-fuse",
         &["nacre-vfs", "nacre-sys", "fusewire"],
-        &["nacre-layers", "nacre-pool", "nacre-poolfs", "nacre-stack", "nacre-testkit"],
+        &["nacre-layers", "nacre-pool", "nacre-poolfs", "nacre-stack", "nacre-testkit", "nacre-union"],
     ),
     ("nacre-union", &["nacre-vfs", "nacre-sys", "nacre-size"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-pool", &["nacre-sys", "nacre-size"], &[]),

@@ -2,12 +2,10 @@
 //! or the one after it, at once and after a remount. Once with one failing call (a full disk), once
 //! with all calls failing from some moment on (a power cut).
 
-use crate::unions::{
-    faulty::{Fault, Faulty},
-    mem, union, union_itself,
-};
+use crate::unions::{mem, union, union_itself};
 use nacre_testkit::{
     World,
+    faulty::{Fault, Faulty},
     model::{Tree, tree},
 };
 use nacre_union::{Style, UnionOptions};

@@ -1,11 +1,11 @@
 //! A full branch: the file being written moves to another one, every writer and reader follows, and
 //! nothing is lost at any step.
 
-use crate::unions::{
+use crate::unions::{mem, union};
+use nacre_testkit::{
+    World,
     faulty::{Fault, Faulty},
-    mem, union,
 };
-use nacre_testkit::World;
 use nacre_union::UnionOptions;
 use nacre_vfs::{Errno, Layer, Name, OpenFlags, WriteOrigin};
 use std::sync::Arc;

@@ -1,13 +1,10 @@
 //! Branches that come, go and change while the union is in use: it always shows what a new union
 //! over the same branches would show.
 
-use crate::unions::{
-    Directories,
-    faulty::{Fault, Faulty},
-    host, mem,
-};
+use crate::unions::{Directories, host, mem};
 use nacre_testkit::{
     World,
+    faulty::{Fault, Faulty},
     model::{self, Operation, Reference, Tree, go_on, operations},
 };
 use nacre_union::{BranchMode, Control, Member, Style, Union, UnionOptions};

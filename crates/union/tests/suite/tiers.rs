@@ -1,12 +1,12 @@
 //! Files that go between fast and slow branches while they are in use: by command, by rule, by
 //! being opened.
 
-use crate::unions::{
-    Directories,
+use crate::unions::{Directories, host, mem};
+use nacre_testkit::{
+    World,
     faulty::{Fault, Faulty},
-    host, mem,
+    model,
 };
-use nacre_testkit::{World, model};
 use nacre_union::{BranchMode, Control, Direction, Member, Stay, TierRules, Union, UnionOptions, Why};
 use nacre_vfs::{
     Caller, Description, Errno, Filter, Filtered, Kind, Layer, Name, OpenFlags, SetAttr, SetTime, StatFs, Time,

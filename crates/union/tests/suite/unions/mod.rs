@@ -1,7 +1,6 @@
 //! Unions for tests: over trees in memory and over real directories.
 
 // Each test binary uses what it needs.
-pub mod faulty;
 pub mod recorded;
 
 use nacre_layers::{

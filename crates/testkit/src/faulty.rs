@@ -1,5 +1,8 @@
-//! A branch that fails: the call that is next in turn, or that and all later ones, as after a power
-//! cut. Only calls that change something count; those that fail change nothing.
+//! A layer that fails: the call that is next in turn, or that and all later ones, as after a power
+//! cut or where its process was killed. Only calls that change something count; those that fail
+//! change nothing.
+//!
+//! Callers: tests of unions, whose branches are such layers.
 
 use nacre_vfs::{
     AllocateMode, AnyOpen, Attr, Caller, Created, Dev, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags,
@@ -21,11 +24,12 @@ pub struct Fault {
     errno: Errno,
     /// All calls after the first failing one fail as well.
     lasting: bool,
-    /// Whether the branch knows RENAME_EXCHANGE.
+    /// Whether the storage knows RENAME_EXCHANGE.
     exchanges: bool,
 }
 
 impl Fault {
+    /// Answers `errno`, once or from then on.
     pub fn new(errno: Errno, lasting: bool) -> Arc<Fault> {
         Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting, exchanges: true })
     }
@@ -61,9 +65,11 @@ impl Fault {
     }
 }
 
-/// The branch.
+/// The layer.
 pub struct Faulty {
+    /// What it passes calls on to.
     pub below: Arc<dyn Layer>,
+    /// When they fail instead.
     pub fault: Arc<Fault>,
 }
 
@@ -146,7 +152,7 @@ impl Layer for Faulty {
     nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe }
 }
 
-/// A file on the branch.
+/// A file of the layer.
 struct FaultyFile {
     below: Opened,
     fault: Arc<Fault>,
