@@ -56,7 +56,7 @@ use std::{
 
 /// Which way things are noted, for programs of other versions: another number with each change of
 /// what is noted, or how.
-pub const VERSION: u64 = 5;
+pub const VERSION: u64 = 6;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;

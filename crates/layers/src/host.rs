@@ -468,6 +468,7 @@ impl Layer for Host {
             needs_opens: None,
             open_files: None,
             left_open: Some(self),
+            interrupted: None,
         }
     }
 

@@ -795,6 +795,7 @@ impl Layer for Dataset {
             needs_opens: self.needs_opens(),
             open_files: None,
             left_open: None,
+            interrupted: None,
         }
     }
 

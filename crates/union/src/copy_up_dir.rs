@@ -9,6 +9,7 @@
 use crate::{
     OWN, UnionShared,
     branches::Branch,
+    identity,
     lookup::FoundFile,
     node::{Part, Redirect, UnionNode, View, lock_names, source},
 };
@@ -78,7 +79,8 @@ impl UnionShared {
         budget: &mut Budget,
     ) -> Result<()> {
         loop {
-            self.grow(directory, branch)?;
+            let grown = self.grow(directory, branch)?;
+            self.keep_number(directory, &grown)?;
             for name in self.names_elsewhere(directory, branch)? {
                 self.bring(directory, Name::new(&name)?, branch, budget)?;
             }
@@ -100,6 +102,20 @@ impl UnionShared {
                 return Ok(());
             }
         }
+    }
+
+    /// Notes on the part of a directory that will be all of it the number that it has, which was that of its
+    /// lowest part.
+    fn keep_number(&self, directory: &UnionNode, part: &Part) -> Result<()> {
+        if !self.is_copy(directory, part) {
+            return Ok(());
+        }
+        if let Some(place) = directory.place()
+            && let Some(home) = place.parent.part_on(&part.branch)
+        {
+            self.mark_home(&place.parent, &home)?;
+        }
+        identity::set_origin(&self.identities, &part.branch, &part.node, part.id, directory.id)
     }
 
     /// Brings one name to the branch.

@@ -38,7 +38,11 @@ pub(crate) struct Spot<'a> {
 /// The name under which something is made first.
 enum Making<'a> {
     Itself(Name<'a>),
+    /// In the same directory.
     Hidden(Temporary),
+    /// In the work directory, which is emptied when a process that was killed is followed by another
+    /// one: a name that stayed would be counted as a link.
+    Apart(Temporary),
 }
 
 impl<'a> Spot<'a> {
@@ -46,17 +50,25 @@ impl<'a> Spot<'a> {
         Ok(if hidden { Making::Hidden(self.branch.work()?.hidden_temporary()) } else { Making::Itself(self.name) })
     }
 
+    /// The directory in which it is made first.
+    fn home(&self, making: &Making<'_>) -> Result<&Node> {
+        match making {
+            Making::Itself(_) | Making::Hidden(_) => Ok(self.directory),
+            Making::Apart(_) => Ok(&self.branch.work()?.directory),
+        }
+    }
+
     /// Gives what has been made its name.
     fn finish(&self, making: &Making<'_>, node: &Node, kind: Kind) -> Result<()> {
         let layer = &self.branch.layer;
-        if let Making::Hidden(temporary) = making {
-            let moved = self.move_over(&**layer, temporary.name()?, kind);
+        if let Making::Hidden(temporary) | Making::Apart(temporary) = making {
+            let home = self.home(making)?;
+            let moved = self.move_over(&**layer, (home, temporary.name()?), kind);
             if let Err(error) = moved {
                 let _ = if kind == Kind::Directory {
-                    crate::listing::purge(&**layer, node)
-                        .and_then(|()| layer.rmdir(&OWN, self.directory, temporary.name()?))
+                    crate::listing::purge(&**layer, node).and_then(|()| layer.rmdir(&OWN, home, temporary.name()?))
                 } else {
-                    layer.unlink(&OWN, self.directory, temporary.name()?)
+                    layer.unlink(&OWN, home, temporary.name()?)
                 };
                 return Err(error);
             }
@@ -72,14 +84,14 @@ impl<'a> Spot<'a> {
         Ok(())
     }
 
-    fn move_over(&self, layer: &dyn Layer, temporary: Name<'_>, kind: Kind) -> Result<()> {
+    fn move_over(&self, layer: &dyn Layer, (home, temporary): (&Node, Name<'_>), kind: Kind) -> Result<()> {
         if kind == Kind::Directory && self.occupied {
             let (directory, work) = (self.directory, self.branch.work()?);
             let aside = work.temporary();
             Swap {
                 layer,
                 caller: &OWN,
-                from: directory,
+                from: home,
                 from_name: temporary,
                 to: directory,
                 to_name: self.name,
@@ -87,9 +99,9 @@ impl<'a> Spot<'a> {
                 aside: aside.name()?,
             }
             .run()?;
-            return layer.unlink(&OWN, self.directory, temporary);
+            return layer.unlink(&OWN, home, temporary);
         }
-        layer.rename(&OWN, self.directory, temporary, self.directory, self.name, RenameFlags(0))
+        layer.rename(&OWN, home, temporary, self.directory, self.name, RenameFlags(0))
     }
 }
 
@@ -97,7 +109,7 @@ impl Making<'_> {
     fn name(&self) -> Result<Name<'_>> {
         match self {
             Making::Itself(name) => Ok(*name),
-            Making::Hidden(temporary) => temporary.name(),
+            Making::Hidden(temporary) | Making::Apart(temporary) => temporary.name(),
         }
     }
 }
@@ -387,13 +399,14 @@ impl UnionShared {
         let open =
             open.filter(|open| open.is_of(node) && open.is_on(&part.branch)).map(|open| Arc::clone(open.present()));
         self.make(caller, parent, name, On::Branch(&part.branch), &mut |spot| {
-            let making = spot.making(spot.occupied)?;
+            let making =
+                if spot.occupied { Making::Apart(spot.branch.work()?.temporary()) } else { Making::Itself(spot.name) };
             let layer = &spot.branch.layer;
             if self.is_copy(node, part) {
                 self.mark_home(parent, spot.part)?;
             }
             let file = open.as_deref().map(|file| file.inner());
-            let entry = layer.link(caller, &part.node, file, spot.directory, making.name()?)?;
+            let entry = layer.link(caller, &part.node, file, spot.home(&making)?, making.name()?)?;
             layer.adopt(&part.node, &entry.node);
             spot.finish(&making, &part.node, node.kind)?;
             node.arrive(parent, name.bytes());

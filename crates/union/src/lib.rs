@@ -19,7 +19,8 @@
 //!   give way, `revalidate.rs` what is known of files then, and `removal_check.rs` says what users
 //!   would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
-//! * `check.rs` looks for what a crash has left behind;
+//! * `check.rs` looks for what a crash has left behind, `interrupted.rs` ends a rename that a killed process
+//!   had begun;
 //! * `identity.rs` keeps inode numbers what they were, `hardlinks/index.rs` hard links; `watch.rs`
 //!   passes on what branches notice;
 //! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides
@@ -43,6 +44,7 @@ mod explain;
 mod grow;
 mod hardlinks;
 mod identity;
+mod interrupted;
 mod link_cow;
 mod listing;
 mod locate;

@@ -12,7 +12,9 @@ use crate::{
     marks::Seen,
     node::{Known, Part, Redirect, UnionNode, View},
 };
-use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Node, Result};
+use nacre_vfs::{
+    Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Node, Result,
+};
 use std::sync::{Arc, atomic::Ordering};
 
 /// A file found under a name.
@@ -210,13 +212,7 @@ impl UnionShared {
     pub(crate) fn node_of(&self, mut found: FoundFile) -> Result<Arc<UnionNode>> {
         // A directory's number is that of its lowest part, which stays where it is when copies
         // appear above.
-        let last = found.parts.last().ok_or(Errno::EIO)?;
-        let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.can_be(found.kind, &found.parts));
-        let known = known.or_else(|| self.known_before(&found));
-        let id = match &known {
-            Some(node) => node.id,
-            None => self.id_of(last)?,
-        };
+        let id = self.number_of(&found)?;
         if found.kind != Kind::Directory {
             let part = found.parts.first().ok_or(Errno::EIO)?;
             if let Some(copy) = self.shown_for(id, part)? {
@@ -236,8 +232,18 @@ impl UnionShared {
         Ok(node)
     }
 
+    /// The number of something found.
+    pub(crate) fn number_of(&self, found: &FoundFile) -> Result<FileId> {
+        let last = found.parts.last().ok_or(Errno::EIO)?;
+        let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.can_be(found.kind, &found.parts));
+        match known.or_else(|| self.known_before(found)) {
+            Some(node) => Ok(node.id),
+            None => self.id_of(last),
+        }
+    }
+
     /// The number of a file that is on one branch.
-    pub(crate) fn id_of(&self, part: &Part) -> Result<nacre_vfs::FileId> {
+    pub(crate) fn id_of(&self, part: &Part) -> Result<FileId> {
         if part.in_impure
             && let Some(origin) = identity::origin(&self.identities, &part.branch, &part.node, part.id)?
         {

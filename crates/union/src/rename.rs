@@ -267,7 +267,7 @@ impl UnionShared {
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
             let below = &found.top()?.branch;
             if below.index() != branch.index() && (below.is_writable() || self.hardlinks.knows(replaced.id)) {
-                self.remove_replaced(target, below, new_home, new.name);
+                self.remove_replaced(&target.view, below, new_home, new.name);
             }
             self.name_is_gone(new.parent, new.name, replaced, found.top()?, found.attr.nlink, branch)?;
         }
@@ -277,9 +277,9 @@ impl UnionShared {
 
     /// Removes from a lower branch what a rename has replaced. Where the new name does not last,
     /// the old file stays, hidden by it.
-    fn remove_replaced(&self, target: &Side, below: &Arc<Branch>, new_home: &Part, name: Name<'_>) {
+    pub(crate) fn remove_replaced(&self, target: &View, below: &Arc<Branch>, new_home: &Part, name: Name<'_>) {
         match self.make_durable(&new_home.branch, &new_home.node) {
-            Ok(()) => self.remove_hidden(&target.view, below, name),
+            Ok(()) => self.remove_hidden(target, below, name),
             Err(error) => {
                 tracing::warn!(branch = below.index(), ?error, "a file that has been replaced stays on a lower branch")
             }
@@ -326,15 +326,22 @@ impl UnionShared {
         }
         // A file that is hidden there already has the name: it is not given up before the new one
         // is in place.
-        if let Err(error) = branch.layer.link(&OWN, &top.node, None, &new_home.node, new.name) {
-            tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
-            return Ok(None);
-        }
+        let linked = match branch.layer.link(&OWN, &top.node, None, &new_home.node, new.name) {
+            Ok(_) => true,
+            // A process before this one was killed after it.
+            Err(Errno::EEXIST) if is_named(&top, new_home, new.name)? => false,
+            Err(error) => {
+                tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
+                return Ok(None);
+            }
+        };
         let uncovered = self
             .make_durable(branch, &new_home.node)
             .and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.name));
         if let Err(error) = uncovered {
-            branch.layer.unlink(&OWN, &new_home.node, new.name)?;
+            if linked {
+                branch.layer.unlink(&OWN, &new_home.node, new.name)?;
+            }
             return Err(error);
         }
         let left = self
@@ -532,7 +539,7 @@ impl UnionShared {
     /// Renames a directory on all of its branches, where all of them are writable and nothing is
     /// hidden by it or has to be: a pool's directories move without copying a byte. `None` where
     /// that is not so. A crash in between leaves part of the files under the old name and part
-    /// under the new.
+    /// under the new; where the request comes again, `interrupted.rs` moves the rest.
     fn move_everywhere(
         &self,
         caller: &Caller,
@@ -719,6 +726,11 @@ impl UnionShared {
         copy.branch.layer.adopt(&copy.node, &linked.node);
         self.hardlinks.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
     }
+}
+
+/// Whether a name on a file's branch leads to the file.
+fn is_named(file: &Part, home: &Part, name: Name<'_>) -> Result<bool> {
+    Ok(file.branch.layer.lookup(&OWN, &home.node, name)?.attr.id == file.id)
 }
 
 /// Checks in the order of the kernel; true where there is nothing to do.

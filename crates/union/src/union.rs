@@ -467,6 +467,7 @@ impl Layer for Union {
             needs_opens: None,
             open_files: Some(self),
             left_open: (any_left_open && self.shared.names.is_none()).then_some(self as &dyn LeftOpen),
+            interrupted: Some(self),
         }
     }
 

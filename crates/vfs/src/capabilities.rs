@@ -3,7 +3,7 @@
 //! Asked by doors and by layers around layers. A capability that is not named here does not exist:
 //! the trait has no other way to one.
 
-use crate::{LeftOpen, Numbered, OpenFileClient, WritebackLayer};
+use crate::{FinishRename, LeftOpen, Numbered, OpenFileClient, WritebackLayer};
 
 /// See [`crate::Layer::capabilities`]. The default offers nothing.
 #[derive(Clone, Copy, Default)]
@@ -27,4 +27,6 @@ pub struct Capabilities<'a> {
     pub open_files: Option<&'a dyn OpenFileClient>,
     /// Files that a process left open can be taken up by another one.
     pub left_open: Option<&'a dyn LeftOpen>,
+    /// Renames take several steps that users may see, where the process is killed between them.
+    pub interrupted: Option<&'a dyn FinishRename>,
 }

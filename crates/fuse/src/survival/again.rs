@@ -9,8 +9,8 @@
 //! |---|---|
 //! | CREATE, MKDIR, MKNOD, SYMLINK | the name is there, of this kind, made since it began |
 //! | LINK | the name leads to the file |
-//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know |
-//! | RENAME, also an exchange | the file that had the old name has the new one |
+//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know (RMDIR in layers of several steps: the name is not there) |
+//! | RENAME, also an exchange | the file that had the old name has the new one, and not the old one; layers of several steps are asked, and take those that are missing (`FinishRename`) |
 //! | SETXATTR that creates | the attribute has the value, and was not there |
 //! | REMOVEXATTR | there is none, and there was one |
 //! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
@@ -39,7 +39,7 @@ use crate::{
 };
 use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
 use nacre_sys::clocks::{self, Clock};
-use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Node, OpenFlags, RenameFlags};
+use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, InterruptedRename, Kind, Node, OpenFlags, RenameFlags};
 use std::time::Duration;
 
 /// Facts about a name that is to be made.
@@ -47,6 +47,8 @@ const NOT_THERE: u64 = 1;
 const THERE: u64 = 2;
 /// `XATTR_CREATE`.
 const XATTR_CREATE: u32 = 1;
+/// No file has this identity.
+const NO_FILE: FileId = FileId { fs: 0, ino: 0, generation: 0 };
 
 impl Door {
     /// Handles a request of a mount that outlives its process.
@@ -94,25 +96,27 @@ impl Door {
     fn facts(&self, request: &Request<'_>) -> Outcome<Facts> {
         let header = &request.header;
         Ok(match request.op {
-            Op::Rename { name: old, .. } => {
+            Op::Rename { name: old, new_dir, new_name, .. } => {
                 let parent = self.node(header.nodeid)?;
-                let id = self.layer.lookup(&caller(header), &parent, name(old)?)?.attr.id;
-                [id.fs, id.ino, id.generation]
+                let moving = self.layer.lookup(&caller(header), &parent, name(old)?)?.attr.id;
+                let there = self.there(&Header { nodeid: new_dir, ..*header }, new_name)?;
+                let replaced = there.map_or(NO_FILE, |(.., entry)| entry.attr.id);
+                [moving.fs, moving.ino, moving.generation, replaced.fs, replaced.ino, replaced.generation]
             }
             Op::Create { name, .. } | Op::Mkdir { name, .. } | Op::Mknod { name, .. } | Op::Symlink { name, .. }
                 if self.inodes.by_number() =>
             {
-                [if self.there(header, name)?.is_some() { THERE } else { NOT_THERE }, 0, 0]
+                one_fact(if self.there(header, name)?.is_some() { THERE } else { NOT_THERE })
             }
             Op::Setxattr { name, .. } | Op::Removexattr { name } => {
                 let node = self.node(header.nodeid)?;
                 match self.layer.getxattr(&caller(header), &node, name, &mut []) {
-                    Ok(_) => [THERE, 0, 0],
-                    Err(Errno::ENODATA) => [NOT_THERE, 0, 0],
+                    Ok(_) => one_fact(THERE),
+                    Err(Errno::ENODATA) => one_fact(NOT_THERE),
                     Err(error) => return Err(error.into()),
                 }
             }
-            Op::Write { fh, .. } | Op::Fallocate { fh, .. } => [self.size(header, fh)?.saturating_add(1), 0, 0],
+            Op::Write { fh, .. } | Op::Fallocate { fh, .. } => one_fact(self.size(header, fh)?.saturating_add(1)),
             _ => Facts::default(),
         })
     }
@@ -148,15 +152,21 @@ impl Door {
             }
             Op::Unlink { name } | Op::Rmdir { name } => {
                 // A file that was copied since is younger than its name, but known.
+                // A directory of which a part is gone may have another number.
+                let in_steps =
+                    matches!(request.op, Op::Rmdir { .. }) && self.layer.capabilities().interrupted.is_some();
                 let is_it = |attr: &Attr| {
-                    self.inodes.by_number() || self.inodes.find(&attr.id).is_some() || !is_since(attr, noted.begun)
+                    in_steps
+                        || self.inodes.by_number()
+                        || self.inodes.find(&attr.id).is_some()
+                        || !is_since(attr, noted.begun)
                 };
                 if !self.there(header, name)?.is_some_and(|(.., entry)| is_it(&entry.attr)) {
                     return Ok(());
                 }
             }
             Op::Rename { name, new_dir, new_name, flags }
-                if self.has_moved(header, noted, name, (new_dir, new_name))? =>
+                if self.has_moved(header, noted, name, (new_dir, new_name), flags)? =>
             {
                 return self.note_moved(header, name, (new_dir, new_name), flags);
             }
@@ -306,14 +316,36 @@ impl Door {
         Ok(there.filter(|(.., entry)| Some(entry.attr.kind) == kind && is_its_own(&entry.attr)))
     }
 
-    fn has_moved(&self, header: &Header, noted: &Noted, old: &[u8], (new_dir, new): (u64, &[u8])) -> Outcome<bool> {
-        let [fs, ino, generation] = noted.facts;
+    fn has_moved(
+        &self,
+        header: &Header,
+        noted: &Noted,
+        old: &[u8],
+        (new_dir, new): (u64, &[u8]),
+        flags: u32,
+    ) -> Outcome<bool> {
+        if noted.facts == Facts::default() {
+            return Ok(false);
+        }
+        let [fs, ino, generation, replaced_fs, replaced_ino, replaced_generation] = noted.facts;
         let moving = FileId { fs, ino, generation };
+        if let Some(layer) = self.layer.capabilities().interrupted {
+            let replaced = FileId { fs: replaced_fs, ino: replaced_ino, generation: replaced_generation };
+            return Ok(layer.finish_rename(&InterruptedRename {
+                parent: &self.node(header.nodeid)?,
+                name: name(old)?,
+                new_parent: &self.node(new_dir)?,
+                new_name: name(new)?,
+                moving,
+                replaced: Some(replaced).filter(|replaced| *replaced != NO_FILE),
+                exchange: RenameFlags(flags).has(RenameFlags::EXCHANGE),
+            })?);
+        }
         let is_at = |nodeid: u64, name: &[u8]| {
             let there = self.there(&Header { nodeid, ..*header }, name)?;
             Outcome::Ok(there.is_some_and(|(.., entry)| entry.attr.id == moving))
         };
-        Ok(noted.facts != Facts::default() && !is_at(header.nodeid, old)? && is_at(new_dir, new)?)
+        Ok(!is_at(header.nodeid, old)? && is_at(new_dir, new)?)
     }
 
     /// What is left to do of a rename that has been done.
@@ -332,6 +364,10 @@ impl Door {
         let node = self.node(handle.nodeid)?;
         Ok(self.layer.getattr(&caller(header), &node, Some(&*handle.file))?.size)
     }
+}
+
+fn one_fact(fact: u64) -> Facts {
+    [fact, 0, 0, 0, 0, 0]
 }
 
 /// Whether a request is noted before and after it is carried out.

@@ -35,13 +35,13 @@ const UNIQUE: usize = 0;
 const BEGUN: usize = 1;
 const FACTS: usize = 2;
 /// 0: not answered; else the length of the answer and 1, above the error number.
-const ANSWERED: usize = 5;
-const ANSWER: usize = 6;
+const ANSWERED: usize = FACTS + 6;
+const ANSWER: usize = ANSWERED + 1;
 /// Longer answers (there are none) are not noted.
 const ANSWER_MAX: usize = (RECORD - ANSWER) * 8;
 
 /// What is known of a request's world before it is carried out; what they are depends on its kind.
-pub(crate) type Facts = [u64; 3];
+pub(crate) type Facts = [u64; 6];
 
 /// A request that was noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,6 +174,6 @@ fn read(record: &[AtomicU64]) -> Option<(u64, Noted)> {
     };
     Some((
         unique,
-        Noted { begun: get(record, BEGUN), facts: [0, 1, 2].map(|which| get(record, FACTS + which)), answer },
+        Noted { begun: get(record, BEGUN), facts: std::array::from_fn(|which| get(record, FACTS + which)), answer },
     ))
 }

@@ -1,9 +1,10 @@
 //! Tests of what a mount leaves: records cut at every store. `lives.rs`: a door in one life after the
 //! other; `repeated.rs`: requests that come again, over layers of every kind; `unions.rs`: the same where
-//! files of a lower branch are copied, hidden and moved.
+//! files of a lower branch are copied, hidden and moved; `steps.rs`: deaths between any two steps of a union.
 
 mod lives;
 mod repeated;
+mod steps;
 mod unions;
 
 use super::{
@@ -166,14 +167,14 @@ fn a_request_is_not_begun_or_begun_or_answered() {
     let prepare = || {
         let memory = Survival::new().unwrap();
         let requests = Arc::new(Requests::new(&memory));
-        requests.begin(2, 5, [1, 1, 1]).unwrap();
+        requests.begin(2, 5, [1; 6]).unwrap();
         requests.answer(Err(17));
         memory
     };
     let act = |memory: &Survival| {
         // Another thread would have another record.
         let requests = Arc::new(Requests::again(memory));
-        requests.begin(4, 6, [7, 8, 9]).unwrap();
+        requests.begin(4, 6, [7, 8, 9, 10, 11, 12]).unwrap();
         requests.answer(Ok(&[3; 144]));
     };
     let check = |memory: &Survival, whole: bool| {
@@ -185,7 +186,7 @@ fn a_request_is_not_begun_or_begun_or_answered() {
         match second {
             None => assert!(!whole),
             Some(noted) => {
-                assert_eq!((noted.begun, noted.facts), (6, [7, 8, 9]));
+                assert_eq!((noted.begun, noted.facts), (6, [7, 8, 9, 10, 11, 12]));
                 assert!(noted.answer == Some(Ok(vec![3; 144])) || !whole && noted.answer.is_none());
             }
         }

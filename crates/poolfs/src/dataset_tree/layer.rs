@@ -240,6 +240,7 @@ impl Layer for DatasetTree {
             writeback: None,
             open_files: None,
             left_open: None,
+            interrupted: None,
         }
     }
 

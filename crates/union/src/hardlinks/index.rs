@@ -474,8 +474,13 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     let directory = index_directory(branch)?;
     let name = Name::new(entry)?;
     let found = match branch.layer.lookup(&OWN, directory, name) {
+        // It gets its name with the count: one that tells none counts as many names as there can be.
         Err(Errno::ENOENT) => {
-            branch.layer.create(&OWN, directory, name, 0o600, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL))?.0
+            let (work, flags) = (branch.work()?, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL));
+            let temporary = work.temporary();
+            let (made, _) = branch.layer.create(&OWN, &work.directory, temporary.name()?, 0o600, flags)?;
+            write_count(branch, &made.node, below)?;
+            return branch.layer.rename(&OWN, &work.directory, temporary.name()?, directory, name, RenameFlags(0));
         }
         other => other?,
     };

@@ -1,6 +1,6 @@
 //! A door over a layer, in one life after the other.
 //!
-//! Used by `repeated.rs` and `unions.rs`. There is no kernel: requests are handed to the door as the
+//! Used by `repeated.rs`, `unions.rs` and `steps.rs`. There is no kernel: requests are handed to the door as the
 //! kernel would hand them, and handed again to the door of the next life.
 
 use super::super::{Survival, Survives};
@@ -50,17 +50,21 @@ impl LeftNumbers for Numbers {
     }
 }
 
+/// Makes the layer of one life.
+type MakeLayer = Box<dyn Fn(Arc<dyn LeftNumbers>) -> Arc<dyn Layer>>;
+
 pub(super) struct Lives {
     _place: tempfile::TempDir,
     /// Where what is made in the mount is to be found.
     pub source: PathBuf,
     /// The branch below it, of a union.
     pub lower: PathBuf,
-    line: String,
+    make: MakeLayer,
     numbers: Arc<Numbers>,
     memory: Survival,
     pub door: Arc<Door>,
     pub layer: Arc<dyn Layer>,
+    dead: Vec<(Arc<Door>, Arc<dyn Layer>)>,
     unique: u64,
 }
 
@@ -72,21 +76,32 @@ impl Lives {
         [&source, &lower].into_iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
         fill(&lower);
         let line = line.replace("SOURCE", source.to_str().unwrap()).replace("LOWER", lower.to_str().unwrap());
+        Lives::made_by(place, Box::new(move |numbers| layer(&line, numbers)))
+    }
+
+    /// Over what is made of the directories at a place.
+    pub fn made_by(place: tempfile::TempDir, make: MakeLayer) -> Lives {
+        let [source, lower] = ["source", "lower"].map(|name| place.path().join(name));
         let (numbers, memory) = (Arc::<Numbers>::default(), Survival::new().unwrap());
-        let layer = layer(&line, &numbers);
+        let layer = make(Arc::clone(&numbers) as Arc<dyn LeftNumbers>);
         let door = door(&layer, &memory);
-        Lives { _place: place, source, lower, line, numbers, memory, door, layer, unique: 1000 }
+        Lives { _place: place, source, lower, make, numbers, memory, door, layer, dead: Vec::new(), unique: 1000 }
     }
 
     /// The door dies with all that it has in memory of its own.
     pub fn die(&mut self) {
         self.memory.next_life();
-        let next = layer(&self.line, &self.numbers);
+        let next = (self.make)(Arc::clone(&self.numbers) as Arc<dyn LeftNumbers>);
         let next_door = door(&next, &self.memory);
         // Nobody closes its descriptors, as in a table that is shared.
-        std::mem::forget(std::mem::replace(&mut self.door, next_door));
-        std::mem::forget(std::mem::replace(&mut self.layer, next));
+        let dead = (std::mem::replace(&mut self.door, next_door), std::mem::replace(&mut self.layer, next));
+        self.dead.push(dead);
         self.door.take_up_open_files(self.survives());
+    }
+
+    /// Closes the descriptors of those that have died, where none was taken over.
+    pub fn bury(&mut self) {
+        self.dead.clear();
     }
 
     pub fn survives(&self) -> &Survives {
@@ -115,12 +130,15 @@ impl Lives {
 
     /// Is asked again what was begun by a door that died before it could note an answer.
     pub fn finish(&mut self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
-        let mut space = vec![0; 8192];
-        // As far as the answer of the layer: what is noted of the answer is lost.
-        self.begin(unique, nodeid, op);
-        let _ = self.door.dispatch(&request(unique, nodeid, op), &mut Reply::new(&mut space));
+        self.carry_out_unanswered(unique, nodeid, op);
         self.die();
         self.ask(unique | abi::UNIQUE_RESEND, nodeid, op)
+    }
+
+    /// Carries out a request as far as the answer of the layer: what is noted of the answer is lost.
+    pub fn carry_out_unanswered(&self, unique: u64, nodeid: u64, op: Op<'_>) {
+        self.begin(unique, nodeid, op);
+        let _ = self.door.dispatch(&request(unique, nodeid, op), &mut Reply::new(&mut vec![0; 8192]));
     }
 
     /// Carries out a request with this death.
@@ -148,6 +166,12 @@ impl Lives {
     }
 }
 
+impl Drop for Lives {
+    fn drop(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.dead));
+    }
+}
+
 /// The number at this place of an answer.
 pub(super) fn number(body: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(body[at..at + 8].try_into().unwrap())
@@ -158,10 +182,10 @@ fn request(unique: u64, nodeid: u64, op: Op<'_>) -> Request<'_> {
     Request { header, op, groups: Groups::default(), security: SecurityContexts::default() }
 }
 
-fn layer(line: &str, numbers: &Arc<Numbers>) -> Arc<dyn Layer> {
+fn layer(line: &str, numbers: Arc<dyn LeftNumbers>) -> Arc<dyn Layer> {
     let spec = StackSpec::from_line(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"));
     let mut context = Context::system().unwrap();
-    context.left_numbers = Some(Arc::clone(numbers) as Arc<dyn LeftNumbers>);
+    context.left_numbers = Some(numbers);
     nacre_stack::build(&spec, &context).unwrap_or_else(|error| panic!("{line}: {error}")).layer
 }
 

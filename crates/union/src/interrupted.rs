@@ -1,0 +1,146 @@
+//! The rest of a rename that a process before this one was killed in the middle of.
+//!
+//! Called when the rename comes again, before it would be carried out as a new one. What can be seen of a
+//! rename in several steps (`rename.rs`), and the step that is missing:
+//!
+//! | old name | new name | missing |
+//! |---|---|---|
+//! | the file | the same file | the old name goes (`replace_above`) |
+//! | the upper parts of a directory | its lower parts | the upper parts follow (`move_everywhere`) |
+//! | the empty directory that was replaced | the directory | the empty one goes (storage without attributes) |
+//! | nothing | the file | a replaced file of a lower branch goes (`remove_replaced`) |
+//!
+//! In every other state nothing can be seen of it yet, or it is complete. Invariant: the door's kernel keeps
+//! both names for the caller of the rename as long as he waits, so nobody else in the mount has made either.
+
+use crate::{
+    OWN, Union, UnionShared,
+    lookup::FoundFile,
+    node::{UnionNode, View, lock_names},
+};
+use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Name, RenameFlags, Result};
+use std::sync::{Arc, atomic::Ordering};
+
+/// How far a rename has come.
+enum Progress {
+    /// Nothing can be seen of it.
+    Unseen,
+    /// The file has both names.
+    BothNames,
+    /// The old name leads to the empty directory that was replaced.
+    Replaced,
+    Complete,
+}
+
+/// A name in a directory whose names are held, and its meaning.
+struct Held<'a> {
+    directory: &'a Arc<UnionNode>,
+    view: View,
+    name: Name<'a>,
+    found: Option<FoundFile>,
+}
+
+impl FinishRename for Union {
+    fn finish_rename(&self, rename: &InterruptedRename<'_>) -> Result<bool> {
+        let shared = self.shared();
+        let _branches = shared.gate.read();
+        shared.finish_rename(rename)
+    }
+}
+
+impl UnionShared {
+    fn finish_rename(self: &Arc<UnionShared>, rename: &InterruptedRename<'_>) -> Result<bool> {
+        match self.progress(rename)? {
+            Progress::Unseen => return Ok(false),
+            Progress::BothNames => self.unlink(&OWN, rename.parent, rename.name)?,
+            Progress::Replaced => self.rmdir(&OWN, rename.parent, rename.name)?,
+            Progress::Complete => {}
+        }
+        if let Some(replaced) = rename.replaced.filter(|_| !rename.exchange) {
+            self.remove_interrupted(rename, replaced)?;
+        }
+        Ok(true)
+    }
+
+    fn named<'a>(&self, directory: &'a Arc<UnionNode>, name: Name<'a>) -> Result<Held<'a>> {
+        let view = directory.view();
+        let found = self.sight(&OWN, &view, name)?.found;
+        Ok(Held { directory, view, name, found })
+    }
+
+    /// Finds out how far a rename has come. Parts of a directory that are still under the old name
+    /// follow at once.
+    fn progress(&self, rename: &InterruptedRename<'_>) -> Result<Progress> {
+        let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
+        let _tree = self.tree.lock.lock();
+        let _names = lock_names(&[&old, &new]);
+        let (from, to) = (self.named(&old, rename.name)?, self.named(&new, rename.new_name)?);
+        let number = |found: &Option<FoundFile>| found.as_ref().map(|found| self.number_of(found)).transpose();
+        let (at_old, at_new) = (number(&from.found)?, number(&to.found)?);
+        // A copy on another writable branch may have another number than the file had.
+        let has_left = at_old.is_none() && at_new != rename.replaced;
+        if at_new.is_none() || rename.replaced == Some(rename.moving) || at_new != Some(rename.moving) && !has_left {
+            return Ok(Progress::Unseen);
+        }
+        let (Some(source), Some(target)) = (&from.found, &to.found) else { return Ok(Progress::Complete) };
+        if rename.exchange {
+            return Ok(if at_old == Some(rename.moving) { Progress::Unseen } else { Progress::Complete });
+        }
+        let (above, below) = (source.top()?, target.top()?);
+        match (source.is_directory(), target.is_directory()) {
+            (true, true) if at_old == rename.replaced => Ok(Progress::Replaced),
+            (true, true) => self.move_rest(&from, &to, rename.moving).map(|()| Progress::Complete),
+            (false, false) if above.branch.slot == below.branch.slot && above.id == below.id => Ok(Progress::BothNames),
+            // Somebody has made it in a branch meanwhile.
+            _ => Ok(Progress::Complete),
+        }
+    }
+
+    /// Renames the parts of a directory that have not been renamed. Where any of them cannot be one
+    /// of these, somebody has made it in a branch meanwhile, and it stays.
+    fn move_rest(&self, from: &Held<'_>, to: &Held<'_>, moving: FileId) -> Result<()> {
+        let (Some(source), Some(target)) = (&from.found, &to.found) else { return Ok(()) };
+        let is_free = |slot: u8| target.parts.iter().all(|part| part.branch.slot != slot);
+        let mut rest = Vec::with_capacity(source.parts.len());
+        for part in source.parts.iter().rev() {
+            let homes = from.view.on(&part.branch).zip(to.view.on(&part.branch));
+            match homes.filter(|_| part.branch.is_writable() && is_free(part.branch.slot)) {
+                Some((home, new_home)) => rest.push((&part.branch.layer, home, new_home)),
+                None => return Ok(()),
+            }
+        }
+        let last = source.parts.last().ok_or(Errno::EIO)?;
+        let known = self.nodes.by_part(last.branch.slot, last.id);
+        for (layer, home, new_home) in rest {
+            layer.rename(&OWN, &home.node, from.name, &new_home.node, to.name, RenameFlags(0))?;
+        }
+        if let Some(known) = known {
+            known.leave(from.directory, from.name.bytes(), known.id != moving);
+            self.listings.forget(known.id);
+        }
+        self.tree.count.fetch_add(1, Ordering::Relaxed);
+        let found = self.sight(&OWN, &to.view, to.name)?.found.ok_or(Errno::EIO)?;
+        let node = self.known(to.directory, to.name, found)?;
+        for id in [from.directory.id, to.directory.id, node.id] {
+            self.listings.forget(id);
+        }
+        Ok(())
+    }
+
+    /// Removes from a lower branch a file that the rename has replaced.
+    fn remove_interrupted(&self, rename: &InterruptedRename<'_>, replaced: FileId) -> Result<()> {
+        let new = self.directory(rename.new_parent)?;
+        let _names = new.names.write();
+        let to = self.named(&new, rename.new_name)?;
+        let Some(found) = to.found.filter(|found| !found.is_directory()) else { return Ok(()) };
+        let branch = &found.top()?.branch;
+        let below = self.sight_from(&OWN, &to.view, to.name, branch.index().saturating_add(1))?.found;
+        let Some(below) = below.filter(|below| !below.is_directory()) else { return Ok(()) };
+        if self.number_of(&below)? == replaced
+            && let Some(home) = to.view.on(branch)
+        {
+            self.remove_replaced(&to.view, &below.top()?.branch, home, to.name);
+        }
+        Ok(())
+    }
+}
