@@ -594,5 +594,5 @@ impl OpenFile for CageFile {
         if self.lease.writeback_allowed { Some(self) } else { None }
     }
 
-    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock left }
+    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock left is_on_inner_mount }
 }

@@ -384,7 +384,7 @@ impl Layer for Cage {
             numbered: None,
             writeback: Some(self),
             open_files: Some(self),
-            needs_opens: self.needs_opens(),
+            needs_opens: self.needs_opens().or(self.shared.below.capabilities().needs_opens),
             left_open: self.shared.below.capabilities().left_open.map(|_| self as &dyn LeftOpen),
             ..self.shared.below.capabilities()
         }

@@ -1,7 +1,8 @@
 //! Open files for requests that name none: where the kernel opens without asking (immutable
 //! mounts), READ comes with a node id only.
 //!
-//! Called by `ops/data.rs`. A short list, youngest last; what falls out at the old end is closed.
+//! Called by `ops/data.rs`. A short list, youngest last; what falls out at the old end is closed. Files on
+//! file systems that are mounted inside the source are not in it: these could not be unmounted.
 
 use nacre_vfs::Opened;
 use parking_lot::Mutex;
@@ -32,8 +33,11 @@ impl ImplicitOpens {
         Some(file)
     }
 
-    /// Adds an open file.
+    /// Adds an open file, unless it has to be closed with its last user.
     pub fn put(&self, nodeid: u64, file: Opened) {
+        if file.is_on_inner_mount() {
+            return;
+        }
         let oldest = {
             let mut files = self.files.lock();
             files.push_back((nodeid, file));

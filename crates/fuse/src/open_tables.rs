@@ -25,8 +25,6 @@ pub(crate) struct OpenTables {
     pub running: Running,
     /// Whether files are kept open after their last close.
     pub keeps: bool,
-    /// The file system of the root ([`nacre_vfs::FileId`]).
-    pub home: Option<u64>,
     /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last
     /// one has none.
     pub privileges: AtomicU64,
@@ -49,7 +47,6 @@ impl OpenTables {
             closes: Closes::default(),
             running: Running::default(),
             keeps: negotiate::root_coherence(layer) <= Coherence::Watched,
-            home: layer.root().and_then(|root| layer.id(&root.node)).ok().map(|id| id.fs),
             privileges: AtomicU64::new(1),
             room,
         }

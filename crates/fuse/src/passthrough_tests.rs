@@ -162,6 +162,9 @@ impl nacre_vfs::OpenFile for Plain {
     fn flock(&self, _: nacre_vfs::LockOwner, _: nacre_vfs::LockKind, _: bool) -> nacre_vfs::Result<()> {
         Ok(())
     }
+    fn is_on_inner_mount(&self) -> bool {
+        false
+    }
     fn ioctl(&self, _: nacre_vfs::Ioctl<'_>, _: &mut [u8]) -> nacre_vfs::Result<(i32, usize)> {
         Err(Errno::ENOTTY)
     }

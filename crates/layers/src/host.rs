@@ -54,7 +54,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
-    sync::{Arc, mpsc::Sender},
+    sync::{Arc, OnceLock, mpsc::Sender},
 };
 pub use watch::{Tree, WatchGroup};
 
@@ -139,6 +139,8 @@ struct HostShared {
     quiet: quiet::QuietMounts,
     /// Held while a directory learns a new parent, so that two of them cannot become each other's.
     adopting: Mutex<()>,
+    /// Whether file systems were mounted inside the source when somebody first asked for it.
+    inner_mounts: OnceLock<bool>,
 }
 
 impl Host {
@@ -182,6 +184,7 @@ impl Host {
             watch,
             quiet: quiet::QuietMounts::default(),
             adopting: Mutex::default(),
+            inner_mounts: OnceLock::new(),
         };
         Ok(Host { shared: Arc::new(shared) })
     }
@@ -206,6 +209,14 @@ impl Host {
         let node = Arc::new(HostNode::new(stat::id(&statx), stat::device(&statx), Kind::Directory, false, None));
         self.shared.directories.pin(&node, opened);
         Ok(Node::new(node))
+    }
+}
+
+impl HostShared {
+    /// A file that is opened without a request is closed some time after its last user closed it.
+    fn needs_opens(&self) -> Option<&'static str> {
+        let inner_mounts = *self.inner_mounts.get_or_init(|| watch::has_inner_mounts(self));
+        inner_mounts.then_some("file systems are mounted inside the source")
     }
 }
 
@@ -465,7 +476,7 @@ impl Layer for Host {
             // Nothing here has to see each write, so the kernel does better: it writes to the files
             // itself.
             writeback: None,
-            needs_opens: None,
+            needs_opens: self.shared.needs_opens(),
             open_files: None,
             left_open: Some(self),
             interrupted: None,

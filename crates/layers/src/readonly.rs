@@ -141,7 +141,7 @@ impl OpenFile for ReadOnlyFile {
         self.below.ioctl(request, output)
     }
 
-    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing left writeback_lease }
+    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing left is_on_inner_mount writeback_lease }
 }
 
 #[cfg(test)]

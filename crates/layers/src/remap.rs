@@ -271,5 +271,5 @@ impl OpenFile for NeverCut {
         if mode.0 & DROPPING != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
     }
 
-    nacre_vfs::forward_file! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing left writeback_lease }
+    nacre_vfs::forward_file! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing left is_on_inner_mount writeback_lease }
 }

@@ -152,7 +152,7 @@ impl OpenFile for ThrottledFile {
         None
     }
 
-    nacre_vfs::forward_file! { inner flush fsync allocate seek test_lock set_lock flock ioctl left }
+    nacre_vfs::forward_file! { inner flush fsync allocate seek test_lock set_lock flock ioctl left is_on_inner_mount }
 }
 
 impl ThrottledFile {

@@ -282,5 +282,5 @@ impl OpenFile for TracedFile {
         self.log.run(Change, "ioctl", None, &|| format!("{:#x}", request.command), || self.below.ioctl(request, output))
     }
 
-    nacre_vfs::forward_file! { inner test_lock set_lock flock backing left writeback_lease }
+    nacre_vfs::forward_file! { inner test_lock set_lock flock backing left is_on_inner_mount writeback_lease }
 }

@@ -189,5 +189,5 @@ impl OpenFile for FaultyFile {
         None
     }
 
-    nacre_vfs::forward_file! { inner read flush seek test_lock set_lock flock ioctl }
+    nacre_vfs::forward_file! { inner read flush seek test_lock set_lock flock ioctl is_on_inner_mount }
 }

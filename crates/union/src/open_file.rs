@@ -407,6 +407,17 @@ impl OpenFile for UnionFile {
         descriptor
     }
 
+    fn is_on_inner_mount(&self) -> bool {
+        let mut at = Some(&self.first);
+        while let Some(stage) = at {
+            if stage.file.is_on_inner_mount() {
+                return true;
+            }
+            at = stage.next.get().map(|next| &**next);
+        }
+        false
+    }
+
     fn left(&self) -> Option<LeftFile<'_>> {
         let stage = self.stage();
         // What a branch's own layer would say of the place is not passed on: see `take_up`.

@@ -134,6 +134,7 @@ macro_rules! forward_file {
     (@ left) => {
         $crate::forward_layer!(= left() -> ::std::option::Option<$crate::LeftFile<'_>>);
     };
+    (@ is_on_inner_mount) => { $crate::forward_layer!(= is_on_inner_mount() -> bool); };
     (@ writeback_lease) => {
         $crate::forward_layer!(= writeback_lease() -> ::std::option::Option<&dyn $crate::WritebackLease>);
     };

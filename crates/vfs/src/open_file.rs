@@ -262,6 +262,10 @@ pub trait OpenFile: Any + Send + Sync {
         self.backing().map(crate::LeftFile::from)
     }
 
+    /// Whether it is on another mount than the root of its source: as long as it is open, whatever is
+    /// mounted there cannot be unmounted. A door closes it with its last user.
+    fn is_on_inner_mount(&self) -> bool;
+
     /// The permission to collect writes through this open file before passing them on; `None` where
     /// each must be passed on when it happens. Only of files opened for writing alone; they can be
     /// read all the same, because whoever collects parts of pages has to.

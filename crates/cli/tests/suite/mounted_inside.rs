@@ -1,7 +1,8 @@
 //! File systems that are mounted inside the source of a mirror, a union or a cage come, go and are
 //! replaced as they do natively.
 
-use crate::mounting::unions::over;
+use crate::mounting::status::Status;
+use crate::mounting::unions::{branches, over};
 use crate::mounting::{Fixture, as_root, eventually, is_mounted, needs, run, sh, text};
 use rustix::process::Signal;
 use std::fs;
@@ -37,6 +38,84 @@ fn comes_and_goes(fixture: &Fixture) {
     eventually("the other one is shown", || shown.join("five").exists() && !shown.join("four").exists());
     assert!(fs::remove_dir(&shown).is_err(), "something is mounted on it");
     unmount(&inside).unwrap();
+}
+
+/// Reads and writes files there through the mount, and unmounts; another one is shown then.
+fn is_read_and_written(fixture: &Fixture) {
+    let (inside, shown) = (fixture.below("in"), fixture.at("in"));
+    for round in ["one", "two"] {
+        mount_inside(&fixture.source, round);
+        ["content", "untouched"].iter().for_each(|name| fs::write(inside.join(name), round).unwrap());
+        eventually("what is mounted is shown", || shown.join(round).exists());
+        assert_eq!(fs::read_to_string(shown.join("content")).unwrap(), round);
+        fs::write(shown.join("a/b/written"), round).unwrap();
+        let file = fs::File::options().append(true).open(shown.join("content")).unwrap();
+        std::io::Write::write_all(&mut &file, b" and more").unwrap();
+        drop(file);
+        assert_eq!(fs::read_to_string(shown.join("content")).unwrap(), format!("{round} and more"));
+        assert_eq!(fs::read_to_string(shown.join("untouched")).unwrap(), round);
+        // The kernel says later that a file was closed.
+        eventually("the mount is not in use", || unmount(&inside).is_ok());
+        eventually("what was below is shown", || fs::read_dir(&shown).is_ok_and(|names| names.count() == 0));
+    }
+}
+
+#[test]
+fn files_that_were_used_keep_no_file_system_in_the_source_of_a_mirror_busy() {
+    needs!(as_root());
+    for options in [&[][..], &["--passthrough=off"]] {
+        let mut fixture = Fixture::mirror_of(options, |source| fs::create_dir(source.join("in")).unwrap());
+        is_read_and_written(&fixture);
+        fixture.unmount();
+    }
+}
+
+#[test]
+fn files_that_were_used_keep_no_file_system_in_a_branch_of_a_union_busy() {
+    needs!(as_root());
+    for (mode, other) in [("rw", "ro"), ("ro", "rw")] {
+        let mut fixture = Fixture::bare();
+        fs::create_dir(fixture.below("in")).unwrap();
+        let beside = fixture.directory("beside");
+        let list = branches(&[(&beside, other), (&fixture.source, mode)]);
+        let mountpoint = fixture.mountpoint.clone();
+        fixture.start(&["union"], &list, &mountpoint);
+        if mode == "rw" {
+            is_read_and_written(&fixture);
+        } else {
+            // Written files are copied to the other branch, where they stay.
+            mount_inside(&fixture.source, "name");
+            fs::write(fixture.below("in/content"), "content").unwrap();
+            eventually("what is mounted is shown", || fixture.at("in/name").exists());
+            assert_eq!(fs::read_to_string(fixture.at("in/content")).unwrap(), "content");
+            fs::write(fixture.at("in/name"), "written").unwrap();
+            eventually("the mount is not in use", || unmount(&fixture.below("in")).is_ok());
+        }
+        fixture.unmount();
+    }
+}
+
+#[test]
+fn files_that_were_used_keep_no_file_system_in_a_cage_busy() {
+    needs!(as_root());
+    for options in [&["--size=1G"][..], &["--size=4T"], &["--size=1G", "--writes=through"]] {
+        let mut fixture = Fixture::cage_of(options, |source| fs::create_dir(source.join("in")).unwrap());
+        is_read_and_written(&fixture);
+        fixture.unmount();
+    }
+}
+
+/// Where something is mounted before the cage is, files are closed with their last user.
+#[test]
+fn a_cage_over_other_file_systems_is_asked_when_files_are_opened() {
+    needs!(as_root());
+    let mut fixture = Fixture::cage_of(&["--size=4T"], |source| mount_inside(source, "name"));
+    let why = Status::of(&fixture.mountpoint).asks_at_open().map(str::to_owned);
+    assert_eq!(why.as_deref(), Some("file systems are mounted inside the source"));
+    fs::write(fixture.at("in/name"), "written").unwrap();
+    assert_eq!(fs::read_to_string(fixture.at("in/name")).unwrap(), "written");
+    eventually("the mount is not in use", || unmount(&fixture.below("in")).is_ok());
+    fixture.unmount();
 }
 
 #[test]

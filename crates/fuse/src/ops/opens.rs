@@ -151,19 +151,13 @@ impl Door {
         self.survives.iter().for_each(|survives| survives.opens.closed(fh));
     }
 
-    /// Whether a file is on the file system of the root: a file that is kept open would keep one that
-    /// is mounted inside the source from being unmounted.
-    fn is_at_home(&self, nodeid: u64) -> bool {
-        self.inodes.node_and_id(nodeid).is_some_and(|(_, id)| Some(id.fs) == self.open.home)
-    }
-
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
         self.forget_open(fh);
         if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
-        let keep = (self.open.keeps && !handle.flags.writes() && self.is_at_home(handle.nodeid))
+        let keep = (self.open.keeps && !handle.flags.writes() && !handle.file.is_on_inner_mount())
             .then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
         let ended = self.inodes.with(handle.nodeid, |record| {
             let state = record.open_state_if_any()?;

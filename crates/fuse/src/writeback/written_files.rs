@@ -40,8 +40,10 @@ const MEMORY_FOR_ONE: u64 = 32 << 10;
 /// are far too many (so many times [`MOST`]).
 const LEAVING: usize = 100;
 const FAR_TOO_MANY: usize = 4;
-/// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves.
+/// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves; of one on a file
+/// system that is mounted inside the source, which could not be unmounted meanwhile.
 const QUIET: u64 = 10;
+const QUIET_ON_INNER_MOUNT: u64 = 1;
 
 /// The table, by node id.
 pub(crate) struct WrittenFiles {
@@ -61,6 +63,7 @@ struct Written {
     handle: Arc<OpenHandle>,
     /// Where it is noted.
     place: Option<usize>,
+    on_inner_mount: bool,
     uses: u64,
     /// The beat of the last use.
     last: u64,
@@ -148,8 +151,14 @@ impl WrittenFiles {
         }
         let nodeid = handle.nodeid;
         let noted = || self.noted.get().and_then(|noted| noted.add(nodeid));
-        let written =
-            files.entry(nodeid).or_insert_with(|| Written { handle, place: noted(), uses: 0, last, asked: None });
+        let written = files.entry(nodeid).or_insert_with(|| Written {
+            on_inner_mount: handle.file.is_on_inner_mount(),
+            handle,
+            place: noted(),
+            uses: 0,
+            last,
+            asked: None,
+        });
         (written.uses, written.last) = (written.uses + 1, last);
         let there = Arc::clone(&written.handle);
         self.count.store(files.len(), Ordering::Release);
@@ -208,18 +217,21 @@ impl WrittenFiles {
         let too_many = files.len().saturating_sub(most);
         let before = if too_many > 0 {
             let mut last: Vec<u64> = files.values().map(|written| written.last).collect();
-            *last.select_nth_unstable(too_many).1
-        } else if let Some(before) = now.checked_sub(QUIET) {
-            before
+            Some(*last.select_nth_unstable(too_many).1)
         } else {
-            return beat;
+            now.checked_sub(QUIET)
+        };
+        let inner_before = before.max(now.checked_sub(QUIET_ON_INNER_MOUNT));
+        let is_quiet = |written: &Written| {
+            let before = if written.on_inner_mount { inner_before } else { before };
+            before.is_some_and(|before| written.last <= before)
         };
         let room = match files.len() {
             count if count <= most => LEAVING,
             count if count <= most * FAR_TOO_MANY => LEAVING * 10,
             _ => usize::MAX,
         };
-        for (nodeid, written) in files.iter_mut().filter(|(_, written)| written.last <= before) {
+        for (nodeid, written) in files.iter_mut().filter(|(_, written)| is_quiet(written)) {
             let uses = Uses(written.uses);
             if written.asked == Some(uses) {
                 if beat.leaving.len() < room {

@@ -12,6 +12,7 @@ use super::{
     errno,
     locks::{Flocks, LockTables},
     node::HostNode,
+    stat,
 };
 use nacre_sys::{
     credentials,
@@ -47,6 +48,8 @@ pub(super) struct HostFile {
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
     writing: Option<Weak<HostShared>>,
+    /// The mount of the source's root.
+    root_mount: u64,
     /// Whether the file has set-id bits, asked before the first change. Who writes decides what
     /// becomes of them ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
     set_id: OnceLock<bool>,
@@ -56,12 +59,11 @@ pub(super) struct HostFile {
 
 impl HostFile {
     pub(super) fn new(
+        shared: &HostShared,
         node: Arc<HostNode>,
         descriptor: OwnedFd,
         flags: OpenFlags,
         direct: Option<u32>,
-        ioctl: bool,
-        locks: Arc<LockTables>,
         writing: Option<Weak<HostShared>>,
     ) -> HostFile {
         HostFile {
@@ -70,10 +72,11 @@ impl HostFile {
             _counted: descriptors::FILES.one(),
             flags,
             direct,
-            ioctl,
-            locks,
+            ioctl: shared.options.ioctl,
+            locks: Arc::clone(&shared.locks),
             flocks: Flocks::default(),
             writing,
+            root_mount: shared.directories.mounts().root().0,
             set_id: OnceLock::new(),
             set_id_given: AtomicBool::new(false),
         }
@@ -279,6 +282,11 @@ impl OpenFile for HostFile {
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
         if self.ioctl { forward(self.fd(), request, output) } else { Err(Errno::ENOTTY) }
+    }
+
+    fn is_on_inner_mount(&self) -> bool {
+        // Where nothing says so, it may be.
+        stat::of_file_timeless(self.fd()).map_or(true, |statx| stat::mount(&statx) != self.root_mount)
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {

@@ -120,15 +120,7 @@ impl HostShared {
         direct: Option<u32>,
     ) -> Opened {
         let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
-        let file = Arc::new(HostFile::new(
-            Arc::clone(node),
-            descriptor,
-            flags,
-            direct,
-            self.options.ioctl,
-            Arc::clone(&self.locks),
-            writing,
-        ));
+        let file = Arc::new(HostFile::new(self, Arc::clone(node), descriptor, flags, direct, writing));
         node.opened(&file);
         file
     }

@@ -57,6 +57,7 @@ use std::{
 
 pub(super) use inotify::Lease;
 pub use marks::{Tree, WatchGroup};
+pub(super) use mount_table::has_inner_mounts;
 
 /// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file
 /// systems' own headers).

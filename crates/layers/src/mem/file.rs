@@ -154,6 +154,10 @@ impl OpenFile for MemFile {
         Err(Errno::ENOTTY)
     }
 
+    fn is_on_inner_mount(&self) -> bool {
+        false
+    }
+
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }

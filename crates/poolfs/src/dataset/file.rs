@@ -265,6 +265,10 @@ impl OpenFile for DatasetFile {
         file_flags::ioctl(&request, output)
     }
 
+    fn is_on_inner_mount(&self) -> bool {
+        false
+    }
+
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }

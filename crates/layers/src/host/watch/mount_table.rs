@@ -94,6 +94,18 @@ fn try_join(shared: &Arc<HostShared>, channel: &Sender<Invalidation>) -> io::Res
     Ok(())
 }
 
+/// Whether file systems are mounted inside a source now.
+pub(in super::super) fn has_inner_mounts(shared: &HostShared) -> bool {
+    let inner = fs::read(TABLE).and_then(|table| Ok(Inside::of(shared)?.mounts(&table)));
+    match inner {
+        Ok(inner) => !inner.is_empty(),
+        Err(error) => {
+            tracing::debug!(%error, "the mount table cannot be read");
+            false
+        }
+    }
+}
+
 /// Follows them no longer. Waits for the end of the thread where it was the last host.
 pub(super) fn leave(shared: &Arc<HostShared>) {
     let mut running = FOLLOWER.lock();
