@@ -129,7 +129,9 @@ pub(crate) fn answer(
     layer: &dyn Layer,
     (collect, before): (bool, Option<u64>),
 ) -> (Settings, Agreement) {
-    // Others do not change what they offer.
+    // Whether files are opened by requests depends on the moment: on mounts inside the source.
+    let opens_before = before;
+    // Nothing else of these changes.
     let before = before.filter(|_| layer.capabilities().numbered.is_some());
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
@@ -137,7 +139,7 @@ pub(crate) fn answer(
     let acls = before.map_or(acls, |before| before & init::POSIX_ACL != 0);
     let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
     let writeback = collect && offer.has(init::WRITEBACK_CACHE);
-    let asks_at_open = match before {
+    let asks_at_open = match opens_before {
         Some(before) if before & init::NO_OPEN_SUPPORT != 0 => None,
         Some(_) => Some("so it was agreed on when it was mounted"),
         None => asks_at_open(offer, options, layer, (root, writeback)),

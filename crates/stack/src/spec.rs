@@ -217,6 +217,13 @@ impl StackSpec {
         }
         if let LayerSpec::Union(union) = leaf {
             union.check().map_err(|error| SpecError(format!("layer 1 (union): {error}")))?;
+            let shifts = filters.iter().any(|filter| matches!(filter, LayerSpec::Shift(_)));
+            if shifts && union.options().is_ok_and(|options| options.control_file) {
+                return Err(SpecError(
+                    "layer 1 (union): control-file=true cannot be below shift, whose users could be root to it"
+                        .to_owned(),
+                ));
+            }
         }
         match filters.iter().position(LayerSpec::is_leaf) {
             None => Ok(()),

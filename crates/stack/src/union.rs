@@ -7,11 +7,12 @@
 use super::{BuildError, Handle, Stack, build_in};
 use crate::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, UnionSpec};
 use nacre_layers::{context::Context, host::Tree};
-use nacre_union::{BranchMode, ChangeError, Control, Member, Union};
+use nacre_union::{BranchMode, ChangeError, Control, Member, Union, Words};
 use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{
+    ffi::OsStr,
     fmt, io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -281,8 +282,19 @@ impl Stack {
     pub fn set_creation_word(&self, word: &str) -> Result<(), BranchError> {
         let name = |word: &str| word.split_once('=').map_or(word, |(name, _)| name).replace('_', "-");
         self.change(|union, served, _| {
-            union.option.retain(|known| name(known) != name(word));
-            union.option.push(word.to_owned());
+            let is_pool = Words::parse(&Words::join(union.option.iter().map(OsStr::new))).is_ok_and(|words| words.pool);
+            // Words of mergerfs alone would make a pool of it in the next process.
+            let word = match word.split_once('=') {
+                Some(("category.create" | "func.create", policy)) if !is_pool => format!("create={policy}"),
+                Some(("func.mkdir", _)) if !is_pool => {
+                    return Err(BranchError::new(
+                        "func.mkdir: this union is no pool, where directories go where files go",
+                    ));
+                }
+                _ => word.to_owned(),
+            };
+            union.option.retain(|known| name(known) != name(&word));
+            union.option.push(word);
             let options = union.options().map_err(BranchError::new)?;
             served.union.control().set_creation_rules(&options);
             Ok(())

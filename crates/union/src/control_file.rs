@@ -69,7 +69,7 @@ impl ControlFile {
         if caller.uid != 0 && caller.uid != self.owner {
             return Err(Errno::EPERM);
         }
-        let key = name.strip_prefix(PREFIX).and_then(|key| std::str::from_utf8(key).ok()).ok_or(Errno::EOPNOTSUPP)?;
+        let key = name.strip_prefix(PREFIX).and_then(|key| std::str::from_utf8(key).ok()).ok_or(Errno::ENODATA)?;
         settings::set(&self.union, key, value)
     }
 }
@@ -201,7 +201,12 @@ impl Layer for ControlFile {
     }
 
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        if is_control(node) {
+        if is_control(node)
+            && flags.create
+            && settings::keys().any(|key| name.strip_prefix(PREFIX) == Some(key.as_bytes()))
+        {
+            Err(Errno::EEXIST)
+        } else if is_control(node) {
             self.set(caller, name, value)
         } else {
             self.below.setxattr(caller, node, name, value, flags)

@@ -399,14 +399,27 @@ impl UnionShared {
         let open =
             open.filter(|open| open.is_of(node) && open.is_on(&part.branch)).map(|open| Arc::clone(open.present()));
         self.make(caller, parent, name, On::Branch(&part.branch), &mut |spot| {
-            let making =
-                if spot.occupied { Making::Apart(spot.branch.work()?.temporary()) } else { Making::Itself(spot.name) };
             let layer = &spot.branch.layer;
             if self.is_copy(node, part) {
                 self.mark_home(parent, spot.part)?;
             }
             let file = open.as_deref().map(|file| file.inner());
-            let entry = layer.link(caller, &part.node, file, spot.home(&making)?, making.name()?)?;
+            // A link has no owner of its own, and users must not enter the work directory.
+            let apart = |making: &Making<'_>| layer.link(&OWN, &part.node, file, spot.home(making)?, making.name()?);
+            let (making, entry) = if spot.occupied {
+                let making = Making::Apart(spot.branch.work()?.temporary());
+                match apart(&making) {
+                    // The directory is on a file system mounted inside the branch.
+                    Err(Errno::EXDEV) => {
+                        let hidden = Making::Hidden(spot.branch.work()?.hidden_temporary());
+                        let entry = apart(&hidden)?;
+                        (hidden, entry)
+                    }
+                    entry => (making, entry?),
+                }
+            } else {
+                (Making::Itself(spot.name), layer.link(caller, &part.node, file, spot.directory, spot.name)?)
+            };
             layer.adopt(&part.node, &entry.node);
             spot.finish(&making, &part.node, node.kind)?;
             node.arrive(parent, name.bytes());

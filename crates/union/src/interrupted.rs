@@ -16,9 +16,9 @@
 use crate::{
     OWN, Union, UnionShared,
     lookup::FoundFile,
-    node::{UnionNode, View, lock_names},
+    node::{Part, UnionNode, View, lock_names},
 };
-use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Name, RenameFlags, Result};
+use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Layer, Name, RenameFlags, Result};
 use std::sync::{Arc, atomic::Ordering};
 
 /// How far a rename has come.
@@ -78,7 +78,11 @@ impl UnionShared {
         let number = |found: &Option<FoundFile>| found.as_ref().map(|found| self.number_of(found)).transpose();
         let (at_old, at_new) = (number(&from.found)?, number(&to.found)?);
         // A copy on another writable branch may have another number than the file had.
-        let has_left = at_old.is_none() && at_new != rename.replaced;
+        let is_copied = || to.found.iter().flat_map(|found| &found.parts).all(|part| part.branch.is_writable());
+        let has_left = match rename.exchange {
+            true => at_old.is_some() && at_old == rename.replaced,
+            false => at_old.is_none() && at_new != rename.replaced && is_copied(),
+        };
         if at_new.is_none() || rename.replaced == Some(rename.moving) || at_new != Some(rename.moving) && !has_left {
             return Ok(Progress::Unseen);
         }
@@ -90,7 +94,14 @@ impl UnionShared {
         match (source.is_directory(), target.is_directory()) {
             (true, true) if at_old == rename.replaced => Ok(Progress::Replaced),
             (true, true) => self.move_rest(&from, &to, rename.moving).map(|()| Progress::Complete),
-            (false, false) if above.branch.slot == below.branch.slot && above.id == below.id => Ok(Progress::BothNames),
+            (false, false) if above.branch.slot == below.branch.slot && above.id == below.id => {
+                // The file that was replaced on a branch above must not come back once the old name is gone.
+                let uncovered = to.view.parts.iter().filter(|part| part.branch.index() < below.branch.index());
+                for part in uncovered.filter(|part| part.branch.is_writable()) {
+                    self.make_durable(&part.branch, &part.node)?;
+                }
+                Ok(Progress::BothNames)
+            }
             // Somebody has made it in a branch meanwhile.
             _ => Ok(Progress::Complete),
         }
@@ -104,15 +115,26 @@ impl UnionShared {
         let mut rest = Vec::with_capacity(source.parts.len());
         for part in source.parts.iter().rev() {
             let homes = from.view.on(&part.branch).zip(to.view.on(&part.branch));
-            match homes.filter(|_| part.branch.is_writable() && is_free(part.branch.slot)) {
+            if !part.branch.is_writable() {
+                return Err(Errno::EROFS);
+            }
+            match homes.filter(|_| is_free(part.branch.slot)) {
                 Some((home, new_home)) => rest.push((&part.branch.layer, home, new_home)),
                 None => return Ok(()),
             }
         }
         let last = source.parts.last().ok_or(Errno::EIO)?;
         let known = self.nodes.by_part(last.branch.slot, last.id);
+        let mut moved: Vec<(&Arc<dyn Layer>, &Part, &Part)> = Vec::with_capacity(rest.len());
         for (layer, home, new_home) in rest {
-            layer.rename(&OWN, &home.node, from.name, &new_home.node, to.name, RenameFlags(0))?;
+            let renamed = layer.rename(&OWN, &home.node, from.name, &new_home.node, to.name, RenameFlags(0));
+            if let Err(error) = renamed {
+                for (layer, home, new_home) in moved {
+                    layer.rename(&OWN, &new_home.node, to.name, &home.node, from.name, RenameFlags(0))?;
+                }
+                return Err(error);
+            }
+            moved.push((layer, home, new_home));
         }
         if let Some(known) = known {
             known.leave(from.directory, from.name.bytes(), known.id != moving);
@@ -136,7 +158,9 @@ impl UnionShared {
         let branch = &found.top()?.branch;
         let below = self.sight_from(&OWN, &to.view, to.name, branch.index().saturating_add(1))?.found;
         let Some(below) = below.filter(|below| !below.is_directory()) else { return Ok(()) };
+        // A hard link on another branch has the same number.
         if self.number_of(&below)? == replaced
+            && below.attr.nlink == 1
             && let Some(home) = to.view.on(branch)
         {
             self.remove_replaced(&to.view, &below.top()?.branch, home, to.name);

@@ -66,6 +66,13 @@ pub enum Edit {
         /// From the top, 0 the first; beyond the last one, the bottom.
         place: usize,
     },
+    /// Other attributes of a branch.
+    Modify {
+        /// Its path.
+        path: PathBuf,
+        /// As they are written.
+        mode: String,
+    },
     /// A branch less, also while files on it are open.
     Remove(PathBuf),
     /// Another rule for where new files go, as one of the words after `-o`.
@@ -464,7 +471,7 @@ impl Layer for Union {
             numbered: None,
             // Copy-up has to see the first write.
             writeback: None,
-            needs_opens: None,
+            needs_opens: branches.iter().find_map(|branch| branch.layer.capabilities().needs_opens),
             open_files: Some(self),
             left_open: (any_left_open && self.shared.names.is_none()).then_some(self as &dyn LeftOpen),
             interrupted: Some(self),

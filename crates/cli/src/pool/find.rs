@@ -246,6 +246,10 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
             false => newest.identity.members.iter().position(is_own).and_then(|at| u16::try_from(at).ok()),
         }
     };
+    // Those that have labels at their beginning come first: labels at an end may be of a file there, on several paths to
+    // one disk.
+    let mut devices: Vec<&FoundDevice> = devices.iter().collect();
+    devices.sort_by_key(|device| !device.begins);
     for device in devices {
         let Some(place) = place(device) else {
             let why = format!("was a device of pool '{}', and is not any more", device.identity.name);
@@ -267,10 +271,6 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
                 pool.twins = Some((there.path.clone(), device.path.clone()));
             }
             Some(there) if there.age() == device.age() && there.begins => pass_over(device, end_only(device)),
-            Some(there) if there.age() == device.age() => {
-                pass_over(there, end_only(there));
-                chosen.insert(place, device);
-            }
             Some(there) if there.age() > device.age() => pass_over(device, older_copy(device)),
             there => {
                 there.into_iter().for_each(|there| pass_over(there, older_copy(there)));
@@ -623,6 +623,9 @@ mod tests {
         let disk = || FoundDevice { begins: false, ..device("disk", 0, 4, 9, 2) };
         assert_eq!(chosen(&[disk(), file()]), (words(&["image"]), words(&["disk"]), false));
         assert_eq!(chosen(&[file(), disk()]), (words(&["image"]), words(&["disk"]), false));
+        let other_path = || FoundDevice { begins: false, ..device("dm-0", 0, 4, 9, 3) };
+        let both = chosen(&[disk(), other_path(), file()]);
+        assert_eq!((both.0, both.2), (words(&["image"]), false));
         assert_eq!(chosen(&[disk()]), (words(&["disk"]), Vec::new(), false));
     }
 

@@ -52,6 +52,7 @@ set_ srcmounts "$place/c:$place/a:$place/b"; ls d
 set_ category.create ff; set_ minfreespace 1; echo new > new; ls "$place/c"; get category.create
 set_ category.create mfs; get func.create; set_ func.mkdir ff; get func.mkdir; get category.create
 set_ pid 1; set_ nonsense 1
+set_ branches "$place/c=RO:$place/a=NC:$place/b=RW"; echo more > more; ls "$place/b"; set_ branches "$place/c:$place/a:$place/b"
 getfattr -n user.other .mergerfs; setfattr -x user.mergerfs.pid .mergerfs
 cat .mergerfs; rm .mergerfs
 getfattr --absolute-names -m nothing d/one
@@ -120,6 +121,8 @@ fn it_mounts_by_every_way_that_fstab_has() {
     mount(&fixture, "ours", "defaults,category.create=mfs");
     assert_eq!(of_table(), format!("fuse.mergerfs {0}/a:{0}/b\n", place.display()));
     assert_eq!(list(&fixture.mountpoint).len(), 2);
+    // By which mergerfs-tools know a pool.
+    assert_eq!(sh(place, &format!("findmnt -no FSROOT {at}")), "/\n");
     assert!(run(nacre(), ["umount", at]).status.success());
     // Patterns, blanks, and mount(8)'s helper.
     let pattern = format!("{}/[ab]", place.display());
@@ -131,6 +134,14 @@ fn it_mounts_by_every_way_that_fstab_has() {
     assert!(run(nacre(), ["umount", at]).status.success());
     assert!(called("ours", place, &["a", "b", "c", at]).status.success());
     assert_eq!(list(&fixture.mountpoint).len(), 3);
+    assert!(run(nacre(), ["umount", at]).status.success());
+    // A disk that is not there.
+    assert!(called("ours", place, &["a:nowhere", at]).status.success());
+    assert_eq!(list(&fixture.mountpoint).len(), 2);
+    assert_eq!(
+        sh(&fixture.mountpoint, "getfattr --only-values -n user.mergerfs.srcmounts .mergerfs").matches(':').count(),
+        0
+    );
     assert!(run(nacre(), ["umount", at]).status.success());
     for helper in ["mount.mergerfs", "mount.fuse.mergerfs"] {
         let mut call = Command::new(nacre());

@@ -288,6 +288,7 @@ pub fn edit(edit: Edit, ask: impl FnOnce(UnionRequest) -> Result<UnionAnswer, Fa
             UnionRequest::Add { branch: text, place: BranchPosition::Bottom }
         }
         Edit::Add { text, place } => UnionRequest::Add { branch: text, place: BranchPosition::At(place + 1) },
+        Edit::Modify { path, mode } => UnionRequest::Modify { branch: path.into_os_string().into_vec(), mode },
         Edit::Remove(path) => UnionRequest::Remove { branch: path.into_os_string().into_vec(), force: true },
         Edit::Word(word) => UnionRequest::Word { word },
     };
@@ -304,7 +305,9 @@ pub fn edit(edit: Edit, ask: impl FnOnce(UnionRequest) -> Result<UnionAnswer, Fa
         Exit::Busy => Errno::EBUSY,
         Exit::NotFound => Errno::ENOENT,
         Exit::Denied => Errno::EACCES,
-        Exit::Usage | Exit::Failure => Errno::EINVAL,
+        Exit::Usage => Errno::EINVAL,
+        // The reason is in the log; mergerfs has no other number either.
+        Exit::Failure => Errno::EIO,
     })
 }
 

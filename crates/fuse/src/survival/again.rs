@@ -12,6 +12,7 @@
 //! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know (RMDIR in layers of several steps: the name is not there) |
 //! | RENAME, also an exchange | the file that had the old name has the new one, and not the old one; layers of several steps are asked, and take those that are missing (`FinishRename`) |
 //! | SETXATTR that creates | the attribute has the value, and was not there |
+//! | SETXATTR of a setting of a union (`user.mergerfs.*`) | its value is another one than before: `-<` of branches removes one each time |
 //! | REMOVEXATTR | there is none, and there was one |
 //! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
 //! | FALLOCATE that moves the end | the end has moved |
@@ -47,6 +48,8 @@ const NOT_THERE: u64 = 1;
 const THERE: u64 = 2;
 /// `XATTR_CREATE`.
 const XATTR_CREATE: u32 = 1;
+/// Before the names of attributes that are settings of a union.
+const SETTING: &[u8] = b"user.mergerfs.";
 /// No file has this identity.
 const NO_FILE: FileId = FileId { fs: 0, ino: 0, generation: 0 };
 
@@ -99,8 +102,11 @@ impl Door {
             Op::Rename { name: old, new_dir, new_name, .. } => {
                 let parent = self.node(header.nodeid)?;
                 let moving = self.layer.lookup(&caller(header), &parent, name(old)?)?.attr.id;
-                let there = self.there(&Header { nodeid: new_dir, ..*header }, new_name)?;
-                let replaced = there.map_or(NO_FILE, |(.., entry)| entry.attr.id);
+                let replaced = match self.layer.capabilities().interrupted {
+                    Some(_) => self.there(&Header { nodeid: new_dir, ..*header }, new_name)?,
+                    None => None,
+                };
+                let replaced = replaced.map_or(NO_FILE, |(.., entry)| entry.attr.id);
                 [moving.fs, moving.ino, moving.generation, replaced.fs, replaced.ino, replaced.generation]
             }
             Op::Create { name, .. } | Op::Mkdir { name, .. } | Op::Mknod { name, .. } | Op::Symlink { name, .. }
@@ -108,6 +114,7 @@ impl Door {
             {
                 one_fact(if self.there(header, name)?.is_some() { THERE } else { NOT_THERE })
             }
+            Op::Setxattr { name, .. } if name.starts_with(SETTING) => [THERE, self.setting(header, name)?, 0, 0, 0, 0],
             Op::Setxattr { name, .. } | Op::Removexattr { name } => {
                 let node = self.node(header.nodeid)?;
                 match self.layer.getxattr(&caller(header), &node, name, &mut []) {
@@ -170,6 +177,12 @@ impl Door {
             {
                 return self.note_moved(header, name, (new_dir, new_name), flags);
             }
+            Op::Setxattr { name, .. } if name.starts_with(SETTING) => {
+                let [_, before, ..] = noted.facts;
+                if before != 0 && self.setting(header, name)? != before {
+                    return Ok(());
+                }
+            }
             Op::Setxattr { name, value, .. } if noted.facts.first() != Some(&THERE) => {
                 let mut known = vec![0; value.len()];
                 let node = self.node(header.nodeid)?;
@@ -199,6 +212,20 @@ impl Door {
             "a request is carried out again"
         );
         self.dispatch(request, reply)
+    }
+
+    /// A checksum of a setting's value (FNV-1a); of one that is not there, that of nothing.
+    fn setting(&self, header: &Header, name: &[u8]) -> Outcome<u64> {
+        let node = self.node(header.nodeid)?;
+        let size = self.layer.getxattr(&caller(header), &node, name, &mut []).unwrap_or(0);
+        let mut value = vec![0; size];
+        if size > 0 {
+            let read = self.layer.getxattr(&caller(header), &node, name, &mut value)?;
+            value.truncate(read);
+        }
+        Ok(value
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
     }
 
     fn finish_making(
@@ -374,7 +401,7 @@ fn one_fact(fact: u64) -> Facts {
 fn is_noted(op: &Op<'_>) -> bool {
     match op {
         Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } | Op::Removexattr { .. } => true,
-        Op::Setxattr { flags, .. } => flags & XATTR_CREATE != 0,
+        Op::Setxattr { flags, name, .. } => flags & XATTR_CREATE != 0 || name.starts_with(SETTING),
         Op::Write { flags, write_flags, .. } => {
             OpenFlags(*flags).appends() && write_flags & abi::flag::WRITE_CACHE == 0
         }

@@ -145,6 +145,7 @@ impl WrittenFiles {
     /// None where none may be entered.
     pub fn add(&self, handle: Arc<OpenHandle>) -> Option<Arc<OpenHandle>> {
         let last = self.beats.load(Ordering::Relaxed);
+        let on_inner_mount = handle.file.is_on_inner_mount();
         let mut files = self.files.lock();
         if self.closed.load(Ordering::Acquire) {
             return None;
@@ -152,7 +153,7 @@ impl WrittenFiles {
         let nodeid = handle.nodeid;
         let noted = || self.noted.get().and_then(|noted| noted.add(nodeid));
         let written = files.entry(nodeid).or_insert_with(|| Written {
-            on_inner_mount: handle.file.is_on_inner_mount(),
+            on_inner_mount,
             handle,
             place: noted(),
             uses: 0,

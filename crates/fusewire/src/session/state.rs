@@ -28,7 +28,7 @@ use crate::sys;
 
 /// Interrupts for requests that no thread has taken yet are remembered, the last so many.
 const EARLY_INTERRUPTS: usize = 64;
-/// Threads of one session, however many wait for users.
+/// Threads of one session, however many wait for users; beyond them each queue may have [`LEAST_OF_QUEUE`].
 const MOST_THREADS: i32 = 2048;
 /// As many as each queue may have whatever the others have: on io_uring threads stay with their queue until the session
 /// ends, so that a burst on one CPU must not leave none for another.

@@ -286,7 +286,7 @@ impl OpenFile for HostFile {
 
     fn is_on_inner_mount(&self) -> bool {
         // Where nothing says so, it may be.
-        stat::of_file_timeless(self.fd()).map_or(true, |statx| stat::mount(&statx) != self.root_mount)
+        stat::mount_of(self.fd()) != Ok(self.root_mount)
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {

@@ -96,6 +96,13 @@ fn time(stamp: StatxTimestamp) -> Time {
     Time { sec: stamp.tv_sec, nsec: stamp.tv_nsec }
 }
 
+/// The mount that an open file was reached through. The file system is not asked: one that another program serves may
+/// not answer.
+pub(super) fn mount_of(file: BorrowedFd<'_>) -> Result<u64> {
+    let flags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
+    rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID).map(|statx| mount(&statx)).map_err(errno)
+}
+
 /// The mount that the file was reached through.
 pub(super) fn mount(statx: &Statx) -> u64 {
     statx.stx_mnt_id

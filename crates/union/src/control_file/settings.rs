@@ -4,7 +4,7 @@
 //! setting that cannot be changed while mounted, ENODATA for an unknown one, EINVAL for a value that is not
 //! understood. Words of mergerfs that change nothing in a union are not settings.
 
-use crate::{BranchMode, CreatePolicy, Hold, Ignored, Union, options, union::Edit};
+use crate::{BRANCHES_MAX, BranchMode, CreatePolicy, Hold, Ignored, Union, options, union::Edit};
 use nacre_vfs::{Errno, Result};
 use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -100,96 +100,158 @@ pub(super) fn set(union: &Union, key: &str, value: &[u8]) -> Result<()> {
     if key.starts_with("cmd.") {
         return Ok(());
     }
-    let (known, present) = row(key).ok_or(Errno::ENODATA)?;
+    let (known, value_now) = row(key).ok_or(Errno::ENODATA)?;
     match *known {
-        "branches" | "srcmounts" => edits(&names(union), value)?.into_iter().try_for_each(|edit| union.edit(edit)),
+        "branches" | "srcmounts" => {
+            let edits = edits(&present(union), value)?;
+            // All of them or none, as far as can be seen beforehand.
+            let missing = |edit: &Edit| matches!(edit, Edit::Add { text, .. } if !is_directory(text));
+            if edits.iter().any(missing) {
+                return Err(Errno::ENOENT);
+            }
+            edits.into_iter().try_for_each(|edit| union.edit(edit))
+        }
         "category.create" | "func.create" | "func.mkdir" | "minfreespace" => {
             let value = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
             union.edit(Edit::Word(format!("{known}={value}")))
         }
-        _ if present(union) == value => Ok(()),
+        _ if value_now(union) == value => Ok(()),
         _ => Err(Errno::EROFS),
     }
 }
 
-fn names(union: &Union) -> Vec<PathBuf> {
-    union.shared().branches().iter().map(|branch| branch.name.clone()).collect()
+fn present(union: &Union) -> Vec<Listed> {
+    let branches = union.shared().branches();
+    branches.iter().map(|branch| Listed { path: branch.name.clone(), mode: (*branch.mode()).clone() }).collect()
+}
+
+fn is_directory(text: &[u8]) -> bool {
+    let parsed = crate::parse_one(std::ffi::OsStr::from_bytes(text), BranchMode::rw());
+    parsed.is_ok_and(|(path, _)| path.is_dir())
+}
+
+/// A branch as it is, or as a value of `branches` has it.
+#[derive(Clone, Debug)]
+struct Listed {
+    path: PathBuf,
+    mode: BranchMode,
+}
+
+impl Listed {
+    /// What may be done with it, in mergerfs' words.
+    fn shown(&self) -> &'static str {
+        shown(&self.mode)
+    }
 }
 
 /// The changes that a value of `branches` asks for: `+<LIST` puts branches on top, `+LIST` and `+>LIST` at the bottom;
 /// `-LIST` removes branches, `-<` the first one, `->` the last one; anything else, also after `=`, is the whole list.
-fn edits(present: &[PathBuf], value: &[u8]) -> Result<Vec<Edit>> {
+fn edits(present: &[Listed], value: &[u8]) -> Result<Vec<Edit>> {
     let on_top = |list: &[u8]| -> Result<Vec<Edit>> {
-        Ok(listed(list)?.into_iter().rev().map(|text| Edit::Add { text, place: 0 }).collect())
+        Ok(new(present, list)?.into_iter().rev().map(|branch| add(&branch, 0)).collect())
     };
     let at_the_bottom = |list: &[u8]| -> Result<Vec<Edit>> {
-        Ok(listed(list)?.into_iter().map(|text| Edit::Add { text, place: usize::MAX }).collect())
+        Ok(new(present, list)?.into_iter().map(|branch| add(&branch, usize::MAX)).collect())
     };
+    let remove =
+        |branch: Option<&Listed>| Ok(branch.map(|branch| Edit::Remove(branch.path.clone())).into_iter().collect());
     match value {
         [b'+', b'<', list @ ..] => on_top(list),
         [b'+', b'>', list @ ..] | [b'+', list @ ..] => at_the_bottom(list),
-        [b'-', b'<'] => Ok(present.first().cloned().map(Edit::Remove).into_iter().collect()),
-        [b'-', b'>'] => Ok(present.last().cloned().map(Edit::Remove).into_iter().collect()),
-        [b'-', list @ ..] => Ok(listed(list)?.iter().map(|text| Edit::Remove(path(text))).collect()),
-        [b'=', list @ ..] | list => replaced(present, listed(list)?),
+        [b'-', b'<'] => remove(present.first()),
+        [b'-', b'>'] => remove(present.last()),
+        [b'-', list @ ..] => {
+            let gone = listed(list)?;
+            // One is always left.
+            if present.iter().all(|branch| is_in(&gone, branch)) {
+                return Err(Errno::EINVAL);
+            }
+            Ok(gone.into_iter().map(|branch| Edit::Remove(branch.path)).collect())
+        }
+        [b'=', list @ ..] | list => replaced(present, &listed(list)?),
     }
 }
 
-/// From the present branches to a whole list of others. What is in both stays where it is.
-fn replaced(present: &[PathBuf], wanted: Vec<Vec<u8>>) -> Result<Vec<Edit>> {
-    let paths: Vec<PathBuf> = wanted.iter().map(|text| path(text)).collect();
-    let stays: Vec<&PathBuf> = present.iter().filter(|name| paths.contains(name)).collect();
-    let in_order: Vec<&PathBuf> = paths.iter().filter(|name| present.contains(name)).collect();
+fn add(branch: &Listed, place: usize) -> Edit {
+    Edit::Add { text: written(branch), place }
+}
+
+fn is_in(list: &[Listed], branch: &Listed) -> bool {
+    list.iter().any(|other| other.path == branch.path)
+}
+
+/// The branches of a list that are to be added: none of them may be there, or twice in the list, or one too many.
+fn new(present: &[Listed], list: &[u8]) -> Result<Vec<Listed>> {
+    let new = listed(list)?;
+    let too_many = present.len() + new.len() > BRANCHES_MAX;
+    if too_many || new.iter().any(|branch| is_in(present, branch)) { Err(Errno::EINVAL) } else { Ok(new) }
+}
+
+/// From the present branches to a whole list of others. Those in both stay where they are, with other attributes where
+/// mergerfs has words for the difference.
+fn replaced(present: &[Listed], wanted: &[Listed]) -> Result<Vec<Edit>> {
+    let stays: Vec<&Path> = present.iter().filter(|branch| is_in(wanted, branch)).map(|branch| &*branch.path).collect();
+    let kept: Vec<&Listed> = wanted.iter().filter(|branch| is_in(present, branch)).collect();
     // Files open on a branch would be lost if it were removed and added at another place.
-    if stays != in_order || paths.is_empty() {
+    if wanted.is_empty() || !kept.iter().map(|branch| &*branch.path).eq(stays) {
         return Err(Errno::EINVAL);
     }
-    let new = wanted.into_iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|new| !present.contains(new)));
     let mut edits: Vec<Edit> = Vec::new();
-    let gone: Vec<PathBuf> = present.iter().filter(|name| !paths.contains(name)).cloned().collect();
     // From the top: all that is above a place is there already, and what goes comes last, so that one branch is always
     // left. Those that go lie below what is new at the same place.
-    let mut list: Vec<PathBuf> = present.to_vec();
-    for (at, text) in new {
-        let after = paths.get(..at).and_then(|above| above.last());
-        let place = after.and_then(|above| list.iter().position(|name| name == above)).map_or(0, |above| above + 1);
-        list.insert(place, path(&text));
-        edits.push(Edit::Add { text, place });
+    let mut list: Vec<&Path> = present.iter().map(|branch| &*branch.path).collect();
+    let mut above: Option<&Path> = None;
+    for branch in wanted {
+        if !is_in(present, branch) {
+            let place = list.iter().position(|path| Some(*path) == above).map_or(0, |above| above + 1);
+            list.insert(place, &branch.path);
+            edits.push(add(branch, place));
+        }
+        above = Some(&branch.path);
     }
-    edits.extend(gone.into_iter().map(Edit::Remove));
+    for branch in kept {
+        let before = present.iter().find(|before| before.path == branch.path);
+        if before.is_some_and(|before| before.shown() != branch.shown() || before.mode.min_free != branch.mode.min_free)
+        {
+            edits.push(Edit::Modify { path: branch.path.clone(), mode: branch.mode.to_string() });
+        }
+    }
+    let gone = present.iter().filter(|branch| !is_in(wanted, branch));
+    edits.extend(gone.map(|branch| Edit::Remove(branch.path.clone())));
     Ok(edits)
 }
 
-/// The branches of a list divided by colons; those without attributes are `rw`, as in every pool.
-fn listed(list: &[u8]) -> Result<Vec<Vec<u8>>> {
+/// The branches of a list divided by colons, each once; those without attributes are `rw`, as in every pool.
+fn listed(list: &[u8]) -> Result<Vec<Listed>> {
     let parsed = crate::parse_pool(std::ffi::OsStr::from_bytes(list)).map_err(|_| Errno::EINVAL)?;
-    Ok(parsed.into_iter().map(|(path, mode)| written(&path, &mode.to_string())).collect())
+    let all: Vec<Listed> = parsed.into_iter().map(|(path, mode)| Listed { path, mode }).collect();
+    let is_twice = |at: usize, branch: &Listed| all.iter().skip(at + 1).any(|other| other.path == branch.path);
+    if all.iter().enumerate().any(|(at, branch)| is_twice(at, branch)) { Err(Errno::EINVAL) } else { Ok(all) }
 }
 
 /// A branch as it is written.
-fn written(path: &Path, mode: &str) -> Vec<u8> {
-    let mut text = crate::escape_path(path).into_vec();
+fn written(branch: &Listed) -> Vec<u8> {
+    let mut text = crate::escape_path(&branch.path).into_vec();
     text.push(b'=');
-    text.extend_from_slice(mode.as_bytes());
+    text.extend_from_slice(branch.mode.to_string().as_bytes());
     text
 }
 
-/// The path of a branch as [`written`] has it.
-fn path(text: &[u8]) -> PathBuf {
-    let parsed = crate::parse_one(std::ffi::OsStr::from_bytes(text), BranchMode::rw());
-    parsed.map(|(path, _)| path).unwrap_or_default()
+fn shown(mode: &BranchMode) -> &'static str {
+    match (mode.writable(), mode.creates()) {
+        (true, true) => "RW",
+        (true, false) => "NC",
+        (false, _) => "RO",
+    }
 }
 
 fn branches(union: &Union, modes: bool) -> Vec<u8> {
     let shared = union.shared();
     let text = |branch: &std::sync::Arc<crate::branches::Branch>| {
         let name = crate::escape_path(&branch.name).into_vec();
-        let mode = match (branch.mode().writable(), branch.creates()) {
-            (true, true) => "RW",
-            (true, false) => "NC",
-            (false, _) => "RO",
-        };
-        if modes { [&name, b"=".as_slice(), mode.as_bytes()].concat() } else { name }
+        let mode = shown(&branch.mode());
+        let least = branch.mode().min_free.map_or_else(String::new, |bytes| format!(",{bytes}"));
+        if modes { [&name, b"=".as_slice(), mode.as_bytes(), least.as_bytes()].concat() } else { name }
     };
     let all: Vec<Vec<u8>> = shared.branches().iter().map(text).collect();
     all.join(&b':')
@@ -231,10 +293,12 @@ mod tests {
     use super::*;
 
     fn changes(value: &str) -> Result<Vec<String>> {
-        let present = [PathBuf::from("/a"), PathBuf::from("/b"), PathBuf::from("/c")];
+        let branch = |path: &str, mode: &str| Listed { path: path.into(), mode: BranchMode::parse(mode).unwrap() };
+        let present = [branch("/a", "rw"), branch("/b", "rw+wh"), branch("/c", "ro+wh")];
         let shown = |edit: Edit| match edit {
             Edit::Add { text, place: usize::MAX } => format!("+>{}", String::from_utf8_lossy(&text)),
             Edit::Add { text, place } => format!("+{place} {}", String::from_utf8_lossy(&text)),
+            Edit::Modify { path, mode } => format!("{}={mode}", path.display()),
             Edit::Remove(path) => format!("-{}", path.display()),
             Edit::Word(word) => word,
         };
@@ -250,14 +314,17 @@ mod tests {
             ("-/a:/c", &["-/a", "-/c"]),
             ("-<", &["-/a"]),
             ("->", &["-/c"]),
-            ("/a:/b:/c", &[]),
-            ("=/a:/c", &["-/b"]),
-            ("/x:/a:/y:/c", &["+0 /x=rw", "+2 /y=rw", "-/b"]),
+            ("/a=RW:/b=RW:/c=RO", &[]),
+            ("/a=RO:/b=NC:/c=RO", &["/a=ro", "/b=nc"]),
+            ("=/a:/c=RO", &["-/b"]),
+            ("/x:/a:/y:/c=RO", &["+0 /x=rw", "+2 /y=rw", "-/b"]),
             ("/x", &["+0 /x=rw", "-/a", "-/b", "-/c"]),
         ] {
             assert_eq!(changes(value).unwrap(), expected, "{value}");
         }
-        assert_eq!(changes("/b:/a:/c"), Err(Errno::EINVAL));
+        for refused in ["/b:/a:/c", "+/a", "+</x:/x", "/x:/x", "-/a:/b:/c"] {
+            assert_eq!(changes(refused), Err(Errno::EINVAL), "{refused}");
+        }
         assert_eq!(changes(""), Err(Errno::EINVAL));
         assert_eq!(changes("+/x=nonsense"), Err(Errno::EINVAL));
     }

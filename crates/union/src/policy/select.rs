@@ -130,6 +130,11 @@ fn top_down_parent(branches: &[BranchView], notes: &mut impl Notes) -> Result<us
         Ordering::Less => "the next writable one above the highest that has the directory".to_owned(),
         Ordering::Greater => "the next writable one below the highest that has the directory; none above is".to_owned(),
     });
+    for (at, branch) in branches.iter().enumerate().take(chosen).skip(top + 1) {
+        if let Err(refused) = branch.admits() {
+            refuse(at, branch, refused, notes);
+        }
+    }
     for above in 0..chosen {
         notes.refuse(above, || "it does not have the directory".to_owned());
     }

@@ -57,6 +57,7 @@ pub const MOUNTS: &[Row] = &[
 pub const UNIONS: &[Row] = &[
     row("union", "", "union upper:lower at"),
     row("fuse-overlayfs", "", "fuse-overlayfs -o lowerdir=lower,upperdir=upper,workdir=work at"),
+    row("mergerfs", "", "mergerfs -o minfreespace=0 upper:other at"),
     row("union add", "nacre union upper:lower at", "union add at other"),
     row("union del", "nacre union upper:other:lower at", "union del at other"),
     row("union mod", "nacre union upper:lower at", "union mod at lower=rw"),

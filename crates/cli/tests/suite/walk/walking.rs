@@ -177,7 +177,7 @@ fn die(row: &Row, kind: usize, delay: u64, ends: &Ends) -> Option<String> {
         bare.unmount_all();
         return settle_as(&scene, &[&bare.look(), after_bare], is_but_for_directories);
     }
-    if kind == 1 || row.verb == "union" || row.verb == "fuse-overlayfs" {
+    if kind == 1 || ["union", "fuse-overlayfs", "mergerfs"].contains(&row.verb) {
         return settle_as(&scene, &[before, after], is_but_for_directories);
     }
     settle(&scene, &[before, after])

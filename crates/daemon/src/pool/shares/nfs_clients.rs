@@ -51,14 +51,19 @@ impl Client {
     /// Its states of a file system.
     fn states_of(&self, device: (u32, u32)) -> Vec<&str> {
         let superblock = format!("superblock: \"{:02x}:{:02x}:", device.0, device.1);
-        self.states.lines().filter(|line| line.contains(&superblock)).collect()
+        self.states.lines().filter(|line| head(line).is_some_and(|head| head.contains(&superblock))).collect()
+    }
+
+    /// Whether all of its states are of a file system.
+    fn has_only(&self, device: (u32, u32)) -> bool {
+        self.states_of(device).len() == self.states.lines().filter(|line| !line.trim().is_empty()).count()
     }
 
     /// What it holds of a file system, in words.
     fn holds(&self, device: (u32, u32)) -> Option<String> {
         let mut states = self.states_of(device);
         if self.value("admin-revoked states").is_some() {
-            states.retain(|line| !line.contains("{ type: deleg,"));
+            states.retain(|line| !head(line).is_some_and(|head| head.contains("{ type: deleg,")));
         }
         let name =
             states.first()?.split("filename: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
@@ -70,6 +75,11 @@ impl Client {
         let (address, name) = (printable(address.as_bytes()), printable(name.as_bytes()));
         Some(format!("the NFS client {address} has '{name}'{others} open or delegated"))
     }
+}
+
+/// A line of `states` before the name of the file, which the kernel does not escape: it may hold anything.
+fn head(line: &str) -> Option<&str> {
+    line.split(", filename: \"").next().filter(|head| head.starts_with("- 0x"))
 }
 
 fn lease() -> u64 {
@@ -116,8 +126,10 @@ pub(super) fn release(at: &Path, device: (u32, u32)) {
     let lease = lease();
     for directory in children(Path::new(CLIENTS)) {
         let Some(client) = Client::read(&directory) else { continue };
+        // With locks and opens of other exports it stays: they would go, too.
         if client.has_lapsed(lease)
             && !client.states_of(device).is_empty()
+            && client.has_only(device)
             && let Err(error) = fs::write(directory.join("ctl"), "expire\n")
         {
             tracing::warn!(%error, client = client.value("address"), "a lapsed NFS client was not expired");
@@ -156,6 +168,11 @@ mod tests {
         assert_eq!(client(INFO, &both).holds((0, 0x22)).as_deref(), Some(two));
         assert_eq!(client(INFO, &both).holds((0, 0x23)), None);
         assert_eq!(client(INFO, &both).holds((0, 0x2)), None);
+        // Names of files that look like states.
+        let open = OPEN.replace("root/appended", "x{ type: deleg, superblock: \"00:23:1");
+        assert!(client(REVOCABLE, &open).holds((0, 0x22)).is_some());
+        assert_eq!(client(INFO, &open).holds((0, 0x23)), None);
+        assert!(client(INFO, &both).has_only((0, 0x22)) && !client(INFO, &both).has_only((0, 0x23)));
     }
 
     #[test]
