@@ -158,9 +158,7 @@ impl UnionShared {
         let branch = &found.top()?.branch;
         let below = self.sight_from(&OWN, &to.view, to.name, branch.index().saturating_add(1))?.found;
         let Some(below) = below.filter(|below| !below.is_directory()) else { return Ok(()) };
-        // A hard link on another branch has the same number.
         if self.number_of(&below)? == replaced
-            && below.attr.nlink == 1
             && let Some(home) = to.view.on(branch)
         {
             self.remove_replaced(&to.view, &below.top()?.branch, home, to.name);

@@ -294,7 +294,7 @@ mod tests {
 
     fn changes(value: &str) -> Result<Vec<String>> {
         let branch = |path: &str, mode: &str| Listed { path: path.into(), mode: BranchMode::parse(mode).unwrap() };
-        let present = [branch("/a", "rw"), branch("/b", "rw+wh"), branch("/c", "ro+wh")];
+        let present = [branch("/a", "rw"), branch("/b", "rw+tier"), branch("/c", "ro+wh")];
         let shown = |edit: Edit| match edit {
             Edit::Add { text, place: usize::MAX } => format!("+>{}", String::from_utf8_lossy(&text)),
             Edit::Add { text, place } => format!("+{place} {}", String::from_utf8_lossy(&text)),
