@@ -138,7 +138,7 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     plan::mirror(program, settings, positionals)
 }
 
-/// The failure of a line whose words are those of a union, but whose source is not.
+/// A failure of a line with words of unions whose source lacks `union:`, with this hint.
 fn for_unions(failure: Failure, texts: &[OsString]) -> Failure {
     let list = texts.join(OsStr::new(","));
     match nacre_union::Words::parse(&list) {

@@ -275,7 +275,7 @@ impl Stack {
         Ok(warnings)
     }
 
-    /// Gives the union another word for where new files go, in place of those of the same name.
+    /// Replaces the words of one name by another word that decides where new files go.
     ///
     /// # Errors
     /// There is no union, or the word is not understood.

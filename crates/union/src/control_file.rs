@@ -24,7 +24,7 @@ const ID: FileId = FileId { fs: u64::MAX, ino: 0x7fff_fffe, generation: 0 };
 /// Before the name of each setting.
 const PREFIX: &[u8] = b"user.mergerfs.";
 
-/// Which the node of the control file holds.
+/// The content of the control file's node.
 struct Marker;
 
 /// A union with a control file.
@@ -48,6 +48,11 @@ impl ControlFile {
             && self.union.shared().held(parent).is_ok_and(|parent| Arc::ptr_eq(&parent, &self.union.shared().root))
     }
 
+    /// Whether a caller may change settings.
+    fn may_set(&self, caller: &Caller) -> bool {
+        caller.uid == 0 || caller.uid == self.owner
+    }
+
     /// Refuses a name for something else.
     fn check_name(&self, parent: &Node, name: Name<'_>) -> Result<()> {
         if self.is_its_name(parent, name) { Err(Errno::EPERM) } else { Ok(()) }
@@ -66,7 +71,7 @@ impl ControlFile {
 
     /// Changes a setting.
     fn set(&self, caller: &Caller, name: &[u8], value: &[u8]) -> Result<()> {
-        if caller.uid != 0 && caller.uid != self.owner {
+        if !self.may_set(caller) {
             return Err(Errno::EPERM);
         }
         let key = name.strip_prefix(PREFIX).and_then(|key| std::str::from_utf8(key).ok()).ok_or(Errno::ENODATA)?;
@@ -115,8 +120,7 @@ impl Layer for ControlFile {
         if !is_control(node) {
             return self.below.access(caller, node, mask);
         }
-        let is_owner = caller.uid == 0 || caller.uid == self.owner;
-        let granted = if is_owner { 6 } else { 4 };
+        let granted = if self.may_set(caller) { 6 } else { 4 };
         if mask & !granted == 0 { Ok(()) } else { Err(Errno::EACCES) }
     }
 

@@ -63,7 +63,7 @@ impl<'a> Spot<'a> {
         let layer = &self.branch.layer;
         if let Making::Hidden(temporary) | Making::Apart(temporary) = making {
             let home = self.home(making)?;
-            let moved = self.move_over(&**layer, (home, temporary.name()?), kind);
+            let moved = self.move_over(&**layer, home, temporary.name()?, kind);
             if let Err(error) = moved {
                 let _ = if kind == Kind::Directory {
                     crate::listing::purge(&**layer, node).and_then(|()| layer.rmdir(&OWN, home, temporary.name()?))
@@ -84,7 +84,7 @@ impl<'a> Spot<'a> {
         Ok(())
     }
 
-    fn move_over(&self, layer: &dyn Layer, (home, temporary): (&Node, Name<'_>), kind: Kind) -> Result<()> {
+    fn move_over(&self, layer: &dyn Layer, home: &Node, temporary: Name<'_>, kind: Kind) -> Result<()> {
         if kind == Kind::Directory && self.occupied {
             let (directory, work) = (self.directory, self.branch.work()?);
             let aside = work.temporary();

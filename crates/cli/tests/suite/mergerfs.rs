@@ -160,7 +160,7 @@ fn it_mounts_by_every_way_that_fstab_has() {
     }
 }
 
-/// A policy and a branch that came by the control file are those of the next process as well.
+/// The next process has the policy and the branch that were set by the control file.
 #[test]
 fn what_was_set_outlives_the_process() {
     needs!(as_root());

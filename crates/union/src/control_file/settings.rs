@@ -1,6 +1,6 @@
 //! The settings in mergerfs' control file: their names and values, and how one is changed.
 //!
-//! Called by [`super::ControlFile`]. Names, values and errors are those of mergerfs(1), "RUNTIME CONFIG": EROFS for a
+//! Called by [`super::ControlFile`]. mergerfs(1), "RUNTIME CONFIG", has the names, values and errors: EROFS for a
 //! setting that cannot be changed while mounted, ENODATA for an unknown one, EINVAL for a value that is not
 //! understood. Words of mergerfs that change nothing in a union are not settings.
 

@@ -3,8 +3,8 @@
 //! Called by [`super::Shares`] around the unmount of a shared file system. Once an export is gone, clients can neither
 //! close files nor return delegations (ESTALE), and the server would keep the mount busy for good. Hence the
 //! invariants:
-//! * opens and locks of clients are looked for while the export is there, and refuse an unmount as those of local
-//!   processes do;
+//! * opens and locks of clients are looked for while the export is there, and refuse an unmount, as open files of
+//!   local processes do;
 //! * delegations (NFSv4: files that a client may cache, also after it has closed them) do not, where the
 //!   kernel revokes them: from Linux 6.9. Before, a delegation counts as an open file;
 //! * nor does what a client has left whose lease has run out: the server keeps that until another client wants it
