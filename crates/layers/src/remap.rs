@@ -147,10 +147,11 @@ impl Rules {
         // file may be its directory's, which the kernel has judged by the one that is shown.
         if creation.kind != Kind::Directory && creation.mode & (SET_USER_ID | SET_GROUP_ID) != 0 {
             let is_root = set_id::is_root(&*self.processes, caller);
-            if user.is_none_or(|user| user != caller.uid && !is_root) {
+            if user.is_none_or(|user| Some(user) != self.owners.users.of_caller(caller.uid) && !is_root) {
                 creation.mode &= !SET_USER_ID;
             }
-            if group.is_none_or(|group| (group != caller.gid || self.rewrites_groups) && !is_root) {
+            let own = self.owners.groups.of_caller(caller.gid);
+            if group.is_none_or(|group| (Some(group) != own || self.rewrites_groups) && !is_root) {
                 creation.mode &= !SET_GROUP_ID;
             }
         }

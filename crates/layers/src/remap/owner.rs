@@ -53,6 +53,17 @@ impl Ids {
     pub fn is_identity(&self) -> bool {
         self.offset == 0 && self.map.is_empty()
     }
+
+    /// Whether single ids are mapped. An offset alone moves all of them, as idmapped mounts do.
+    pub fn has_map(&self) -> bool {
+        !self.map.is_empty()
+    }
+
+    /// The stored id of a caller: moved by an offset, the caller's own where single ids are mapped.
+    /// `None` where the offset leads out of the range of ids.
+    pub fn of_caller(&self, id: u32) -> Option<u32> {
+        if self.has_map() { Some(id) } else { self.stored(id).ok() }
+    }
 }
 
 /// Translation of users and groups.

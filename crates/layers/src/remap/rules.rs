@@ -98,9 +98,9 @@ pub struct Rules {
     /// ... who has these ids.
     pub(super) mounter: (u32, u32),
     pub(super) policies: Policies,
-    /// Whether any rule shows another owner or group: set-id bits are judged then.
+    /// Whether any rule but an offset shows another owner or group: set-id bits are judged then.
     pub(super) rewrites_owners: bool,
-    /// Whether any rule shows another group.
+    /// Whether any rule but an offset shows another group.
     pub(super) rewrites_groups: bool,
     pub(super) processes: Arc<dyn Processes>,
     pub(super) hidden: Hidden,
@@ -184,8 +184,8 @@ impl Rules {
         let realistic = spec.realistic_permissions.then(|| context.mounter.clone());
         let owners = owners(spec, context, warnings)?;
         let mirror = mirror(spec, context)?;
-        let rewrites_groups = !owners.groups.is_identity() || kinds.any(|rules| rules.force_group.is_some());
-        let rewrites_users = !owners.users.is_identity() || kinds.any(|rules| rules.force_user.is_some());
+        let rewrites_groups = owners.groups.has_map() || kinds.any(|rules| rules.force_group.is_some());
+        let rewrites_users = owners.users.has_map() || kinds.any(|rules| rules.force_user.is_some());
         Ok(Rules {
             rewrites_owners: mirror.is_some() || rewrites_users || rewrites_groups,
             rewrites_groups,

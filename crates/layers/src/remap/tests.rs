@@ -298,7 +298,9 @@ fn who_is_not_the_owner_below_gives_no_set_id_bits() {
     let for_root = |spec: &mut RemapSpec| spec.create_for_user = Some("0".into());
     type Change = fn(&mut RemapSpec);
     // Made by the caller; then given bits by chmod, as is a file of root's and one of the caller's.
-    let cases: [(Change, [u32; 4]); 6] = [
+    let offset = |spec: &mut RemapSpec| (spec.uid_offset, spec.gid_offset) = (Some(1000), Some(100));
+    let cases: [(Change, [u32; 4]); 7] = [
+        (offset, [0o6755, 0o6755, 0o6755, 0o6755]),
         (|_| {}, [0o6755, 0o6755, 0o6755, 0o6755]),
         (alice, [0o6755, 0o6755, 0o755, 0o6755]),
         (staff, [0o4755, 0o6755, 0o755, 0o6755]),
