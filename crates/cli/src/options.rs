@@ -216,7 +216,7 @@ options! {
         Multithreaded Bindfs [Stack Cage KernelCage Union] "multithreaded" None, None, |_s| {}, "Accepted: several threads serve every mount";
         EnableLockForwarding Bindfs [Stack Cage] "enable-lock-forwarding" None, None, |s| s.door.lock_forwarding = true, "Locks taken in the mount are taken on the files of the source";
         DisableLockForwarding Bindfs [Stack Cage Union] "disable-lock-forwarding" None, None, |s| s.door.lock_forwarding = false, "Locks taken in the mount are seen only there (the default)";
-        EnableIoctl Bindfs [Cage] "enable-ioctl" None, None, |s| s.host.ioctl = true, "Forward the ioctls of chattr(1) and its kin (default: refused)";
+        EnableIoctl Bindfs [Cage] "enable-ioctl" None, None, |s| s.host.ioctl = true, "Accepted: chattr(1) and lsattr(1) always work";
         DirectIo Bindfs [Stack Union] "direct-io" None, None, |s| s.door.direct_io = true, "Keep no page cache for the mount";
         NoDirectIo Bindfs [Stack Cage Union] "no-direct-io" None, None, |s| s.door.direct_io = false, "Use the page cache (the default)";
         ForwardOdirect Bindfs [] "forward-odirect" None, Some("ALIGN"), |s, v| s.host.forward_odirect = Some(v.alignment()?), "Keep O_DIRECT for the source, with buffers rounded to ALIGN bytes";

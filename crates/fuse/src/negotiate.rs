@@ -88,7 +88,12 @@ pub(crate) struct Agreement {
     pub passthrough: bool,
     /// The kernel may collect writes.
     pub writeback: bool,
+    /// The kernel checks that a caller may change a file's flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE).
+    pub judges_flags: bool,
 }
+
+/// The protocol of Linux 5.14. `vfs_fileattr_set` is in Linux 5.13, which has the protocol of 5.12.
+const JUDGES_FLAGS: u32 = 34;
 
 /// The flags that are always wanted; those not offered are dropped by the session.
 const ALWAYS: u64 = init::ASYNC_READ
@@ -158,6 +163,7 @@ pub(crate) fn answer(
         asks_at_open,
         passthrough,
         writeback,
+        judges_flags: offer.minor >= JUDGES_FLAGS,
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };

@@ -73,8 +73,6 @@ pub struct HostOptions {
     pub symlink_deletion: SymlinkDeletion,
     /// Keep `O_DIRECT`, with buffers aligned to so many bytes; else it is dropped.
     pub forward_odirect: Option<u32>,
-    /// Forward the ioctls for file flags, extended flags and inode versions.
-    pub ioctl: bool,
     /// Leave the source's access times alone, where the mounter may.
     pub noatime: bool,
     /// Show block devices as regular files of the device's size, with its content.
@@ -101,7 +99,6 @@ impl From<&HostSpec> for HostOptions {
             symlinks: spec.symlinks,
             symlink_deletion: spec.symlink_deletion,
             forward_odirect: spec.forward_odirect.filter(|&align| align > 0),
-            ioctl: spec.ioctl,
             noatime: spec.noatime,
             block_devices: false,
             tree: None,
@@ -498,9 +495,6 @@ impl Layer for Host {
         }
         if let Some(align) = options.forward_odirect {
             text = text.with("forward-odirect", align.to_string());
-        }
-        if options.ioctl {
-            text = text.with("ioctl", "true");
         }
         if options.noatime {
             text = text.with("noatime", "true");

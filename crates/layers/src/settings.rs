@@ -131,9 +131,7 @@ settings! {
         /// Keep `O_DIRECT` on the source's files and align buffers to so many bytes; without it,
         /// `O_DIRECT` is dropped on the way down.
         "forward-odirect" => forward_odirect: Option<u32>,
-        /// Forward the ioctls whose argument is a plain value, with the mounter's rights:
-        /// `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`, `FSSETXATTR` and `GETVERSION`. All others
-        /// are ENOTTY.
+        /// Changes nothing: the ioctls of file flags are always forwarded.
         "ioctl" => ioctl: bool,
         /// Leave the source's access times alone, where the mounter may (root, and owners of
         /// files).

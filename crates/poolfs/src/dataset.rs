@@ -313,6 +313,7 @@ impl Dataset {
         if flags.writes() || flags.truncates() {
             file_node.changeable()?;
         }
+        file_flags::check_open(row, flags)?;
         if flags.truncates() && flags.writes() && row.flags & nacre_pool::rows::inode::flags::HAS_XATTRS != 0 {
             xattrs::drop_capability(file_node.changeable()?, &file_node.inode)?;
         }
@@ -489,6 +490,7 @@ impl Layer for Dataset {
     fn setattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         let file_node = self.file_node(node)?;
         let files = file_node.changeable()?;
+        file_flags::check_change(&files.attributes(&file_node.inode).map_err(errno)?, change)?;
         xattrs::follow_change(files, &file_node.inode, change)?;
         let row = files.set_attributes(&file_node.inode, &change_of(change)).map_err(errno)?;
         if change.size.is_some() {
@@ -765,8 +767,9 @@ impl Layer for Dataset {
         self.sync_if_always()
     }
 
-    fn ioctl(&self, _caller: &Caller, _node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        file_flags::ioctl(&request, output)
+    fn ioctl(&self, _caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        let done = file_flags::ioctl(self.file_node(node)?, &request, output)?;
+        self.sync_if_always().map(|()| done)
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {

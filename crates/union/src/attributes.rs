@@ -10,7 +10,7 @@ use crate::{
     locate::PIN,
     marks,
     node::{Part, UnionNode},
-    open_file::{UnionFile, may_change},
+    open_file::UnionFile,
 };
 use nacre_vfs::{AnyOpen, Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ impl UnionShared {
         output: &mut [u8],
     ) -> Result<(i32, usize)> {
         let node = self.node(node)?;
-        if may_change(&request) && !node.top()?.branch.is_writable() {
+        if request.may_change() && !node.top()?.branch.is_writable() {
             // Only what the branch would take is worth a copy: the layers forward a few commands
             // and no others.
             if !matches!(request.command & 0xff00, 0x6600 | 0x5800) {

@@ -29,13 +29,6 @@ use std::{
 const ONCE: u32 = 0o100 | OpenFlags::EXCL | OpenFlags::TRUNC;
 /// The access mode.
 const ACCESS: u32 = 3;
-/// The direction bit of an `ioctl(2)` that hands something to the kernel (asm-generic/ioctl.h).
-const IOCTL_CHANGES: u32 = 0x4000_0000;
-
-/// Whether a command may change the file.
-pub(crate) fn may_change(request: &Ioctl<'_>) -> bool {
-    request.command & IOCTL_CHANGES != 0
-}
 
 /// The file on one branch.
 struct Stage {
@@ -384,7 +377,7 @@ impl OpenFile for UnionFile {
     }
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        let file = if may_change(&request) { self.raised()? } else { self.current()? };
+        let file = if request.may_change() { self.raised()? } else { self.current()? };
         file.ioctl(request, output)
     }
 

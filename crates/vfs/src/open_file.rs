@@ -157,6 +157,16 @@ pub struct Ioctl<'a> {
     pub input: &'a [u8],
 }
 
+impl Ioctl<'_> {
+    /// Whether the command may change the file: its number has the direction bit of those that hand something
+    /// in (asm-generic/ioctl.h).
+    #[must_use]
+    pub fn may_change(&self) -> bool {
+        const HANDS_IN: u32 = 0x4000_0000;
+        self.command & HANDS_IN != 0
+    }
+}
+
 /// An open regular file (or a special file opened through us). Closing is dropping; what has to be
 /// reported at close is `flush`.
 ///

@@ -465,21 +465,3 @@ fn a_user_does_not_choose_where_root_mounts() {
     assert!(is_mounted(&home.join("y/z")));
     pool.fs("set mountpoint=none %/a");
 }
-
-#[test]
-fn lsattr_is_answered_and_chattr_refused() {
-    needs!(as_root());
-    let pool = Pool::made("flags", "256M", &[]);
-    fs::write(pool.at("file"), "x").unwrap();
-    let run = |words: &[&str], name: &str| {
-        let output = finish(Command::new(words[0]).args(&words[1..]).arg(pool.at(name)));
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
-    };
-    for (words, name) in [(&["lsattr"][..], "file"), (&["lsattr", "-d"], ".")] {
-        let (done, said) = run(words, name);
-        assert!(done && said.trim_start_matches('-').starts_with(' '), "{said}");
-    }
-    assert!(run(&["chattr", "-i"], "file").0);
-    let (done, said) = run(&["chattr", "+i"], "file");
-    assert!(!done && said.contains("Operation not supported"), "{said}");
-}

@@ -17,6 +17,7 @@ mod copy;
 mod crashing;
 mod docs;
 mod exports;
+mod file_flags;
 mod files;
 mod fs;
 mod handles;

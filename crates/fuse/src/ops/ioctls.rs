@@ -26,6 +26,9 @@ impl Door {
         if !self.options.ioctl || flags & (abi::flag::IOCTL_COMPAT | abi::flag::IOCTL_UNRESTRICTED) != 0 {
             return Err(Errno::ENOTTY.into());
         }
+        if request.may_change() && !self.agreement().judges_flags {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
         let mut small = [0_u8; SMALL];
         let mut large = Vec::new();
         let wanted = out_size as usize;

@@ -180,8 +180,7 @@ fn file_flags_are_those_of_the_source() {
         let below = |name: &str| source.path().join(name);
         fs::write(below("f"), "").unwrap();
         fs::create_dir(below("d")).unwrap();
-        let options =
-            HostOptions { coherence: HostCoherence::Exclusive, ioctl: true, ..HostOptions::new(source.path()) };
+        let options = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source.path()) };
         let (mount, place) = mounted(Arc::new(Host::open(options).unwrap()), transport, |_| {});
         // Declared after the place: gone before it.
         let _mount = mount;

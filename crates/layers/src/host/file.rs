@@ -43,7 +43,6 @@ pub(super) struct HostFile {
     flags: OpenFlags,
     /// Alignment of buffers, for `O_DIRECT`.
     direct: Option<u32>,
-    ioctl: bool,
     locks: Arc<LockTables>,
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
@@ -72,7 +71,6 @@ impl HostFile {
             _counted: descriptors::FILES.one(),
             flags,
             direct,
-            ioctl: shared.options.ioctl,
             locks: Arc::clone(&shared.locks),
             flocks: Flocks::default(),
             writing,
@@ -281,7 +279,7 @@ impl OpenFile for HostFile {
     }
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        if self.ioctl { forward(self.fd(), request, output) } else { Err(Errno::ENOTTY) }
+        forward(self.fd(), request, output)
     }
 
     fn is_on_inner_mount(&self) -> bool {

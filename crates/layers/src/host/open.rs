@@ -160,9 +160,6 @@ impl HostShared {
     }
 
     pub(super) fn ioctl(&self, node: &Arc<HostNode>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        if !self.options.ioctl {
-            return Err(Errno::ENOTTY);
-        }
         match node.kind() {
             Kind::Directory => forward(self.open_directory(node)?.as_fd(), request, output),
             Kind::File => forward(self.open_source(node, OFlags::RDONLY, OpenFlags(0))?.as_fd(), request, output),

@@ -9,7 +9,10 @@
 use std::sync::Arc;
 
 use super::inodes::Editing;
-use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Range, Recorder, Result, Table, TimeChange};
+use super::{
+    AttributeChange, Batch, ChangedTime, FileError, Files, FlagChange, Inode, Range, Recorder, Result, Table,
+    TimeChange,
+};
 use crate::error::PoolError;
 use crate::log::{LogChange, LogRecord, Ticket};
 use crate::pointer::Txg;
@@ -302,7 +305,7 @@ impl<T: Table> Files<T> {
             changed: ChangedTime::To(row.changed),
             kill_privileges: false,
             only_longer: false,
-            flags: Some(row.flags),
+            flags: Some(FlagChange { mask: u32::MAX, bits: row.flags }),
         };
         let now = self.set_attributes(&inode, &change)?;
         // What lies behind the end and cannot be read keeps no pool from being imported: it goes

@@ -165,8 +165,18 @@ pub struct AttributeChange {
     /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else
     /// does.
     pub kill_privileges: bool,
-    /// File flags, all bits.
-    pub flags: Option<u32>,
+    /// File flags.
+    pub flags: Option<FlagChange>,
+}
+
+/// A change of [`InodeRow::flags`]: the bits of `mask` become those of `bits`, all others stay. The engine's
+/// own bits about patches and cut-off content never change by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlagChange {
+    /// The bits that change.
+    pub mask: u32,
+    /// Their values.
+    pub bits: u32,
 }
 
 /// An inode whose attributes are being changed: locked until it is put into a batch and dropped.
@@ -598,7 +608,10 @@ fn apply_change(row: &mut InodeRow, change: &AttributeChange, now: Timestamp) {
     row.uid = change.uid.unwrap_or(row.uid);
     row.gid = change.gid.unwrap_or(row.gid);
     // Whether there are patches, and what is left behind the end, nobody but the engine knows.
-    row.flags = change.flags.map_or(row.flags, |flags| flags & !(HAS_PATCHES | CUT) | row.flags & (HAS_PATCHES | CUT));
+    if let Some(flags) = change.flags {
+        let mask = flags.mask & !(HAS_PATCHES | CUT);
+        row.flags = row.flags & !mask | flags.bits & mask;
+    }
     let time = |change: Option<TimeChange>, old| match change {
         None => old,
         Some(TimeChange::Now) => now,

@@ -210,6 +210,7 @@ impl<T: Table> Files<T> {
         if self.find(&self.table.read(), directory.number(), name)?.is_some() {
             return Err(FileError::Exists);
         }
+        self.check_takes_names(&parent.row)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
         let mut made = self.born(&Birth { directory, parent: &parent, inherited, new, name, now })?;
@@ -254,6 +255,7 @@ impl<T: Table> Files<T> {
     ) -> Result<(Arc<Inode>, InodeRow)> {
         let entered = self.enter_with(NEW)?;
         let parent = self.edit_directory(directory)?;
+        self.check_takes_names(&parent.row)?;
         let mut batch = Batch::default();
         let birth = Birth { directory, parent: &parent, inherited, new, name: b"", now: (self.clock)() };
         let mut made = self.born(&birth)?;
@@ -351,7 +353,9 @@ impl<T: Table> Files<T> {
         if self.find(&self.table.read(), directory.number(), name)?.is_some() {
             return Err(FileError::Exists);
         }
+        self.check_takes_names(&parent.row)?;
         let mut linked = self.edit(inode)?;
+        self.check_linkable(&linked.row)?;
         let file_type = linked.file_type();
         // What never had a name has none that it is sought by.
         let was_left = linked.row.hint.is_none() && self.is_left(inode.number());
@@ -429,6 +433,7 @@ impl<T: Table> Files<T> {
         // Declared before the lock on it, so that it is let go of after that.
         let inode = self.known.get(found.inode);
         let mut taken = self.edit(&inode)?;
+        self.check_loses_name(&parent.row, &taken.row)?;
         check_empty(&taken)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
@@ -544,6 +549,8 @@ impl<T: Table> Files<T> {
         );
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
+        self.check_loses_name(&parents.from().row, &moving.row)?;
+        self.check_takes_names(&parents.to().row)?;
         if target.is_none() {
             let longer = new_name.len().saturating_sub(old_name.len()) as u64;
             self.judge_owners(&owners_of(&moving.row), longer, 0)?;
@@ -553,6 +560,9 @@ impl<T: Table> Files<T> {
         }
         let other = target.map(|target| self.known.get(target.inode));
         let mut replaced = other.as_deref().map(|other| self.edit(other)).transpose()?;
+        if let Some(replaced) = &replaced {
+            self.check_loses_name(&parents.to().row, &replaced.row)?;
+        }
         // A name that is there before and after stays where it was in listings, and so does a file
         // that gets another name in its directory: whoever is reading the directory meets each of
         // them once.

@@ -161,6 +161,7 @@ impl OpenFile for DatasetFile {
         let grow = !mode.any(AllocateMode::KEEP_SIZE);
         let _entered = self.file_node.tree.enter()?;
         let files = self.file_node.tree.files.files();
+        file_flags::check_allocate(&files.attributes(&self.file_node.inode).map_err(errno)?, mode)?;
         match mode.0 & !AllocateMode::KEEP_SIZE {
             // Room cannot be set aside where each write goes to a new place: as with ZFS, there has
             // to be enough, and only the size is made.
@@ -262,7 +263,8 @@ impl OpenFile for DatasetFile {
     }
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        file_flags::ioctl(&request, output)
+        let _entered = self.file_node.tree.enter()?;
+        file_flags::ioctl(&self.file_node, &request, output)
     }
 
     fn is_on_inner_mount(&self) -> bool {

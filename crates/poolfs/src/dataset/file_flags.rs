@@ -1,10 +1,15 @@
-//! The flags of files for lsattr(1) and chattr(1): a pool has none, and says so instead of refusing the
-//! question, since programs that compare the flags of a copy with its original stop at a refusal.
+//! The flags of files (lsattr(1), chattr(1); ioctl_iflags(2)): immutable, append-only, no access times, no dump.
 //!
-//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin, ioctl_iflags(2)). A change comes from the
-//! owner or with CAP_FOWNER alone: the kernel refuses others before it asks (vfs_fileattr_set, Linux 5.13).
+//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin), and by the operations that an
+//! immutable or append-only file refuses with EPERM; names are `nacre_pool`'s (files/protection.rs). That the caller
+//! may change flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE) is checked by the kernel before it asks.
 
-use nacre_vfs::{Errno, Ioctl, Result};
+use super::mounted_tree::FileNode;
+use super::translate::{errno, kind_of};
+use nacre_pool::files::{AttributeChange, FlagChange};
+use nacre_pool::rows::InodeRow;
+use nacre_pool::rows::inode::flags::{APPEND, IMMUTABLE, NOATIME, NODUMP};
+use nacre_vfs::{AllocateMode, ChangeTime, Errno, Ioctl, Kind, OpenFlags, Result, SetAttr, SetTime};
 
 /// `FS_IOC_GETFLAGS` of a 64-bit caller: `_IOR('f', 1, long)` (linux/fs.h).
 const GET_FLAGS: u32 = 0x8008_6601;
@@ -16,21 +21,115 @@ const GET_EXTENDED: u32 = 0x801c_581f;
 const SET_EXTENDED: u32 = 0x401c_5820;
 /// `sizeof(struct fsxattr)`.
 const EXTENDED_LEN: usize = 28;
+/// The flags that files can have.
+const SUPPORTED: u32 = IMMUTABLE | APPEND | NODUMP | NOATIME;
 
-/// Answers a question about flags, and takes a change that changes nothing.
+/// One flag in its three numberings.
+struct Flag {
+    /// In an inode's row.
+    stored: u32,
+    /// `FS_*_FL` (linux/fs.h).
+    plain: u32,
+    /// `FS_XFLAG_*`.
+    extended: u32,
+}
+
+const FLAGS: [Flag; 4] = [
+    Flag { stored: IMMUTABLE, plain: 0x10, extended: 0x08 },
+    Flag { stored: APPEND, plain: 0x20, extended: 0x10 },
+    Flag { stored: NODUMP, plain: 0x40, extended: 0x80 },
+    Flag { stored: NOATIME, plain: 0x80, extended: 0x40 },
+];
+
+fn shown(stored: u32, number: fn(&Flag) -> u32) -> u32 {
+    FLAGS.iter().filter(|flag| stored & flag.stored != 0).map(number).sum()
+}
+
+/// The stored flags of a caller's; EOPNOTSUPP for one that files cannot have.
+fn stored(asked: u32, number: fn(&Flag) -> u32) -> Result<u32> {
+    let flags = FLAGS.iter().filter(|flag| asked & number(flag) != 0);
+    let stored = flags.map(|flag| flag.stored).sum();
+    if shown(stored, number) == asked { Ok(stored) } else { Err(Errno::EOPNOTSUPP) }
+}
+
+/// Answers a question about flags, or changes them.
 ///
 /// # Errors
-/// EOPNOTSUPP for a flag that is to be set, ENOTTY for other commands.
-pub(super) fn ioctl(request: &Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-    let length = match request.command {
-        GET_FLAGS => size_of::<u32>(),
-        GET_EXTENDED => EXTENDED_LEN,
-        SET_FLAGS | SET_EXTENDED if request.input.iter().any(|byte| *byte != 0) => {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        SET_FLAGS | SET_EXTENDED => 0,
+/// EOPNOTSUPP for flags that files cannot have; ENOTTY for other commands and other kinds of files.
+pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+    let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+    if !matches!(kind_of(&row), Kind::File | Kind::Directory) {
+        return Err(Errno::ENOTTY);
+    }
+    let mut answer = |value: u32, length: usize| {
+        let output = output.get_mut(..length).ok_or(Errno::EINVAL)?;
+        output.fill(0);
+        output.get_mut(..4).ok_or(Errno::EINVAL)?.copy_from_slice(&value.to_ne_bytes());
+        Ok((0, length))
+    };
+    let first = || request.input.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk)).ok_or(Errno::EINVAL);
+    let new = match request.command {
+        GET_FLAGS => return answer(shown(row.flags, |flag| flag.plain), size_of::<u32>()),
+        GET_EXTENDED => return answer(shown(row.flags, |flag| flag.extended), EXTENDED_LEN),
+        SET_FLAGS => stored(first()?, |flag| flag.plain)?,
+        // Neither extent sizes nor projects.
+        SET_EXTENDED if request.input.iter().skip(4).any(|byte| *byte != 0) => return Err(Errno::EOPNOTSUPP),
+        SET_EXTENDED => stored(first()?, |flag| flag.extended)?,
         _ => return Err(Errno::ENOTTY),
     };
-    output.get_mut(..length).ok_or(Errno::EINVAL)?.fill(0);
-    Ok((0, length))
+    let files = file_node.changeable()?;
+    if new == row.flags & SUPPORTED {
+        return Ok((0, 0));
+    }
+    let flags = Some(FlagChange { mask: SUPPORTED, bits: new });
+    files.set_attributes(&file_node.inode, &AttributeChange { flags, ..Default::default() }).map_err(errno)?;
+    Ok((0, 0))
+}
+
+/// Whether a file may be opened so (`may_open` of Linux).
+///
+/// # Errors
+/// EPERM where not.
+pub(super) fn check_open(row: &InodeRow, flags: OpenFlags) -> Result<()> {
+    let appends = flags.raw() & rustix::fs::OFlags::APPEND.bits() != 0;
+    let changes = flags.writes() || flags.truncates();
+    let refused = row.flags & IMMUTABLE != 0 && changes
+        || row.flags & APPEND != 0 && (flags.truncates() || flags.writes() && !appends);
+    if refused { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// Whether attributes may change so (`notify_change` of Linux).
+///
+/// # Errors
+/// EPERM where not.
+pub(super) fn check_change(row: &InodeRow, change: &SetAttr) -> Result<()> {
+    if row.flags & (IMMUTABLE | APPEND) == 0 {
+        return Ok(());
+    }
+    // A kernel that collects writes keeps the modification time itself: it sends its own beside the time of change,
+    // for collected writes and where a caller wants the time of now.
+    let by_kernel = change.ctime != ChangeTime::default();
+    let is_set = |time: Option<SetTime>| time.is_some_and(|time| time != SetTime::Now);
+    let sets_time = is_set(change.atime) || is_set(change.mtime) && !by_kernel;
+    let touches = change.atime.is_some() || change.mtime.is_some() && !by_kernel;
+    let changes = change.mode.is_some() || change.uid.is_some() || change.gid.is_some() || change.size.is_some();
+    if changes || sets_time || touches && row.flags & IMMUTABLE != 0 { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// Whether extended attributes may change (`xattr_permission` of Linux).
+///
+/// # Errors
+/// EPERM where not.
+pub(super) fn check_xattr_change(row: &InodeRow) -> Result<()> {
+    if row.flags & (IMMUTABLE | APPEND) != 0 { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// Whether room may be given or taken so (`vfs_fallocate` of Linux).
+///
+/// # Errors
+/// EPERM where not.
+pub(super) fn check_allocate(row: &InodeRow, mode: AllocateMode) -> Result<()> {
+    let only_adds = mode.0 & !AllocateMode::KEEP_SIZE == 0;
+    let refused = row.flags & IMMUTABLE != 0 || row.flags & APPEND != 0 && !only_adds;
+    if refused { Err(Errno::EPERM) } else { Ok(()) }
 }

@@ -3,6 +3,7 @@
 
 use nacre_pool::PoolError;
 use nacre_pool::files::{AttributeChange, ChangedTime, FileError, TimeChange};
+use nacre_pool::rows::inode::flags;
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_vfs::{Attr, ChangeTime, Errno, FileId, Kind, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
@@ -132,7 +133,7 @@ pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
         mtime: time(row.modified),
         ctime: time(row.changed),
         btime: Some(time(row.born)),
-        protected: false,
+        protected: row.flags & (flags::IMMUTABLE | flags::APPEND) != 0,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits
 //! never contradict each other.
 
+use super::file_flags::check_xattr_change;
 use super::mounted_tree::Tree;
 use super::translate::{errno, kind_of};
 use nacre_layers::mem::check_xattr;
@@ -15,7 +16,8 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 fn check(files: &Tree, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
     let row = files.attributes(inode).map_err(errno)?;
-    check_xattr(kind_of(&row), name, write)
+    check_xattr(kind_of(&row), name, write)?;
+    if write { check_xattr_change(&row) } else { Ok(()) }
 }
 
 fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {

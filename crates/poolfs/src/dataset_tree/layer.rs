@@ -211,7 +211,7 @@ impl Layer for DatasetTree {
     }
 
     fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        let tree_node = tree_node(node)?;
+        let tree_node = if request.may_change() { self.changeable(node)? } else { tree_node(node)? };
         tree_node.member.layer.ioctl(caller, &tree_node.node, request, output)
     }
 

@@ -233,15 +233,11 @@ fn set_id_bits_fall_as_the_kernel_asks() {
 }
 
 #[test]
-fn file_flags_are_forwarded_only_when_asked() {
+fn file_flags_are_forwarded() {
     const GET_FLAGS: u32 = nacre_sys::ioctls::command::GET_FLAGS;
     let request = Ioctl { command: GET_FLAGS, argument: 0, input: &[] };
-    let door = Door::new();
-    let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     let mut output = [0; 32];
-    assert_eq!(file.ioctl(request, &mut output), Err(Errno::ENOTTY));
-    assert_eq!(door.host.ioctl(&Caller::ROOT, &entry.node, request, &mut output), Err(Errno::ENOTTY));
-    let door = Door::with(|options| options.ioctl = true, 16);
+    let door = Door::new();
     let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     let native_file = fs::File::open(door.path("file")).unwrap();
     let Ok(flags) = nacre_sys::ioctls::flags(native_file.as_fd()) else { return };

@@ -156,7 +156,8 @@ fn what_a_cut_leaves_behind_never_comes_back() {
         assert_eq!(content(&files, &file), data);
         assert_eq!(files.seek(&file, 0, SeekTo::Hole).unwrap(), 1000);
         // Nobody's flags say otherwise, and it may get shorter.
-        let change = AttributeChange { flags: Some(0), ..AttributeChange::default() };
+        let change =
+            AttributeChange { flags: Some(FlagChange { mask: u32::MAX, bits: 0 }), ..AttributeChange::default() };
         assert_eq!(files.set_attributes(&file, &change).unwrap().flags & CUT, CUT);
         assert!(files.write(&file, None, b"x").is_err(), "it grew over rows that are there still");
         files.write(&file, Some(10), b"inside").unwrap();

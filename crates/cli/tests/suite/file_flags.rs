@@ -1,0 +1,163 @@
+//! chattr(1) and lsattr(1) on mounts, beside ext4: flags, and what immutable and append-only files refuse.
+
+use crate::mounting::{Fixture, as_root, images, needs, pools::Pool, sh, sh_as, status::Status, unions::branches};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Neither root nor an owner of what the tests make.
+const NOBODY: u32 = 65534;
+
+/// Each line of the answer is a command and whether it succeeded, or its error.
+const OPERATIONS: &str = r#"
+set +e
+try() { if out=$("$@" 2>&1); then echo "$*: ok"; else echo "$*: ${out##*: }"; fi; }
+flags() { lsattr -d "$1" | cut -d ' ' -f 1 | tr -d 'e-'; }
+rm -rf t; mkdir t; cd t
+echo content > i; echo content > a; mkdir id ad; echo x > id/x; echo x > ad/x; echo y > other
+try chattr +d other; flags other
+try chattr -d +A other; flags other
+try chattr -A other; flags other
+try chattr +i i; try chattr +a a; try chattr +i id; try chattr +a ad
+flags i; flags a; flags id; flags ad
+for file in i a id/x ad/x; do
+  try cat $file
+  try dd if=other of=$file oflag=append conv=notrunc status=none
+  try sh -c "echo over > $file"
+  try dd if=other of=$file conv=notrunc status=none
+  try truncate -s 3 $file
+  try chmod 600 $file
+  try chown 1:1 $file
+  try touch $file
+  try touch -d @1 $file
+  try setfattr -n user.a -v 1 $file
+  try fallocate -p -o 0 -l 1 $file
+  try ln $file linked; rm -f linked
+  try mv $file moved; [ ! -e moved ] || mv moved $file
+  try mv other $file; [ -e other ] || echo y > other
+  try rm $file
+done
+for directory in id ad; do
+  try touch $directory/new
+  try mkdir $directory/d
+  try ln other $directory/link
+  try mv other $directory/moved
+  [ -e other ] || echo y > other
+  try rm $directory/new
+  try rmdir $directory/d
+  try mv $directory renamed; [ ! -e renamed ] || mv renamed $directory
+  try chmod 700 $directory
+done
+mkdir empty; chattr +i empty; try rmdir empty; chattr -i empty; try rmdir empty
+chattr -i i id; chattr -a a ad
+flags i; flags a; flags id; flags ad
+try sh -c "echo over > i"; try rm -r i a id ad
+cd ..; rm -rf t
+"#;
+
+fn compared(native: &Path, place: &Path, what: &str) {
+    let expected = sh(native, OPERATIONS);
+    assert!(expected.contains("Operation not permitted"), "{expected}");
+    pretty_equal(&sh(place, OPERATIONS), &expected, what);
+}
+
+fn pretty_equal(got: &str, expected: &str, what: &str) {
+    for (got, expected) in got.lines().zip(expected.lines()) {
+        assert_eq!(got, expected, "{what}");
+    }
+    assert_eq!(got.lines().count(), expected.lines().count(), "{what}: {got}");
+}
+
+/// A directory of an ext4 file system: `test` gets it, and where further ones can be made.
+fn on_ext4(test: impl Fn(&Path, &Path)) {
+    let outer = Fixture::bare();
+    let (image, place) = (outer.scratch.path().join("image"), outer.directory("host"));
+    if !images::mounted("ext4", &image, &place) {
+        return;
+    }
+    let native = place.join("native");
+    fs::create_dir(&native).unwrap();
+    test(&native, &place);
+    assert!(crate::mounting::run("umount", [&place]).status.success());
+}
+
+#[test]
+fn flags_of_mounts_are_those_below() {
+    needs!(as_root());
+    on_ext4(|native, place| {
+        let start = |words: &[&str], list: &dyn Fn(&Path) -> PathBuf| {
+            let mut fixture = Fixture::bare_in(tempfile::tempdir_in(place).unwrap());
+            let (source, mountpoint) = (list(&fixture.source), fixture.mountpoint.clone());
+            fixture.start(words, source.as_os_str(), &mountpoint);
+            fixture
+        };
+        let itself = |source: &Path| source.to_owned();
+        for words in [&["mirror"][..], &["bindfs"], &["cage", "--size=100M"]] {
+            compared(native, &start(words, &itself).mountpoint, &words.join(" "));
+        }
+        let lower = place.join("lower");
+        fs::create_dir(&lower).unwrap();
+        fs::write(lower.join("below"), "x").unwrap();
+        let union = start(&["union"], &|source| branches(&[(source, "rw"), (&lower, "ro")]).into());
+        compared(native, &union.mountpoint, "union");
+        // A flag is a change: the file is copied up.
+        let done = sh(&union.mountpoint, "chattr +d below; lsattr below | tr -d e-; lsattr below | grep -c d");
+        assert!(done.contains('d'), "{done}");
+        assert!(union.source.join("below").exists());
+    });
+}
+
+#[test]
+fn files_of_a_pool_have_flags() {
+    needs!(as_root());
+    for atime in ["atime=on", "atime=off"] {
+        let pool = Pool::made("opens", "256M", &["-O", atime]);
+        assert_eq!(Status::of(&pool.at("")).asks_at_open().is_some(), atime == "atime=on");
+        on_ext4(|native, _| compared(native, &pool.at(""), atime));
+    }
+    let pool = Pool::made("flags", "256M", &["-O", "atime=on"]);
+    sh(&pool.at(""), "echo x > kept; echo x > log; mkdir d; chattr +iA kept; chattr +a log; chattr +ia d; chattr +d .");
+    let flags = || sh(&pool.at(""), "lsattr -d . kept log d | tr -d -");
+    assert_eq!(flags(), "d .\niA kept\na log\nia d\n");
+    // Durable like any other change.
+    pool.nacre(&["fs", "set", "atime=off", "%"]);
+    pool.nacre(&["pool", "export", "%"]);
+    pool.import();
+    assert_eq!(flags(), "d .\niA kept\na log\nia d\n");
+    let refused = sh(
+        &pool.at(""),
+        "set +e; echo y > y; cp y kept 2>&1; cp y log 2>&1; touch d/x 2>&1; echo y >> log; cat kept log",
+    );
+    assert_eq!(refused.matches("Operation not permitted").count(), 3, "{refused}");
+    assert!(refused.ends_with("x\nx\ny\n"), "{refused}");
+    // What was written before a file became immutable arrives.
+    sh(&pool.at(""), "yes | head -c 3000000 > late; chattr +i late; sync; yes | head -c 3000000 | cmp - late");
+    pool.nacre(&["pool", "export", "%"]);
+    pool.import();
+    sh(&pool.at(""), "yes | head -c 3000000 | cmp - late");
+    for flag in ["+S", "+C", "+c"] {
+        let refused = sh(&pool.at(""), &format!("chattr {flag} log 2>&1 || true"));
+        assert!(refused.contains("not supported"), "{flag}: {refused}");
+    }
+    sh(&pool.at(""), "chattr -i late kept; chattr -a log; chattr -ia d; rm -r late kept log d");
+}
+
+#[test]
+fn flags_take_the_callers_own_rights() {
+    needs!(as_root());
+    let pool = Pool::made("rights", "256M", &["-O", "atime=on"]);
+    let mirror = Fixture::mirror(&[]);
+    let cage = Fixture::cage(&["--size=100M"]);
+    for place in [pool.at(""), mirror.mountpoint.clone(), cage.mountpoint.clone()] {
+        fs::write(place.join("roots"), "").unwrap();
+        fs::create_dir(place.join("own")).unwrap();
+        std::os::unix::fs::chown(place.join("own"), Some(NOBODY), Some(NOBODY)).unwrap();
+        let script =
+            "touch f; for flag in +i +a; do chattr $flag f; done; chattr +d f; lsattr f | tr -d e-; chattr +d ../roots";
+        let (code, said) = sh_as(&place.join("own"), NOBODY, NOBODY, "", script);
+        assert_ne!(code, 0, "{said}");
+        assert_eq!(said.matches("Operation not permitted").count(), 3, "{said}");
+        assert!(said.contains("d f\n"), "{said}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Immutable and append-only files and directories (`chattr +i`, `chattr +a`; ioctl_iflags(2)): what is refused with
+//! EPERM, as by `may_delete`, `may_create` and `notify_change` of Linux.
+//!
+//! Called by `names.rs` for both ends of a name, and by the file system above for attributes and opens. Replay of
+//! the log refuses nothing: its operations have already been acknowledged.
+
+use super::{FileError, Files, Result, Table};
+use crate::rows::InodeRow;
+use crate::rows::inode::flags::{APPEND, IMMUTABLE};
+
+impl<T: Table> Files<T> {
+    /// Refuses new names in an immutable directory.
+    pub(super) fn check_takes_names(&self, directory: &InodeRow) -> Result<()> {
+        self.check_without(directory, IMMUTABLE)
+    }
+
+    /// Refuses that a directory loses a name where it is immutable or append-only, and that the file of the name
+    /// does.
+    pub(super) fn check_loses_name(&self, directory: &InodeRow, file: &InodeRow) -> Result<()> {
+        self.check_without(directory, IMMUTABLE | APPEND)?;
+        self.check_without(file, IMMUTABLE | APPEND)
+    }
+
+    /// Refuses further names of an immutable or append-only file.
+    pub(super) fn check_linkable(&self, file: &InodeRow) -> Result<()> {
+        self.check_without(file, IMMUTABLE | APPEND)
+    }
+
+    fn check_without(&self, row: &InodeRow, flags: u32) -> Result<()> {
+        if row.flags & flags != 0 && !self.is_replaying() { Err(FileError::NotPermitted) } else { Ok(()) }
+    }
+}
