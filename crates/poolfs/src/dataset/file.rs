@@ -264,7 +264,11 @@ impl OpenFile for DatasetFile {
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
         let _entered = self.file_node.tree.enter()?;
-        file_flags::ioctl(&self.file_node, &request, output)
+        let done = file_flags::ioctl(&self.file_node, &request, output)?;
+        if request.may_change() {
+            self.file_node.tree.sync_if_always(&self.pool, &self.file_node.inode)?;
+        }
+        Ok(done)
     }
 
     fn is_on_inner_mount(&self) -> bool {
