@@ -212,7 +212,7 @@ impl Worker<'_> {
             }
         }
         let identity = match meta.kind {
-            FileType::RegularFile => self.make_regular(pair, name, file, replace)?,
+            FileType::RegularFile => self.make_regular(pair, name, file.map(|file| (file, *meta)), replace)?,
             _ => self.make_other(pair, name, replace)?,
         };
         add(&self.job().figures.replaced, u64::from(replace));
@@ -259,18 +259,22 @@ impl Worker<'_> {
         .source("open")
     }
 
+    /// Copies a regular file, which may be open already: with its metadata of that moment.
     fn make_regular(
         &mut self,
         pair: &Pair,
         name: &[u8],
-        file: Option<OwnedFd>,
+        opened: Option<(OwnedFd, Meta)>,
         replace: bool,
     ) -> Result<Identity, Trouble> {
-        let source = match file {
-            Some(file) => file,
-            None => self.open_source(pair, name)?,
+        let (source, meta) = match opened {
+            Some(opened) => opened,
+            None => {
+                let source = self.open_source(pair, name)?;
+                let meta = Meta::of_file(source.as_fd()).source("look at")?;
+                (source, meta)
+            }
         };
-        let meta = Meta::of_file(source.as_fd()).source("look at")?;
         if meta.kind != FileType::RegularFile {
             return Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned()));
         }

@@ -20,6 +20,8 @@ pub static LISTING: Table = Table {
         ("mkfs.ext4", "-V"),
         ("mkfs.btrfs", "-V"),
         ("fusermount3", "-V"),
+        ("cp", "--version"),
+        ("rsync", "--version"),
     ],
 };
 
@@ -56,6 +58,7 @@ static TESTS: &[Test] = &[
     count("tree-used", "disk use as the file system tells it", Group::ManyDirectories, true),
     count("tree-memory", "the most memory that the daemon has used", Group::ManyDirectories, true),
     operations("copy-cp", "cp -a", Group::Copying, true),
+    operations("copy-rsync", "rsync -a", Group::Copying, true),
     operations("copy-nacre", "nacre copy", Group::Copying, true),
     count("copy-memory", "the most memory that the daemon has used", Group::Copying, true),
 ];

@@ -1,4 +1,4 @@
-//! A tree of very many small files, brought onto the target by `cp -a` and by `nacre copy`: what
+//! A tree of very many small files, brought onto the target by `cp -a`, `rsync -a` and `nacre copy`: what
 //! the founding document's author waited for.
 
 use std::fs;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::material::Material;
 use super::{Visit, finished, needs_making, timed};
 use crate::failure::{Doing, Failure};
+use crate::programs::find;
 use crate::scale::Scale;
 
 /// Files of a directory.
@@ -64,6 +65,10 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let count = visit.scale.files;
     let by_cp = copied(visit, Command::new("cp").arg("-a"), &visit.own.join("by-cp"))?;
     visit.sample("copy-cp", by_cp, count)?;
+    if find("rsync").is_some() {
+        let by_rsync = copied(visit, Command::new("rsync").arg("-a"), &visit.own.join("by-rsync"))?;
+        visit.sample("copy-rsync", by_rsync, count)?;
+    }
     let by_nacre = copied(visit, Command::new(&visit.nacre).args(["copy", "-q"]), &visit.own.join("by-nacre"))?;
     visit.sample("copy-nacre", by_nacre, count)?;
     match visit.daemon_memory()? {
