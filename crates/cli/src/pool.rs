@@ -14,6 +14,7 @@ mod importing;
 mod iostat;
 mod json;
 mod list;
+mod probe;
 pub mod run;
 mod scripts;
 mod shapes;

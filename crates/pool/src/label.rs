@@ -111,6 +111,42 @@ pub fn write_identity(device: &dyn Device, identity: &Identity) -> Result<(), Po
     Ok(())
 }
 
+/// Zeroes what labels leave free at both ends of a device that becomes part of a pool: the first 64 KiB, and
+/// the remainder behind the last label. A superblock or partition table there would still be found, and a mount
+/// of it would overwrite the pool. Durable when it returns.
+///
+/// # Errors
+/// [`PoolError::Device`] for a device that cannot be written.
+pub fn clear_foreign(device: &dyn Device) -> Result<(), PoolError> {
+    let length = device.length();
+    let Some(last) = places(length).into_iter().max() else { return Ok(()) };
+    let mut written = false;
+    for (from, to) in [(0, IDENTITY_AT), (last + LENGTH, length)] {
+        let zeros = vec![0; (to - from) as usize];
+        let mut there = zeros.clone();
+        if device.read_at(&mut there, from).is_ok() && there == zeros {
+            continue;
+        }
+        device.write_at(&zeros, from).map_err(|error| failed(device, "writing the label of", error))?;
+        written = true;
+    }
+    if written {
+        device.sync().map_err(|error| failed(device, "syncing", error))?;
+    }
+    Ok(())
+}
+
+/// Writes the first labels of a device that becomes part of a pool; what another program would recognise there
+/// goes ([`clear_foreign`]).
+///
+/// # Errors
+/// As [`write_identity`].
+pub fn write_first_identity(device: &dyn Device, identity: &Identity) -> Result<(), PoolError> {
+    identity.check()?;
+    clear_foreign(device)?;
+    write_identity(device, identity)
+}
+
 /// The records at the places of a ring.
 type Ring = Vec<Option<Vec<u8>>>;
 

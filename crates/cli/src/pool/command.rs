@@ -32,6 +32,7 @@ pub fn command() -> Command {
         attach(),
         detach(),
         labelclear(),
+        probe(),
         inspect(),
         check(),
         upgrade(),
@@ -509,6 +510,13 @@ fn target(command: Command) -> Command {
                 .value_parser(value_parser!(OsString)),
         )
         .arg(Arg::new("POOL").required_unless_present("places").help("Which: one that is imported, or is found by -d"))
+}
+
+fn probe() -> Command {
+    Command::new("probe")
+        .about("Print which pool a device belongs to, as lines of KEY=value for udev")
+        .after_help("Examples:\n  nacre pool probe /dev/sdc\n\nudev calls it by the rule 61-nacre.rules: then `lsblk -f` and installers show the device as a part of a pool. It reads the labels alone, also while the pool is imported.")
+        .arg(clap_args::path("DEVICE", "Which"))
 }
 
 fn inspect() -> Command {

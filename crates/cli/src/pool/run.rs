@@ -8,7 +8,7 @@ use super::{
     form::PoolForm,
     histograms, importing,
     iostat::{self, IostatColumns},
-    json, list,
+    json, list, probe,
     scripts::{self, Columns},
     shapes,
     starting::{cache, check_properties, failed, start},
@@ -274,6 +274,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             done(&owned, command, PoolRequest::Clear { device })?;
         }
         PoolVerb::LabelClear { device, force } => label_clear(&device, force)?,
+        PoolVerb::Probe { device } => print(&probe::probe(&device)?)?,
         PoolVerb::Inspect { target, wanted } => drop(offline(target, PoolRequest::Inspect(wanted))?),
         PoolVerb::Check { target } => return check(target),
         PoolVerb::Upgrade { list: true, .. } => print(&upgrade::known())?,

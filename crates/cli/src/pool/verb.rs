@@ -77,6 +77,8 @@ pub enum PoolVerb {
     Clear { name: String, device: Option<PathBuf> },
     /// Remove the labels of a device.
     LabelClear { device: PathBuf, force: bool },
+    /// Print the label of a device for udev.
+    Probe { device: PathBuf },
     /// Show the format.
     Inspect { target: Target, wanted: Wanted },
     /// Check everything.
@@ -405,6 +407,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),
         },
+        "probe" => PoolVerb::Probe { device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default() },
         "inspect" => {
             let wanted = Wanted {
                 segments: flag("segments"),

@@ -243,3 +243,100 @@ fn another_pool_at_a_remembered_place_is_passed_over() {
     );
     yard.told(&["pool", "import", "-d", &device, &other]);
 }
+
+/// What `nacre pool probe` prints for udev.
+fn probed(member: &str, pool: &str, name: &str) -> String {
+    format!(
+        "ID_FS_TYPE=nacre_member\nID_FS_USAGE=raid\nID_FS_VERSION=1\nID_FS_LABEL={name}\nID_FS_LABEL_ENC={name}\n\
+         ID_FS_UUID={pool}\nID_FS_UUID_ENC={pool}\nID_FS_UUID_SUB={member}\nID_FS_UUID_SUB_ENC={member}\n"
+    )
+}
+
+#[test]
+fn udev_gets_to_know_the_pool_of_a_device() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, device, _) = create(&yard, "pr");
+    // The pool has its lock on the device meanwhile.
+    let said = yard.nacre(&["pool", "probe", &device]);
+    let value = |key: &str| said.lines().find_map(|line| line.strip_prefix(key)).unwrap().to_owned();
+    let (pool, member) = (value("ID_FS_UUID="), value("ID_FS_UUID_SUB="));
+    assert_eq!(said, probed(&member, &pool, &name));
+    assert_eq!(yard.told(&["pool", "get", "-H", "-o", "value", "guid", &name]).trim(), pool);
+    yard.told(&["pool", "export", &name]);
+    assert_eq!(yard.nacre(&["pool", "probe", &device]), said);
+    // As the rule has it.
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/udev/61-nacre.rules");
+    let rules = fs::read_to_string(rules).unwrap();
+    let program = rules.split("IMPORT{program}=\"").nth(1).unwrap().split('"').next().unwrap();
+    let words = program.strip_prefix("/usr/bin/nacre ").unwrap().replace("$devnode", &device);
+    assert_eq!(yard.nacre(&words.split(' ').collect::<Vec<_>>()), said);
+    // One label is damaged, its checksum no longer fits: another one counts.
+    let file = fs::OpenOptions::new().read(true).write(true).open(&device).unwrap();
+    let mut first = vec![0; 32 << 10];
+    file.read_exact_at(&mut first, 64 << 10).unwrap();
+    file.write_all_at(b"ID_FS_TYPE=ext4\n", (64 << 10) + 70).unwrap();
+    assert_eq!(yard.nacre(&["pool", "probe", &device]), said);
+    // Something else begins there: the labels at the end are left over.
+    file.write_all_at(&vec![0; 1 << 20], 0).unwrap();
+    assert_eq!(yard.refused(&["pool", "probe", &device]).0, 3);
+    file.write_all_at(&first, 64 << 10).unwrap();
+    assert_eq!(yard.nacre(&["pool", "probe", &device]), said);
+    yard.told(&["pool", "import", "-d", &device, &name]);
+    yard.told(&["pool", "destroy", &name]);
+    let (code, said) = yard.refused(&["pool", "probe", &device]);
+    assert!(code == 3 && said.contains("is destroyed"), "{code}: {said}");
+    let pipe = yard.path("pipe").to_str().unwrap().to_owned();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for other in ["/dev/null", "/dev/nosuch", pipe.as_str()] {
+        yard.refused(&["pool", "probe", other]);
+    }
+}
+
+/// The type that libblkid finds on a device; nothing where it finds none.
+fn known_to_blkid(device: &str) -> String {
+    let output =
+        Command::new("blkid").args(["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "value", device]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// What other programs would take a device for goes when it becomes part of a pool: whoever mounts it would
+/// overwrite the pool.
+#[test]
+fn a_device_of_a_pool_has_no_superblock_of_another_file_system() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let made = |name: &str| {
+        let device = yard.path(name).to_str().unwrap().to_owned();
+        // A remainder behind the last label.
+        fs::File::create(&device).unwrap().set_len((128 << 20) + 300_000).unwrap();
+        let made = Command::new("mkfs.ext4").args(["-q", "-F", &device]).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+        file.write_all_at(b"left over", (128 << 20) + 290_000).unwrap();
+        assert_eq!(known_to_blkid(&device), "ext4");
+        device
+    };
+    let check = |device: &str| {
+        assert_eq!(known_to_blkid(device), "");
+        let mut end = vec![1; 300_000];
+        fs::File::open(device).unwrap().read_exact_at(&mut end, 128 << 20).unwrap();
+        assert!(end.iter().all(|byte| *byte == 0));
+        yard.nacre(&["pool", "probe", device]);
+    };
+    let [one, two, three, four] = ["one", "two", "three", "four"].map(made);
+    let (name, at) = (yard.name("fo"), yard.path("at").to_str().unwrap().to_owned());
+    let (_, said) = yard.refused(&["pool", "create", "-m", &at, &name, &one]);
+    assert!(said.contains("contains a filesystem of type 'ext4'"), "{said}");
+    assert_eq!(known_to_blkid(&one), "ext4");
+    yard.told(&["pool", "create", "-f", "-m", &at, &name, &one]);
+    check(&one);
+    yard.told(&["pool", "add", "-f", &name, &two]);
+    check(&two);
+    yard.told(&["pool", "attach", "-fw", &name, &one, &three]);
+    check(&three);
+    yard.told(&["pool", "replace", "-fw", &name, &two, &four]);
+    check(&four);
+    yard.told(&["pool", "export", &name]);
+    assert!(yard.refused(&["pool", "create", &yard.name("of"), &one]).1.contains("is part of exported pool"));
+}

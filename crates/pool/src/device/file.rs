@@ -105,10 +105,38 @@ impl FileDevice {
         Self::open_within(path, writable, READ_LIMIT)
     }
 
-    /// The same; readers are waited for so long.
+    /// Opens a file or block device for reading its labels, without a lock: also while a pool on it is
+    /// imported. Labels that are being written meanwhile fail their checksums.
+    ///
+    /// # Errors
+    /// The system's; it is neither a file nor a block device.
+    pub fn open_unlocked(path: &Path) -> io::Result<Self> {
+        Self::of_file(path, Self::open_file(path, false)?)
+    }
+
+    /// The same as [`Self::open`]; readers are waited for so long.
     pub(super) fn open_within(path: &Path, writable: bool, limit: Duration) -> io::Result<Self> {
+        let file = Self::open_file(path, writable)?;
+        lock(&file, writable, limit)?;
+        // After a failed sync the page cache may hold what the medium does not have, and call it
+        // clean: what is read from here on comes from the medium. Where the system does not do it
+        // (memory file systems), there is nothing behind the cache.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+        let direct = if writable { direct(&file) } else { None };
+        Ok(Self { direct, ..Self::of_file(path, file)? })
+    }
+
+    /// The device of a file that is open, without a second descriptor past the page cache.
+    fn of_file(path: &Path, file: File) -> io::Result<Self> {
+        let length = AtomicU64::new(rustix::fs::seek(&file, SeekFrom::End(0))?);
+        let block = file.metadata()?.file_type().is_block_device();
+        let name = path.display().to_string();
+        Ok(Self { name, file, direct: None, length, block, keeps_room: AtomicBool::new(false) })
+    }
+
+    /// Opens a file or block device, and nothing else.
+    fn open_file(path: &Path, writable: bool) -> io::Result<File> {
         let kind = std::fs::metadata(path)?.file_type();
-        let block = kind.is_block_device();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
         }
@@ -128,21 +156,7 @@ impl FileDevice {
         if file.metadata()?.file_type() != kind {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is something else now"));
         }
-        lock(&file, writable, limit)?;
-        let length = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        // After a failed sync the page cache may hold what the medium does not have, and call it
-        // clean: what is read from here on comes from the medium. Where the system does not do it
-        // (memory file systems), there is nothing behind the cache.
-        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
-        let direct = if writable { direct(&file) } else { None };
-        Ok(Self {
-            name: path.display().to_string(),
-            file,
-            direct,
-            length: AtomicU64::new(length),
-            block,
-            keeps_room: AtomicBool::new(false),
-        })
+        Ok(file)
     }
 
     /// Goes on with what a process before this one has opened for writing under this name. Its lock

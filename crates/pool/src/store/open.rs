@@ -141,6 +141,7 @@ impl Store {
     ) -> Result<(Self, Root)> {
         let identity = Identity { groups, ..new.identity(slot, members, features) };
         identity.check()?;
+        devices.iter().try_for_each(|device| label::clear_foreign(&**device))?;
         let disks = Arc::new(Disks::new(devices, &identity));
         Self::create_on(Arc::clone(&disks) as _, Some(disks), identity, log)
     }
@@ -385,7 +386,7 @@ impl Store {
         identity.check()?;
         // The new device first: the others must not name one that does not know of it.
         let index = u16::try_from(identity.members.len() - 1).or_else(|_| refused("too many devices"))?;
-        if let Err(error) = label::write_identity(&*device, &Identity { index, ..identity.clone() }) {
+        if let Err(error) = label::write_first_identity(&*device, &Identity { index, ..identity.clone() }) {
             let Err(left) = label::clear(&*device) else { return refused(error.to_string()) };
             // What it keeps must not count as newest. An import asks that labels are one revision
             // apart at most, so the others go past it step by step.

@@ -207,6 +207,7 @@ pub const QUESTIONS: &[Row] = &[
     pool("pool wait", "", "pool wait $P"),
     pool("pool sync", "", "pool sync $P"),
     pool("pool inspect", "", "pool inspect $P"),
+    pool("pool probe", "", "pool probe $PWD/image"),
     pool("pool check", "", "pool check $P"),
     pool("pool version", "", "pool version"),
     pool("fs version", "", "fs version"),

@@ -218,7 +218,7 @@ impl Disks {
         let told = Self::labelled_by(&then, told);
         // Refused before anything is done.
         told.check()?;
-        if let Err(error) = label::write_identity(&*device, &told) {
+        if let Err(error) = label::write_first_identity(&*device, &told) {
             clear(&*device);
             return refused(error.to_string());
         }

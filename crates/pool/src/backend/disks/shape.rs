@@ -237,7 +237,8 @@ impl Disks {
     /// [`PoolError::Refused`] for a device that cannot be written, and then none has a label.
     pub(super) fn enlist(&self, devices: &[Arc<dyn Device>], first: usize, joining: &Identity) -> Result<()> {
         for (device, index) in devices.iter().zip(first..) {
-            if let Err(error) = label::write_identity(&**device, &Identity { index: index as u16, ..joining.clone() }) {
+            let own = Identity { index: index as u16, ..joining.clone() };
+            if let Err(error) = label::write_first_identity(&**device, &own) {
                 devices.iter().for_each(|device| clear(&**device));
                 return refused(error.to_string());
             }
