@@ -1,12 +1,12 @@
-//! The examples in `README.md` and `docs/commands/*.md` are executed: what a page shows is what the
-//! program does.
+//! The examples in `README.md`, `docs/*.md` and `docs/commands/*.md` are executed: what a page shows is what
+//! the program does. Those of `docs/object-store.md` need moto, which scripts/setup installs.
 //!
 //! The form is told in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the exit
 //! code where it is not 0, then the output on both channels, with `[..]` for anything within a line
 //! and `...` for any number of lines. The examples of a page run in one directory, one after the
 //! other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
 
-use crate::mounting::{as_root, finish, nacre, needs, scratch, text};
+use crate::mounting::{as_root, finish, nacre, needs, scratch, skip, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -115,7 +115,9 @@ fn run_page(path: &Path) -> Vec<String> {
     std::os::unix::fs::symlink(nacre(), names.join("nacre")).unwrap();
     let work = place.path().join("work");
     fs::create_dir(&work).unwrap();
-    let search = format!("{}:{}", names.display(), std::env::var("PATH").unwrap());
+    // A server of S3.
+    let moto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/moto/bin");
+    let search = format!("{}:{}:{}", names.display(), moto.display(), std::env::var("PATH").unwrap());
     let mut wrong = Vec::new();
     for example in examples(&fs::read_to_string(path).unwrap()) {
         let output = finish(
@@ -150,9 +152,14 @@ fn every_page_tells_the_truth() {
     needs!(as_root());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let wanted = std::env::var("NACRE_TEST_PAGE").unwrap_or_default();
-    let commands = fs::read_dir(root.join("docs/commands")).unwrap().map(|entry| entry.unwrap().path());
-    let mut pages: Vec<PathBuf> = commands.chain([root.join("README.md")]).collect();
+    let directories = ["docs", "docs/commands"].map(|directory| fs::read_dir(root.join(directory)).unwrap());
+    let documents = directories.into_iter().flatten().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> = documents.chain([root.join("README.md")]).collect();
     pages.retain(|page| page.file_name().unwrap().to_string_lossy().contains(&wanted));
+    if !root.join("target/tools/moto/bin/moto_server").exists() {
+        skip("objects", "there is no moto: the examples of docs/object-store.md are left out");
+        pages.retain(|page| !page.ends_with("docs/object-store.md"));
+    }
     pages.sort();
     let mut wrong = Vec::new();
     let mut count = 0;

@@ -684,3 +684,56 @@ fn nobody_exports_what_is_not_his_to_export() {
     let shared = finish(Command::new("net").args(["usershare", "list"]).stdin(Stdio::null()));
     assert!(!text(&shared.stdout).lines().any(|line| line == pool.name));
 }
+
+/// The share for Time Machine of docs/exports.md: what a Mac writes comes back, and what it keeps beside a file is in
+/// snapshots as well.
+#[test]
+fn a_share_for_time_machine_keeps_what_macs_write() {
+    needs!(as_root() && installed(&["smbd", "smbclient"]));
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if listens(SMB) {
+        skip("exports", "another server of SMB runs");
+        return;
+    }
+    let pool = Pool::made("mac", "1G", &[]);
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/exports.md")).unwrap();
+    let share = page.split("[timemachine]\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(share.contains("/tank/timemachine") && share.contains("max size = 500G"), "{share}");
+    let share = share.replace("/tank/timemachine", pool.at("").to_str().unwrap()).replace("500G", "100M");
+    let samba = Samba::start(&format!("[timemachine]\n guest ok = yes\n{share}"));
+    let (local, back) = (pool.path("local"), pool.path("back"));
+    let band = noise(8 << 20);
+    fs::write(&local, &band).unwrap();
+    let put = format!(
+        "mkdir b.sparsebundle; mkdir b.sparsebundle\\bands; put {} b.sparsebundle\\bands\\new",
+        local.display()
+    );
+    samba.ok("timemachine", &put);
+    samba.ok("timemachine", "rename b.sparsebundle\\bands\\new b.sparsebundle\\bands\\0");
+    assert!(fs::read(pool.at("b.sparsebundle/bands/0")).unwrap() == band);
+    // The largest size is told as the size of the file system.
+    let list = "<plist><dict><key>band-size</key>\n<integer>8388608</integer></dict></plist>\n";
+    fs::write(pool.at("b.sparsebundle/Info.plist"), list).unwrap();
+    let listed = samba.ok("timemachine", "ls");
+    let blocks = listed.lines().find(|line| line.contains("blocks of size")).unwrap_or_else(|| panic!("{listed}"));
+    let words: Vec<u64> =
+        blocks.split_whitespace().filter_map(|word| word.trim_end_matches('.').parse().ok()).collect();
+    assert_eq!(words[0] * words[1], 100 << 20, "{blocks}");
+    let fork = noise(3000);
+    samba.ok("timemachine", &format!("put {} document", local.display()));
+    fs::write(&local, &fork).unwrap();
+    samba.ok("timemachine", &format!("put {} document:AFP_Resource", local.display()));
+    samba.ok("timemachine", "rename document renamed");
+    let same = |when: &str| {
+        samba.ok("timemachine", &format!("get renamed:AFP_Resource {}", back.display()));
+        assert!(fs::read(&back).unwrap() == fork, "{when}");
+        samba.ok("timemachine", &format!("get renamed {}", back.display()));
+        assert!(fs::read(&back).unwrap() == band, "{when}");
+    };
+    same("renamed");
+    pool.nacre(&["fs", "snapshot", "%@then"]);
+    samba.ok("timemachine", "del renamed");
+    assert!(!pool.at("renamed").exists());
+    pool.nacre(&["fs", "rollback", "%@then"]);
+    same("rolled back");
+}
