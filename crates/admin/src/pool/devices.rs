@@ -364,7 +364,7 @@ fn is_zero(device: &dyn Device) -> bool {
 /// A file system, swap area or volume by the number that it begins with; places in bytes (wipefs(8)
 /// knows the same).
 fn signature(device: &dyn Device) -> Option<&'static str> {
-    const KNOWN: [(u64, &[u8], &str); 13] = [
+    const KNOWN: [(u64, &[u8], &str); 18] = [
         (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),
         (0, b"XFSB", "a filesystem of type 'xfs'"),
         (0x10040, b"_BHRfS_M", "a filesystem of type 'btrfs'"),
@@ -378,6 +378,12 @@ fn signature(device: &dyn Device) -> Option<&'static str> {
         (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
         (0x218, b"LVM2 001", "a physical volume of LVM"),
         (0x200, b"EFI PART", "a partition table"),
+        (0x1000, b"\xfc\x4e\x2b\xa9", "a member of an array of md"),
+        (0, b"\xfc\x4e\x2b\xa9", "a member of an array of md"),
+        (0x1018, b"\xc6\x85\x73\xf6", "a device of bcache or bcachefs"),
+        (0x1_ffd8, b"\x11\x7a\x0c\xb1\x7a\xda\x10\x02", "a device of a pool of ZFS"),
+        // File systems that begin with a boot sector come before.
+        (0x1fe, b"\x55\xaa", "a partition table or boot sector"),
     ];
     let found = KNOWN.iter().find(|(at, number, _)| {
         let mut there = vec![0; number.len()];
@@ -403,6 +409,17 @@ mod tests {
         assert!(fresh(&paths, None, false).unwrap_err().what.contains("contains a filesystem of type 'xfs'"));
         assert!(fresh(&paths, None, true).is_ok());
         file.write_all_at(&[0; 4], 0).unwrap();
+        for (at, number, what) in [
+            (0x1000, b"\xfc\x4e\x2b\xa9".as_slice(), "of md"),
+            (0x1018, b"\xc6\x85\x73\xf6", "bcachefs"),
+            (0x1_ffd8, &0x0210_da7a_b10c_7a11_u64.to_le_bytes(), "of ZFS"),
+            (0x1fe, b"\x55\xaa", "a partition table"),
+        ] {
+            file.write_all_at(number, at).unwrap();
+            let refusal = fresh(&paths, None, false).unwrap_err();
+            assert!(refusal.what.contains("it contains") && refusal.what.contains(what), "{refusal}");
+            file.write_all_at(&[0; 8], at).unwrap();
+        }
         file.write_all_at(b"a", (64 << 20) - 1).unwrap();
         assert!(fresh(&paths, None, false).unwrap_err().what.ends_with("it is not empty"));
         let locked = FileDevice::open(&path, true).unwrap();
