@@ -26,6 +26,7 @@ pub mod reshape;
 pub mod resilver;
 pub mod scrub;
 pub mod shape;
+pub mod signatures;
 #[cfg(test)]
 mod tests;
 pub mod trim;

@@ -333,6 +333,9 @@ impl Layer for Cage {
             // Some file systems make inodes as they need them, and say so by none.
             figures.files_free = if figures.files == 0 { free } else { figures.files_free.min(free) };
             figures.files = limit;
+        } else if figures.files != 0 {
+            // Used inodes are those of the cage; those of the rest of the file system are not.
+            figures.files = figures.files_free.saturating_add(totals.sums.whole.inodes);
         }
         Ok(figures)
     }

@@ -21,6 +21,7 @@ mod shapes;
 mod starting;
 mod status;
 mod tree;
+mod unserved;
 mod upgrade;
 mod vdevs;
 pub mod verb;

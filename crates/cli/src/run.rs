@@ -135,7 +135,10 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
     match invocation {
         Invocation::Mount(plan) => return carry_out("nacre", plan),
         Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
-        Invocation::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
+        Invocation::Status { view, mountpoints } => {
+            print(&status::run(&view, &mountpoints)?)?;
+            status::tell_of_others(&view, &mountpoints);
+        }
         Invocation::Upgrade { program, mountpoints } => {
             // A notice that nobody can read is not worth failing for.
             let tell = |line: &String| drop(writeln!(io::stderr(), "nacre: {line}"));

@@ -109,7 +109,10 @@ impl Settings {
     /// # Errors
     /// None is named.
     pub fn deprecated(&mut self, value: Value<'_>, instead: &str) -> Result<String, Failure> {
-        self.warnings.push(format!("--{} is deprecated: write --{instead}", value.row.name));
+        let warning = format!("--{} is deprecated: write --{instead}", value.row.name);
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
         value.owner()
     }
 

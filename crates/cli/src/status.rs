@@ -24,6 +24,8 @@ use std::{
 
 /// So long a mount may be there before its control socket is.
 const BEING_MADE: Duration = Duration::from_millis(300);
+/// The file in the runtime directory that notes that the hint about mounts of other users was given.
+const TOLD_OF_OTHERS: &str = "other-users.told";
 
 const COLUMNS: &[Column<Report>] = &[
     left("mountpoint", "MOUNTPOINT", |report, _| report.mountpoint.clone()),
@@ -69,9 +71,6 @@ fn number(number: u64, exact: bool) -> String {
 pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
     let columns = choose(view)?;
     let reports = gather(mountpoints, view.everybody)?;
-    if mountpoints.is_empty() && !view.everybody && !view.scripted {
-        tell_of_others();
-    }
     if view.json {
         let json = serde_json::to_string_pretty(&reports)
             .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
@@ -85,6 +84,30 @@ pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
         true => "no mounts\n".to_owned(),
         false => table(&reports, &columns, view, bold),
     })
+}
+
+/// Says once since the start of the machine that other users have mounts, after a list of our own.
+pub fn tell_of_others(view: &View, mountpoints: &[PathBuf]) {
+    let is_list = mountpoints.is_empty() && !view.everybody && !view.scripted && !view.json;
+    if !is_list || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let foreign = foreign_mounts();
+    if foreign == 0 || is_told() {
+        return;
+    }
+    // A hint that nobody can read is not worth failing for.
+    let _ = writeln!(
+        std::io::stderr(),
+        "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them"
+    );
+}
+
+/// Whether the hint was given before; notes that it is given now. Where that cannot be noted, it is given again.
+fn is_told() -> bool {
+    let Ok(directory) = runtime::own() else { return false };
+    let noted = std::fs::File::create_new(directory.join(TOLD_OF_OTHERS));
+    noted.is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists)
 }
 
 /// The mounts asked for, all where none is named.
@@ -160,24 +183,11 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
     Ok(chosen)
 }
 
-/// Says that other users have mounts, as far as the kernel tells. Their processes are not asked:
-/// they could make root wait.
-fn tell_of_others() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    // Without a table of mounts, there are none to tell of.
-    let foreign = mountinfo::read()
-        .unwrap_or_default()
-        .iter()
-        .filter(|entry| entry.is_served() && entry.user() != Some(0))
-        .count();
-    if foreign > 0 {
-        let _ = writeln!(
-            std::io::stderr(),
-            "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them"
-        );
-    }
+/// Mounts of other users than root in the table of mounts. Their processes are not asked: they could make root wait.
+fn foreign_mounts() -> usize {
+    // Without a table of mounts, none are known.
+    let mounts = mountinfo::read().unwrap_or_default();
+    mounts.iter().filter(|entry| entry.is_served() && entry.user() != Some(0)).count()
 }
 
 /// The mounts that answer, and those that do not, as far as the kernel can be asked.
@@ -301,17 +311,23 @@ fn detail(report: &Report, exact: bool) -> String {
                 .map_or(report.transport.clone(), |why| format!("{} (no io_uring: {why})", report.transport)),
         ),
         ("passthrough", passthrough),
-        ("opens", report.asks_at_open.as_ref().map_or("no requests".to_owned(), |why| format!("requests: {why}"))),
-        ("coherence", report.coherence.clone()),
+        (
+            "opens",
+            report
+                .asks_at_open
+                .as_ref()
+                .map_or("answered by the kernel".to_owned(), |why| format!("one request each: {why}")),
+        ),
+        ("coherence", coherence(&report.coherence)),
         ("survives", survives(report)),
         (
             "invalidations",
-            format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations)),
+            format!("{} ({} of all caches)", count(report.invalidations), count(report.full_invalidations)),
         ),
         (
             "requests",
             format!(
-                "{} ({} errors, {} in flight)",
+                "{} ({} failed, {} in flight)",
                 count(report.requests),
                 count(report.errors),
                 count(report.in_flight)
@@ -358,7 +374,7 @@ fn survives(report: &Report) -> String {
 fn operations(operations: &[OperationReport], exact: bool) -> String {
     let mut sorted: Vec<&OperationReport> = operations.iter().collect();
     sorted.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.name.cmp(&b.name)));
-    let time = |ns: u64| if exact { ns.to_string() } else { columns::nanoseconds(ns) };
+    let time = |ns: u64| if exact { ns.to_string() } else { microseconds(ns) };
     let rows: Vec<Vec<String>> = sorted
         .iter()
         .map(|operation| {
@@ -381,6 +397,22 @@ fn operations(operations: &[OperationReport], exact: bool) -> String {
         ("99 %", Align::Right),
     ];
     columns::aligned(&headings, &rows, false)
+}
+
+/// A time in the one unit of the table.
+fn microseconds(ns: u64) -> String {
+    format!("{}.{} us", ns / 1000, ns % 1000 / 100)
+}
+
+/// How the mount notices changes of the source: the word of `--coherence`, and its meaning.
+fn coherence(word: &str) -> String {
+    let meaning = match word {
+        "exclusive" => "the source changes through this mount only",
+        "watch" => "changes in the source invalidate caches",
+        "revalidate" => "each use asks the source",
+        _ => return word.to_owned(),
+    };
+    format!("{word} ({meaning})")
 }
 
 /// The upper bound of the bucket that the given percentage of requests did not exceed.
@@ -478,8 +510,8 @@ mod tests {
     fn requests_are_listed_by_number() {
         let text = operations(&report().operations, false);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "lookup     100       3  2000 ns  <= 2047 ns");
-        assert_eq!(lines[2], "read         1       0  5000 ns  <= 8191 ns");
+        assert_eq!(lines[1], "lookup     100       3  2.0 us  <= 2.0 us");
+        assert_eq!(lines[2], "read         1       0  5.0 us  <= 8.1 us");
     }
 
     #[test]

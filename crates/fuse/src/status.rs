@@ -32,7 +32,8 @@ pub struct OperationCounts {
     pub name: &'static str,
     /// Requests handled.
     pub requests: u64,
-    /// Of these, answered with an error; a name that is not there is one.
+    /// Of these, failed. A name or extended attribute that does not exist is no failure, nor an operation that the kernel is
+    /// not to ask for again (ENOSYS).
     pub errors: u64,
     /// Time spent on all of them together, nanoseconds.
     pub total_ns: u64,

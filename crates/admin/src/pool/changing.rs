@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::reshape::Reshaping;
 use super::resilver::{note, number_of, writable};
 use super::shape::{Shape, redundancy_of};
+use super::signatures::Accepted;
 use super::{LOOK_UP, devices};
 use crate::clock::moment;
 use crate::counted::Counted;
@@ -388,7 +389,7 @@ fn change(
     (head, progress): (String, &mut dyn Progress),
 ) -> Result<(), Refusal> {
     is_free(pool, doing, new)?;
-    let mut fresh = devices::fresh(paths, size, force)?;
+    let mut fresh = devices::fresh(paths, size, Accepted::forced(force))?;
     let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     fresh.check_size(doing, least)?;
     let counted = |device| Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));

@@ -12,13 +12,11 @@ use std::sync::Arc;
 
 use nacre_pool::backend::{Bucket, NewGroup};
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::label::{self, GroupKind, PoolState};
+use nacre_pool::label::{self, GroupKind};
 use nacre_remote::Address;
 
+use super::signatures::{self, Accepted};
 use crate::refusal::{Kind, Refusal};
-
-/// What is read at the beginning and the end of a file to see whether it holds anything, bytes.
-const ENDS: u64 = 1 << 20;
 
 /// So much of a device may go unused in its group without being asked for, bytes: devices of one size
 /// differ by less.
@@ -209,8 +207,8 @@ impl Drop for Fresh {
 /// is given.
 ///
 /// # Errors
-/// What cannot be one; and, without `force`, what holds something else.
-pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh, Refusal> {
+/// What cannot be one, and content that is not `accepted`.
+pub fn fresh(paths: &[PathBuf], size: Option<u64>, accepted: Accepted) -> Result<Fresh, Refusal> {
     once(paths)?;
     let mut fresh = Fresh { devices: Vec::new(), made: Vec::new() };
     let mut seen = HashSet::new();
@@ -236,7 +234,7 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
             _ => FileDevice::open(path, true).map_err(|error| missing(path, &error))?,
         };
         let metadata = fs::metadata(path).map_err(|error| refusal("cannot look at", path, &error))?;
-        if let Some(holds) = holds(&device, metadata.is_file()).filter(|_| !force) {
+        if let Some(holds) = signatures::refused(&device, metadata.is_file(), accepted) {
             return Err(Refusal::new(Kind::Exists, format!("cannot use '{}': it {holds}", path.display()))
                 .next("-f takes it all the same; what is on it is lost then"));
         }
@@ -303,13 +301,13 @@ pub fn foresee(
     paths: &[PathBuf],
     groups: &[NewGroup],
     size: Option<u64>,
-    force: bool,
+    accepted: Accepted,
     (doing, least): (&str, u64),
 ) -> Result<(), Refusal> {
     if size.is_none() {
-        let fresh = fresh(paths, None, force)?;
+        let fresh = fresh(paths, None, accepted)?;
         fresh.check_size(doing, least)?;
-        return fresh.check_groups(groups, force);
+        return fresh.check_groups(groups, accepted == Accepted::Anything);
     }
     once(paths)?;
     match paths.iter().find(|path| fs::symlink_metadata(path).is_ok()) {
@@ -333,65 +331,6 @@ fn refusal(doing: &str, path: &Path, error: &io::Error) -> Refusal {
     Refusal::new(kind, format!("{doing} '{}': {text}", path.display()))
 }
 
-/// What a device holds that would be lost, in words that follow "it".
-fn holds(device: &dyn Device, file: bool) -> Option<String> {
-    match label::probe(device) {
-        Ok(Some(identity)) if identity.state == PoolState::Destroyed => {}
-        Ok(Some(identity)) => {
-            let state = if identity.state == PoolState::Exported { "exported" } else { "potentially active" };
-            return Some(format!("is part of {state} pool '{}'", identity.name));
-        }
-        Ok(None) => {}
-        Err(_) => return Some("has the label of a pool that this program cannot read".to_owned()),
-    }
-    if let Some(kind) = signature(device) {
-        return Some(format!("contains {kind}"));
-    }
-    let used = label::probe(device).ok().flatten().is_none() && file && !is_zero(device);
-    used.then(|| "is not empty".to_owned())
-}
-
-/// Whether both ends of a file are zeros.
-fn is_zero(device: &dyn Device) -> bool {
-    let length = device.length();
-    [0, length.saturating_sub(ENDS)].into_iter().all(|offset| {
-        let mut buffer = vec![0; ENDS.min(length - offset) as usize];
-        // What cannot be read is not known to be empty.
-        device.read_at(&mut buffer, offset).is_ok() && buffer.iter().all(|byte| *byte == 0)
-    })
-}
-
-/// A file system, swap area or volume by the number that it begins with; places in bytes (wipefs(8)
-/// knows the same).
-fn signature(device: &dyn Device) -> Option<&'static str> {
-    const KNOWN: [(u64, &[u8], &str); 18] = [
-        (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),
-        (0, b"XFSB", "a filesystem of type 'xfs'"),
-        (0x10040, b"_BHRfS_M", "a filesystem of type 'btrfs'"),
-        (0x400, &[0x10, 0x20, 0xf5, 0xf2], "a filesystem of type 'f2fs'"),
-        (0x36, b"FAT", "a filesystem of type 'vfat'"),
-        (0x52, b"FAT32", "a filesystem of type 'vfat'"),
-        (3, b"NTFS    ", "a filesystem of type 'ntfs'"),
-        (3, b"EXFAT   ", "a filesystem of type 'exfat'"),
-        (0x8001, b"CD001", "a filesystem of type 'iso9660'"),
-        (0xff6, b"SWAPSPACE2", "swap space"),
-        (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
-        (0x218, b"LVM2 001", "a physical volume of LVM"),
-        (0x200, b"EFI PART", "a partition table"),
-        (0x1000, b"\xfc\x4e\x2b\xa9", "a member of an array of md"),
-        (0, b"\xfc\x4e\x2b\xa9", "a member of an array of md"),
-        (0x1018, b"\xc6\x85\x73\xf6", "a device of bcache or bcachefs"),
-        (0x1_ffd8, b"\x11\x7a\x0c\xb1\x7a\xda\x10\x02", "a device of a pool of ZFS"),
-        // File systems that begin with a boot sector come before.
-        (0x1fe, b"\x55\xaa", "a partition table or boot sector"),
-    ];
-    let found = KNOWN.iter().find(|(at, number, _)| {
-        let mut there = vec![0; number.len()];
-        device.read_at(&mut there, *at).is_ok() && there == *number
-    });
-    found.map(|(_, _, what)| *what)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,45 +343,35 @@ mod tests {
         let file = fs::File::create(&path).unwrap();
         file.set_len(64 << 20).unwrap();
         let paths = [path.clone()];
-        assert!(fresh(&paths, None, false).is_ok());
+        assert!(fresh(&paths, None, Accepted::Empty).is_ok());
         file.write_all_at(b"XFSB", 0).unwrap();
-        assert!(fresh(&paths, None, false).unwrap_err().what.contains("contains a filesystem of type 'xfs'"));
-        assert!(fresh(&paths, None, true).is_ok());
+        assert!(fresh(&paths, None, Accepted::Empty).unwrap_err().what.contains("contains a filesystem of type 'xfs'"));
+        assert!(fresh(&paths, None, Accepted::Anything).is_ok());
         file.write_all_at(&[0; 4], 0).unwrap();
-        for (at, number, what) in [
-            (0x1000, b"\xfc\x4e\x2b\xa9".as_slice(), "of md"),
-            (0x1018, b"\xc6\x85\x73\xf6", "bcachefs"),
-            (0x1_ffd8, &0x0210_da7a_b10c_7a11_u64.to_le_bytes(), "of ZFS"),
-            (0x1fe, b"\x55\xaa", "a partition table"),
-        ] {
-            file.write_all_at(number, at).unwrap();
-            let refusal = fresh(&paths, None, false).unwrap_err();
-            assert!(refusal.what.contains("it contains") && refusal.what.contains(what), "{refusal}");
-            file.write_all_at(&[0; 8], at).unwrap();
-        }
         file.write_all_at(b"a", (64 << 20) - 1).unwrap();
-        assert!(fresh(&paths, None, false).unwrap_err().what.ends_with("it is not empty"));
+        assert!(fresh(&paths, None, Accepted::Empty).unwrap_err().what.ends_with("it is not empty"));
+        assert!(fresh(&paths, None, Accepted::Unrecognized).is_ok(), "no signature");
         let locked = FileDevice::open(&path, true).unwrap();
-        assert_eq!(fresh(&paths, None, true).unwrap_err().kind, Kind::Busy);
+        assert_eq!(fresh(&paths, None, Accepted::Anything).unwrap_err().kind, Kind::Busy);
         drop(locked);
-        assert!(fresh(&[path.clone(), path], None, true).unwrap_err().what.ends_with("is named twice"));
+        assert!(fresh(&[path.clone(), path], None, Accepted::Anything).unwrap_err().what.ends_with("is named twice"));
     }
 
     #[test]
     fn files_that_were_made_go_again() {
         let scratch = tempfile::tempdir().unwrap();
         let paths = [scratch.path().join("a"), scratch.path().join("b")];
-        assert!(fresh(&paths, Some(1 << 20), false).unwrap().check_size("cannot create", 64 << 20).is_err());
+        assert!(fresh(&paths, Some(1 << 20), Accepted::Empty).unwrap().check_size("cannot create", 64 << 20).is_err());
         assert!(!paths[0].exists());
-        let taken = fresh(&paths, Some(64 << 20), false).unwrap().take();
+        let taken = fresh(&paths, Some(64 << 20), Accepted::Empty).unwrap().take();
         assert_eq!(taken.len(), 2);
         drop(taken);
         assert!(paths[1].exists());
-        let missing = fresh(&[scratch.path().join("c")], None, false).unwrap_err();
+        let missing = fresh(&[scratch.path().join("c")], None, Accepted::Empty).unwrap_err();
         assert_eq!((missing.kind, missing.next.as_str()), (Kind::NotFound, "--size=SIZE makes files"));
-        let nowhere = fresh(&[scratch.path().join("none/c")], Some(64 << 20), false).unwrap_err();
+        let nowhere = fresh(&[scratch.path().join("none/c")], Some(64 << 20), Accepted::Empty).unwrap_err();
         assert!(nowhere.next.contains("make the directory first") && nowhere.what.contains("none/c"), "{nowhere}");
-        assert!(fresh(&[scratch.path().join("c")], Some(i64::MAX as u64), false).is_err());
+        assert!(fresh(&[scratch.path().join("c")], Some(i64::MAX as u64), Accepted::Empty).is_err());
         assert!(!scratch.path().join("c").exists(), "longer than a file can be");
     }
 }

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::devices;
 use super::scrub::{Phase, ScrubReport};
+use super::signatures::Accepted;
 use crate::clock::{moment, now};
 use crate::counted::Counted;
 use crate::failing::Failing;
@@ -412,7 +413,7 @@ pub(super) fn fresh_beside(
     (path, size, force): (&Path, Option<u64>, bool),
 ) -> Result<(devices::Fresh, Arc<Counted>), Refusal> {
     let least = pool.store.identity().members.get(usize::from(number)).map_or(0, |member| member.length);
-    let fresh = devices::fresh(&[path.to_owned()], size, force)?;
+    let fresh = devices::fresh(&[path.to_owned()], size, Accepted::forced(force))?;
     fresh.check_size(doing, least / nacre_pool::label::ENDS * nacre_pool::label::ENDS)?;
     fresh.try_writing(doing)?;
     let device = fresh.devices().into_iter().next().ok_or_else(|| Refusal::new(Kind::NotFound, doing))?;

@@ -15,6 +15,7 @@ use nacre_pool::label::{Group, GroupClass, GroupKind};
 use nacre_pool::store::Store;
 
 use super::resilver::{fresh_beside, note, number_of, without_log, writable};
+use super::signatures::Accepted;
 use super::{Figures, devices};
 use crate::counted::Counted;
 use crate::{Imported, Kind, Refusal};
@@ -257,9 +258,9 @@ pub(super) fn add(
     let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     let groups: Vec<NewGroup> = shape.all().copied().collect();
     if only_say {
-        return devices::foresee(paths, &groups, size, force, (&doing, least));
+        return devices::foresee(paths, &groups, size, Accepted::forced(force), (&doing, least));
     }
-    let mut fresh = devices::fresh(paths, size, force)?;
+    let mut fresh = devices::fresh(paths, size, Accepted::forced(force))?;
     fresh.check_size(&doing, least)?;
     fresh.check_groups(&groups, force)?;
     fresh.try_writing(&doing)?;

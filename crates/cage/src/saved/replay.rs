@@ -44,7 +44,10 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
     };
     let committed = checkpoint.generation;
     if checkpoint.root != (identity.root.ino, identity.root.generation) {
-        tracing::warn!(state = %directory.path().display(), "the saved accounting is another directory's; it is not used");
+        tracing::info!(
+            state = %directory.path().display(),
+            "the directory was made anew: its content is counted, and the saved accounting of the one before is dropped"
+        );
         return Ok(nothing(Start::New, committed));
     }
     let regrouped = checkpoint.groups != identity.groups;

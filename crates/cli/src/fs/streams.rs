@@ -199,7 +199,9 @@ pub fn receive(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     if has("abort") {
         return Ok(StreamVerb::Abort(into));
     }
-    let properties = args::assignments(&texts(matches, "properties"), &format!("cannot receive into '{into}'"))?;
+    let mut properties = args::assignments(&texts(matches, "properties"), &format!("cannot receive into '{into}'"))?;
+    // Other tools repeat all properties of the source; this one is the target's own.
+    properties.retain(|(name, _)| name != "snapshots_changed");
     let except = texts(matches, "except").iter().map(|name| args::long_name(name)).collect();
     let what = ToReceive {
         into,

@@ -1,7 +1,7 @@
 //! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
 //! ZFS'. Pure; what was given is read by [`super::verb`].
 
-use super::changing;
+use super::{changing, unserved::UNSERVED};
 use crate::clap_args::{self, flag, json};
 use clap::{Arg, ArgAction, Command, value_parser};
 use std::ffi::OsString;
@@ -38,13 +38,13 @@ pub fn command() -> Command {
         upgrade(),
         Command::new("version").about("Show the version of the program").arg(json()),
     ];
-    let unserved = UNSERVED.iter().map(|(verb, ..)| {
+    let unserved = UNSERVED.iter().map(|unserved| {
         let rest = Arg::new("REST")
             .num_args(0..)
             .allow_hyphen_values(true)
             .trailing_var_arg(true)
             .value_parser(value_parser!(OsString));
-        Command::new(*verb).hide(true).disable_help_flag(true).arg(rest)
+        Command::new(unserved.verb).hide(true).disable_help_flag(true).arg(rest)
     });
     Command::new("pool")
         .about("Pools of devices or files that hold file systems, snapshots and clones")
@@ -57,24 +57,6 @@ pub fn command() -> Command {
         .subcommands(changing::commands())
         .subcommands(unserved)
 }
-
-/// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want,
-/// and why they are not here.
-pub const UNSERVED: [(&str, usize, &str); 9] = [
-    ("resilver", 1, "devices that come back are resilvered by themselves; scrub verifies everything"),
-    ("split", 2, "a pool stays one; `attach` and `detach` change its mirrors"),
-    (
-        "checkpoint",
-        1,
-        "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further",
-    ),
-    ("initialize", 1, "devices need no initialisation"),
-    ("reguid", 1, "a pool keeps its number"),
-    ("reopen", 0, "devices stay open"),
-    ("ddtprune", 1, "there is no deduplication"),
-    ("prefetch", 1, "there is no deduplication"),
-    ("condense", 1, "there is nothing to condense: segments are cleaned by themselves"),
-];
 
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {

@@ -12,7 +12,7 @@ use super::{
     scripts::{self, Columns},
     shapes,
     starting::{cache, check_properties, failed, start},
-    status, tree, upgrade, vdevs,
+    status, tree, unserved, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
     version::version,
     zfs_usage,
@@ -21,7 +21,7 @@ use crate::{clock, output::print};
 use nacre_admin::{
     pool::{
         DeviceFigures, Figures, Intended, Line, Phase, PoolAnswer, PoolRequest, Reshaping, ScrubOrder, Status, devices,
-        shape::Shape,
+        shape::Shape, signatures::Accepted,
     },
     watch::Event,
 };
@@ -46,7 +46,7 @@ use nacre_pool::{
 use nacre_remote::{Address, is_address, needs_environment};
 use std::{
     ffi::OsString,
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -273,7 +273,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let device = of_pool(&owned, device.into_iter().collect())?.pop();
             done(&owned, command, PoolRequest::Clear { device })?;
         }
-        PoolVerb::LabelClear { device, force } => label_clear(&device, force)?,
+        PoolVerb::LabelClear { device, force } => label_clear(&device, force, is_zpool(command))?,
         PoolVerb::Probe { device } => print(&probe::probe(&device)?)?,
         PoolVerb::Inspect { target, wanted } => drop(offline(target, PoolRequest::Inspect(wanted))?),
         PoolVerb::Check { target } => return check(target),
@@ -288,7 +288,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             of_each(names, |owned| owned.pool(command, PoolRequest::Upgrade, &mut say).map(drop))?;
         }
         PoolVerb::Version { json } => print(&version(ZPOOL, command, json))?,
-        PoolVerb::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
+        PoolVerb::Unserved(asked) => return Err(unserved::refusal(&asked, list_of)),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -489,7 +489,8 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         let groups: Vec<_> = Shape::read(&what.groups).map_err(failed)?.all().copied().collect();
         let bounds = ("cannot create", MINIMUM_DEVICE);
         if !what.devices.iter().any(|place| is_address(place)) {
-            devices::foresee(&what.devices, &groups, what.size, what.force, bounds).map_err(failed)?;
+            let accepted = Accepted::at_creation(what.force, is_zpool(command));
+            devices::foresee(&what.devices, &groups, what.size, accepted, bounds).map_err(failed)?;
         }
         let mut layout = Layout::default();
         layout.add(Called::default(), &what.devices, &what.groups);
@@ -764,23 +765,42 @@ fn events(name: Option<String>, follow: bool, verbose: bool, scripted: bool, cle
     print(&all.iter().map(|event| event_text(event, verbose, scripted) + "\n").collect::<String>())
 }
 
-fn label_clear(path: &Path, force: bool) -> Result<(), Failure> {
+fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> {
     let shown = path.display().to_string();
-    let device = FileDevice::open(path, true).map_err(|error| Failure::io("failed to open", &shown, &error))?;
+    let device = FileDevice::open(path, true).map_err(|error| {
+        let pool = (error.kind() == ErrorKind::ResourceBusy).then(|| pool_with(path)).flatten();
+        match pool {
+            Some(pool) => {
+                Failure::new(format!("{shown} is a member (ACTIVE) of pool \"{}\"", printable(pool.as_bytes())))
+                    .exit(Exit::Busy)
+                    .next("`nacre pool remove`, `detach`, `export` or `destroy` frees it")
+            }
+            None => Failure::io("failed to open", &shown, &error),
+        }
+    })?;
     let found = match label::probe(&device) {
-        Ok(None) => return Err(Failure::new(format!("failed to check state for {shown}: it has no label of a pool"))),
+        Ok(None) => return Err(Failure::new(format!("failed to read label from {shown}: it has none of a pool"))),
         Ok(Some(identity)) => Some(identity),
         // One that cannot be read as one of ours may be cleared on demand.
         Err(error) if !force => return Err(Failure::new(format!("{shown}: {error}")).next("-f clears it all the same")),
         Err(_) => None,
     };
     if let Some(identity) = found.filter(|identity| !force && identity.state != label::PoolState::Destroyed) {
-        let state = if identity.state == label::PoolState::Exported { "an exported" } else { "a potentially active" };
-        let pool = printable(identity.name.as_bytes());
-        return Err(Failure::new(format!("{shown} is a member of {state} pool \"{pool}\""))
-            .next("use '-f' to override the following error"));
+        let state = if identity.state == label::PoolState::Exported { "exported" } else { "potentially active" };
+        let member = format!("{shown} is a member of {state} pool \"{}\"", printable(identity.name.as_bytes()));
+        return Err(if is_zpool {
+            Failure::new("use '-f' to override the following error:").next(member)
+        } else {
+            Failure::new(member).next("-f clears the label all the same: the pool can no longer be imported from it")
+        });
     }
     label::clear(&device).map_err(|error| Failure::new(format!("failed to clear label for {shown}: {error}")))
+}
+
+/// The imported pool of a device.
+fn pool_with(path: &Path) -> Option<String> {
+    let is_it = |device: &DeviceFigures| device.role != "removed" && same(Path::new(&device.path), path);
+    figures(&[], false).0.into_iter().find(|pool| pool.devices.iter().any(is_it)).map(|pool| pool.name)
 }
 
 /// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for

@@ -1,13 +1,14 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
 use super::{
-    args, called::Called, changing, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status,
+    args, called::Called, changing, form::PoolForm, histograms::Of, iostat::IostatColumns, status,
+    unserved::UnservedCall,
 };
 use crate::clap_args::texts;
 use clap::ArgMatches;
 use nacre_admin::pool::{Extent, ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
-use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
+use std::{ffi::OsString, path::PathBuf};
 
 /// What to do with pools.
 #[derive(Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ pub enum PoolVerb {
     /// The version.
     Version { json: bool },
     /// What pools of this version cannot do.
-    Unserved { verb: String, why: &'static str },
+    Unserved(UnservedCall),
 }
 
 /// A pool that is imported, or one that is read from its devices.
@@ -419,19 +420,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
         "check" => PoolVerb::Check { target: target_of(matches) },
         "upgrade" => PoolVerb::Upgrade { list: flag("list"), all: flag("all"), names: names() },
         "version" => PoolVerb::Version { json: flag("json") },
-        other => match UNSERVED.iter().find(|(verb, ..)| *verb == other) {
-            Some((_, least, _))
-                if paths(matches, "REST")
-                    .iter()
-                    .filter(|word| !word.as_os_str().as_bytes().starts_with(b"-"))
-                    .count()
-                    < *least =>
-            {
-                return Err(Failure::usage("missing pool name or device"));
-            }
-            Some((verb, _, why)) => PoolVerb::Unserved { verb: (*verb).to_owned(), why },
-            None => return Err(Failure::usage(format!("unknown command {other}"))),
-        },
+        other => PoolVerb::Unserved(UnservedCall::read(other, &paths(matches, "REST"))?),
     })
 }
 

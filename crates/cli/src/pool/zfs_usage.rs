@@ -5,15 +5,20 @@
 //! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken.
 //! Pure but for [`report`] and [`refuse`].
 
+use super::unserved::Unserved;
 use clap::{
     Arg, ArgAction, Command,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use nacre_daemon::{
     failure::{Exit, Failure},
+    pool::start::ZPOOL,
     report::printable,
 };
 use std::{ffi::OsString, io::Write, process::ExitCode};
+
+/// The longest list of arguments that is shown after an error, characters.
+const USAGE_WIDTH: usize = 100;
 
 /// Tells of a command line that the table does not take; help and the version come this way as
 /// well.
@@ -41,14 +46,16 @@ pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[Os
     ExitCode::from(failure.code(program))
 }
 
-/// A command line of `nacre pool` or `nacre fs` that the table does not take. Nothing for other
-/// commands, and for help.
+/// A command line of `nacre` that the table does not take: what is wrong, and how the command is used. Nothing for help.
 pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand, DisplayVersion};
     if matches!(error.kind(), DisplayHelp | DisplayVersion | MissingCommand) {
         return None;
     }
-    let usage = ours(table, arguments)?;
+    let (what, usage) = match ours(table, arguments) {
+        Some(usage) => (sentence(error), usage),
+        None => (sentence_of_any(error), usage_of_any(table, arguments)),
+    };
     let suggested =
         [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
     // The likeliest one comes last.
@@ -58,7 +65,7 @@ pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Op
         _ => None,
     });
     let meant = meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"));
-    Some(Failure::usage(sentence(error) + &meant).next(usage))
+    Some(Failure::usage(what + &meant).next(usage))
 }
 
 /// Adds to what is wrong with a command line of `nacre pool` or `nacre fs` how it is meant, unless
@@ -80,6 +87,27 @@ fn ours(table: &Command, arguments: &[OsString]) -> Option<String> {
         Some(verb) => format!("usage: nacre {name} {}", line(verb, Style::Ours)),
         None => format!("nacre {name} --help lists the commands"),
     })
+}
+
+/// How the command is used that the first words name, on a line.
+fn usage_of_any(table: &Command, arguments: &[OsString]) -> String {
+    let (mut command, mut name) = (table, table.get_name().to_owned());
+    for word in arguments.iter().map_while(|word| word.to_str()) {
+        let Some(verb) = command.find_subcommand(word).filter(|verb| !verb.is_hide_set()) else { break };
+        command = verb;
+        name = format!("{name} {}", verb.get_name());
+    }
+    if command.is_subcommand_required_set() {
+        return format!("{name} --help lists the commands");
+    }
+    let whole = line(command, Style::Ours);
+    let whole = whole.split_once(' ').map_or("", |(_, arguments)| arguments);
+    if whole.len() <= USAGE_WIDTH {
+        return format!("usage: {name} {whole}").trim_end().to_owned();
+    }
+    let places = command.get_arguments().filter(|arg| arg.is_positional() && !arg.is_hide_set());
+    let places: String = places.map(|arg| format!(" {}", argument(arg, Style::Ours))).collect();
+    format!("usage: {name} [OPTION]...{places}; {name} --help lists the options")
 }
 
 fn say(text: &str) {
@@ -135,6 +163,17 @@ fn sentence(error: &clap::Error) -> String {
     }
 }
 
+/// The same for commands that ZFS does not have: a wrong value is shown with the values that there are.
+fn sentence_of_any(error: &clap::Error) -> String {
+    if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        return sentence(error);
+    }
+    let text = error.to_string();
+    let values = text.lines().find(|line| line.trim_start().starts_with("[possible values"));
+    let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    values.map_or_else(|| what.to_owned(), |values| format!("{what} {}", values.trim()))
+}
+
 /// What `zpool` and `zfs` call the argument that the table has under this name.
 fn missing(argument: &str) -> String {
     let name = argument.split(['>', ' ', '|']).next().unwrap_or_default().trim_start_matches(['<', '[']);
@@ -158,6 +197,10 @@ fn usage(table: &Command, arguments: &[OsString]) -> String {
         // zrepl looks for this line before it resumes anything.
         let abort = if verb.get_name() == "receive" { "\treceive -A <filesystem|volume>\n" } else { "" };
         return format!("usage:\n\t{}\n{abort}", line(verb, Style::Zfs));
+    }
+    let unserved = verb.and_then(|verb| Unserved::find(verb.get_name())).filter(|_| table.get_name() == ZPOOL);
+    if let Some(unserved) = unserved {
+        return format!("usage:\n\t{}\n", unserved.usage);
     }
     let verbs = table.get_subcommands().filter(|verb| !verb.is_hide_set());
     let lines: String = verbs.map(|verb| format!("\t{}\n", line(verb, Style::Zfs))).collect();
@@ -292,7 +335,20 @@ mod tests {
             said("pool stauts"),
             two("unrecognized command 'stauts'; did you mean 'status'?", "nacre pool --help lists the commands")
         );
-        // Help, and other commands.
-        assert!(said("pool").is_none() && said("pool set --help").is_none() && said("umount").is_none());
+        assert_eq!(said("umount"), two("missing mountpoint argument", "usage: nacre umount [-l] MOUNTPOINT..."));
+        assert_eq!(
+            said("mirror --bogus a b"),
+            two(
+                "invalid option '--bogus'",
+                "usage: nacre mirror [OPTION]... SOURCE MOUNTPOINT; nacre mirror --help lists the options"
+            )
+        );
+        assert_eq!(said("mirror a"), two("missing mountpoint argument", &said("mirror --bogus").unwrap().1));
+        assert_eq!(
+            said("stauts"),
+            two("unrecognized command 'stauts'; did you mean 'status'?", "nacre --help lists the commands")
+        );
+        // Help.
+        assert!(said("pool").is_none() && said("pool set --help").is_none());
     }
 }

@@ -45,7 +45,7 @@ const HISTORY_LINES: u16 = 6;
 const GAP: u16 = 1;
 /// What a shell says of a program that SIGHUP has ended.
 const HUNG_UP: i32 = 128 + 1;
-const KEYS: &str = "q quit  Tab/m/p/d/c tables  1-9 sort, again: reverse  up/down row";
+const KEYS: &str = "q quit  ? columns  Tab table  1-9 sort/reverse  up/down row";
 
 /// A look, or why there is none.
 type Look = (Instant, Result<Everything, Failure>);
@@ -137,8 +137,10 @@ struct View {
     tab: Tab,
     before: Option<(Instant, Everything)>,
     now: Option<(Instant, Everything)>,
-    /// By which column each table is sorted, and whether from the largest down.
+    /// By which column each table is sorted, and whether from the largest down. Without one: the most active rows first.
     order: HashMap<Tab, (usize, bool)>,
+    /// The meanings of the columns are shown instead of the table.
+    explains: bool,
     /// The row that is looked at, by its key.
     row: HashMap<Tab, String>,
     history: HashMap<(Tab, String), VecDeque<u64>>,
@@ -177,13 +179,15 @@ impl View {
         let before = self.before.as_ref();
         let seconds = before.map(|(then, _)| at.saturating_duration_since(*then).as_secs_f64());
         let mut table = tables::table(tab, Looks { before: before.map(|(_, look)| look), now, seconds });
-        let (column, downwards) = self.order(tab);
-        table.sort(column, downwards);
+        match self.order(tab) {
+            Some((column, downwards)) => table.sort(column, downwards),
+            None => table.sort_by_activity(),
+        }
         table
     }
 
-    fn order(&self, tab: Tab) -> (usize, bool) {
-        self.order.get(&tab).copied().unwrap_or((0, false))
+    fn order(&self, tab: Tab) -> Option<(usize, bool)> {
+        self.order.get(&tab).copied()
     }
 
     /// The number of the row that is looked at.
@@ -209,6 +213,7 @@ impl View {
             KeyCode::Char('c') => self.tab = Tab::Cages,
             KeyCode::Char(digit @ '1'..='9') => self.sort_by(digit as usize - '1' as usize),
             KeyCode::Char('0') => self.sort_by(9),
+            KeyCode::Char('?' | 'h') => self.explains = !self.explains,
             KeyCode::Up | KeyCode::Char('k') => self.go(-1),
             KeyCode::Down | KeyCode::Char('j') => self.go(1),
             _ => {}
@@ -219,8 +224,10 @@ impl View {
     fn sort_by(&mut self, column: usize) {
         let table = self.table(self.tab);
         let Some((_, align)) = table.headings.get(column) else { return };
-        let (before, downwards) = self.order(self.tab);
-        let downwards = if before == column { !downwards } else { *align == Align::Right };
+        let downwards = match self.order(self.tab) {
+            Some((before, downwards)) if before == column => !downwards,
+            _ => *align == Align::Right,
+        };
         self.order.insert(self.tab, (column, downwards));
     }
 
@@ -250,17 +257,26 @@ fn draw(frame: &mut Frame<'_>, view: &mut View) {
     let chosen = Style::new().add_modifier(Modifier::REVERSED);
     frame.render_widget(Tabs::new(titles).select(place).highlight_style(chosen).divider("|"), tabs);
     let at = view.at(&table);
-    draw_table(frame, body, &table, view.order(view.tab), at, &mut view.scroll);
+    if view.explains {
+        frame.render_widget(Paragraph::new(legend(view.tab)), body);
+    } else {
+        draw_table(frame, body, &table, view.order(view.tab), at, &mut view.scroll);
+    }
     draw_history(frame, history, view, &table, at);
     let foot_text = view.trouble.as_deref().unwrap_or(KEYS);
     frame.render_widget(Paragraph::new(foot_text).style(Style::new().add_modifier(Modifier::DIM)), foot);
+}
+
+/// The meaning of each column of a table.
+fn legend(tab: Tab) -> String {
+    tables::legend(tab).iter().map(|(heading, meaning)| format!("{heading:<10} {meaning}\n")).collect()
 }
 
 fn draw_table(
     frame: &mut Frame<'_>,
     area: Rect,
     table: &ShownTable,
-    (sorted, downwards): (usize, bool),
+    order: Option<(usize, bool)>,
     at: usize,
     scroll: &mut TableState,
 ) {
@@ -268,10 +284,10 @@ fn draw_table(
         return frame.render_widget(Paragraph::new("none"), area);
     }
     let heading = |place: usize, text: &str| {
-        let mark = match (place == sorted, downwards) {
-            (false, _) => "",
-            (true, true) => "-",
-            (true, false) => "+",
+        let mark = match order {
+            Some((sorted, true)) if place == sorted => "-",
+            Some((sorted, false)) if place == sorted => "+",
+            _ => "",
         };
         format!("{text}{mark}")
     };
@@ -369,11 +385,15 @@ mod tests {
         view.take(now + Duration::from_secs(1), look(100));
         let shown = screen(&mut view);
         assert!(shown[0].contains("mounts 2") && shown[0].contains("cages 0"), "{shown:?}");
-        assert!(shown[1].starts_with("MOUNTPOINT+") && shown[1].ends_with("PASS"), "{shown:?}");
+        assert!(shown[1].starts_with("MOUNTPOINT ") && shown[1].ends_with("PASS"), "{shown:?}");
         assert!(shown[2].starts_with("/a\\x1b[31m "), "{shown:?}");
         assert!(shown[3].starts_with("..") && shown[3].contains("/the-end"), "{shown:?}");
         assert!(shown[17].contains("requests per second of /a\\x1b[31m, at most 100"), "{shown:?}");
         assert_eq!(shown[23], KEYS);
+        assert!(KEYS.len() <= 60, "narrow terminals");
+        view.key(KeyCode::Char('?'), KeyModifiers::NONE);
+        assert!(screen(&mut view).iter().any(|line| line.starts_with("PASS       ")));
+        view.key(KeyCode::Char('?'), KeyModifiers::NONE);
         // By the second column: from the most down, then up.
         assert!(!view.key(KeyCode::Char('2'), KeyModifiers::NONE));
         assert!(screen(&mut view)[1].contains("REQ/S-"));

@@ -143,11 +143,67 @@ impl ShownTable {
         });
     }
 
+    /// Sorts by the figure whose history is kept, from the largest down.
+    pub fn sort_by_activity(&mut self) {
+        self.rows.sort_by(|a, b| b.figure.cmp(&a.figure).then_with(|| a.key.cmp(&b.key)));
+    }
+
     /// As text.
     pub fn text(&self, bold: bool) -> String {
         let rows: Vec<Vec<String>> =
             self.rows.iter().map(|row| row.cells.iter().map(|cell| cell.text.clone()).collect()).collect();
         columns::aligned(&self.headings, &rows, bold)
+    }
+}
+
+/// The meaning of each column, by its heading.
+pub fn legend(tab: Tab) -> &'static [(&'static str, &'static str)] {
+    match tab {
+        Tab::Mounts => &[
+            ("MOUNTPOINT", "where it is mounted"),
+            ("REQ/S", "requests of the kernel per second"),
+            ("ERR/S", "failed requests per second"),
+            ("MEAN", "mean time of a request"),
+            ("NOW", "requests that are being answered now"),
+            ("INODES", "inodes that the kernel knows"),
+            ("OPEN", "open files"),
+            ("PASS", "passthrough: the kernel reads and writes itself"),
+        ],
+        Tab::Pools => &[
+            ("POOL", "name"),
+            ("HEALTH", "state of its devices"),
+            ("SIZE", "all of its devices"),
+            ("ALLOC", "allocated bytes"),
+            ("FREE", "bytes that are not allocated"),
+            ("FRAG", "fragmentation of the free space"),
+            ("READ/S", "bytes per second from devices"),
+            ("WRITE/S", "bytes per second to devices"),
+            ("HITS", "share of reads that the cache has answered"),
+            ("COMMIT", "time of the last commit"),
+            ("LOST", "objects with damage that cannot be repaired"),
+        ],
+        Tab::Devices => &[
+            ("DEVICE", "path"),
+            ("POOL", "pool that it belongs to"),
+            ("STATE", "state in the pool"),
+            ("R/S", "reads per second"),
+            ("W/S", "writes per second"),
+            ("READ/S", "bytes read per second"),
+            ("WRITE/S", "bytes written per second"),
+            ("READ", "mean time of a read"),
+            ("WRITE", "mean time of a write"),
+            ("ERR", "errors of reads, writes and checksums"),
+        ],
+        Tab::Cages => &[
+            ("MOUNTPOINT", "where it is mounted"),
+            ("USED", "bytes in the cage"),
+            ("LIMIT", "limit of bytes"),
+            ("FULL", "used share of the limit"),
+            ("FREE", "bytes that can still be written"),
+            ("INODES", "files and directories"),
+            ("REFUSED", "operations that the limits refused"),
+            ("DROPPED", "files removed by --when-full=drop-oldest"),
+        ],
     }
 }
 
@@ -306,6 +362,10 @@ mod tests {
         for tab in Tab::ALL {
             let shown = table(tab, looks);
             assert!(shown.rows.iter().all(|row| row.cells.len() == shown.headings.len()), "{tab:?}");
+            let headings: Vec<&str> = shown.headings.iter().map(|(heading, _)| *heading).collect();
+            let explained: Vec<&str> = legend(tab).iter().map(|(heading, _)| *heading).collect();
+            assert_eq!(headings, explained);
+            assert!(legend(tab).iter().all(|(_, meaning)| meaning.len() <= 49), "60 columns, {tab:?}");
         }
     }
 
@@ -320,5 +380,7 @@ mod tests {
         assert_eq!(order(&shown), ["/c", "/a", "/b"]);
         shown.sort(0, false);
         assert_eq!(order(&shown), ["/a", "/b", "/c"]);
+        shown.sort_by_activity();
+        assert_eq!(order(&shown), ["/c", "/a", "/b"]);
     }
 }

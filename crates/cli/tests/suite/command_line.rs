@@ -57,7 +57,7 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
     for (argv0, arguments, code, says) in [
         ("nacre", &["mirror", "--bogus", "s", "m"][..], 2, "--bogus"),
         ("nacre", &["mirror", "s"], 2, "MOUNTPOINT"),
-        ("nacre", &["mirror", "s", "m", "x"], 2, "unexpected argument"),
+        ("nacre", &["mirror", "s", "m", "x"], 2, "too many arguments"),
         ("nacre", &["mirror", "-o", "bogus", "s", "m"], 2, "unknown option -o bogus"),
         ("nacre", &["mirror", "--engine=bogus", "s", "m"], 2, "is not one of fuse, kernel, auto"),
         ("nacre", &["mirror", "missing", "m"], 3, "directory\nnacre: name a directory that is there"),

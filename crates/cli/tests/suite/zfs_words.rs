@@ -662,3 +662,75 @@ fn letters_of_openzfs_are_taken() {
     assert_eq!(pool.refused("zfs mount -R %/nosuch").0, 1);
     assert_eq!(pool.refused("zfs mount -R").0, 2);
 }
+
+#[test]
+fn content_without_a_signature_is_taken_as_zpool_takes_it() {
+    needs!(as_root());
+    let pool = Pool::new("taken", &[]);
+    let other = pool.path("other");
+    let image = other.to_str().unwrap();
+    let write = |bytes: &[u8]| {
+        fs::write(&other, bytes).unwrap();
+        fs::File::options().write(true).open(&other).unwrap().set_len(128 << 20).unwrap();
+    };
+    write(b"XFSB");
+    let (code, said) = pool.refused(&format!("zpool create %x {image}"));
+    assert!(code == 1 && said.contains("contains a filesystem of type 'xfs'"), "{said}");
+    write(b"hello");
+    let (_, said) = pool.refused(&format!("nacre pool create %x {image}"));
+    assert!(said.contains("it is not empty"), "{said}");
+    pool.done(&format!("zpool create -m none %x {image}"));
+
+    // The label of a pool in use stays, that of an exported one goes when forced.
+    let (code, said) = pool.refused(&format!("zpool labelclear -f {image}"));
+    assert!(code == 1 && said.contains("is a member (ACTIVE) of pool \"%x\""), "{said}");
+    pool.done("zpool export %x");
+    let (code, said) = pool.refused(&format!("zpool labelclear {image}"));
+    let expected = format!("use '-f' to override the following error:\n{image} is a member of exported pool \"%x\"\n");
+    assert_eq!((code, said), (1, expected));
+    pool.done(&format!("zpool labelclear -f {image}"));
+    let (code, said) = pool.refused(&format!("zpool labelclear {image}"));
+    assert!(code == 1 && said.starts_with(&format!("failed to read label from {image}")), "{said}");
+}
+
+#[test]
+fn verbs_of_zpool_that_are_not_there_look_at_pool_and_device_first() {
+    needs!(as_root());
+    let pool = Pool::new("verbs", &[]);
+    let image = pool.path("image");
+    let image = image.to_str().unwrap();
+    for (line, expected) in [
+        ("zpool resilver %", "cannot restart resilver of '%': "),
+        ("zpool resilver %none", "cannot open '%none': no such pool"),
+        ("zpool checkpoint %", "cannot checkpoint '%': there are no checkpoints"),
+        ("zpool checkpoint -d %", "cannot discard checkpoint in '%': checkpoint does not exist\n"),
+        ("zpool checkpoint %none", "cannot open '%none': no such pool"),
+        ("zpool initialize %", "cannot initialize '%': "),
+        ("zpool initialize % nosuch", "cannot initialize 'nosuch': no such device in pool\n"),
+        ("zpool initialize %none", "cannot open '%none': no such pool"),
+    ] {
+        let (code, said) = pool.refused(line);
+        assert!(code == 1 && said.starts_with(expected), "{line}: {code} {said}");
+    }
+    let (code, said) = pool.refused(&format!("zpool initialize -c % {image}"));
+    let none = format!("cannot cancel initializing '{image}': there is no active initialization\n");
+    assert_eq!((code, said), (1, none));
+    let usage = "missing pool name argument\nusage:\n\tresilver <pool> ...\n";
+    assert_eq!(pool.refused("zpool resilver"), (2, usage.to_owned()));
+}
+
+#[test]
+fn receive_leaves_out_when_snapshots_changed() {
+    needs!(as_root());
+    let pool = Pool::new("recv", &[]);
+    pool.done("zfs snapshot %/a@s");
+    let sent = pool.call("zfs send %/a@s");
+    assert!(sent.status.success(), "{}", text(&sent.stderr));
+    fs::write(pool.path("stream"), sent.stdout).unwrap();
+    let into = format!("{}/b", pool.name);
+    let mut receive = pool.command("zfs");
+    receive.args(["receive", "-o", "snapshots_changed=123", "-o", "compression=off", &into]);
+    let received = receive.stdin(fs::File::open(pool.path("stream")).unwrap()).output().unwrap();
+    assert!(received.status.success() && received.stderr.is_empty(), "{}", text(&received.stderr));
+    assert_eq!(pool.done("zfs get -H -o value compression %/b"), "off\n");
+}

@@ -18,7 +18,7 @@ use super::{
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
-    start::{How, Start},
+    start::{How, Start, ZPOOL},
     trust,
 };
 use crate::{
@@ -42,6 +42,7 @@ use nacre_admin::{
         self, PoolAnswer, PoolRequest, Survives,
         devices::{self, Opened},
         shape::Shape,
+        signatures::Accepted,
     },
 };
 use nacre_fuse::{Duty, SyncCalls};
@@ -591,7 +592,7 @@ fn import(
                 let fresh = Some(devices::Fresh::none());
                 return Ok(OwnedPool { imported, number, fresh, harmless: false });
             }
-            let fresh = devices::fresh(&start.devices, *size, *force)?;
+            let fresh = devices::fresh(&start.devices, *size, Accepted::at_creation(*force, start.program() == ZPOOL))?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
             fresh.check_groups(&shape.all().copied().collect::<Vec<_>>(), *force)?;
             let mut devices = fresh.devices();

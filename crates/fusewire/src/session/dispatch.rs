@@ -69,9 +69,20 @@ pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], re
         Err(error) => Outcome { error: error.wire(), len: 0 },
     };
     let time = start.elapsed();
-    shared.counters.count(header.opcode, time, result.is_err());
+    shared.counters.count(header.opcode, time, result.is_err_and(|errno| is_failure(header.opcode, errno)));
     told(header, result, time);
     outcome
+}
+
+/// Whether an error is counted as one. An attribute or a name that does not exist is an answer, and ENOSYS keeps the kernel
+/// from asking again.
+fn is_failure(opcode: u32, errno: Errno) -> bool {
+    match errno {
+        Errno::ENOSYS => false,
+        Errno(libc::ENOENT) => opcode != opcode::LOOKUP,
+        Errno(libc::ENODATA) => opcode != opcode::GETXATTR,
+        _ => true,
+    }
 }
 
 /// Logs a request, where all are logged. One that our own threads made while they logged another
