@@ -147,11 +147,13 @@ impl Rules {
         // file may be its directory's, which the kernel has judged by the one that is shown.
         if creation.kind != Kind::Directory && creation.mode & (SET_USER_ID | SET_GROUP_ID) != 0 {
             let is_root = set_id::is_root(&*self.processes, caller);
-            if user.is_none_or(|user| Some(user) != self.owners.users.of_caller(caller.uid) && !is_root) {
+            // Beside rules that show other owners, an offset makes nobody an owner.
+            let own = |ids: &Ids, id| if self.rewrites_owners { Some(id) } else { ids.of_caller(id) };
+            if user.is_none_or(|user| Some(user) != own(&self.owners.users, caller.uid) && !is_root) {
                 creation.mode &= !SET_USER_ID;
             }
-            let own = self.owners.groups.of_caller(caller.gid);
-            if group.is_none_or(|group| (Some(group) != own || self.rewrites_groups) && !is_root) {
+            let group_of_caller = own(&self.owners.groups, caller.gid);
+            if group.is_none_or(|group| (Some(group) != group_of_caller || self.rewrites_groups) && !is_root) {
                 creation.mode &= !SET_GROUP_ID;
             }
         }

@@ -238,11 +238,6 @@ impl UnionShared {
     ) -> Result<(i32, usize)> {
         let node = self.node(node)?;
         if request.may_change() && !node.top()?.branch.is_writable() {
-            // Only what the branch would take is worth a copy: the layers forward a few commands
-            // and no others.
-            if !matches!(request.command & 0xff00, 0x6600 | 0x5800) {
-                return Err(Errno::ENOTTY);
-            }
             self.copy_up(&node, usize::MAX, u64::MAX)?;
         }
         let _still = self.hold_still(&node);

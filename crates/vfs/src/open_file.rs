@@ -158,12 +158,19 @@ pub struct Ioctl<'a> {
 }
 
 impl Ioctl<'_> {
-    /// Whether the command may change the file: its number has the direction bit of those that hand something
-    /// in (asm-generic/ioctl.h).
+    /// `FS_IOC_GETFLAGS` of a 64-bit caller: `_IOR('f', 1, long)` (linux/fs.h).
+    pub const GET_FLAGS: u32 = 0x8008_6601;
+    /// `FS_IOC_SETFLAGS` of a 64-bit caller: `_IOW('f', 2, long)`.
+    pub const SET_FLAGS: u32 = 0x4008_6602;
+    /// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
+    pub const GET_EXTENDED: u32 = 0x801c_581f;
+    /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
+    pub const SET_EXTENDED: u32 = 0x401c_5820;
+
+    /// Whether the command changes the file: of those that layers know, the two that set flags.
     #[must_use]
     pub fn may_change(&self) -> bool {
-        const HANDS_IN: u32 = 0x4000_0000;
-        self.command & HANDS_IN != 0
+        matches!(self.command, Self::SET_FLAGS | Self::SET_EXTENDED)
     }
 }
 

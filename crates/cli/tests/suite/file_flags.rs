@@ -1,8 +1,11 @@
 //! chattr(1) and lsattr(1) on mounts, beside ext4: flags, and what immutable and append-only files refuse.
 
 use crate::mounting::{Fixture, as_root, images, needs, pools::Pool, sh, sh_as, status::Status, unions::branches};
+use crate::surviving::pools::Surviving;
+use nacre_sys::mapping::SharedMapping;
 use std::{
-    fs,
+    fs::{self, OpenOptions},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -141,6 +144,41 @@ fn files_of_a_pool_have_flags() {
         assert!(refused.contains("not supported"), "{flag}: {refused}");
     }
     sh(&pool.at(""), "chattr -i late kept; chattr -a log; chattr -ia d; rm -r late kept log d");
+}
+
+/// Content that the kernel has taken before a file is protected arrives, also after a death of the process.
+#[test]
+fn content_from_before_is_kept() {
+    needs!(as_root());
+    const LENGTH: usize = 300_000;
+    for atime in ["atime=on", "atime=off"] {
+        let surviving = Surviving::made("kept", "256M", &["-O", atime]);
+        let pool = &surviving.pool;
+        let names = ["immutable", "appended"];
+        for name in names {
+            fs::write(pool.at(name), vec![b'a'; LENGTH]).unwrap();
+        }
+        let files = names.map(|name| OpenOptions::new().read(true).write(true).open(pool.at(name)).unwrap());
+        let mappings = files.each_ref().map(|file| SharedMapping::new(file, LENGTH, true).unwrap());
+        for (file, mapping) in files.iter().zip(&mappings) {
+            file.write_all_at(b"written", 10).unwrap();
+            mapping.write(150_000, b"stored").unwrap();
+        }
+        sh(&pool.at(""), "chattr +i immutable; chattr +a appended");
+        surviving.kill();
+        sh(&pool.at(""), "lsattr immutable appended; sync -f .");
+        drop((files, mappings));
+        pool.nacre(&["fs", "snapshot", "%@s"]);
+        for name in names {
+            let stored = fs::read(pool.at(&format!(".zfs/snapshot/s/{name}"))).unwrap();
+            assert_eq!(
+                (stored.len(), &stored[10..17], &stored[150_000..150_006]),
+                (LENGTH, &b"written"[..], &b"stored"[..]),
+                "{atime}, {name}"
+            );
+        }
+        sh(&pool.at(""), "chattr -i immutable; chattr -a appended");
+    }
 }
 
 #[test]

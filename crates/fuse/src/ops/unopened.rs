@@ -7,7 +7,7 @@
 
 use super::{data::told, opens};
 use crate::{
-    door::Door,
+    door::{Door, caller},
     failure::Outcome,
     open_files::OpenHandle,
     writeback::{self, written_files::Uses},
@@ -175,7 +175,7 @@ impl Door {
         match writeback::caller::writes(header.pid, true).filter(|_| self.writes_unopened()) {
             None => Ok(()),
             Some(WriteAhead { offset: None, length: Some(_) }) => {
-                self.layer.open(&Caller::ROOT, &self.node(header.nodeid)?, APPEND_ONLY)?;
+                self.layer.open(&caller(header), &self.node(header.nodeid)?, APPEND_ONLY)?;
                 self.written(header.nodeid).map(drop)
             }
             Some(_) => Err(Errno::EPERM.into()),

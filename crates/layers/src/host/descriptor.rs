@@ -28,6 +28,25 @@ pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(proc_path(file), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(errno)
 }
 
+/// `FS_JOURNAL_DATA_FL` and `FS_PROJINHERIT_FL` (linux/fs.h): file systems ask for capabilities of their own before they
+/// change journaling, and count a project's quota by the caller. Our own rights would answer for those of the caller.
+const GUARDED: u32 = 0x4000 | 0x2000_0000;
+
+/// The project of extended flags, and whether new files inherit it (`struct fsxattr`).
+#[derive(PartialEq, Eq)]
+struct Project {
+    number: [u8; 4],
+    inherited: bool,
+}
+
+fn project(extended: &[u8; ioctls::EXTENDED_LEN]) -> Project {
+    /// `FS_XFLAG_PROJINHERIT`.
+    const INHERIT: u32 = 0x200;
+    let [a, b, c, d, _, _, _, _, _, _, _, _, number @ ..] = *extended;
+    let [w, x, y, z, ..] = number;
+    Project { number: [w, x, y, z], inherited: u32::from_ne_bytes([a, b, c, d]) & INHERIT != 0 }
+}
+
 /// Forwards the commands whose argument is a plain value (file flags, extended flags, inode
 /// version); ENOTTY for all others.
 pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
@@ -41,12 +60,19 @@ pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8
         command::GET_VERSION => answer(&ioctls::version(file)?.to_ne_bytes()),
         command::GET_EXTENDED => answer(&ioctls::extended(file)?),
         command::SET_FLAGS => {
-            let value = request.input.first_chunk().ok_or(Errno::EINVAL)?;
-            ioctls::set_flags(file, u32::from_ne_bytes(*value))?;
+            let value = u32::from_ne_bytes(*request.input.first_chunk().ok_or(Errno::EINVAL)?);
+            if (value ^ ioctls::flags(file)?) & GUARDED != 0 {
+                return Err(Errno::EPERM);
+            }
+            ioctls::set_flags(file, value)?;
             Ok((0, 0))
         }
         command::SET_EXTENDED => {
-            ioctls::set_extended(file, request.input.first_chunk().ok_or(Errno::EINVAL)?)?;
+            let value = request.input.first_chunk().ok_or(Errno::EINVAL)?;
+            if project(value) != project(&ioctls::extended(file)?) {
+                return Err(Errno::EPERM);
+            }
+            ioctls::set_extended(file, value)?;
             Ok((0, 0))
         }
         _ => Err(Errno::ENOTTY),

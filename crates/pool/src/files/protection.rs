@@ -4,11 +4,24 @@
 //! Called by `names.rs` for both ends of a name, and by the file system above for attributes and opens. Replay of
 //! the log refuses nothing: its operations have already been acknowledged.
 
-use super::{FileError, Files, Result, Table};
+use super::{FileError, Files, Inode, Result, Table};
 use crate::rows::InodeRow;
 use crate::rows::inode::flags::{APPEND, IMMUTABLE};
 
 impl<T: Table> Files<T> {
+    /// Refuses a write to an immutable file, and one before the end of an append-only file. `offset`: `None` for the end.
+    ///
+    /// # Errors
+    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] where the inode is gone, and those of the engine.
+    pub fn check_write(&self, inode: &Inode, offset: Option<u64>) -> Result<()> {
+        let row = match inode.active.read().as_ref() {
+            Some(active) => active.row,
+            None => self.kept_or_stored(inode.number())?,
+        };
+        let is_before_end = offset.is_some_and(|offset| offset < row.size);
+        self.check_without(&row, if is_before_end { IMMUTABLE | APPEND } else { IMMUTABLE })
+    }
+
     /// Refuses new names in an immutable directory.
     pub(super) fn check_takes_names(&self, directory: &InodeRow) -> Result<()> {
         self.check_without(directory, IMMUTABLE)

@@ -11,14 +11,6 @@ use nacre_pool::rows::InodeRow;
 use nacre_pool::rows::inode::flags::{APPEND, IMMUTABLE, NOATIME, NODUMP};
 use nacre_vfs::{AllocateMode, ChangeTime, Errno, Ioctl, Kind, OpenFlags, Result, SetAttr, SetTime};
 
-/// `FS_IOC_GETFLAGS` of a 64-bit caller: `_IOR('f', 1, long)` (linux/fs.h).
-const GET_FLAGS: u32 = 0x8008_6601;
-/// `FS_IOC_SETFLAGS` of a 64-bit caller: `_IOW('f', 2, long)`.
-const SET_FLAGS: u32 = 0x4008_6602;
-/// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
-const GET_EXTENDED: u32 = 0x801c_581f;
-/// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
-const SET_EXTENDED: u32 = 0x401c_5820;
 /// `sizeof(struct fsxattr)`.
 const EXTENDED_LEN: usize = 28;
 /// The flags that files can have.
@@ -69,12 +61,12 @@ pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]
     };
     let first = || request.input.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk)).ok_or(Errno::EINVAL);
     let new = match request.command {
-        GET_FLAGS => return answer(shown(row.flags, |flag| flag.plain), size_of::<u32>()),
-        GET_EXTENDED => return answer(shown(row.flags, |flag| flag.extended), EXTENDED_LEN),
-        SET_FLAGS => stored(first()?, |flag| flag.plain)?,
+        Ioctl::GET_FLAGS => return answer(shown(row.flags, |flag| flag.plain), size_of::<u32>()),
+        Ioctl::GET_EXTENDED => return answer(shown(row.flags, |flag| flag.extended), EXTENDED_LEN),
+        Ioctl::SET_FLAGS => stored(first()?, |flag| flag.plain)?,
         // Neither extent sizes nor projects.
-        SET_EXTENDED if request.input.iter().skip(4).any(|byte| *byte != 0) => return Err(Errno::EOPNOTSUPP),
-        SET_EXTENDED => stored(first()?, |flag| flag.extended)?,
+        Ioctl::SET_EXTENDED if request.input.iter().skip(4).any(|byte| *byte != 0) => return Err(Errno::EOPNOTSUPP),
+        Ioctl::SET_EXTENDED => stored(first()?, |flag| flag.extended)?,
         _ => return Err(Errno::ENOTTY),
     };
     let files = file_node.changeable()?;
@@ -107,7 +99,8 @@ pub(super) fn check_change(row: &InodeRow, change: &SetAttr) -> Result<()> {
         return Ok(());
     }
     // A kernel that collects writes keeps the modification time itself: it sends its own beside the time of change,
-    // for collected writes and where a caller wants the time of now.
+    // for collected writes and where a caller wants the time of now. A caller's own one without an access time
+    // cannot be told from it.
     let by_kernel = change.ctime != ChangeTime::default();
     let is_set = |time: Option<SetTime>| time.is_some_and(|time| time != SetTime::Now);
     let sets_time = is_set(change.atime) || is_set(change.mtime) && !by_kernel;
