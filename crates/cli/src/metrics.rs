@@ -41,9 +41,13 @@ pub fn text(reports: &[Report]) -> String {
         }
     }
     operations(&mut text, reports, "nacre_requests_total", "Requests answered.", |operation| operation.requests);
-    operations(&mut text, reports, "nacre_request_errors_total", "Requests answered with an error.", |operation| {
-        operation.errors
-    });
+    operations(
+        &mut text,
+        reports,
+        "nacre_request_errors_total",
+        "Requests that failed (missing names and extended attributes and ENOSYS are answers).",
+        |operation| operation.errors,
+    );
     durations(&mut text, reports);
     text
 }

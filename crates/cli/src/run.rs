@@ -137,7 +137,7 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
         Invocation::Status { view, mountpoints } => {
             print(&status::run(&view, &mountpoints)?)?;
-            status::tell_of_others(&view, &mountpoints);
+            status::hint_at_other_users(&view, &mountpoints);
         }
         Invocation::Upgrade { program, mountpoints } => {
             // A notice that nobody can read is not worth failing for.

@@ -25,7 +25,7 @@ use std::{
 /// So long a mount may be there before its control socket is.
 const BEING_MADE: Duration = Duration::from_millis(300);
 /// The file in the runtime directory that notes that the hint about mounts of other users was given.
-const TOLD_OF_OTHERS: &str = "other-users.told";
+const OTHER_USERS_HINT: &str = "other-users.hint";
 
 const COLUMNS: &[Column<Report>] = &[
     left("mountpoint", "MOUNTPOINT", |report, _| report.mountpoint.clone()),
@@ -86,14 +86,14 @@ pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
     })
 }
 
-/// Says once since the start of the machine that other users have mounts, after a list of our own.
-pub fn tell_of_others(view: &View, mountpoints: &[PathBuf]) {
+/// Prints the number of other users' mounts after a list of our own: on a terminal once per boot.
+pub fn hint_at_other_users(view: &View, mountpoints: &[PathBuf]) {
     let is_list = mountpoints.is_empty() && !view.everybody && !view.scripted && !view.json;
     if !is_list || !rustix::process::geteuid().is_root() {
         return;
     }
     let foreign = foreign_mounts();
-    if foreign == 0 || is_told() {
+    if foreign == 0 || was_hinted() {
         return;
     }
     // A hint that nobody can read is not worth failing for.
@@ -103,10 +103,14 @@ pub fn tell_of_others(view: &View, mountpoints: &[PathBuf]) {
     );
 }
 
-/// Whether the hint was given before; notes that it is given now. Where that cannot be noted, it is given again.
-fn is_told() -> bool {
+/// Whether the hint was printed on a terminal before; notes that it is now. Where that cannot be noted, it is printed again.
+fn was_hinted() -> bool {
     let Ok(directory) = runtime::own() else { return false };
-    let noted = std::fs::File::create_new(directory.join(TOLD_OF_OTHERS));
+    let note = directory.join(OTHER_USERS_HINT);
+    if !std::io::stderr().is_terminal() {
+        return note.exists();
+    }
+    let noted = std::fs::File::create_new(note);
     noted.is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists)
 }
 
@@ -379,7 +383,10 @@ fn operations(operations: &[OperationReport], exact: bool) -> String {
         .iter()
         .map(|operation| {
             let mean = operation.total_ns.checked_div(operation.requests).unwrap_or(0);
-            let p99 = quantile(operation, 99).map_or_else(|| "-".to_owned(), |ns| format!("<= {}", time(ns)));
+            let p99 = quantile(operation, 99).map_or_else(
+                || "-".to_owned(),
+                |ns| format!("<= {}", time(if exact { ns } else { ns.next_multiple_of(100) })),
+            );
             vec![
                 operation.name.clone(),
                 number(operation.requests, exact),

@@ -259,7 +259,7 @@ impl Worker<'_> {
         .source("open")
     }
 
-    /// Copies a regular file, which may be open already: with its metadata of that moment.
+    /// Copies a regular file. `opened`: its descriptor and the metadata of that descriptor, where it is open already.
     fn make_regular(
         &mut self,
         pair: &Pair,

@@ -2,17 +2,21 @@
 //! blkid(8) and wipefs(8) look for).
 //!
 //! Called by [`super::devices`] before a device becomes part of a pool. Invariant: a signature that is found is refused for
-//! every [`Accepted`] but [`Accepted::Anything`]; what cannot be read is not taken for empty.
+//! every [`Accepted`] but [`Accepted::Anything`], and so is a device that cannot be read where a signature may lie.
 
 use nacre_pool::device::Device;
 use nacre_pool::label::{self, PoolState};
+use std::io;
 
 /// The part at the beginning and at the end of a file that has to be zero in an empty one, bytes.
 const ENDS: u64 = 1 << 20;
-/// The two places of ZFS' labels at the beginning of a device, and the offset of the uberblocks in each, bytes.
-const ZFS_LABELS: [u64; 2] = [0, 256 << 10];
+/// The length of ZFS' labels, two at either end of a device, and the offset of the uberblocks in each, bytes.
+const ZFS_LABEL: u64 = 256 << 10;
 const ZFS_UBERBLOCKS: u64 = 128 << 10;
 const ZFS_UBERBLOCK: u64 = 0x00ba_b10c;
+/// The magic number of the checksum behind a label's configuration, which spares and caches have as well, and its offset.
+const ZFS_CHECKSUM: u64 = 0x0210_da7a_b10c_7a11;
+const ZFS_CHECKSUM_AT: u64 = 0x1_ffd8;
 /// Magic number of Linux' software RAID, as it lies on the device.
 const MD_MAGIC: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
 
@@ -59,8 +63,10 @@ pub(super) fn refused(device: &dyn Device, is_file: bool, accepted: Accepted) ->
         Ok(None) => {}
         Err(_) => return Some("has the label of a pool that this program cannot read".to_owned()),
     }
-    if let Some(kind) = signature(device) {
-        return Some(format!("contains {kind}"));
+    match signature(device) {
+        Ok(Some(kind)) => return Some(format!("contains {kind}")),
+        Ok(None) => {}
+        Err(error) => return Some(format!("cannot be read everywhere that a signature may lie: {error}")),
     }
     let is_used = accepted == Accepted::Empty && is_file && !was_pool && !is_zero(device);
     is_used.then(|| "is not empty".to_owned())
@@ -77,7 +83,7 @@ fn is_zero(device: &dyn Device) -> bool {
 }
 
 /// Signatures by their offset in bytes.
-const KNOWN: [(u64, &[u8], &str); 48] = [
+const KNOWN: [(u64, &[u8], &str); 65] = [
     (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),
     (0, b"XFSB", "a filesystem of type 'xfs'"),
     (0x10040, b"_BHRfS_M", "a filesystem of type 'btrfs'"),
@@ -86,6 +92,8 @@ const KNOWN: [(u64, &[u8], &str); 48] = [
     (0x400, &[0x10, 0x20, 0xf5, 0xf2], "a filesystem of type 'f2fs'"),
     (0x36, b"FAT", "a filesystem of type 'vfat'"),
     (0x52, b"FAT32", "a filesystem of type 'vfat'"),
+    (0x36, b"MSDOS", "a filesystem of type 'vfat'"),
+    (0x52, b"MSWIN", "a filesystem of type 'vfat'"),
     (3, b"NTFS    ", "a filesystem of type 'ntfs'"),
     (3, b"EXFAT   ", "a filesystem of type 'exfat'"),
     (3, b"-FVE-FS-", "an encrypted volume (BitLocker)"),
@@ -97,6 +105,7 @@ const KNOWN: [(u64, &[u8], &str); 48] = [
     (0x10034, b"ReIsErFs", "a filesystem of type 'reiserfs'"),
     (0x10034, b"ReIsEr2Fs", "a filesystem of type 'reiserfs'"),
     (0x10034, b"ReIsEr3Fs", "a filesystem of type 'reiserfs'"),
+    (0x2034, b"ReIsErFs", "a filesystem of type 'reiserfs'"),
     (0x10000, b"ReIsEr4", "a filesystem of type 'reiser4'"),
     (0x10000, &[0x01, 0x16, 0x19, 0x70], "a filesystem of type 'gfs2'"),
     (0x406, &[0x34, 0x34], "a filesystem of type 'nilfs2'"),
@@ -116,11 +125,25 @@ const KNOWN: [(u64, &[u8], &str); 48] = [
     (0, &[0x45, 0x3d, 0xcd, 0x28], "a filesystem of type 'cramfs'"),
     (0, b"-rom1fs-", "a filesystem of type 'romfs'"),
     (0x20_0000, &[0x5e, 0xf1, 0xab, 0x2f], "a filesystem of type 'VMFS'"),
+    (0x10_0000, &[0x0d, 0xd0, 0x01, 0xc0], "a volume of VMFS"),
     (0xff6, b"SWAPSPACE2", "swap space"),
     (0xff6, b"SWAP-SPACE", "swap space"),
     (0xff6, b"S1SUSPEND", "swap space"),
+    (0x1ff6, b"SWAPSPACE2", "swap space"),
+    (0x3ff6, b"SWAPSPACE2", "swap space"),
+    (0xfff6, b"SWAPSPACE2", "swap space"),
     (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x4000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x018, b"LVM2 001", "a physical volume of LVM"),
     (0x218, b"LVM2 001", "a physical volume of LVM"),
+    (0x418, b"LVM2 001", "a physical volume of LVM"),
+    (0x618, b"LVM2 001", "a physical volume of LVM"),
+    (0, b"bluestore block device", "a device of Ceph"),
+    (32, b"ORCLDISK", "a disk of Oracle ASM"),
+    (0, b"QFI\xfb", "the image of a virtual disk (qcow2)"),
+    (0, b"KDMV", "the image of a virtual disk (VMDK)"),
+    (0, b"vhdxfile", "the image of a virtual disk (VHDX)"),
+    (0, b"conectix", "the image of a virtual disk (VHD)"),
     (0x204, b"!Stra0tis\x86\xff\x02^\x41rh", "a device of Stratis"),
     (0x1000, &MD_MAGIC, "a part of a software RAID"),
     (0, &MD_MAGIC, "a part of a software RAID"),
@@ -129,61 +152,79 @@ const KNOWN: [(u64, &[u8], &str); 48] = [
 ];
 
 /// The file system, swap area, volume or partition table of a device.
-fn signature(device: &dyn Device) -> Option<&'static str> {
-    let found = KNOWN.iter().find(|(at, number, _)| lies_at(device, *at, number));
-    if let Some((_, _, what)) = found {
-        return Some(what);
+fn signature(device: &dyn Device) -> io::Result<Option<&'static str>> {
+    for (offset, magic, kind) in KNOWN {
+        if has_magic_at(device, offset, magic)? {
+            return Ok(Some(kind));
+        }
     }
-    if is_of_raid(device) {
-        return Some("a part of a software RAID");
+    if is_of_raid(device)? {
+        return Ok(Some("a part of a software RAID"));
     }
-    if is_of_zfs(device) {
-        return Some("a filesystem of type 'zfs_member'");
+    if is_of_zfs(device)? {
+        return Ok(Some("a filesystem of type 'zfs_member'"));
     }
-    has_partitions(device).then_some("a partition table")
+    Ok(has_partitions(device)?.then_some("a partition table"))
 }
 
-fn lies_at(device: &dyn Device, offset: u64, number: &[u8]) -> bool {
-    let mut there = vec![0; number.len()];
-    let is_inside = offset.checked_add(number.len() as u64).is_some_and(|end| end <= device.length());
-    is_inside && device.read_at(&mut there, offset).is_ok() && there == number
+fn has_magic_at(device: &dyn Device, offset: u64, magic: &[u8]) -> io::Result<bool> {
+    let is_inside = offset.checked_add(magic.len() as u64).is_some_and(|end| end <= device.length());
+    if !is_inside {
+        return Ok(false);
+    }
+    let mut there = vec![0; magic.len()];
+    device.read_at(&mut there, offset)?;
+    Ok(there == magic)
 }
 
 /// Whether a superblock of Linux' software RAID lies at the end (versions 0.90 and 1.0).
-fn is_of_raid(device: &dyn Device) -> bool {
+fn is_of_raid(device: &dyn Device) -> io::Result<bool> {
     let length = device.length();
     let early = (length & !0xffff).checked_sub(0x10000);
     let late = length.checked_sub(0x2000).map(|offset| offset & !0xfff);
-    [early, late].into_iter().flatten().any(|offset| lies_at(device, offset, &MD_MAGIC))
+    for offset in [early, late].into_iter().flatten() {
+        if has_magic_at(device, offset, &MD_MAGIC)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
-/// Whether one of the first two labels of ZFS has an uberblock, in either byte order. Uberblocks are 1 KiB to 8 KiB long.
-fn is_of_zfs(device: &dyn Device) -> bool {
-    ZFS_LABELS.into_iter().any(|label| {
-        let mut ring = vec![0; ZFS_UBERBLOCKS as usize];
-        let offset = label + ZFS_UBERBLOCKS;
-        if offset + ZFS_UBERBLOCKS > device.length() || device.read_at(&mut ring, offset).is_err() {
-            return false;
+/// Whether one of the four labels of ZFS has a configuration or an uberblock, in either byte order. Uberblocks are 1 KiB to
+/// 8 KiB long.
+fn is_of_zfs(device: &dyn Device) -> io::Result<bool> {
+    let end = device.length() & !(ZFS_LABEL - 1);
+    if end < 4 * ZFS_LABEL {
+        return Ok(false);
+    }
+    for label in [0, ZFS_LABEL, end - 2 * ZFS_LABEL, end - ZFS_LABEL] {
+        for magic in [ZFS_CHECKSUM.to_le_bytes(), ZFS_CHECKSUM.to_be_bytes()] {
+            if has_magic_at(device, label + ZFS_CHECKSUM_AT, &magic)? {
+                return Ok(true);
+            }
         }
-        let numbers = [ZFS_UBERBLOCK.to_le_bytes(), ZFS_UBERBLOCK.to_be_bytes()];
-        ring.chunks(1 << 10).any(|block| numbers.iter().any(|number| block.starts_with(number)))
-    })
+        let mut ring = vec![0; ZFS_UBERBLOCKS as usize];
+        device.read_at(&mut ring, label + ZFS_UBERBLOCKS)?;
+        let magics = [ZFS_UBERBLOCK.to_le_bytes(), ZFS_UBERBLOCK.to_be_bytes()];
+        if ring.chunks(1 << 10).any(|block| magics.iter().any(|magic| block.starts_with(magic))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether the first sector is a partition table (MBR) with a partition: each entry has a valid boot flag, and one a type and
 /// a length.
-fn has_partitions(device: &dyn Device) -> bool {
+fn has_partitions(device: &dyn Device) -> io::Result<bool> {
     let mut sector = [0; 512];
-    if device.read_at(&mut sector, 0).is_err() {
-        return false;
-    }
-    let (Some(entries), Some(end)) = (sector.get(446..510), sector.get(510..)) else { return false };
+    device.read_at(&mut sector, 0)?;
+    let (Some(entries), Some(end)) = (sector.get(446..510), sector.get(510..)) else { return Ok(false) };
     let is_valid = |entry: &[u8]| matches!(entry.first(), Some(0 | 0x80));
     let is_used = |entry: &[u8]| {
         let has_type = entry.get(4).is_some_and(|kind| *kind != 0);
         has_type && entry.get(12..16).is_some_and(|length| length.iter().any(|byte| *byte != 0))
     };
-    end == [0x55, 0xaa] && entries.chunks(16).all(is_valid) && entries.chunks(16).any(is_used)
+    Ok(end == [0x55, 0xaa] && entries.chunks(16).all(is_valid) && entries.chunks(16).any(is_used))
 }
 
 #[cfg(test)]
@@ -211,7 +252,10 @@ mod tests {
     fn every_signature_is_refused_unless_it_is_forced() {
         let mbr = [&[0x80, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 1, 0][..], &[0; 48], &[0x55, 0xaa]].concat();
         let magic = ZFS_UBERBLOCK.to_le_bytes();
-        let others: [(u64, &[u8]); 5] = [
+        let checksum = ZFS_CHECKSUM.to_le_bytes();
+        let others: [(u64, &[u8]); 7] = [
+            (ZFS_CHECKSUM_AT, &checksum),
+            (LENGTH - ZFS_LABEL + ZFS_CHECKSUM_AT, &checksum),
             (446, &mbr),
             ((256 << 10) + (128 << 10) + 3 * 1024, &magic),
             (128 << 10, &ZFS_UBERBLOCK.to_be_bytes()),

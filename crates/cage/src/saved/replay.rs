@@ -44,9 +44,9 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
     };
     let committed = checkpoint.generation;
     if checkpoint.root != (identity.root.ino, identity.root.generation) {
-        tracing::info!(
+        tracing::warn!(
             state = %directory.path().display(),
-            "the directory was made anew: its content is counted, and the saved accounting of the one before is dropped"
+            "another directory is at this path than before (made anew, or its file system is not mounted): its content is counted"
         );
         return Ok(nothing(Start::New, committed));
     }

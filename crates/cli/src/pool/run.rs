@@ -773,7 +773,7 @@ fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> 
             Some(pool) => {
                 Failure::new(format!("{shown} is a member (ACTIVE) of pool \"{}\"", printable(pool.as_bytes())))
                     .exit(Exit::Busy)
-                    .next("`nacre pool remove`, `detach`, `export` or `destroy` frees it")
+                    .next("`nacre pool remove`, `detach` or `export` frees it")
             }
             None => Failure::io("failed to open", &shown, &error),
         }
@@ -797,10 +797,12 @@ fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> 
     label::clear(&device).map_err(|error| Failure::new(format!("failed to clear label for {shown}: {error}")))
 }
 
-/// The imported pool of a device.
+/// The imported pool of a device whose label names that pool: a path alone may be another disk's by now.
 fn pool_with(path: &Path) -> Option<String> {
+    let identity = label::probe(&FileDevice::open_unlocked(path).ok()?).ok().flatten()?;
     let is_it = |device: &DeviceFigures| device.role != "removed" && same(Path::new(&device.path), path);
-    figures(&[], false).0.into_iter().find(|pool| pool.devices.iter().any(is_it)).map(|pool| pool.name)
+    let mut pools = figures(&[], false).0.into_iter();
+    pools.find(|pool| pool.name == identity.name && pool.devices.iter().any(is_it)).map(|pool| pool.name)
 }
 
 /// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for

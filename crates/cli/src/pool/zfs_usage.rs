@@ -54,7 +54,7 @@ pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Op
     }
     let (what, usage) = match ours(table, arguments) {
         Some(usage) => (sentence(error), usage),
-        None => (sentence_of_any(error), usage_of_any(table, arguments)),
+        None => (message_with_values(error), usage_of_any(table, arguments)),
     };
     let suggested =
         [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
@@ -89,7 +89,7 @@ fn ours(table: &Command, arguments: &[OsString]) -> Option<String> {
     })
 }
 
-/// How the command is used that the first words name, on a line.
+/// One-line usage of the command named by the first arguments.
 fn usage_of_any(table: &Command, arguments: &[OsString]) -> String {
     let (mut command, mut name) = (table, table.get_name().to_owned());
     for word in arguments.iter().map_while(|word| word.to_str()) {
@@ -163,8 +163,12 @@ fn sentence(error: &clap::Error) -> String {
     }
 }
 
-/// The same for commands that ZFS does not have: a wrong value is shown with the values that there are.
-fn sentence_of_any(error: &clap::Error) -> String {
+/// Error message for commands that ZFS does not have: with the argument that is too many, and the possible values of one.
+fn message_with_values(error: &clap::Error) -> String {
+    let argument = of(error, ContextKind::InvalidArg).unwrap_or_default();
+    if error.kind() == ErrorKind::UnknownArgument && !argument.starts_with('-') {
+        return format!("too many arguments: \"{}\"", printable(argument.as_bytes()));
+    }
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
         return sentence(error);
     }

@@ -711,7 +711,7 @@ fn a_share_for_time_machine_keeps_what_macs_write() {
     samba.ok("timemachine", &put);
     samba.ok("timemachine", "rename b.sparsebundle\\bands\\new b.sparsebundle\\bands\\0");
     assert!(fs::read(pool.at("b.sparsebundle/bands/0")).unwrap() == band);
-    // The largest size is told as the size of the file system.
+    // The largest size is reported as the size of the file system.
     let list = "<plist><dict><key>band-size</key>\n<integer>8388608</integer></dict></plist>\n";
     fs::write(pool.at("b.sparsebundle/Info.plist"), list).unwrap();
     let listed = samba.ok("timemachine", "ls");

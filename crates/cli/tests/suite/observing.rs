@@ -503,7 +503,7 @@ fn top_is_driven_by_keys_and_leaves_the_terminal_as_it_was() {
         program.display()
     );
     let terminal = Terminal::run("nacre-top", &command);
-    let screen = terminal.shows("MOUNTPOINT+");
+    let screen = terminal.shows("MOUNTPOINT ");
     // The end of its path, as far as there is room.
     assert!(screen.contains("0\\x1b[31m \\xff\"$(touch x)") && !screen.contains("the shell"), "{screen}");
     assert!(screen.lines().all(|line| line.chars().count() <= 80) && screen.lines().count() <= 24, "{screen}");
@@ -515,7 +515,7 @@ fn top_is_driven_by_keys_and_leaves_the_terminal_as_it_was() {
     let screen = terminal.shows("HEALTH");
     assert!(screen.contains(&name) && screen.contains("ONLINE"), "{screen}");
     terminal.keys(&["d"]);
-    let screen = terminal.shows("DEVICE+");
+    let screen = terminal.shows("DEVICE ");
     let end = device.file_name().unwrap().to_str().unwrap();
     assert!(screen.contains(end), "{screen}");
     terminal.keys(&["c"]);
@@ -528,7 +528,7 @@ fn top_is_driven_by_keys_and_leaves_the_terminal_as_it_was() {
     drop(terminal);
     // The same when it is told to end.
     let terminal = Terminal::run("nacre-term", &command);
-    terminal.shows("MOUNTPOINT+");
+    terminal.shows("MOUNTPOINT ");
     crate::mounting::kill(stty("pid").trim().parse().unwrap(), rustix::process::Signal::TERM);
     let screen = terminal.shows("done");
     assert!(screen.contains("the shell") && screen.contains("ended with 0"), "{screen}");

@@ -284,7 +284,7 @@ fn nothing_is_overwritten_by_mistake() {
         (&["create", "--size", "lots", &other, "new"], "bad numeric value"),
         (&["import", "-d", device, &name], "a pool with that name is already created/imported"),
         (&["import", "-d", device, &other], "no such pool available"),
-        (&["labelclear", "-f", device], "in use"),
+        (&["labelclear", "-f", device], "is a member (ACTIVE) of pool"),
         (&["set", "size=5", &name], "is readonly"),
         (&["set", "readonly=on", &name], "can only be set at creation"),
         (&["attach", &name, "a", "b"], "no such device in pool"),
