@@ -779,7 +779,7 @@ fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> 
         }
     })?;
     let found = match label::probe(&device) {
-        Ok(None) => return Err(Failure::new(format!("failed to read label from {shown}: it has none of a pool"))),
+        Ok(None) => return Err(Failure::new(format!("failed to read label from {shown}: it has no label of a pool"))),
         Ok(Some(identity)) => Some(identity),
         // One that cannot be read as one of ours may be cleared on demand.
         Err(error) if !force => return Err(Failure::new(format!("{shown}: {error}")).next("-f clears it all the same")),
