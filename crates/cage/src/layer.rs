@@ -334,7 +334,7 @@ impl Layer for Cage {
             figures.files_free = if figures.files == 0 { free } else { figures.files_free.min(free) };
             figures.files = limit;
         } else if figures.files != 0 {
-            // Used inodes are those of the cage; those of the rest of the file system are not.
+            // statvfs(3) derives used inodes from total and free ones: the total is chosen so that the cage's use results.
             figures.files = figures.files_free.saturating_add(totals.sums.whole.inodes);
         }
         Ok(figures)

@@ -38,7 +38,7 @@ impl Accepted {
         if force { Self::Anything } else { Self::Empty }
     }
 
-    /// The same for a new pool, which `zpool` also makes of content without a signature.
+    /// Content that `create` accepts: as `zpool`, also content without a signature.
     #[must_use]
     pub fn at_creation(force: bool, is_zpool: bool) -> Self {
         match Self::forced(force) {

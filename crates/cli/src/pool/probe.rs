@@ -1,9 +1,9 @@
 //! `nacre pool probe`: the label of one device, in lines that udev's `IMPORT{program}` reads.
 //!
-//! The keys and their escapes are those of udev's builtin `blkid`. Called by `run.rs`; udev calls the verb as
-//! root for every block device that nothing else is known of.
+//! Keys and escapes follow udev's builtin `blkid`. Called by `run.rs`; udev calls the verb as root for every block
+//! device that no other probe has recognized.
 //!
-//! Invariants: at most four blocks of 32 KiB are read, without a lock; a device that another program has
+//! Invariants: at most six blocks of 32 KiB are read, without a lock; a device that another program has
 //! overwritten since, or whose pool was destroyed, is not called a part of a pool.
 
 use nacre_daemon::{
@@ -26,7 +26,7 @@ pub fn probe(path: &Path) -> Result<String, Failure> {
     let none = || Failure::new(format!("{shown}: it has no label of a pool")).exit(Exit::NotFound);
     let found = label::probe(&device).map_err(|error| Failure::new(format!("cannot read the label: {error}")))?;
     match found {
-        // The labels at the end alone are left over, or those of an image in a file there.
+        // Valid labels at the end alone: remains of a former pool, or the labels of an image in a file of another file system.
         Some(identity) if !label::begins(&device, identity.pool) => Err(none()),
         Some(identity) if identity.state == PoolState::Destroyed => {
             let name = printable(identity.name.as_bytes());

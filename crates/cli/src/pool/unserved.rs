@@ -15,7 +15,7 @@ use std::{os::unix::ffi::OsStrExt, path::PathBuf};
 pub struct Unserved {
     pub verb: &'static str,
     /// The least number of arguments.
-    words: usize,
+    min_arguments: usize,
     /// The command line in the form of `zpool`.
     pub usage: &'static str,
     /// The reason for the refusal.
@@ -25,35 +25,45 @@ pub struct Unserved {
 pub const UNSERVED: [Unserved; 9] = [
     Unserved {
         verb: "resilver",
-        words: 1,
+        min_arguments: 1,
         usage: "resilver <pool> ...",
         why: "devices that come back are resilvered by themselves; `scrub` verifies everything",
     },
     Unserved {
         verb: "split",
-        words: 2,
+        min_arguments: 2,
         usage: "split <pool> <newpool> [device ...]",
         why: "a pool stays one; `attach` and `detach` change its mirrors",
     },
     Unserved {
         verb: "checkpoint",
-        words: 1,
+        min_arguments: 1,
         usage: "checkpoint [-d [-w]] <pool> ...",
         why: "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further",
     },
     Unserved {
         verb: "initialize",
-        words: 1,
+        min_arguments: 1,
         usage: "initialize [-c | -s | -u] [-w] <pool> [<device> ...]",
         why: "devices need no initialization",
     },
-    Unserved { verb: "reguid", words: 1, usage: "reguid <pool>", why: "a pool keeps its number" },
-    Unserved { verb: "reopen", words: 0, usage: "reopen [-n] [pool] ...", why: "devices stay open" },
-    Unserved { verb: "ddtprune", words: 1, usage: "ddtprune -d|-p <amount> <pool>", why: "there is no deduplication" },
-    Unserved { verb: "prefetch", words: 1, usage: "prefetch -t <type> <pool>", why: "there is no deduplication" },
+    Unserved { verb: "reguid", min_arguments: 1, usage: "reguid <pool>", why: "a pool keeps its number" },
+    Unserved { verb: "reopen", min_arguments: 0, usage: "reopen [-n] [pool] ...", why: "devices stay open" },
+    Unserved {
+        verb: "ddtprune",
+        min_arguments: 1,
+        usage: "ddtprune -d|-p <amount> <pool>",
+        why: "there is no deduplication",
+    },
+    Unserved {
+        verb: "prefetch",
+        min_arguments: 1,
+        usage: "prefetch -t <type> <pool>",
+        why: "there is no deduplication",
+    },
     Unserved {
         verb: "condense",
-        words: 1,
+        min_arguments: 1,
         usage: "condense <pool>",
         why: "there is nothing to condense: segments are cleaned by themselves",
     },
@@ -70,8 +80,8 @@ impl Unserved {
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnservedCall {
     unserved: &'static Unserved,
-    letters: String,
-    words: Vec<PathBuf>,
+    options: String,
+    arguments: Vec<PathBuf>,
 }
 
 impl UnservedCall {
@@ -81,17 +91,17 @@ impl UnservedCall {
     /// No such verb, or too few arguments.
     pub fn read(verb: &str, rest: &[PathBuf]) -> Result<Self, Failure> {
         let unserved = Unserved::find(verb).ok_or_else(|| Failure::usage(format!("unknown command {verb}")))?;
-        let mut asked = Self { unserved, letters: String::new(), words: Vec::new() };
+        let mut asked = Self { unserved, options: String::new(), arguments: Vec::new() };
         for word in rest {
             match word.as_os_str().as_bytes() {
-                [b'-', letters @ ..] => asked.letters.push_str(&String::from_utf8_lossy(letters)),
-                _ => asked.words.push(word.clone()),
+                [b'-', letters @ ..] => asked.options.push_str(&String::from_utf8_lossy(letters)),
+                _ => asked.arguments.push(word.clone()),
             }
         }
-        if asked.words.is_empty() && unserved.words > 0 {
+        if asked.arguments.is_empty() && unserved.min_arguments > 0 {
             return Err(Failure::usage("missing pool name argument"));
         }
-        if asked.words.len() < unserved.words {
+        if asked.arguments.len() < unserved.min_arguments {
             return Err(Failure::usage("missing new pool name"));
         }
         Ok(asked)
@@ -104,8 +114,8 @@ impl UnservedCall {
 pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Failure>) -> Failure {
     let Unserved { verb, why, .. } = *asked.unserved;
     // Amounts and kinds stand before the name.
-    let place = if matches!(verb, "ddtprune" | "prefetch") { asked.words.len().saturating_sub(1) } else { 0 };
-    let Some(name) = asked.words.get(place) else { return Failure::new(format!("cannot {verb}: {why}")) };
+    let place = if matches!(verb, "ddtprune" | "prefetch") { asked.arguments.len().saturating_sub(1) } else { 0 };
+    let Some(name) = asked.arguments.get(place) else { return Failure::new(format!("cannot {verb}: {why}")) };
     let name = name.to_string_lossy().into_owned();
     let owned = match client::owned(&name) {
         Ok(owned) => owned,
@@ -113,7 +123,7 @@ pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Fail
     };
     let pool = printable(name.as_bytes());
     match verb {
-        "checkpoint" if asked.letters.contains('d') => {
+        "checkpoint" if asked.options.contains('d') => {
             Failure::new(format!("cannot discard checkpoint in '{pool}': checkpoint does not exist"))
         }
         "resilver" => Failure::new(format!("cannot restart resilver of '{pool}': {why}")),
@@ -126,14 +136,14 @@ pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Fail
 
 /// The refusal of `initialize`, which names a device where one was named.
 fn initialize(asked: &UnservedCall, figures: &Figures, pool: &str) -> Failure {
-    let doing = match asked.letters.chars().find(|letter| "csu".contains(*letter)) {
+    let doing = match asked.options.chars().find(|letter| "csu".contains(*letter)) {
         Some('c') => "cancel initializing",
         Some('s') => "suspend initializing",
         Some(_) => "uninitialize",
         None => "initialize",
     };
-    let device = asked.words.get(1);
-    let missing = asked.words.iter().skip(1).find(|word| named_device(figures, word).is_none());
+    let device = asked.arguments.get(1);
+    let missing = asked.arguments.iter().skip(1).find(|word| named_device(figures, word).is_none());
     if let Some(missing) = missing {
         let missing = printable(missing.as_os_str().as_bytes());
         return Failure::new(format!("cannot {doing} '{missing}': no such device in pool"));
@@ -152,7 +162,7 @@ mod tests {
         let read =
             |verb: &str, words: &[&str]| UnservedCall::read(verb, &words.iter().map(PathBuf::from).collect::<Vec<_>>());
         let asked = read("initialize", &["-c", "tank", "/dev/sdb"]).unwrap();
-        assert_eq!((asked.letters.as_str(), asked.words.len()), ("c", 2));
+        assert_eq!((asked.options.as_str(), asked.arguments.len()), ("c", 2));
         assert_eq!(read("resilver", &[]).unwrap_err().what, "missing pool name argument");
         assert_eq!(read("split", &["tank"]).unwrap_err().what, "missing new pool name");
         assert!(read("reopen", &[]).is_ok());

@@ -1,8 +1,8 @@
 //! Immutable and append-only files and directories (`chattr +i`, `chattr +a`; ioctl_iflags(2)): what is refused with
 //! EPERM, as by `may_delete`, `may_create` and `notify_change` of Linux.
 //!
-//! Called by `names.rs` for both ends of a name, and by the file system above for attributes and opens. Replay of
-//! the log refuses nothing: its operations have already been acknowledged.
+//! Called by `names.rs` for the directory and the file of a name, and by poolfs for writes; poolfs itself checks opens and
+//! attributes (`dataset/file_flags.rs`). Log replay refuses nothing: its operations have already been acknowledged.
 
 use super::{FileError, Files, Inode, Result, Table};
 use crate::rows::InodeRow;
