@@ -209,8 +209,8 @@ fn with_exports(command: Command) -> Command {
             Arg::new("show")
                 .long("show")
                 .value_name("AS")
-                .value_parser(["percent", "ratio", "time"])
-                .default_value("percent")
+                .value_parser(["ratio", "time"])
+                .default_value("ratio")
                 .help("Cells of the terminal table"),
         )
         .arg(path("json", "FILE", "Write the result as JSON"))

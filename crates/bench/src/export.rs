@@ -19,10 +19,8 @@ pub mod terminal;
 /// What the cells of the terminal table show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Show {
-    /// Change of throughput against the baseline in percent.
-    #[default]
-    Percent,
     /// Ratio of times to the baseline.
+    #[default]
     Ratio,
     /// Rates.
     Time,
@@ -107,18 +105,12 @@ pub fn rate(rate: f64, unit: &str) -> String {
     format!("{scaled:.digits$} {prefix}{suffix}")
 }
 
-/// Change of throughput for a ratio of times: `-76 %`; one more digit where it would say `-100 %`.
-pub fn percent(ratio: f64) -> String {
-    let change = crate::stats::throughput_change(ratio);
-    if change < -99.0 { format!("{change:+.1} %") } else { format!("{change:+.0} %") }
-}
-
-/// A ratio of times: `4.17`, `12.3`, `120`.
+/// A ratio of times: `4.17x`, `12.3x`, `120x`.
 pub fn ratio(ratio: f64) -> String {
     match ratio {
-        ratio if ratio >= 100.0 => format!("{ratio:.0}"),
-        ratio if ratio >= 10.0 => format!("{ratio:.1}"),
-        ratio => format!("{ratio:.2}"),
+        ratio if ratio >= 100.0 => format!("{ratio:.0}x"),
+        ratio if ratio >= 10.0 => format!("{ratio:.1}x"),
+        ratio => format!("{ratio:.2}x"),
     }
 }
 
@@ -204,11 +196,8 @@ mod tests {
         assert_eq!(rate(1.234e9, "bytes"), "1.23 GB/s");
         assert_eq!(rate(45_600.0, "operations"), "45.6 k/s");
         assert_eq!(rate(7.0, "operations"), "7.00 /s");
-        assert_eq!(percent(1.0 / 0.24), "-76 %");
-        assert_eq!(percent(250.0), "-99.6 %");
-        assert_eq!(percent(0.5), "+100 %");
-        assert_eq!(ratio(4.166), "4.17");
-        assert_eq!(ratio(123.4), "123");
+        assert_eq!(ratio(4.166), "4.17x");
+        assert_eq!(ratio(123.4), "123x");
     }
 
     #[test]
@@ -216,7 +205,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str| Some(directory.path().join(name));
         let exports = Exports {
-            show: Show::Percent,
+            show: Show::Time,
             json: file("r.json"),
             csv: file("r.csv"),
             html: file("r.html"),

@@ -128,6 +128,9 @@ pub struct Mounted<'a> {
     store: Option<Store>,
 }
 
+/// Programs whose names nacre takes as well: linked as one of these it acts as that program.
+const RIVALS: [&str; 5] = ["bindfs", "mergerfs", "fuse-overlayfs", "zpool", "zfs"];
+
 /// Why `target` cannot be measured on this machine at all, if so.
 pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     let root = rustix::process::geteuid().is_root();
@@ -144,8 +147,12 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
                     return Some(format!("{} is not a program", plan.nacre.display()));
                 }
                 "nacre" => {}
-                name if programs::find(name).is_none() => return Some(format!("{name} is not installed")),
-                _ => {}
+                name => {
+                    let Some(program) = programs::find(name) else { return Some(format!("{name} is not installed")) };
+                    if RIVALS.contains(&name) && programs::is_nacre(&program) {
+                        return Some(format!("{name} is nacre under that name, not a rival"));
+                    }
+                }
             }
         }
         if let Some(what) = step.of_root().filter(|_| !root || target.as_user) {

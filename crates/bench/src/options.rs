@@ -75,9 +75,8 @@ pub struct Plan {
 /// The exports asked for.
 pub fn exports(matches: &ArgMatches) -> Exports {
     let show = match matches.get_one::<String>("show").map(String::as_str) {
-        Some("ratio") => Show::Ratio,
         Some("time") => Show::Time,
-        _ => Show::Percent,
+        _ => Show::Ratio,
     };
     let file = |id: &str| matches.get_one::<PathBuf>(id).cloned();
     Exports {

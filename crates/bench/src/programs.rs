@@ -53,6 +53,12 @@ fn reason(text: &str) -> Option<&str> {
     text.lines().find(|line| line.starts_with("error: ")).or_else(|| text.lines().last())
 }
 
+/// Whether `program` is nacre under another name: a link to it, or a copy, by the version that it prints.
+pub fn is_nacre(program: &Path) -> bool {
+    let is_link = fs::canonicalize(program).is_ok_and(|file| file.file_name() == Some("nacre".as_ref()));
+    is_link || version(program, "--version").contains("nacre")
+}
+
 /// The line that `program --version` prints about itself, or why there is none.
 pub fn version(program: &Path, flag: &str) -> String {
     let output = Command::new(program).arg(flag).stdin(Stdio::null()).output();
@@ -78,6 +84,13 @@ mod tests {
         let teller = directory.path().join("teller");
         crate::tests::script(&teller, "#!/bin/sh\necho 'library 3'\necho 'teller 7'\n");
         assert_eq!(version(&teller, "--version"), "teller 7");
+        assert!(!is_nacre(&teller));
+        crate::tests::script(&teller, "#!/bin/sh\necho 'bindfs (nacre) 0.1.0'\n");
+        assert!(is_nacre(&teller));
+        let nacre = directory.path().join("nacre");
+        crate::tests::script(&nacre, "#!/bin/sh\nexit 1\n");
+        std::os::unix::fs::symlink(&nacre, directory.path().join("bindfs")).unwrap();
+        assert!(is_nacre(&directory.path().join("bindfs")));
         assert_eq!(run(Command::new("echo").arg("hello"), &log).unwrap(), "hello");
         let failure = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"]), &log).unwrap_err();
         assert!(failure.to_string().contains("because"), "{failure}");

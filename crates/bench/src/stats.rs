@@ -36,11 +36,6 @@ pub fn geometric_mean(values: &[f64]) -> Option<f64> {
     Some((values.iter().map(|value| value.ln()).sum::<f64>() / count).exp())
 }
 
-/// Change of throughput in percent for a ratio of times: 4.2 times the time is -76 %.
-pub fn throughput_change(time_ratio: f64) -> f64 {
-    (1.0 / time_ratio - 1.0) * 100.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,12 +62,5 @@ mod tests {
         assert_eq!(geometric_mean(&[]), None);
         assert_eq!(geometric_mean(&[1.0, 0.0]), None);
         assert_eq!(geometric_mean(&[1.0, f64::NAN]), None);
-    }
-
-    #[test]
-    fn change_of_throughput_is_the_documents() {
-        assert!((throughput_change(1.0 / 0.24) - -76.0).abs() < 1e-9);
-        assert!((throughput_change(1.0)).abs() < 1e-12);
-        assert!((throughput_change(0.5) - 100.0).abs() < 1e-12);
     }
 }

@@ -518,7 +518,7 @@ mod tests {
         let text = operations(&report().operations, false);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[1], "lookup     100       3  2.0 us  <= 2.1 us");
-        assert_eq!(lines[2], "read         1       0  5.0 us  <= 8.1 us");
+        assert_eq!(lines[2], "read         1       0  5.0 us  <= 8.2 us");
     }
 
     #[test]

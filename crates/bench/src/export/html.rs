@@ -1,7 +1,7 @@
 //! One self-contained page: where it ran, the plots, the table and every cell. No script, no
 //! request to anywhere.
 
-use super::{COUNTS, base, count, measured_columns, percent, plot, provenance, rate, ratio, remarks};
+use super::{COUNTS, base, count, measured_columns, plot, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
 use crate::figures;
 use crate::report::{Cell, Report};
@@ -27,9 +27,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
         out.push_str(&format!("<li>{}</li>", escape(line)));
     }
     let base = escape(base(report));
-    out.push_str(&format!(
-        "</ul>\n<p>Percentages are changes of throughput against {base}; in brackets the ratio of times.</p>\n"
-    ));
+    out.push_str(&format!("</ul>\n<p>Cells are ratios of times to {base}: shorter is better.</p>\n"));
     for section in &sections {
         out.push_str(&format!(
             "<h2>{}</h2>\n<div class=\"wide\">{}</div>\n",
@@ -99,12 +97,7 @@ fn table(out: &mut String, report: &Report, section: &Section) {
                     out.push_str(&format!("<td>{}</td>", rate(entry.rate, &row.unit)));
                 }
                 Some(entry) => {
-                    let class = class(entry.ratio);
-                    out.push_str(&format!(
-                        "<td{class}>{} <small>({}x)</small></td>",
-                        percent(entry.ratio),
-                        ratio(entry.ratio)
-                    ));
+                    out.push_str(&format!("<td{}>{}</td>", class(entry.ratio), ratio(entry.ratio)));
                 }
             }
         }
@@ -130,7 +123,7 @@ fn means(out: &mut String, report: &Report, sections: &[Section]) {
                 "<tr><td>{}</td><td{}>{}</td></tr>",
                 escape(&target.title),
                 class(mean),
-                percent(mean)
+                ratio(mean)
             ));
         }
     }
@@ -192,6 +185,6 @@ mod tests {
         );
         assert_eq!(page.matches("<div").count(), page.matches("</div>").count());
         assert!(page.contains("name=\"viewport\""));
-        assert!(page.contains("<td class=\"slow\">-50 % <small>(2.00x)</small></td>"));
+        assert!(page.contains("<td class=\"slow\">2.00x</td>"));
     }
 }

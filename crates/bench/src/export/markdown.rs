@@ -1,7 +1,7 @@
 //! A Markdown table between two markers, so that a document keeps its prose when its numbers are
 //! renewed.
 
-use super::{COUNTS, count, measured_columns, percent, provenance, rate, ratio, remarks};
+use super::{COUNTS, count, measured_columns, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
 use crate::figures::{self, Verdict};
 use crate::report::Report;
@@ -75,7 +75,7 @@ fn table(report: &Report) -> Result<String, Failure> {
             Some((report.targets.get(*column)?, overall(report, &sections).get(*column).copied().flatten()?))
         })
         .filter(|(target, _)| target.id != target.baseline)
-        .map(|(target, mean)| format!("{} {}", escape(&target.title), percent(mean)))
+        .map(|(target, mean)| format!("{} {}", escape(&target.title), ratio(mean)))
         .collect();
     out.push_str(&format!("\nMean over all rows: {}.\n", means.join(", ")));
     for remark in remarks(report) {
@@ -103,7 +103,7 @@ fn promises(verdicts: &[Verdict]) -> String {
 fn cell(report: &Report, column: usize, unit: &str, own_rate: f64, own_ratio: f64) -> String {
     match report.targets.get(column) {
         Some(target) if target.id == target.baseline => rate(own_rate, unit),
-        _ => format!("{} ({}x)", percent(own_ratio), ratio(own_ratio)),
+        _ => ratio(own_ratio),
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     fn cells_and_escapes() {
         let text = replace("", None, &report()).unwrap();
         assert!(text.contains("| test | direct | bindfs |\n|---|---:|---:|\n"), "{text}");
-        assert!(text.contains("| stat, again | 1.00 k/s | -50 % (2.00x) |\n"), "{text}");
+        assert!(text.contains("| stat, again | 1.00 k/s | 2.00x |\n"), "{text}");
         assert!(text.contains("| full: over the limit | - | 4096 |\n"), "{text}");
         assert!(text.contains("nothing is mounted \\| at all"));
         assert!(text.contains("a &lt;note>"));

@@ -93,7 +93,7 @@ pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
             .map_err(failed)?;
         let mut mesh = chart.configure_mesh();
         mesh.disable_mesh().y_labels(0).x_label_formatter(&no_label);
-        mesh.x_desc("time, as a multiple of the baseline's").draw().map_err(failed)?;
+        mesh.x_desc("time, as a multiple of the baseline's (shorter is better)").draw().map_err(failed)?;
         for tick in ticks(least * 0.9, most * 1.1) {
             chart.draw_series(LineSeries::new([(tick, 0.0), (tick, rows)], GRID)).map_err(failed)?;
             let (x, y) = chart.backend_coord(&(tick, rows));

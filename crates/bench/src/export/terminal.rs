@@ -1,6 +1,6 @@
-//! The table for the terminal: rates of the baseline, then each target's change of throughput.
+//! The table for the terminal: rates of the baseline, then each target's ratio of times.
 
-use super::{COUNTS, Show, base, count, measured_columns, percent, provenance, rate, ratio, remarks};
+use super::{COUNTS, Show, base, count, measured_columns, provenance, rate, ratio, remarks};
 use crate::report::Report;
 use crate::summary::{Entry, Row, counts, overall, sections};
 
@@ -15,8 +15,7 @@ pub fn text(report: &Report, show: Show) -> String {
     }
     let base = base(report);
     out.push_str(&match show {
-        Show::Percent => format!("  Cells: change of throughput against {base} (-76 %: a quarter is left)\n\n"),
-        Show::Ratio => format!("  Cells: ratio of times to {base} (below 1 is faster)\n\n"),
+        Show::Ratio => format!("  Cells: ratio of times to {base} (shorter is better)\n\n"),
         Show::Time => "  Cells: rates\n\n".to_owned(),
     });
     let widths: Vec<usize> = columns
@@ -40,11 +39,11 @@ pub fn text(report: &Report, show: Show) -> String {
             line(&mut out, &format!("  {}", row.title), cells, &widths);
         }
         if section.rows.len() > 1 && show != Show::Time {
-            mean(&mut out, "  mean", &section.mean, &columns, &widths, show);
+            mean(&mut out, "  mean", &section.mean, &columns, &widths);
         }
     }
     if sections.len() > 1 && show != Show::Time {
-        mean(&mut out, "mean of all", &overall(report, &sections), &columns, &widths, show);
+        mean(&mut out, "mean of all", &overall(report, &sections), &columns, &widths);
     }
     let counts = counts(report);
     if !counts.is_empty() {
@@ -68,14 +67,12 @@ fn cell(report: &Report, column: usize, row: &Row, entry: Entry, show: Show) -> 
     match show {
         _ if is_baseline => rate(entry.rate, &row.unit),
         Show::Time => rate(entry.rate, &row.unit),
-        Show::Percent => percent(entry.ratio),
         Show::Ratio => ratio(entry.ratio),
     }
 }
 
-fn mean(out: &mut String, title: &str, means: &[Option<f64>], columns: &[usize], widths: &[usize], show: Show) {
-    let word = |value: f64| if show == Show::Ratio { ratio(value) } else { percent(value) };
-    let cells = columns.iter().map(|column| means.get(*column).copied().flatten().map_or_else(String::new, word));
+fn mean(out: &mut String, title: &str, means: &[Option<f64>], columns: &[usize], widths: &[usize]) {
+    let cells = columns.iter().map(|column| means.get(*column).copied().flatten().map_or_else(String::new, ratio));
     line(out, title, cells, widths);
 }
 
@@ -95,13 +92,13 @@ mod tests {
     use crate::sample_report::report;
 
     #[test]
-    fn percent_of_direct() {
-        let text = text(&report(), Show::Percent);
+    fn ratios_to_direct() {
+        let text = text(&report(), Show::Ratio);
         let table = text.split_once("\n\n").unwrap().1;
         let expected = "                                    direct      bindfs\n\
-                        data\n  read                           82.9 MB/s       -75 %\n\
-                        names\n  stat, again                     1.00 k/s       -50 %\n\
-                        mean of all                                      -65 %\n\
+                        data\n  read                           82.9 MB/s       4.00x\n\
+                        names\n  stat, again                     1.00 k/s       2.00x\n\
+                        mean of all                                      2.83x\n\
                         Bytes, or what the row says: the fewer the better, in the worst round\n  full: over the limit\n\
                         \x20                                        -        4096\n\
                         note: nacre skipped: nothing is mounted | at all\nnote: a <note>\n";
@@ -109,8 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_and_rates() {
-        assert!(text(&report(), Show::Ratio).contains("stat, again                     1.00 k/s        2.00\n"));
+    fn rates_of_all_targets() {
         assert!(text(&report(), Show::Time).contains("stat, again                     1.00 k/s      500 /s\n"));
     }
 }
