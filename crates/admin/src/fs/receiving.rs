@@ -87,8 +87,9 @@ fn is_of_the_system(at: &Path) -> bool {
         || at.starts_with("/home") && at.iter().any(is_hidden)
 }
 
-/// Properties that let a stream's files be more than files.
-const HARMFUL: [&str; 2] = ["setuid", "devices"];
+/// Properties that give rights to a stream's content (`setuid`, `devices`) or show it to other machines (`sharenfs`, `sharesmb`), with
+/// their defaults.
+const HARMFUL: [(&str, &str); 4] = [("setuid", "on"), ("devices", "on"), ("sharenfs", "off"), ("sharesmb", "off")];
 
 /// The file system that a later snapshot of a stream comes to, as it is before.
 struct Earlier {
@@ -108,7 +109,7 @@ impl Earlier {
             return Ok(None);
         }
         let mut off = Vec::new();
-        for name in HARMFUL {
+        for (name, _) in HARMFUL {
             if objects.effective(id, name)?.value == "off" {
                 off.push(name);
             }
@@ -433,13 +434,13 @@ fn bringing(
     let by_root = rustix::process::geteuid().is_root();
     // Those below the first one of a package may have their own settings.
     if by_root && head.pool != pool.store.identity().pool {
-        for name in HARMFUL {
+        for (name, default) in HARMFUL {
             let sent = snapshot.properties.iter().find(|property| property.name == name);
             let sent = sent.map(|property| property.value.as_str());
             let is_harmful = match earlier {
-                None => sent != Some("off"),
+                None => sent.unwrap_or(default) != "off",
                 // All that was there goes.
-                Some(earlier) if snapshot.from == 0 => sent != Some("off") && !earlier.has_own(name),
+                Some(earlier) if snapshot.from == 0 => sent.unwrap_or(default) != "off" && !earlier.has_own(name),
                 // What is allowed here already was allowed here.
                 Some(earlier) => {
                     sent.is_some_and(|value| value != "off" && earlier.is_changed_by(name, value))

@@ -462,9 +462,13 @@ fn what_is_wrong_is_refused_and_changes_nothing() {
     pair.fails("nacre fs send $A/home@c | head -c 2000000 | nacre fs receive -s $B/r");
     pair.sh("nacre fs send -t $(nacre fs get -H -o value receive_resume_token $B/r) | nacre fs receive -s $B/r");
     assert_eq!(pair.sh("nacre fs get -H -o value setuid,devices $B/r"), "off\noff");
-    pair.sh("nacre fs create $A/tree; nacre fs create -o setuid=on $A/tree/low; nacre fs snapshot -r $A/tree@a; nacre fs send -R $A/tree@a > t.st");
+    pair.sh("nacre fs create $A/tree; nacre fs create -o setuid=on $A/tree/low; nacre fs create -o canmount=off -o sharenfs=ro -o sharesmb=on $A/tree/shared; nacre fs snapshot -r $A/tree@a; nacre fs send -R $A/tree@a > t.st");
     pair.sh("nacre fs receive $B/tree < t.st");
     assert_eq!(pair.sh("nacre fs get -H -o value setuid,devices $B/tree/low"), "off\noff");
+    assert_eq!(pair.sh("nacre fs get -H -o value,source sharenfs,sharesmb $B/tree/low"), "off\tdefault\noff\tdefault");
+    assert_eq!(pair.sh("nacre fs get -H -o value,source sharenfs,sharesmb $B/tree/shared"), "off\tlocal\noff\tlocal");
+    pair.sh("nacre fs inherit -S sharenfs $B/tree/shared");
+    assert_eq!(pair.sh("nacre fs get -H -o value,source sharenfs $B/tree/shared"), "ro\treceived");
     pair.sh("nacre fs set -u mountpoint=$PWD/b/home $A/tree; nacre fs send -p $A/tree@a > t.st");
     assert!(pair.fails("nacre fs receive $B/over < t.st").contains("something is there already"));
     pair.check();
