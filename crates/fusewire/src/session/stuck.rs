@@ -122,12 +122,14 @@ fn user_of(uid: u32, pid: u32) -> Option<u32> {
 
 /// The user that the request of a worker is counted to.
 fn worker_user(worker: &Worker) -> Option<u32> {
-    worker.user().or_else(|| {
-        let caller = worker.caller();
-        let user = user_of(caller.uid, caller.pid);
-        worker.set_user(user);
-        user
-    })
+    let taken = worker.taken();
+    if let Some(user) = worker.user(taken) {
+        return Some(user);
+    }
+    let caller = worker.caller();
+    let user = user_of(caller.uid, caller.pid)?;
+    worker.set_user(taken, user);
+    Some(user)
 }
 
 impl SessionState {

@@ -53,9 +53,6 @@ pub(super) struct Before {
     pub(super) was_detached: bool,
 }
 
-/// No user has this id.
-const NO_USER: u64 = u64::MAX;
-
 /// One thread.
 #[derive(Debug)]
 pub(super) struct Worker {
@@ -68,7 +65,7 @@ pub(super) struct Worker {
     /// Its caller's user and thread id, as in its header.
     uid: AtomicU32,
     pid: AtomicU32,
-    /// The user whose request it is, where it has been found out; [`NO_USER`] before.
+    /// The user of a request (low 32 bits) and which of the requests taken it is (high 32 bits, as [`Worker::taken`] counts).
     user: AtomicU64,
     /// The queue that it serves: see [`QueueId::number`].
     place: AtomicU32,
@@ -95,7 +92,8 @@ impl Worker {
             node: AtomicU64::new(0),
             uid: AtomicU32::new(0),
             pid: AtomicU32::new(0),
-            user: AtomicU64::new(NO_USER),
+            // Of a request that is not reached: the first one has the count 1.
+            user: AtomicU64::new(u64::MAX),
             place: AtomicU32::new(QueueId::Device.number()),
             taken: AtomicU32::new(0),
             answered: AtomicU32::new(0),
@@ -114,7 +112,6 @@ impl Worker {
 
     /// Whose request is about to begin.
     pub(super) fn called_by(&self, ids: CallerIds) {
-        self.user.store(NO_USER, Relaxed);
         self.uid.store(ids.uid, Relaxed);
         self.pid.store(ids.pid, Relaxed);
     }
@@ -159,13 +156,15 @@ impl Worker {
         self.state.fetch_update(SeqCst, SeqCst, set).is_ok()
     }
 
-    pub(super) fn set_user(&self, user: Option<u32>) {
-        self.user.store(user.map_or(NO_USER, u64::from), SeqCst);
+    /// Notes the user of the request with this count of [`Self::taken`]. The thread may be at another one meanwhile.
+    pub(super) fn set_user(&self, taken: u32, user: u32) {
+        self.user.store(u64::from(taken) << 32 | u64::from(user), SeqCst);
     }
 
-    /// The user whose request it is, where that has been found out.
-    pub(super) fn user(&self) -> Option<u32> {
-        u32::try_from(self.user.load(SeqCst)).ok()
+    /// The user of the request with this count of [`Self::taken`], where it is noted.
+    pub(super) fn user(&self, taken: u32) -> Option<u32> {
+        let noted = self.user.load(SeqCst);
+        (noted >> 32 == u64::from(taken)).then_some(noted as u32)
     }
 
     /// The kernel has the reply (device only; on the ring the kernel itself counts).
@@ -412,6 +411,19 @@ mod tests {
         assert!(!worker.detach(worker.current()), "it waits for users");
         worker.end_blocking();
         assert!(worker.detach(worker.current()) && worker.handled());
+    }
+
+    #[test]
+    fn a_noted_user_is_that_of_one_request() {
+        let worker = Worker::new(1, None);
+        worker.begin(10, 1);
+        let first = worker.taken();
+        assert_eq!(worker.user(first), None);
+        worker.set_user(first, u32::MAX);
+        assert_eq!(worker.user(first), Some(u32::MAX));
+        worker.begin(12, 1);
+        worker.set_user(first, 1000);
+        assert_eq!(worker.user(worker.taken()), None, "found out too late, for the request before");
     }
 
     #[test]
