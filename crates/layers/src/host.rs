@@ -26,6 +26,7 @@ mod locks;
 mod mounts;
 mod node;
 mod open;
+mod positions;
 mod quiet;
 mod remove;
 mod stat;

@@ -15,9 +15,9 @@ use fusewire::{Directory, Header, Reply, abi};
 use nacre_vfs::{Coherence, DirEntry, DirSink, Errno, Invalidation, Kind, Node};
 use std::time::{Duration, Instant};
 
-/// Position after `.`, where positions are a host's; beyond what file systems use (ext4 ends at
-/// 2^63 - 1, which no entry has). The next is that after `..`.
-const AFTER_DOT: u64 = (1 << 63) - 16;
+/// Position after `.`, where positions are a host's: within the 31 bits that 32-bit programs can take, and beyond what
+/// file systems use (ext4 ends at 2^31 - 1, XFS' directories would have 16 GiB there). The next is that after `..`.
+const AFTER_DOT: u64 = (1 << 31) - 16;
 /// Position after `.` of layers with numbers.
 const AFTER_DOT_NUMBERED: u64 = 1;
 /// `R_OK`.

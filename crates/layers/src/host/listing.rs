@@ -3,7 +3,8 @@
 //! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its
 //! buffer are kept between the calls, so that a sequential listing reads every record once; a call
 //! for any other position opens the directory anew and seeks. Positions are the host's own
-//! (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0,
+//! (`d_off`), which survive a restart; those of ext4, of 63 bits, are shortened to the 31 bits that
+//! 32-bit programs can take (`positions.rs`). A file system whose positions cannot be told to others (0,
 //! or negative as a signed number) is served by counting records instead, from the beginning each
 //! time. Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
 //! Invariants: a kept stream is used by one call at a time (it is taken out of the table
@@ -17,6 +18,7 @@ use super::{
     errno,
     locate::is_gone,
     node::HostNode,
+    positions::{self, Continued, Positions},
 };
 use nacre_sys::{
     descriptors,
@@ -26,8 +28,8 @@ use nacre_vfs::{DirEntry, DirSink, Entry, Errno, Kind, Name, Result};
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use std::{
-    collections::HashSet,
-    os::fd::{AsFd, OwnedFd},
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -61,8 +63,10 @@ struct Stream {
     end: usize,
     /// The position of the next record, in the terms of `readdir`.
     position: u64,
-    /// How many records lie before it, where that is known.
+    /// Number of records before it, where that is known.
     index: Option<u64>,
+    /// Its positions are hashes of ext4, and shortened.
+    shortened: bool,
     at_end: bool,
     /// Whether examining takes long here.
     cold: bool,
@@ -97,8 +101,8 @@ pub(super) struct Listings {
     kept: Arc<Mutex<KeptStreams>>,
     /// How many listings began, by directory.
     begun: [AtomicU64; BEGINNINGS],
-    /// Devices whose positions are counted.
-    counted: Mutex<HashSet<u32>>,
+    /// What positions are on each device.
+    positions: Mutex<HashMap<u32, Positions>>,
     ahead: Ahead,
     /// Every listing with attributes counts as cold.
     #[cfg(test)]
@@ -111,7 +115,7 @@ impl Listings {
             most: (descriptors::room() / 32).clamp(1, KEPT_MAX),
             kept: Arc::default(),
             begun: std::array::from_fn(|_| AtomicU64::default()),
-            counted: Mutex::default(),
+            positions: Mutex::default(),
             ahead: Ahead::default(),
             #[cfg(test)]
             always_ahead: std::sync::atomic::AtomicBool::default(),
@@ -176,8 +180,14 @@ impl Listings {
         thread.spawn(move || while close_stale(&kept) {}).map(drop)
     }
 
-    fn is_counted(&self, device: u32) -> bool {
-        self.counted.lock().contains(&device)
+    /// What positions are on the device of a directory.
+    fn positions(&self, device: u32, directory: BorrowedFd<'_>) -> Result<Positions> {
+        if let Some(known) = self.positions.lock().get(&device) {
+            return Ok(*known);
+        }
+        let found = Positions::of(directory)?;
+        // Another thread may have found out meanwhile that they have to be counted.
+        Ok(*self.positions.lock().entry(device).or_insert(found))
     }
 
     /// How many listings are kept.
@@ -203,7 +213,7 @@ impl Listings {
     /// Serves a device as if its positions could not be told.
     #[cfg(test)]
     pub(super) fn count_positions(&self, device: u32) {
-        self.counted.lock().insert(device);
+        self.positions.lock().insert(device, Positions::Counted);
     }
 }
 
@@ -227,12 +237,17 @@ fn is_tellable(position: i64) -> bool {
 }
 
 impl Stream {
-    fn new(directory: OwnedFd, foreign: bool, from: u64, counted: bool) -> Result<Stream> {
-        if from != 0 && !counted {
+    fn new(directory: OwnedFd, foreign: bool, from: u64, positions: Positions) -> Result<Stream> {
+        let counted = positions == Positions::Counted;
+        let mut buffer = vec![0; BUFFER].into_boxed_slice();
+        let continued = match positions {
+            Positions::Hashed if from != 0 => positions::seek(directory.as_fd(), from, &mut buffer)?,
+            Positions::Own | Positions::Hashed | Positions::Counted => None,
+        };
+        if from != 0 && !counted && continued.is_none() {
             rustix::fs::seek(&directory, SeekFrom::Start(from)).map_err(errno)?;
         }
         let index = (from == 0 || counted).then_some(0);
-        let buffer = vec![0; BUFFER].into_boxed_slice();
         let mut stream = Stream {
             directory: Arc::new(directory),
             foreign,
@@ -241,6 +256,7 @@ impl Stream {
             end: 0,
             position: if counted { 0 } else { from },
             index,
+            shortened: continued.is_some(),
             at_end: false,
             cold: false,
             reached: None,
@@ -252,6 +268,10 @@ impl Stream {
                 stream.advance(length, 0);
             }
             stream.position = from;
+        }
+        if let Some(Continued { end, start, position }) = continued {
+            (stream.start, stream.end, stream.position) = (start, end, position);
+            stream.at_end = end == 0;
         }
         Ok(stream)
     }
@@ -312,7 +332,8 @@ impl HostShared {
                 let held = self.directories.get(node)?;
                 let directory = self.open_held(&held)?;
                 self.watch.before_names(node, directory.as_fd());
-                Stream::new(directory, held.is_foreign(), from, self.listings.is_counted(node.device()))?
+                let positions = self.listings.positions(node.device(), directory.as_fd())?;
+                Stream::new(directory, held.is_foreign(), from, positions)?
             }
         };
         let more = self.list(node, &mut stream, attributes, sink)?;
@@ -333,15 +354,19 @@ impl HostShared {
         attributes: bool,
         sink: &mut dyn DirSink,
     ) -> Result<bool> {
-        let mut counted = self.listings.is_counted(node.device());
+        let positions = self.listings.positions(node.device(), stream.directory.as_fd())?;
+        let mut counted = positions == Positions::Counted;
         let (since, mut entries) = (Instant::now(), 0);
         while stream.fill()? {
+            stream.shortened |=
+                positions == Positions::Hashed && stream.peek().is_some_and(|record| positions::is_long(&record));
             let Some(record) = stream.peek() else { return Err(Errno::EIO) };
             if !counted && !is_tellable(record.next) {
-                self.listings.counted.lock().insert(node.device());
+                self.listings.positions.lock().insert(node.device(), Positions::Counted);
                 counted = true;
             }
             let next = match (counted, stream.index) {
+                (false, _) if stream.shortened => positions::shortened(record.next.cast_unsigned(), stream.position),
                 (false, _) => record.next.cast_unsigned(),
                 (true, Some(index)) => index + 1,
                 // Positions were good until now, in the middle of a directory that was entered by

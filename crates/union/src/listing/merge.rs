@@ -7,7 +7,7 @@ use super::{
     entered::{self, Entered, Origin},
     hidden::Hidden,
     merged::Recording,
-    position::{self, Own},
+    position,
 };
 use crate::marks::{self, Marks, NameMark};
 use nacre_vfs::{Entry, Errno, Name, Result};
@@ -196,10 +196,10 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let own = match wanted.own {
-            Own::Whole(own) => own,
-            abridged => match self.merge.told_before.iter().find(|(told, _)| *told == self.request.from) {
+            Some(own) => own,
+            None => match self.merge.told_before.iter().find(|(told, _)| *told == self.request.from) {
                 Some((_, own)) => *own,
-                None => self.search(index, abridged)?,
+                None => self.search(index, self.request.from)?,
             },
         };
         // Who comes back to the same place finds it again.
@@ -212,25 +212,34 @@ impl<'a> Run<'a> {
         self.sources.get(index)?.as_ref()
     }
 
-    /// Finds the full position again by reading the directory from its start. Where the name behind
-    /// it is gone, positions that ascend tell the next one; others mean starting over.
-    fn search(&self, index: usize, wanted: Own) -> Result<u64> {
+    /// Finds the full position again by reading the directory from its start. Where the name behind it is gone, positions
+    /// that ascend lead to the last name near below it, or else to the next one; others mean starting over.
+    fn search(&self, index: usize, wanted: u64) -> Result<u64> {
         let Some(source) = self.source(index) else { return Err(Errno::EIO) };
-        let (mut batch, mut own, mut ascends, mut behind) = (Batch::default(), 0, true, None);
+        let (mut batch, mut own, mut ascends) = (Batch::default(), 0, true);
+        let (mut packed, mut near, mut behind) = (0, None, None);
         while self.take(&mut batch, source, own)? {
-            while let Some((_, taken)) = batch.first() {
-                if wanted.stands_for(taken.next) {
-                    return Ok(taken.next);
-                }
+            while let Some((name, taken)) = batch.first() {
                 ascends &= taken.next > own;
                 own = taken.next;
-                if behind.is_none() && wanted.is_before(own) {
+                // Hidden names have no positions.
+                if self.merge.entered.lock().hides(index, name) {
+                    batch.advance();
+                    continue;
+                }
+                packed = position::pack(source.slot, own, packed);
+                if packed == wanted {
+                    return Ok(taken.next);
+                }
+                if packed < wanted && packed + position::NEAR >= wanted {
+                    near = Some(own);
+                } else if packed > wanted && behind.is_none() {
                     behind = Some(own);
                 }
                 batch.advance();
             }
         }
-        Ok(if ascends { behind.unwrap_or(own) } else { 0 })
+        Ok(if ascends { near.or(behind).unwrap_or(own) } else { 0 })
     }
 
     /// A source as one that names are entered of.
@@ -472,7 +481,7 @@ impl<'a> Run<'a> {
 
     fn present(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, out: &mut dyn Present) -> Result<bool> {
         let looked_at = source.reads_marks && marks::may_be_whiteout(taken.kind, source.x_directory);
-        let next = position::pack(source.slot, taken.next);
+        let next = position::pack(source.slot, taken.next, self.reached);
         let place = self.places.get(self.at.0).copied().flatten();
         // A file takes long to hand on, even where there is none.
         let mut shown = Presented { source: place, name, ino: taken.ino, kind: taken.kind, found: None, next };
