@@ -22,6 +22,7 @@ mod files;
 mod fs;
 mod handles;
 mod hostile;
+mod libzfs;
 mod mapped;
 mod mergerfs;
 mod mount_commands;
