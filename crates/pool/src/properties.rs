@@ -33,7 +33,7 @@ mod value;
 pub use chain::Chain;
 pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
-pub use table::{DATASET_PROPERTIES, OF_NEW_POOLS, POOL_PROPERTIES};
+pub use table::{DATASET_PROPERTIES, INCONSISTENT, OF_NEW_POOLS, POOL_PROPERTIES};
 
 /// The longest value of a user property, bytes: a row of the catalog holds it with the longest
 /// name.
@@ -225,10 +225,41 @@ pub enum Property {
     User(String),
     /// `userquota@NAME` and the like.
     Owner(OwnerProperty),
-    /// `written@SNAPSHOT`.
-    WrittenSince(String),
+    /// `written@SNAPSHOT`, `written#BOOKMARK`.
+    WrittenSince(WrittenFrom),
     /// `feature@NAME` of a pool.
     Feature(String),
+}
+
+/// What the property `written@SNAPSHOT` or `written#BOOKMARK` counts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WrittenFrom {
+    /// A snapshot, by its name with or without the file system's.
+    Snapshot(String),
+    /// A bookmark, likewise.
+    Bookmark(String),
+}
+
+impl WrittenFrom {
+    fn parse(name: &str) -> Option<Self> {
+        let rest = name.strip_prefix("written")?;
+        let (sigil, named) = rest.split_at_checked(1)?;
+        match sigil {
+            _ if named.is_empty() => None,
+            "@" => Some(Self::Snapshot(named.to_owned())),
+            "#" => Some(Self::Bookmark(named.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for WrittenFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Snapshot(name) => write!(f, "@{name}"),
+            Self::Bookmark(name) => write!(f, "#{name}"),
+        }
+    }
 }
 
 /// The dataset property of this name: of the table, by its short name and the head of its column
@@ -240,8 +271,8 @@ pub fn dataset_property(name: &str) -> Result<Property, PropertyError> {
     if let Some(found) = find(DATASET_PROPERTIES, name) {
         return Ok(Property::Known(found));
     }
-    if let Some(snapshot) = name.strip_prefix("written@").filter(|rest| !rest.is_empty()) {
-        return Ok(Property::WrittenSince(snapshot.to_owned()));
+    if let Some(earlier) = WrittenFrom::parse(name) {
+        return Ok(Property::WrittenSince(earlier));
     }
     if let Some(owner) = OwnerProperty::parse(name)? {
         return Ok(Property::Owner(owner));

@@ -3,7 +3,9 @@
 
 use nacre_pool::catalog::PropertySource;
 use nacre_pool::properties::effective::{Level, effective};
-use nacre_pool::properties::{DATASET_PROPERTIES, Definition, Effective, Property, Scope, Source, dataset_property};
+use nacre_pool::properties::{
+    DATASET_PROPERTIES, Definition, Effective, INCONSISTENT, Property, Scope, Source, WrittenFrom, dataset_property,
+};
 use nacre_pool::{PoolError, Txg};
 
 use super::list::{From, Shown};
@@ -24,8 +26,12 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
         Object::Bookmark { .. } => definition.scope == Scope::All,
     };
     // What belongs to volumes has no value that a file system could have.
-    let served =
-        |definition: &&Definition| definition.default != "-" && !definition.name.starts_with("vol") && fits(definition);
+    let served = |definition: &&Definition| {
+        definition.default != "-"
+            && !definition.name.starts_with("vol")
+            && definition.name != INCONSISTENT
+            && fits(definition)
+    };
     let mut found: Vec<&Definition> = DATASET_PROPERTIES.iter().filter(served).collect();
     // What everybody looks for comes first, the rest by name.
     found.sort_by_key(|definition| FIRST.iter().position(|name| *name == definition.name).unwrap_or(FIRST.len()));
@@ -80,7 +86,7 @@ pub(super) fn name_of(property: &Property) -> String {
         Property::Known(definition) => definition.name.to_owned(),
         Property::User(name) => name.clone(),
         Property::Owner(owner) => owner.id().map_or_else(|| format!("@{}", owner.owner), |id| owner.stored_name(id)),
-        Property::WrittenSince(snapshot) => format!("written@{snapshot}"),
+        Property::WrittenSince(earlier) => format!("written{earlier}"),
         Property::Feature(name) => format!("feature@{name}"),
     }
 }
@@ -119,7 +125,7 @@ fn of_filesystem(objects: &mut Objects<'_>, id: u64, property: &Property) -> Res
             Ok(Some(temporary(objects, id, definition.name, found)))
         }
         Property::User(_) => Ok(objects.with_chain(id, |chain| effective(property, chain))?),
-        Property::WrittenSince(snapshot) => Ok(written_since(objects, id, snapshot, None)?.map(figure)),
+        Property::WrittenSince(earlier) => Ok(written_since(objects, id, earlier, None)?.map(figure)),
         Property::Owner(_) | Property::Feature(_) => Ok(None),
     }
 }
@@ -152,6 +158,7 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
             Some((_, row)) => row.value.clone(),
             None => return Ok(None),
         },
+        INCONSISTENT => u8::from(objects.catalog.is_half(id)?).to_string(),
         "mounted" => yes(objects.is_seen(id)),
         "origin" => match row.origin {
             Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
@@ -213,6 +220,7 @@ fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> 
         "createtxg" => txg.0.to_string(),
         "guid" => row.guid.to_string(),
         "objsetid" => of.to_string(),
+        INCONSISTENT => "0".to_owned(),
         "used" => objects.catalog.used_by(&line, place)?.to_string(),
         "referenced" => row.referenced.to_string(),
         "written" => objects.catalog.written_to(&line, place)?.to_string(),
@@ -246,11 +254,22 @@ fn of_bookmark(objects: &Objects<'_>, of: u64, name: &str, property: &Property) 
 fn written_since(
     objects: &mut Objects<'_>,
     id: u64,
-    earlier: &str,
+    earlier: &WrittenFrom,
     later: Option<Txg>,
 ) -> Result<Option<String>, Refusal> {
-    let part = earlier.rsplit('@').next().unwrap_or(earlier);
-    let Some(from) = objects.catalog.snapshot_named(id, part)? else { return Ok(None) };
+    let from = match earlier {
+        WrittenFrom::Snapshot(name) => {
+            let part = name.rsplit('@').next().unwrap_or(name);
+            objects.catalog.snapshot_named(id, part)?
+        }
+        WrittenFrom::Bookmark(name) => {
+            let part = name.rsplit('#').next().unwrap_or(name);
+            let bookmarks = objects.catalog.bookmarks(id)?;
+            bookmarks.into_iter().find(|(there, _)| there == part).map(|(_, row)| row.txg)
+        }
+    };
+    let Some(from) = from else { return Ok(None) };
+    // Of a bookmark whose snapshot was destroyed, what that referenced is not known any more.
     Ok(objects.catalog.written_since(id, from, later)?.map(|bytes| bytes.to_string()))
 }
 

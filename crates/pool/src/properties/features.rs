@@ -19,6 +19,8 @@ pub const SERVED: &[&str] = &[
     "async_destroy",
     "blake3",
     "block_cloning",
+    "bookmark_v2",
+    "bookmark_written",
     "bookmarks",
     "embedded_data",
     "empty_bpobj",
@@ -43,8 +45,6 @@ pub const SERVED: &[&str] = &[
 /// What no pool has.
 const NOT_SERVED: &[&str] = &[
     "block_cloning_endian",
-    "bookmark_v2",
-    "bookmark_written",
     "device_rebuild",
     "device_removal",
     "draid",

@@ -109,6 +109,9 @@ const fn pool(definition: Definition) -> Definition {
 /// kernel opens files without a request, and reading a file writes nothing.
 pub const OF_NEW_POOLS: &[(&str, &str)] = &[("acltype", "off"), ("atime", "off")];
 
+/// Whether a file system has no state of its own yet: a receive into it was interrupted.
+pub const INCONSISTENT: &str = "inconsistent";
+
 /// The properties of datasets, by name.
 pub const DATASET_PROPERTIES: &[Definition] = &[
     unserved("aclinherit", "ACLINHERIT", NFS4_ACL, &["restricted", "discard"], "restricted"),
@@ -163,11 +166,14 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     ),
     unserved("dnodesize", "DNSIZE", "attributes have no fixed place", &["legacy", "auto"], "legacy"),
     fixed("encryption", "ENCRYPTION", Kind::Unserved(ENCRYPTION, &["off"]), "off", "off"),
+    figure("encryptionroot", "ENCROOT", Kind::Figure, Scope::FilesystemAndSnapshot, "none"),
     inherited("exec", "EXEC", ON_OFF, "on", "on | off"),
     figure("filesystem_count", "FSCOUNT", Kind::Figure, Scope::Filesystem, "<count>"),
     own("filesystem_limit", "FSLIMIT", Kind::Count, "none", "<count> | none"),
     unserved("fscontext", "FSCONTEXT", NO_PROJECTS, &["none"], "none"),
     figure("guid", "GUID", Kind::Figure, Scope::All, "<uint64>"),
+    // As in ZFS, `get all` does not show it; replication programs ask for it by name.
+    figure(INCONSISTENT, "INCONSISTENT", Kind::Figure, Scope::FilesystemAndSnapshot, "0 | 1"),
     fixed("keyformat", "KEYFORMAT", Kind::Unserved(ENCRYPTION, &["none"]), "none", "none"),
     unserved("keylocation", "KEYLOCATION", ENCRYPTION, &["none"], "none"),
     figure("keystatus", "KEYSTATUS", Kind::Figure, Scope::Filesystem, "none"),

@@ -120,6 +120,12 @@ fn written_counts_since_a_snapshot() {
     assert_eq!(number("t/a", "written@1"), 5);
     assert_eq!(number("t/a@2", "written@1"), 2);
     assert_eq!(world.value("t/a@1", "written@2").0, None);
+    world.ok(FsRequest::Bookmark { of: "t/a@1".to_owned(), name: "t/a#b".to_owned() });
+    assert_eq!(number("t/a", "written#b"), 5);
+    assert_eq!(number("t/a@2", "written#t/a#b"), 2);
+    assert_eq!(world.value("t/a", "written#c").0, None);
+    world.ok(FsRequest::Destroy(destroy("t/a@1")));
+    assert_eq!(world.value("t/a", "written#b").0, None);
     assert_eq!(number("t/a", "referenced"), 6);
 }
 
