@@ -49,6 +49,8 @@ pub struct Destroyed {
 pub(super) struct Doom {
     pub filesystems: Vec<u64>,
     pub snapshots: Vec<(u64, Vec<(Txg, String)>)>,
+    /// File systems whose half received difference follows one of the snapshots, and goes with it.
+    pub partial: Vec<u64>,
     /// Snapshots that were named and are not there.
     pub missing: Vec<String>,
 }
@@ -200,16 +202,16 @@ fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> R
                 return Err(held(&whole));
             }
             let of_it = objects.catalog.clones(*id, *txg)?;
-            if !of_it.is_empty() && !what.clones && !what.deferred {
-                let names = of_it
-                    .iter()
-                    .map(|clone| Ok(objects.known(*clone)?.name.clone()))
-                    .collect::<Result<Vec<_>, PoolError>>()?;
+            let names = clone_names(objects, *id, *txg)?;
+            if !names.is_empty() && !what.clones && !what.deferred {
                 let refusal =
                     Refusal::new(Kind::Busy, format!("cannot destroy '{whole}': snapshot has dependent clones"));
                 return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
             }
             clones.extend(of_it);
+            if what.clones && objects.catalog.partial_clone(*id, *txg)?.is_some() {
+                doom.partial.push(*id);
+            }
         }
     }
     if what.clones && !clones.is_empty() {
@@ -219,6 +221,18 @@ fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> R
         doom.snapshots.retain(|(id, _)| !doom.filesystems.contains(id));
     }
     Ok(())
+}
+
+/// The names of the clones of a snapshot, with a half received difference to it (`%recv`) as in ZFS.
+pub(super) fn clone_names(objects: &mut Objects<'_>, id: u64, txg: Txg) -> Result<Vec<String>, PoolError> {
+    let mut names = Vec::new();
+    for clone in objects.catalog.clones(id, txg)? {
+        names.push(objects.known(clone)?.name.clone());
+    }
+    if let Some(partial) = objects.catalog.partial_clone(id, txg)? {
+        names.push(format!("{}/{partial}", objects.known(id)?.name));
+    }
+    Ok(names)
 }
 
 fn held(snapshot: &str) -> Refusal {
@@ -408,7 +422,7 @@ pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what:
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
     // What is half received for them belongs to nobody then.
-    let halves = doom.filesystems.iter().try_for_each(|id| pool.pool.abort_below(*id));
+    let halves = doom.filesystems.iter().chain(&doom.partial).try_for_each(|id| pool.pool.abort_below(*id));
     if let Err(error) = halves.and_then(|()| pool.pool.destroy_set(&doom.destroy_set(what.deferred))) {
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));

@@ -183,7 +183,8 @@ fn snapshots<R: Read>(
                     }
                     Some(_) => {}
                 }
-                let made = one(pool, mounts, what, head, &snapshot, &target, reader, done)?;
+                let made = one(pool, mounts, what, head, &snapshot, &target, reader, done);
+                let made = made.map_err(|refusal| with_target(refusal, &target))?;
                 new.extend(made);
                 if let Some(told) = done.snapshots.last_mut() {
                     told.3 = reader.position() - received.end;
@@ -242,6 +243,14 @@ fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Resul
     Ok(name)
 }
 
+/// Names the snapshot that was not received. Its name is no part of the first line: that has the words of ZFS, which
+/// replication programs look for.
+fn with_target(refusal: Refusal, target: &str) -> Refusal {
+    let separator = if refusal.next.is_empty() { "" } else { "\n" };
+    let next = format!("the stream was to become '{target}'{separator}{}", refusal.next);
+    refusal.next(next)
+}
+
 /// Receives a snapshot; answers the file system where it is new.
 #[expect(clippy::too_many_arguments, reason = "one snapshot of a stream, with all that the stream says")]
 fn one<R: Read>(
@@ -256,23 +265,23 @@ fn one<R: Read>(
 ) -> Result<Option<u64>, Refusal> {
     let (filesystem, name) = target.split_once('@').unwrap_or((target, ""));
     let doing = match snapshot.from {
-        0 => format!("cannot receive new filesystem stream into '{target}'"),
-        _ => format!("cannot receive incremental stream into '{target}'"),
+        0 => "cannot receive new filesystem stream",
+        _ => "cannot receive incremental stream",
     };
-    let (parent, part) = place(pool, mounts, what, filesystem, &doing)?;
+    let (parent, part) = place(pool, mounts, what, filesystem, doing)?;
     let there = pool.pool.find(filesystem)?;
     // What has come whole of a stream of everything before it was cut is passed over.
     if head.package && !what.dry && has_come(pool, mounts, there, snapshot.guid)? {
-        return skip(reader, snapshot, &doing).map(|()| None);
+        return skip(reader, snapshot, doing).map(|()| None);
     }
     // Whoever names an origin says that this is a clone of it.
     let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
     let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
     let earlier = Earlier::of(pool, mounts, there)?;
-    let own = bringing(pool, mounts, what, head, snapshot, earlier.as_ref(), &doing)?;
+    let own = bringing(pool, mounts, what, head, snapshot, earlier.as_ref(), doing)?;
     if what.dry {
         done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
-        return skip(reader, snapshot, &doing).map(|()| None);
+        return skip(reader, snapshot, doing).map(|()| None);
     }
     let wrong_tag = snapshot.holds.iter().find(|tag| !holds::is_new_tag(tag));
     if let Some(tag) = wrong_tag.filter(|_| !what.no_holds) {
@@ -291,12 +300,12 @@ fn one<R: Read>(
         of_snapshot: of_snapshot(snapshot),
         holds: if what.no_holds { Vec::new() } else { snapshot.holds.clone() },
     };
-    let mut receiving = pool.pool.receive(into, snapshot).map_err(|error| refused(&doing, &error))?;
+    let mut receiving = pool.pool.receive(into, snapshot).map_err(|error| refused(doing, &error))?;
     let (id, replaces) = (receiving.target(), receiving.replaces());
     if let Err(error) = take(reader, snapshot, &mut receiving) {
-        return Err(cut(receiving, &doing, &error));
+        return Err(cut(receiving, doing, &error));
     }
-    finish(mounts, what, &mut receiving, &doing)?;
+    finish(mounts, what, &mut receiving, doing)?;
     let left = receiving.left_out().iter();
     done.sentences.extend(left.map(|(name, why)| format!("cannot set property '{name}' of '{filesystem}': {why}")));
     if replaces {

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use nacre_pool::engine::DestroySet;
-use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
 use super::destroying::{self, Doom, ToDestroy};
@@ -77,6 +76,7 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     let bookmarks = between.bookmarks.iter().map(|name| (between.id, name.clone())).collect();
     let newer = DestroySet { bookmarks, ..doom.destroy_set(false) };
     let rolled = mounts.replace(between.id, &mut || {
+        doom.partial.iter().try_for_each(|id| pool.pool.abort_below(*id)).map_err(|error| refused(&doing, &error))?;
         pool.pool.roll_back_over(between.id, &between.part, &newer).map_err(|error| refused(&doing, &error))
     });
     gone.back(mounts);
@@ -110,14 +110,9 @@ fn between(objects: &mut Objects<'_>, what: &ToRollBack) -> Result<Between, Refu
     let mut snapshots = Vec::new();
     for (txg, row) in objects.catalog.snapshot_rows(id)?.into_iter().filter(|(txg, _)| *txg > to) {
         snapshots.push(row.name);
-        clones.extend(of_snapshot(objects, id, txg)?);
+        clones.extend(destroying::clone_names(objects, id, txg)?);
     }
     let bookmarks = objects.catalog.bookmarks(id)?.into_iter().filter(|(_, row)| row.txg > to);
     let bookmarks = bookmarks.map(|(name, _)| name).collect();
     Ok(Between { id, part, filesystem, snapshots, bookmarks, clones })
-}
-
-fn of_snapshot(objects: &mut Objects<'_>, id: u64, txg: Txg) -> Result<Vec<String>, PoolError> {
-    let clones = objects.catalog.clones(id, txg)?;
-    clones.into_iter().map(|clone| Ok(objects.known(clone)?.name.clone())).collect()
 }

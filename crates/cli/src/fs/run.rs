@@ -44,9 +44,7 @@ pub const ZFS: &str = "zfs";
 /// Called as `zfs`: the same command lines.
 pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZFS).bin_name(ZFS).version(env!("CARGO_PKG_VERSION"));
-    // What ZFS takes for help.
-    let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
-    let arguments: Vec<OsString> = arguments.collect();
+    let arguments = zfs_usage::with_help(arguments);
     let matches =
         match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments.iter().cloned()))
         {

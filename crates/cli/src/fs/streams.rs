@@ -189,6 +189,10 @@ pub fn send(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     Ok(StreamVerb::Send { pool, what, told })
 }
 
+/// What `receive -x` refuses, as zfs-receive(8) has it: what a file system is given once and for good. The properties
+/// of encryption are not among them: they are left out of streams that have none.
+const SET_ONCE: [&str; 5] = ["casesensitivity", "normalization", "utf8only", "volblocksize", "volsize"];
+
 /// Reads `receive`.
 ///
 /// # Errors
@@ -202,7 +206,11 @@ pub fn receive(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     let mut properties = args::assignments(&texts(matches, "properties"), &format!("cannot receive into '{into}'"))?;
     // Other tools repeat all properties of the source; this one is the target's own.
     properties.retain(|(name, _)| name != "snapshots_changed");
-    let except = texts(matches, "except").iter().map(|name| args::long_name(name)).collect();
+    let except: Vec<String> = texts(matches, "except").iter().map(|name| args::long_name(name)).collect();
+    if let Some(name) = except.iter().find(|name| SET_ONCE.contains(&name.as_str())) {
+        let why = format!("cannot receive into '{into}': '{name}' cannot be left out of a stream");
+        return Err(Failure::new(why).next("it is set once, when the file system is made"));
+    }
     let what = ToReceive {
         into,
         but_pool: has("but-pool"),
@@ -373,13 +381,7 @@ fn run_receive(what: ToReceive, verbose: bool, command: &str) -> Result<ExitCode
     let from = standard_input()?;
     let dry = what.dry;
     let owned = client::owned(args::pool(&what.into))?;
-    let answer = owned.receive(command, FsRequest::Receive(what), &mut tell, from).map_err(|mut failure| {
-        // Called by that name: programs look for their own words.
-        if command.starts_with("zfs ") {
-            failure.next = failure.next.replace("nacre fs send -t", "zfs send -t");
-        }
-        failure
-    })?;
+    let answer = owned.receive(command, FsRequest::Receive(what), &mut tell, from)?;
     let FsAnswer::Received(ReceivedStream { snapshots, sentences }) = answer else { return Ok(ExitCode::SUCCESS) };
     if verbose {
         let verb = if dry { "would receive" } else { "received" };

@@ -55,9 +55,7 @@ use std::{
 /// Called as `zpool`: the same command lines.
 pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZPOOL).bin_name(ZPOOL).version(env!("CARGO_PKG_VERSION"));
-    // What ZFS takes for help.
-    let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
-    let arguments: Vec<OsString> = arguments.collect();
+    let arguments = zfs_usage::with_help(arguments);
     let matches = match table
         .clone()
         .try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned()))

@@ -20,6 +20,17 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 /// The longest list of arguments that is shown after an error, characters.
 const USAGE_WIDTH: usize = 100;
 
+/// The words of a command line with `--help` in the place of what ZFS takes for it: `-?`, `help`, `help VERB`.
+pub fn with_help(arguments: Vec<OsString>) -> Vec<OsString> {
+    let words = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
+    let mut words: Vec<OsString> = words.collect();
+    if words.len() <= 2 && words.first().is_some_and(|word| word == "help") {
+        words.remove(0);
+        words.push(OsString::from("--help"));
+    }
+    words
+}
+
 /// Tells of a command line that the table does not take; help and the version come this way as
 /// well.
 pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> ExitCode {
@@ -40,10 +51,15 @@ pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> E
 /// Tells of what failed; of a wrong call also how the verb is used.
 pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[OsString]) -> ExitCode {
     if failure.exit != Exit::Usage {
-        return failure.report(program);
+        return Failure { next: in_zfs_words(&failure.next), ..failure.clone() }.report(program);
     }
     say(&format!("{}\n{}", failure.what, usage(table, arguments)));
     ExitCode::from(failure.code(program))
+}
+
+/// A hint with the names that the program was called by: `zfs` and `zpool` take the same commands.
+fn in_zfs_words(hint: &str) -> String {
+    hint.replace("nacre fs ", "zfs ").replace("nacre pool ", "zpool ")
 }
 
 /// A command line of `nacre` that the table does not take: what is wrong, and how the command is used. Nothing for help.

@@ -371,6 +371,60 @@ fn a_cut_stream_is_resumed_or_leaves_no_trace() {
 }
 
 #[test]
+fn a_short_stream_that_is_cut_is_resumed() {
+    needs!(as_root());
+    let pair = Pair::new();
+    pair.sh("nacre fs create $A/home; head -c 1000000 /dev/urandom > a/home/f; nacre fs snapshot $A/home@a");
+    let state = "zfs list -Hp -o inconsistent,receive_resume_token $B/home";
+    pair.fails("nacre fs send $A/home@a > a.st; head -c 400000 a.st | nacre fs receive -s -u $B/home");
+    assert!(pair.sh(state).starts_with("1\t1-"), "{}", pair.sh(state));
+    let rest = "zfs send -t $(zfs get -H -o value receive_resume_token $B/home)";
+    assert!(pair.sh(&format!("{rest} | wc -c")).parse::<u64>().unwrap() < 900_000);
+    pair.sh(&format!("{rest} | zfs receive -s $B/home"));
+    assert_eq!(pair.sh(state), "0\t-");
+    pair.same("a/home", "b/home");
+    for property in ["casesensitivity", "normalization", "utf8only", "volsize"] {
+        let said = pair.fails(&format!("zfs receive -x {property} $B/left < a.st"));
+        assert!(said.contains(&format!("'{property}' cannot be left out of a stream")), "{said}");
+    }
+    // A half received difference holds its base as a clone would, under the name and with the words of ZFS.
+    pair.sh("head -c 1000000 /dev/urandom > a/home/g; nacre fs snapshot $A/home@b");
+    pair.sh("zfs send -i @a $A/home@b > b.st");
+    let said = pair.fails("head -c 400000 b.st | zfs receive -s -u -F $B/home");
+    let (begin, target) =
+        ("cannot receive incremental stream: checksum mismatch or incomplete stream\n", pair.b.clone());
+    assert!(said.contains(&format!("{begin}the stream was to become '{target}/home@b'\nPartially received")), "{said}");
+    let said = pair.fails("zfs send -i @a $A/home@b | zfs receive $B/home");
+    assert!(said.contains("contains partially-complete state from \"zfs receive -s\""), "{said}");
+    let said = pair.fails("zfs destroy $B/home@a");
+    let clones =
+        format!("snapshot has dependent clones\nuse '-R' to destroy the following datasets:\n{target}/home/%recv\n");
+    assert!(said.ends_with(&clones), "{said}");
+    pair.sh("zfs destroy -R $B/home@a");
+    assert_eq!(
+        pair.sh("zfs list -Hp -t all -o name -r $B/home; zfs get -H -o value receive_resume_token $B/home"),
+        format!("{target}/home\n-")
+    );
+    pair.check();
+    // So it does where a rollback would destroy its base.
+    pair.sh("zfs destroy -r $B/home; zfs send $A/home@a | zfs receive -u $B/home");
+    pair.sh("zfs send -i @a $A/home@b | zfs receive -u -F $B/home; head -c 2000000 /dev/urandom > a/home/h");
+    pair.sh("zfs snapshot $A/home@d");
+    pair.fails("zfs send -i @b $A/home@d > d.st; head -c 400000 d.st | zfs receive -s -u $B/home");
+    let said = pair.fails("zfs rollback -r $B/home@a");
+    assert!(
+        said.contains(
+            "clones of previous snapshots exist\nuse '-R' to force deletion of the following clones and dependents:"
+        ),
+        "{said}"
+    );
+    assert!(said.ends_with(&format!("\n{target}/home/%recv\n")), "{said}");
+    pair.sh("zfs rollback -R $B/home@a");
+    assert_eq!(pair.sh("zfs list -H -t snapshot -o name $B/home"), format!("{target}/home@a"));
+    pair.check();
+}
+
+#[test]
 fn what_is_half_received_is_sent_on() {
     needs!(as_root() && has("setfacl"));
     let pair = Pair::new();
@@ -731,10 +785,14 @@ fn syncoid_replicates() {
 fn programs_from_the_index_replicate() {
     needs!(as_root() && has("setfacl") && has("python3"));
     let pair = Pair::new();
-    let made =
-        finish(&mut pair.shell("python3 -m venv venv && timeout 120 venv/bin/pip install -q zfs-autobackup pyznap"));
+    let made = finish(
+        &mut pair.shell("python3 -m venv venv && timeout 120 venv/bin/pip install -q zfs-autobackup pyznap bzfs"),
+    );
     if !made.status.success() {
-        eprintln!("skipped: zfs-autobackup and pyznap cannot be had from the package index: {}", text(&made.stderr));
+        eprintln!(
+            "skipped: zfs-autobackup, pyznap and bzfs cannot be had from the package index: {}",
+            text(&made.stderr)
+        );
         return;
     }
     pair.fill();
@@ -745,5 +803,12 @@ fn programs_from_the_index_replicate() {
     pair.sh("printf '[%s/home]\\nhourly = 2\\nsnap = yes\\nclean = yes\\ndest = %s/znap\\n' $A $B > znap.conf; nacre fs create $B/znap");
     pair.sh("venv/bin/pyznap --config znap.conf snap --take; venv/bin/pyznap --config znap.conf send 2>&1");
     pair.same("a/home", "b/znap");
+    // It resumes what another program has half received, and has bookmarks of what it has sent.
+    pair.fails("zfs send $A/home@a > whole; head -c 1500000 whole | zfs receive -s -u $B/bz");
+    let said = pair.sh("venv/bin/bzfs --log-dir $PWD/bzfs-logs $A/home $B/bz 2>&1");
+    assert!(said.contains("Success"), "{said}");
+    pair.sh("zfs mount $B/bz");
+    pair.same("a/home", "b/bz");
+    assert!(pair.sh("zfs list -H -t bookmark -o name $A/home").contains(&format!("{}/home#", pair.a)));
     pair.check();
 }

@@ -93,6 +93,24 @@ fn columns_go_by_their_heads_too() {
     // Whoever looks whether there is a file system asks for its name.
     assert_eq!(pool.done("zfs get -H name %/a"), "%/a\tname\t%/a\t-\n");
     assert_eq!(pool.done("zfs get -Hpo value type,name,quota %/a"), "filesystem\n%/a\n0\n");
+    for (line, usage) in [
+        ("zfs help", "Usage: zfs <COMMAND>"),
+        ("zpool help", "Usage: zpool <COMMAND>"),
+        ("zfs help list", "Usage: zfs list "),
+        ("zpool help list", "Usage: zpool list "),
+        ("zpool -?", "Usage: zpool <COMMAND>"),
+    ] {
+        assert!(pool.done(line).contains(usage), "{line}");
+    }
+    // What replication programs ask each file system for; `get all` shows neither here, as in ZFS.
+    assert_eq!(pool.done("zfs list -Hp -o inconsistent,encryptionroot %/a"), "0\t-\n");
+    let all = pool.done("zfs get -H -o property all %/a");
+    assert!(!all.contains("inconsistent") && !all.contains("encryptionroot"), "{all}");
+    assert_eq!(pool.done("zfs list -H -o written@x,written#x %/a"), "-\t-\n");
+    let (_, said) = pool.refused("zfs list %/nosuch");
+    assert_eq!(said, "cannot open '%/nosuch': dataset does not exist\n'zfs list -t all' lists what there is\n");
+    let (_, said) = pool.refused("zpool status %nosuch");
+    assert!(said.contains("`zpool list` shows those that are imported, `zpool import` those"), "{said}");
     let (code, said) = pool.refused("zpool list -o nosuch %");
     assert!(code == 2 && said.starts_with("bad property list: invalid property 'nosuch'\nusage:\n\tlist ["), "{said}");
 }
@@ -268,7 +286,9 @@ fn pools_know_features_compatibility_and_files_that_say_where_they_lie() {
         pool.done("zpool get -Hp -o value feature@encryption,feature@metadata_twice,compatibility %"),
         "disabled\nactive\nopenzfs-2.1-linux,grub2\n"
     );
-    assert!(pool.done("zpool get -H all %").contains("%\tfeature@bookmarks\tactive\tlocal\n"));
+    for feature in ["bookmarks", "bookmark_v2", "bookmark_written"] {
+        assert!(pool.done("zpool get -H all %").contains(&format!("%\tfeature@{feature}\tactive\tlocal\n")));
+    }
     assert_eq!(pool.refused("zpool get feature@nosuch %").0, 2);
     // What the first file system that needs it brings.
     assert!(pool.done("zpool get -H all %").contains("%\tfeature@folded_names\tenabled\tlocal\n"));

@@ -276,6 +276,16 @@ impl CatalogView<'_> {
         Ok(clones)
     }
 
+    /// The name below a file system of the half received difference to a snapshot of it, if there is one.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn partial_clone(&self, id: u64, txg: Txg) -> Result<Option<&'static str>, PoolError> {
+        let Some(partial) = self.admin.catalog.child(id, PARTIAL)? else { return Ok(None) };
+        let follows = self.admin.catalog.clones(id, txg)?.contains(&partial);
+        Ok(follows.then_some(PARTIAL))
+    }
+
     /// The figures of a dataset.
     ///
     /// # Errors

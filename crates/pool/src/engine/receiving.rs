@@ -101,7 +101,7 @@ struct Begun {
 /// Why a file system cannot take a stream that is for another of its states.
 const MODIFIED: &str = "destination has been modified since most recent snapshot";
 const OTHER_BASE: &str = "most recent snapshot does not match incremental source";
-const PARTLY: &str = "destination contains partially-complete state from \"receive -s\"";
+const PARTLY: &str = "destination contains partially-complete state from \"zfs receive -s\"";
 
 impl Pool {
     /// Begins to receive a snapshot, or goes on where the stream says so.

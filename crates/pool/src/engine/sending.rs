@@ -26,6 +26,9 @@ use crate::tree::{Context, Settings, Tree, View};
 /// A record of rows is full with so many bytes of rows and content: with one more row, whatever that
 /// holds, it is not longer than a record may be.
 const RECORD: usize = 512 << 10;
+/// The first records of a stream are full with so many: a receiver keeps whole records of a stream that
+/// is cut, and a short stream can be resumed as well.
+const FIRST_RECORD: usize = 128 << 10;
 /// And with so many rows.
 const RECORD_ROWS: usize = record::ROWS_MOST / 2;
 
@@ -180,14 +183,17 @@ impl Walk<'_> {
         }
     }
 
-    /// Some rows, one record of them; none at the end.
-    fn some(&mut self) -> Result<Vec<Sent>, PoolError> {
+    /// Some rows, one record of them; none at the end. `sent`: bytes of the records before, to which
+    /// those of this one are added.
+    fn some(&mut self, sent: &mut usize) -> Result<Vec<Sent>, PoolError> {
+        let full = (*sent / 4).clamp(FIRST_RECORD, RECORD);
         let (mut rows, mut bytes) = (Vec::new(), 0);
-        while bytes < RECORD && rows.len() < RECORD_ROWS {
+        while bytes < full && rows.len() < RECORD_ROWS {
             let Some(row) = self.next()? else { break };
             bytes += row.bytes();
             rows.push(row);
         }
+        *sent = sent.saturating_add(bytes);
         Ok(rows)
     }
 }
@@ -204,10 +210,11 @@ impl Pool {
     ) -> Result<(), StreamError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let mut walk = self.walk(context, what)?;
-        let mut rows = self.expected(walk.some()?);
+        let mut sent = 0;
+        let mut rows = self.expected(walk.some(&mut sent)?);
         while !rows.is_empty() {
             // The next ones are read ahead while these are sent.
-            let next = self.expected(walk.some()?);
+            let next = self.expected(walk.some(&mut sent)?);
             take(&self.payload(&rows, what.stored)?)?;
             rows = next;
         }

@@ -52,7 +52,8 @@ pub enum StreamError {
 impl fmt::Display for StreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cut => f.write_str("incomplete stream"),
+            // The words that replication programs wait for before they resume.
+            Self::Cut => f.write_str("checksum mismatch or incomplete stream"),
             Self::Io(error) => error.fmt(f),
             Self::Foreign(what) => write!(f, "invalid stream ({what})"),
             Self::Version(version) => {
