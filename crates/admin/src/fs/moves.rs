@@ -58,6 +58,11 @@ fn is_below(one: &Mounted, other: &Mounted) -> bool {
     one.at != other.at && one.at.starts_with(&other.at)
 }
 
+/// Whether a later mount hides an earlier one: it is at the same place, or above it.
+fn hides(later: &Mounted, earlier: &Mounted) -> bool {
+    earlier.at.starts_with(&later.at)
+}
+
 /// How heads are unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmount {
@@ -88,8 +93,8 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
     let mut goes: Vec<bool> = Vec::with_capacity(leaving.len());
     for one in &leaving {
         let mut before = leaving.iter().zip(&goes).filter(|(_, goes)| **goes);
-        // It came later over a directory above one that goes, or lies below such a one.
-        let lifted = before.any(|(before, _)| is_below(before, one) || !asked(before) && is_below(one, before));
+        // It came later over one that goes or a directory above it, or lies below such a one.
+        let lifted = before.any(|(before, _)| hides(one, before) || !asked(before) && is_below(one, before));
         goes.push(lifted || asked(one));
     }
     let mut goes = goes.into_iter();
@@ -116,7 +121,8 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
     Ok(gone)
 }
 
-/// Asks all of them first, as far as the kernel tells: of those on which nothing else is mounted.
+/// Asks all of them first, as far as the kernel tells: of those on which nothing else is mounted, neither below nor over
+/// them.
 fn are_free(mounts: &dyn Mounts, leaving: &[Mounted]) -> Result<(), Refusal> {
     if leaving.len() < 2 {
         return Ok(());
@@ -125,7 +131,11 @@ fn are_free(mounts: &dyn Mounts, leaving: &[Mounted]) -> Result<(), Refusal> {
     let hidden = mounts.hidden();
     let alone = leaving
         .iter()
-        .filter(|one| !hidden.contains(&one.what.dataset) && !all.iter().any(|other| is_below(other, one)));
+        .filter(|one| !hidden.contains(&one.what.dataset) && !all.iter().any(|other| is_below(other, one)))
+        .filter(|one| {
+            let mut later = all.iter().rev().take_while(|other| other.what != one.what);
+            !later.any(|other| other.at == one.at)
+        });
     alone.into_iter().try_for_each(|mounted| mounts.is_free(mounted.what))
 }
 

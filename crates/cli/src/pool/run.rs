@@ -144,7 +144,10 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Expand { name, devices } => {
             let owned = client::owned(&name)?;
-            let devices = of_pool(&owned, devices)?;
+            let devices = known(&owned, "online", devices)?;
+            if !devices.is_empty() {
+                done(&owned, "", PoolRequest::Online { devices: devices.clone() })?;
+            }
             done(&owned, command, PoolRequest::Expand { devices })?;
         }
         PoolVerb::Online { name, devices } => {

@@ -116,6 +116,45 @@ fn columns_go_by_their_heads_too() {
 }
 
 #[test]
+fn file_systems_with_one_mount_point_leave_together() {
+    needs!(as_root());
+    let pool = Pool::new("same", &[]);
+    let at = pool.path("same");
+    for name in ["b", "c"] {
+        pool.done(&format!("zfs create -o mountpoint={} %/{name}", at.display()));
+    }
+    let image = pool.path("image");
+    for _ in 0..2 {
+        assert_eq!(pool.done("zfs list -H -o mounted %/b %/c"), "yes\nyes\n");
+        pool.done("zpool export %");
+        assert!(!is_mounted(&at));
+        pool.done(&format!("zpool import -d {} %", image.display()));
+    }
+    pool.done(&format!("zfs set mountpoint={} %/b", pool.path("else").display()));
+    assert_eq!(pool.done("zfs list -H -o mounted %/b %/c"), "yes\nyes\n");
+    assert!(is_mounted(&at) && is_mounted(&pool.path("else")));
+    pool.done("zpool destroy %");
+}
+
+#[test]
+fn a_device_comes_back_by_online_with_expansion_too() {
+    needs!(as_root());
+    let pool = Pool::new("back", &[]);
+    let (one, other) = (pool.path("one"), pool.path("other"));
+    let name = format!("{}m", pool.name);
+    let (one, other) = (one.to_str().unwrap(), other.to_str().unwrap());
+    pool.done(&format!("zpool create --size 128M -m none {name} mirror {one} {other}"));
+    pool.done(&format!("zpool offline {name} {one}"));
+    assert_eq!(pool.done(&format!("zpool list -H -o health {name}")), "DEGRADED\n");
+    pool.done(&format!("zpool online -e {name} {one}"));
+    pool.done(&format!("zpool wait -t resilver {name}"));
+    assert_eq!(pool.done(&format!("zpool list -H -o health {name}")), "ONLINE\n");
+    let history = pool.done(&format!("zpool history {name}"));
+    assert_eq!(history.matches("zpool online -e").count(), 1, "{history}");
+    pool.done(&format!("zpool destroy {name}"));
+}
+
+#[test]
 fn json_has_the_form_of_openzfs() {
     needs!(as_root());
     let pool = Pool::new("json", &[]);

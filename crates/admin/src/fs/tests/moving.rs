@@ -201,6 +201,23 @@ fn destroying_unmounts_and_what_is_in_use_stops_it() {
     assert_eq!(world.names(), ["t"]);
 }
 
+#[test]
+fn what_is_mounted_over_another_leaves_for_the_moment() {
+    let world = World::new();
+    for name in ["t/a", "t/b"] {
+        world.create(name);
+        world.ok(set(name, "mountpoint", "/same"));
+    }
+    assert_eq!(order(&world).iter().filter(|at| *at == "/same").count(), 2);
+    world.ok(set("t/a", "mountpoint", "/else"));
+    let at = |name: &str| {
+        let all = world.mounts.mounted();
+        let of_it = all.into_iter().find(|mounted| mounted.what.dataset == world.id(name));
+        of_it.unwrap().at
+    };
+    assert_eq!((at("t/a"), at("t/b")), ("/else".into(), "/same".into()));
+}
+
 fn unmount(name: &str) -> FsRequest {
     FsRequest::Unmount { what: ToUnmount::Name(name.to_owned()), force: false }
 }
