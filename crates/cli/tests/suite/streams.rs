@@ -805,7 +805,11 @@ fn programs_from_the_index_replicate() {
     pair.same("a/home", "b/znap");
     // It resumes what another program has half received, and has bookmarks of what it has sent.
     pair.fails("zfs send $A/home@a > whole; head -c 1500000 whole | zfs receive -s -u $B/bz");
-    let said = pair.sh("venv/bin/bzfs --log-dir $PWD/bzfs-logs $A/home $B/bz 2>&1");
+    // It makes directories for sockets in the home directory that the system has for its user.
+    let said = pair.sh(r#"had=; [ ! -d ~root/.ssh ] || had=1
+        venv/bin/bzfs --log-dir $PWD/bzfs-logs $A/home $B/bz 2>&1
+        find ~root/.ssh/bzfs -depth -type d -empty -delete 2>&1 || true
+        [ "$had" ] || rmdir ~root/.ssh"#);
     assert!(said.contains("Success"), "{said}");
     pair.sh("zfs mount $B/bz");
     pair.same("a/home", "b/bz");
