@@ -309,7 +309,13 @@ impl Layer for Host {
         if known.same(fresh) {
             return;
         }
+        let known_node = known;
         if let (Some(known), Some(fresh)) = (known.get::<HostNode>(), fresh.get::<HostNode>()) {
+            if fresh.is_linked()
+                && let Ok(known) = hosted(known_node)
+            {
+                self.shared.forget_stale_names(&known);
+            }
             let _one_at_a_time = (known.kind() == Kind::Directory).then(|| self.shared.adopting.lock());
             known.adopt(fresh);
         }

@@ -156,7 +156,16 @@ impl HostShared {
         let source =
             pin.as_ref().map(super::locate::Pin::fd).or_else(|| file.map(HostFile::fd)).ok_or(Errno::ESTALE)?;
         // The new name is the caller's, the right to link was checked for it.
-        as_caller(&Caller { umask: 0, ..*caller }, 0, |_| link_descriptor(source, held.fd(), name.bytes()))?;
+        let linker = Caller { umask: 0, ..*caller };
+        let linked = as_caller(&linker, 0, |_| link_descriptor(source, held.fd(), name.bytes()));
+        match linked {
+            // Every name that is kept of it is gone; the one it was opened by may be there.
+            Err(Errno::EXDEV) => {
+                let named = self.open_by_its_path(node, source)?.ok_or(Errno::EXDEV)?;
+                as_caller(&linker, 0, |_| link_descriptor(named.as_fd(), held.fd(), name.bytes()))?;
+            }
+            other => other?,
+        }
         // Seen through the descriptor: what the name shows might be another file by now.
         let attr = self.attr_of(node, source)?;
         let place = NodePlace { parent, name: ShortName::new(name.bytes()) };

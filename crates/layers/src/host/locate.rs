@@ -12,7 +12,7 @@ use super::{
     stat,
 };
 use nacre_vfs::{Attr, Entry, Errno, FileId, Kind, Name, Node, Result};
-use rustix::fs::{Access, AtFlags, Mode, OFlags, Statx};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, ResolveFlags, Statx};
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
@@ -236,6 +236,42 @@ impl HostShared {
             }
         }
         Err(Errno::ESTALE)
+    }
+
+    /// Opens a file, which is open already, by the path that the kernel knows of the open file; `None` where no name
+    /// leads to it there any more.
+    pub(super) fn open_by_its_path(&self, node: &HostNode, open: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+        let path = rustix::fs::readlink(nacre_sys::inode::proc_path(open), Vec::new()).map_err(errno)?.into_bytes();
+        let Some(divider) = path.iter().rposition(|byte| *byte == b'/') else { return Ok(None) };
+        let (parent, name) = (path.get(..divider).unwrap_or_default(), path.get(divider + 1..).unwrap_or_default());
+        // From the top of the source: a file open for writing belongs to a mount of our own, whose top that is.
+        let parent = parent.strip_prefix(b"/").unwrap_or(parent);
+        let parent = if parent.is_empty() { b"." } else { parent };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat2(self.directories.root(), parent, flags, Mode::empty(), resolve)
+            .map_err(errno)
+            .and_then(|parent| {
+                let flags = flags | OFlags::NOFOLLOW;
+                let file = rustix::fs::openat(&parent, name, flags, Mode::empty()).map_err(errno)?;
+                let id = self.directories.identity(parent.as_fd(), name, node, file.as_fd())?;
+                Ok((id == node.id()).then_some(file))
+            });
+        match opened {
+            Err(error) if is_gone(error) => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Forgets names that lead to a file no more, once as many are kept as there may be: or these would displace names
+    /// that do.
+    pub(super) fn forget_stale_names(&self, node: &Arc<HostNode>) {
+        if !node.has_most_places() {
+            return;
+        }
+        let is_stale = |place: &NodePlace| matches!(self.getattr_at(node, place), Ok(None));
+        let stale: Vec<NodePlace> = node.places().into_iter().skip(1).filter(is_stale).collect();
+        node.forget_places(&stale);
     }
 
     /// Opens under one name; `None` where another file, or none, has it now.

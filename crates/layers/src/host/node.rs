@@ -171,6 +171,29 @@ impl HostNode {
         self.state.lock().extra.as_ref().is_some_and(|extra| !extra.places.is_empty())
     }
 
+    /// Whether it had more than one name when it was found.
+    pub(super) fn is_linked(&self) -> bool {
+        self.linked
+    }
+
+    /// Whether the next name displaces the oldest one.
+    pub(super) fn has_most_places(&self) -> bool {
+        self.state.lock().extra.as_ref().is_some_and(|extra| extra.places.len() + 1 >= PLACES_MAX)
+    }
+
+    /// Older names that do not lead to it any more.
+    pub(super) fn forget_places(&self, stale: &[NodePlace]) {
+        let gone = {
+            let mut state = self.state.lock();
+            let Some(extra) = &mut state.extra else { return };
+            let is_stale = |known: &mut NodePlace| stale.iter().any(|place| known.is(place));
+            let gone: Vec<NodePlace> = extra.places.extract_if(.., is_stale).collect();
+            state.tidy();
+            gone
+        };
+        drop(gone);
+    }
+
     /// Learns the name and open files of `fresh`, which is the same file. Where it has more than
     /// one name, those known so far stay good.
     pub(super) fn adopt(&self, fresh: &HostNode) {
