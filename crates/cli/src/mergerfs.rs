@@ -20,7 +20,8 @@ use std::{
 
 /// As mergerfs 2.33 to 2.40 behave (mergerfs(1), "OPTIONS"). Branches may be missing. Without ACLs the root in the table
 /// of mounts is `/`, by which mergerfs-tools know a pool.
-const DEFAULTS: &str = "category.create=epmfs,minfreespace=4G,posix-acl=false,nofail,control-file=true";
+const DEFAULTS: &str =
+    "category.create=epmfs,minfreespace=4G,posix-acl=false,nofail,control-file=true,duplicates=change";
 
 /// Whether a program of this name reads mergerfs' command line or fstab's line for it.
 pub fn is_its_name(program: &str) -> bool {

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod claim;
 pub mod spec;
 #[cfg(test)]
 mod tests;

@@ -189,3 +189,21 @@ fn changes_of_branches_are_noted_before_anybody_sees_them() {
     let users: Vec<_> = early.lock().drain(..).collect();
     assert!(users.into_iter().all(|user| user.join().unwrap()), "somebody was answered before it was noted");
 }
+
+#[test]
+fn a_pool_claims_a_branch_without_a_directory_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let branch = place.path().display();
+    let (pool, copying) = (format!("union:branch={branch}=rw,option=category.create=ff"), format!("union:{branch}=rw"));
+    let taken = |line: &str| build(&spec(line), &context(0)).map(drop).map_err(|error| error.to_string());
+    for first in [&pool, &copying] {
+        let stack = built(first);
+        for second in [&pool, &copying] {
+            assert!(taken(second).unwrap_err().contains("is written by another union"), "{second} beside {first}");
+        }
+        drop(stack);
+        assert_eq!(taken(first), Ok(()));
+    }
+    assert_eq!(taken(&pool), Ok(()));
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left on the branch");
+}

@@ -1,33 +1,19 @@
-//! Unions of a stack: opening their branches, holding those that are written for ourselves alone,
-//! and changing the list while it serves.
+//! Unions of a stack: opening their branches, claiming those that are written (`claim.rs`), and changing the list while
+//! it serves.
 //!
 //! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the
 //! branches in the specification are those of the union, in the same order.
 
-use super::{BuildError, Handle, Stack, build_in};
-use crate::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, UnionSpec};
+use super::{
+    BuildError, Handle, Stack, build_in,
+    claim::{Claim, claim},
+};
+use crate::spec::{BranchSpec, LayerSpec, StackSpec, UnionSpec};
 use nacre_layers::{context::Context, host::Tree};
 use nacre_union::{BranchMode, ChangeError, Control, Member, Union, Words};
 use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use std::{
-    ffi::OsStr,
-    fmt, io,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
-
-/// How often, and after which pause, a work directory is tried that an ending process may still
-/// hold.
-const PATIENCE: usize = 100;
-/// The same where a person waits for the answer: umount(8) does not wait for the process that
-/// served the mount.
-const SHORT_PATIENCE: usize = 60;
-const PAUSE: Duration = Duration::from_millis(50);
+use std::{ffi::OsStr, fmt, path::Path, sync::Arc};
 
 /// A union and what keeps others from writing to its branches.
 pub(super) struct Served {
@@ -35,7 +21,7 @@ pub(super) struct Served {
     /// That of the branches.
     tree: Tree,
     /// By the slot of the branch.
-    claims: Mutex<Vec<(u8, OwnedFd)>>,
+    claims: Mutex<Vec<(u8, Claim)>>,
 }
 
 /// Who notes what a stack consists of.
@@ -111,88 +97,20 @@ fn member(
     (union, tree): (&UnionSpec, &Tree),
     context: &Context,
     warnings: &mut Vec<String>,
-) -> Result<(Member, Option<OwnedFd>), BranchError> {
+) -> Result<(Member, Option<Claim>), BranchError> {
     let name = branch.name();
     let within =
         |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
-    let claim = match claimed(branch, &branch.mode, context) {
-        Some(claimed) => claim(claimed, warnings)?,
-        None => None,
-    };
+    let on_demand = works_on_demand(union)?;
+    let claim = claim(branch, &branch.mode, on_demand, context, warnings)?;
     let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(within)?;
     warnings.extend(stack.warnings);
     Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work }, claim))
 }
 
-/// What has to be ours alone.
-struct Claimed<'a> {
-    branch: &'a Path,
-    /// The union's own directory.
-    place: PathBuf,
-    /// How often it is tried.
-    attempts: usize,
-}
-
-/// The directory that has to be ours alone for this mode.
-fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode, context: &Context) -> Option<Claimed<'a>> {
-    let within = |path: &Path, name: &str| context.reached(path).join(name);
-    let at_the_top =
-        |path: &'a Path| Claimed { branch: path, place: within(path, ".wh..wh.work"), attempts: SHORT_PATIENCE };
-    let leaf = match &branch.source {
-        BranchSource::Directory(path) => Some(at_the_top(path)),
-        BranchSource::Stack(StackSpec { layers }) => match layers.first() {
-            Some(LayerSpec::Host(host)) => Some(match &host.work {
-                // Container engines mount again at once what they have just unmounted, and the
-                // process before is still ending.
-                Some(work) => Claimed { branch: &host.source, place: within(work, "work"), attempts: PATIENCE },
-                None => at_the_top(&host.source),
-            }),
-            _ => None,
-        },
-    };
-    leaf.filter(|_| mode.writable())
-}
-
-/// Sees to it that only one union writes to a directory: the second one would clear away what the
-/// first is building there. The mark is a lock on the union's own directory, which nobody else may
-/// open; it goes with the process.
-#[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
-fn claim(
-    Claimed { branch, place, attempts }: Claimed<'_>,
-    warnings: &mut Vec<String>,
-) -> Result<Option<OwnedFd>, BranchError> {
-    match rustix::fs::mkdir(&place, Mode::RWXU) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        // The union says what it lacks, in its own words.
-        Err(_) => return Ok(None),
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(&place, flags, Mode::empty()) else { return Ok(None) };
-    let lock = || rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive);
-    let mut locked = lock();
-    for _ in 1..attempts {
-        if locked != Err(rustix::io::Errno::WOULDBLOCK) {
-            break;
-        }
-        thread::sleep(PAUSE);
-        locked = lock();
-    }
-    match locked {
-        Ok(()) => Ok(Some(directory)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(BranchError {
-            what: format!(
-                "branch {} is written by another union; a branch that several unions share has to be ro in all of them",
-                branch.display()
-            ),
-            reason: Some(Errno::EBUSY),
-        }),
-        Err(error) => {
-            let why = io::Error::from(error);
-            warnings
-                .push(format!("branch {}: nothing keeps another union from writing to it ({why})", branch.display()));
-            Ok(None)
-        }
-    }
+/// Whether the union's own directories on branches are there only while they are needed.
+fn works_on_demand(union: &UnionSpec) -> Result<bool, BranchError> {
+    Ok(union.options().map_err(BranchError::new)?.work_on_demand)
 }
 
 impl Stack {
@@ -257,13 +175,11 @@ impl Stack {
         let mut warnings = Vec::new();
         self.change(|union, served, changing| {
             let slot = slot(&served.union.control(), place)?;
+            let on_demand = works_on_demand(union)?;
             let branch = union.branch.0.get_mut(place).ok_or_else(missing)?;
             let mut claims = served.claims.lock();
             let held = claims.iter().any(|(of, _)| *of == slot);
-            let fresh = match claimed(branch, &mode, context).filter(|_| !held) {
-                Some(claimed) => claim(claimed, &mut warnings)?,
-                None => None,
-            };
+            let fresh = if held { None } else { claim(branch, &mode, on_demand, context, &mut warnings)? };
             branch.mode = mode.clone();
             changing.to(union).modify(slot, mode.clone())?;
             claims.extend(fresh.map(|claim| (slot, claim)));
@@ -275,7 +191,7 @@ impl Stack {
         Ok(warnings)
     }
 
-    /// Replaces the words of one name by another word that decides where new files go.
+    /// Replaces the words of one name by another word that can be changed while mounted.
     ///
     /// # Errors
     /// There is no union, or the word is not understood.
@@ -286,17 +202,19 @@ impl Stack {
             // Words of mergerfs alone would make a pool of it in the next process.
             let word = match word.split_once('=') {
                 Some(("category.create" | "func.create", policy)) if !is_pool => format!("create={policy}"),
-                Some(("func.mkdir", _)) if !is_pool => {
-                    return Err(BranchError::new(
-                        "func.mkdir: this union is no pool, where directories go where files go",
-                    ));
+                Some((name, _))
+                    if !is_pool && ["category.", "func.", "statfs"].iter().any(|of| name.starts_with(of)) =>
+                {
+                    return Err(BranchError::new(format!(
+                        "{name}: this union is no pool; write it after -o at the mount"
+                    )));
                 }
                 _ => word.to_owned(),
             };
             union.option.retain(|known| name(known) != name(&word));
             union.option.push(word);
             let options = union.options().map_err(BranchError::new)?;
-            served.union.control().set_creation_rules(&options);
+            served.union.control().set_live_rules(&options);
             Ok(())
         })
     }

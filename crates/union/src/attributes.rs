@@ -11,6 +11,7 @@ use crate::{
     marks,
     node::{Part, UnionNode},
     open_file::UnionFile,
+    options::Action,
 };
 use nacre_vfs::{AnyOpen, Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -86,17 +87,40 @@ impl UnionShared {
         let top = node.top()?;
         let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
         let attr = top.branch.layer.setattr(caller, &top.node, open.as_deref().map(|file| file.inner()), change)?;
-        let sets_times = self.options.newest_times && (change.atime.is_some() || change.mtime.is_some());
-        if self.options.change_everywhere || sets_times {
-            self.on_the_others(&node, |part| part.branch.layer.setattr(caller, &part.node, None, change).map(drop));
+        let others = self.change_of_others(&node, change, file.is_some());
+        if !others.is_empty() {
+            self.on_the_others(&node, |part| part.branch.layer.setattr(caller, &part.node, None, &others).map(drop));
         }
         Ok(self.attr_up(&node, attr))
     }
 
-    /// Does to the other writable parts of a directory what was done to the one that is shown.
-    /// Where one cannot follow, the change stands all the same: users see the part that has it.
-    fn on_the_others(&self, node: &UnionNode, change: impl Fn(&Part) -> Result<()>) {
+    /// What of a change is made on lower branches as well. A length that is set through an open file is that of this
+    /// file.
+    fn change_of_others(&self, node: &UnionNode, change: &SetAttr, is_open: bool) -> SetAttr {
+        let rules = self.rules();
+        let is_file = node.kind != Kind::Directory;
+        let follows = |action: Action| rules.actions.are_everywhere(action);
+        let times = follows(Action::Utimens) || rules.newest_times && !is_file;
+        let (owner, mode) = (follows(Action::Chown), follows(Action::Chmod));
+        let length = is_file && !is_open && follows(Action::Truncate);
+        SetAttr {
+            uid: change.uid.filter(|_| owner),
+            gid: change.gid.filter(|_| owner),
+            mode: change.mode.filter(|_| mode),
+            size: change.size.filter(|_| length),
+            atime: change.atime.filter(|_| times),
+            mtime: change.mtime.filter(|_| times),
+            ..SetAttr::default()
+        }
+    }
+
+    /// Does to the other writable parts of a directory, or to the copies of a file that are changed with it, what was
+    /// done to what is shown. Where one cannot follow, the change stands all the same: users see the part that has it.
+    fn on_the_others(&self, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
         if node.kind != Kind::Directory {
+            if self.options.duplicates {
+                self.on_duplicates(node, change);
+            }
             return;
         }
         for part in node.parts().iter().skip(1).filter(|part| part.branch.is_writable()) {
@@ -152,10 +176,11 @@ impl UnionShared {
             }
             return Ok(value.len());
         }
-        if marks::is_private_xattr(name) || (!self.options.capabilities && name == b"security.capability") {
+        let stored = marks::stored_xattr(name).ok_or(Errno::ENODATA)?;
+        if !self.options.capabilities && name == b"security.capability" {
             return Err(Errno::ENODATA);
         }
-        match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, name, buffer)) {
+        match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, &stored, buffer)) {
             // Some branches have ACLs and others cannot: the kernel takes that answer for a failure
             // of its permission check.
             Err(Errno::EOPNOTSUPP) if name.starts_with(b"system.posix_acl_") => Err(Errno::ENODATA),
@@ -166,8 +191,8 @@ impl UnionShared {
     pub(crate) fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
         let names = on_top(&*self.node(node)?, |top| all_xattrs(caller, top))?;
         let mut shown = Vec::with_capacity(names.len());
-        for name in names.split_inclusive(|byte| *byte == 0).filter(|name| !marks::is_private_xattr(name)) {
-            shown.extend_from_slice(name);
+        for name in names.split_inclusive(|byte| *byte == 0).filter_map(marks::shown_xattr) {
+            shown.extend_from_slice(&name);
         }
         if !buffer.is_empty() {
             buffer.get_mut(..shown.len()).ok_or(Errno::ERANGE)?.copy_from_slice(&shown);
@@ -187,14 +212,13 @@ impl UnionShared {
         if name == PIN {
             return self.set_pin(&node, true);
         }
-        if marks::is_private_xattr(name) {
-            return Err(Errno::EPERM);
-        }
+        let stored = marks::stored_xattr(name).ok_or(Errno::EPERM)?;
+        let name = &*stored;
         self.copy_up(&node, usize::MAX, u64::MAX)?;
         let _still = self.hold_still(&node);
         let top = node.top()?;
         top.branch.layer.setxattr(caller, &top.node, name, value, flags)?;
-        if self.options.change_everywhere {
+        if self.rules().actions.are_everywhere(Action::SetXattr) {
             // There or not: the part that is shown has decided.
             self.on_the_others(&node, |part| {
                 part.branch.layer.setxattr(caller, &part.node, name, value, XattrFlags::default())
@@ -208,9 +232,8 @@ impl UnionShared {
         if name == PIN {
             return self.set_pin(&node, false);
         }
-        if marks::is_private_xattr(name) {
-            return Err(Errno::EPERM);
-        }
+        let stored = marks::stored_xattr(name).ok_or(Errno::EPERM)?;
+        let name = &*stored;
         let top = node.top()?;
         if !top.branch.is_writable() {
             // Nothing is copied for an attribute that is not there.
@@ -220,7 +243,7 @@ impl UnionShared {
         let _still = self.hold_still(&node);
         let top = node.top()?;
         top.branch.layer.removexattr(caller, &top.node, name)?;
-        if self.options.change_everywhere {
+        if self.rules().actions.are_everywhere(Action::RemoveXattr) {
             self.on_the_others(&node, |part| match part.branch.layer.removexattr(caller, &part.node, name) {
                 Err(Errno::ENODATA) => Ok(()),
                 other => other,
@@ -266,7 +289,8 @@ impl UnionShared {
 
     /// All file systems together, each once, in the smallest unit.
     fn sum(&self, caller: &Caller, node: &UnionNode) -> Result<StatFs> {
-        let counts = |branch: &Branch| match self.options.figures_ignored {
+        let rules = self.rules();
+        let counts = |branch: &Branch| match rules.figures_ignored {
             Ignored::Nothing => true,
             Ignored::ReadOnly => branch.mode().permission == Permission::Rw,
             Ignored::NoCreate => branch.mode().permission != Permission::Nc,
@@ -274,7 +298,7 @@ impl UnionShared {
         let mut seen = Vec::new();
         let mut all = Vec::new();
         let branches = self.branches();
-        for branch in branches.iter().filter(|branch| !self.options.figures_of_path || node.part_on(branch).is_some()) {
+        for branch in branches.iter().filter(|branch| !rules.figures_of_path || node.part_on(branch).is_some()) {
             let fs = branch.root_id.fs;
             if !seen.contains(&fs) {
                 seen.push(fs);

@@ -8,8 +8,9 @@
 use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
     marks::{Marks, Namespace, Style},
+    options::UnionOptions,
     splitmix::mix,
-    work::{Work, WorkHome},
+    work::{Work, WorkDirectory, WorkHome},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
 use parking_lot::RwLock;
@@ -89,6 +90,8 @@ pub(crate) struct Branch {
     pub(crate) root: Node,
     pub(crate) root_id: FileId,
     style: Style,
+    /// Its own directories are made when they are needed.
+    work_on_demand: bool,
     place: AtomicUsize,
     flags: AtomicU8,
     /// Marks are in `user.` attributes.
@@ -101,12 +104,12 @@ pub(crate) struct Branch {
 }
 
 impl Branch {
-    /// Opens a branch. Its own directories are made where it is to be written.
+    /// Opens a branch. Its own directories are made where it is to be written, unless they are to be made on demand.
     ///
     /// # Errors
     /// ENOTDIR where it is no directory, EROFS where it should be written and cannot be, and what
     /// the storage says.
-    pub(crate) fn open(slot: u8, member: Member, style: Style) -> Result<Branch> {
+    pub(crate) fn open(slot: u8, member: Member, options: &UnionOptions) -> Result<Branch> {
         let Member { name, layer, mode, work } = member;
         let root = layer.root()?;
         if root.attr.kind != nacre_vfs::Kind::Directory {
@@ -118,7 +121,8 @@ impl Branch {
             layer,
             root: root.node,
             root_id: root.attr.id,
-            style,
+            style: options.whiteout,
+            work_on_demand: options.work_on_demand && work.is_none(),
             place: AtomicUsize::new(NOWHERE),
             flags: AtomicU8::new(0),
             user_marks: AtomicBool::new(false),
@@ -138,17 +142,26 @@ impl Branch {
     /// As [`Branch::open`].
     pub(crate) fn prepare(&self, mode: &BranchMode) -> Result<()> {
         if mode.writable() && self.work.get().is_none() {
-            let work = Work::open(&*self.layer, self.home())?;
-            let namespace = Marks::probe(&*self.layer, &work.directory)?;
+            let work = Work::open(&*self.layer, self.home(), self.work_on_demand)?;
+            let namespace = if self.work_on_demand {
+                Marks::probe(&*self.layer, &self.root)?
+            } else {
+                Marks::probe(&*self.layer, &*work.directory(&*self.layer, self.home())?)?
+            };
             self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
             // Only one thread changes branches at a time.
             let _ = self.work.set(work);
         }
-        if mode.reads_marks()
-            && self.hardlink_index.get().is_none()
-            && let Some(index) = Work::hardlink_index(&*self.layer, self.home(), mode.writable())?
-        {
-            let _ = self.hardlink_index.set(index);
+        if mode.reads_marks() && self.hardlink_index.get().is_none() {
+            let on_demand = self.work_on_demand && mode.writable();
+            let index = if mode.writable() && !on_demand {
+                Some(Work::make_hardlink_index(&*self.layer, self.home())?)
+            } else {
+                Work::hardlink_index(&*self.layer, self.home(), on_demand)?
+            };
+            if let Some(index) = index {
+                let _ = self.hardlink_index.set(index);
+            }
         }
         Ok(())
     }
@@ -257,12 +270,20 @@ impl Branch {
         self.hardlink_index.get().filter(|_| self.reads_marks())
     }
 
-    /// Its own directories.
+    /// Gives temporary names in its own directories.
     ///
     /// # Errors
     /// EROFS where it is not writable.
     pub(crate) fn work(&self) -> Result<&Work> {
         self.work.get().filter(|_| self.is_writable()).ok_or(Errno::EROFS)
+    }
+
+    /// Its work directory, which is there as long as the answer lives.
+    ///
+    /// # Errors
+    /// EROFS where it is not writable; what the storage says where it has to be made.
+    pub(crate) fn work_directory(&self) -> Result<WorkDirectory<'_>> {
+        self.work()?.directory(&*self.layer, self.home())
     }
 
     /// Whether temporary files of it may be there.
@@ -282,10 +303,14 @@ pub(crate) fn believe(branches: &[Arc<Branch>]) {
     }
 }
 
-/// The index of a branch.
+/// The index of a branch, made where it is missing.
 ///
 /// # Errors
-/// EROFS where it has none.
+/// EROFS where it has none and cannot be written; what the storage says.
 pub(crate) fn index_directory(branch: &Branch) -> Result<&Node> {
+    if branch.hardlink_index().is_none() && branch.is_writable() {
+        // Another thread may have been faster: both found the same directory.
+        let _ = branch.hardlink_index.set(Work::make_hardlink_index(&*branch.layer, branch.home())?);
+    }
     branch.hardlink_index().ok_or(Errno::EROFS)
 }

@@ -138,9 +138,10 @@ impl Control {
         branches.iter().map(status).collect()
     }
 
-    /// Has new files go where these options say from now on: policies and least free room. All other options stay.
-    pub fn set_creation_rules(&self, options: &UnionOptions) {
-        self.shared.placing.rules.store(Arc::new(options.creation_rules()));
+    /// Has those of these options hold from now on that change while mounted: policies, least free room, where full files
+    /// go, whose times directories show, which figures count. All other options stay.
+    pub fn set_live_rules(&self, options: &UnionOptions) {
+        self.shared.placing.rules.store(Arc::new(options.live_rules()));
     }
 
     /// The slot of the branch with this name.
@@ -167,7 +168,7 @@ impl Control {
         let slot = slots.free().filter(|_| before.len() < BRANCHES_MAX).ok_or_else(too_many)?;
         let name = member.name.clone();
         let failed = |error: Errno| ChangeError::new(error, format!("{} cannot be used: {error}", name.display()));
-        let branch = Arc::new(Branch::open(slot, member, shared.options.whiteout).map_err(failed)?);
+        let branch = Arc::new(Branch::open(slot, member, &shared.options).map_err(failed)?);
         if before.iter().any(|other| other.root_id == branch.root_id) {
             return Err(invalid(&format!("{} is a branch already", branch.name.display())));
         }

@@ -88,7 +88,8 @@ impl UnionShared {
     /// `most`. Of its content, only the first `length` bytes are needed.
     ///
     /// # Errors
-    /// EROFS where there is no such branch; ENOSPC and what else the storages say.
+    /// EROFS where there is no such branch; EPERM for a file of a read-only branch with `chattr +i` or `+a`; ENOSPC and
+    /// what else the storages say.
     pub(crate) fn copy_up(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
         if node.kind == Kind::Directory {
             return self.raise_directory(node);
@@ -117,6 +118,10 @@ impl UnionShared {
             let target = self.branch_for_copy(place.as_ref(), top.branch.index(), most)?;
             let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
             let attr = self.attr_of_source(node, &top)?;
+            if attr.protected && !top.branch.is_writable() {
+                // `chattr +i` or `+a`: a copy has no flags, and would be what they forbid (overlayfs refuses as well).
+                return Err(Errno::EPERM);
+            }
             let original = Original { node, part: &top, attr: &attr };
             let built = self.build(original, &target, length)?;
             match self.put_in_place(original, &built, place.as_ref().zip(parent.as_ref())) {
@@ -154,10 +159,8 @@ impl UnionShared {
     }
 
     fn build_as(&self, original: Original<'_>, target: &Arc<Branch>, request: CopyRequest<'_>) -> Result<Built> {
-        let work = target.work()?;
-        let temporary = work.temporary();
-        let (layer, directory) = (&target.layer, &work.directory);
-        let (entry, file) = make_like(original, layer, directory, temporary.name()?)?;
+        let (temporary, directory) = (target.work()?.temporary(), target.work_directory()?);
+        let (entry, file) = make_like(original, &target.layer, &directory, temporary.name()?)?;
         let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
         match self.fill(original, &built, file, request) {
             Ok(()) => Ok(built),
@@ -237,7 +240,7 @@ impl UnionShared {
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
             return Ok(None);
         }
-        let (layer, work) = (&built.branch.layer, built.branch.work()?);
+        let (layer, work) = (&built.branch.layer, built.branch.work_directory()?);
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         self.mark_home(&place.parent, parent)?;
@@ -251,7 +254,7 @@ impl UnionShared {
             self.hardlinks
                 .one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
         } else {
-            move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
+            move_in(&**layer, (&work, built.temporary.name()?), (&parent.node, name))?;
             let learnt = learn(&built.part, parent, name);
             // Whatever came of that, the file is there: an open one that cannot follow now tries
             // again when it is used.
@@ -306,8 +309,8 @@ impl UnionShared {
     pub(crate) fn discard(&self, built: &Built) {
         let removed = built
             .branch
-            .work()
-            .and_then(|work| built.branch.layer.unlink(&OWN, &work.directory, built.temporary.name()?));
+            .work_directory()
+            .and_then(|work| built.branch.layer.unlink(&OWN, &work, built.temporary.name()?));
         match removed {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(error) => {

@@ -13,12 +13,12 @@ use crate::{
     node::{Part, UnionNode},
     open_file::UnionFile,
     swap::Swap,
-    work::Temporary,
+    work::{Temporary, WorkDirectory},
 };
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Created, Dev, Entry, Errno, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Result,
 };
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 /// Where something new goes. The directory's names hold still.
 pub(crate) struct Spot<'a> {
@@ -45,16 +45,33 @@ enum Making<'a> {
     Apart(Temporary),
 }
 
+/// The directory in which something is made first.
+enum MakingHome<'a> {
+    Directory(&'a Node),
+    Work(WorkDirectory<'a>),
+}
+
+impl Deref for MakingHome<'_> {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        match self {
+            MakingHome::Directory(directory) => directory,
+            MakingHome::Work(directory) => directory,
+        }
+    }
+}
+
 impl<'a> Spot<'a> {
     fn making(&self, hidden: bool) -> Result<Making<'a>> {
         Ok(if hidden { Making::Hidden(self.branch.work()?.hidden_temporary()) } else { Making::Itself(self.name) })
     }
 
     /// The directory in which it is made first.
-    fn home(&self, making: &Making<'_>) -> Result<&Node> {
+    fn home(&self, making: &Making<'_>) -> Result<MakingHome<'_>> {
         match making {
-            Making::Itself(_) | Making::Hidden(_) => Ok(self.directory),
-            Making::Apart(_) => Ok(&self.branch.work()?.directory),
+            Making::Itself(_) | Making::Hidden(_) => Ok(MakingHome::Directory(self.directory)),
+            Making::Apart(_) => Ok(MakingHome::Work(self.branch.work_directory()?)),
         }
     }
 
@@ -62,7 +79,8 @@ impl<'a> Spot<'a> {
     fn finish(&self, making: &Making<'_>, node: &Node, kind: Kind) -> Result<()> {
         let layer = &self.branch.layer;
         if let Making::Hidden(temporary) | Making::Apart(temporary) = making {
-            let home = self.home(making)?;
+            let made_in = self.home(making)?;
+            let home: &Node = &made_in;
             let moved = self.move_over(&**layer, home, temporary.name()?, kind);
             if let Err(error) = moved {
                 let _ = if kind == Kind::Directory {
@@ -86,8 +104,8 @@ impl<'a> Spot<'a> {
 
     fn move_over(&self, layer: &dyn Layer, home: &Node, temporary: Name<'_>, kind: Kind) -> Result<()> {
         if kind == Kind::Directory && self.occupied {
-            let (directory, work) = (self.directory, self.branch.work()?);
-            let aside = work.temporary();
+            let (directory, work) = (self.directory, self.branch.work_directory()?);
+            let aside = self.branch.work()?.temporary();
             Swap {
                 layer,
                 caller: &OWN,
@@ -95,7 +113,7 @@ impl<'a> Spot<'a> {
                 from_name: temporary,
                 to: directory,
                 to_name: self.name,
-                work: &work.directory,
+                work: &work,
                 aside: aside.name()?,
             }
             .run()?;
@@ -365,6 +383,7 @@ impl UnionShared {
         if node.is_gone() {
             return Err(Errno::ENOENT);
         }
+        let copies = self.duplicates_before_link(&node)?;
         let mut most = usize::MAX;
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;
@@ -376,7 +395,11 @@ impl UnionShared {
                 }
                 // It has moved meanwhile.
                 Err(Errno::EBUSY) => {}
-                other => return other,
+                Ok(entry) => {
+                    self.link_duplicates(caller, &copies, &parent, name);
+                    return Ok(entry);
+                }
+                Err(error) => return Err(error),
             }
         }
         Err(Errno::EBUSY)
@@ -405,7 +428,7 @@ impl UnionShared {
             }
             let file = open.as_deref().map(|file| file.inner());
             // A link has no owner of its own, and users must not enter the work directory.
-            let apart = |making: &Making<'_>| layer.link(&OWN, &part.node, file, spot.home(making)?, making.name()?);
+            let apart = |making: &Making<'_>| layer.link(&OWN, &part.node, file, &*spot.home(making)?, making.name()?);
             let (making, entry) = if spot.occupied {
                 let making = Making::Apart(spot.branch.work()?.temporary());
                 match apart(&making) {

@@ -632,7 +632,7 @@ impl UnionShared {
             self.listings.forget(place.parent.id);
             leftover
         };
-        self.clear(&[leftover]);
+        self.clear(leftover.as_slice());
         Ok(true)
     }
 

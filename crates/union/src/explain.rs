@@ -5,9 +5,11 @@
 
 use crate::{
     OWN, Union, UnionShared,
+    branches::Branch,
+    grow::{CopyChoice, NewChoice},
     marks::Seen,
     node::UnionNode,
-    policy::{Explanation, Placement, Way},
+    policy::{Explanation, Placement},
 };
 use nacre_vfs::{Errno, Kind, Layer, Name, Result};
 use std::sync::Arc;
@@ -82,29 +84,71 @@ impl UnionShared {
         let sight = self.sight(&OWN, &parent.view(), name)?;
         let Some(found) = sight.found else {
             let limit = sight.limit;
-            let rules = *self.placing.rules.load_full();
-            let create = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
-            let (rule, policy) = match self.way(parent, Some(name)) {
-                Some((Way::Policy(policy), pattern)) => (format!("route={pattern}"), policy),
-                Some((Way::Branch(branch), pattern)) => {
-                    let rule = format!("route={pattern}");
-                    if branch <= limit && self.has_room(&*self.branch(branch)?)? {
-                        let because = "the route leads there".to_owned();
-                        let others = (0..self.branches().len()).filter(|other| *other != branch);
-                        let refused = others.map(|other| (other, "the route leads elsewhere".to_owned())).collect();
-                        return Ok(Report { here, rule, next: Explanation { chosen: Ok(branch), because, refused } });
-                    }
-                    (format!("{rule} (nothing can be put there now), create={create}"), create)
+            let (rule, policy) = match self.choice_for_new(parent, Some(name), directory, limit)? {
+                NewChoice::Only(branch) => {
+                    let rules = self.rules();
+                    let policy = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
+                    let views = self.views_for(policy, parent)?;
+                    let placement = Placement { branches: &views, limit, directory };
+                    let by_policy = policy.explain(&placement, &self.placing.policy);
+                    let next =
+                        self.only(&branch, by_policy, "the only one that takes new files where they would be seen");
+                    return Ok(Report { here, rule: format!("create={policy}"), next });
                 }
-                None => (format!("create={create}"), create),
+                NewChoice::Route { branch, pattern } => {
+                    let next = self.chosen(&branch, "the route leads there", "the route leads elsewhere");
+                    return Ok(Report { here, rule: format!("route={pattern}"), next });
+                }
+                NewChoice::Policy { policy, route: Some(pattern), passed_over: false } => {
+                    (format!("route={pattern}"), policy)
+                }
+                NewChoice::Policy { policy, route: Some(pattern), passed_over: true } => {
+                    (format!("route={pattern} (nothing can be put there now), create={policy}"), policy)
+                }
+                NewChoice::Policy { policy, route: None, .. } => (format!("create={policy}"), policy),
             };
             let views = self.views_for(policy, parent)?;
             let next = policy.explain(&Placement { branches: &views, limit, directory }, &self.placing.policy);
             return Ok(Report { here, rule, next });
         };
-        let views = self.views(Some(&parent.view()));
-        let next = self.options.copy_up.explain(&views, found.top()?.branch.index());
-        Ok(Report { here, rule: format!("cpup={}", self.options.copy_up), next })
+        let top = &found.top()?.branch;
+        let rule = format!("cpup={}", self.options.copy_up);
+        if top.is_writable() {
+            let next = self.options.copy_up.explain(&self.views(Some(&parent.view())), top.index());
+            return Ok(Report { here, rule, next });
+        }
+        let next = match self.choice_for_copy(Some(&parent.view()), top.index(), usize::MAX) {
+            CopyChoice::Only(branch) => {
+                let by_policy = self.options.copy_up.explain(&self.views(Some(&parent.view())), top.index());
+                self.only(&branch, by_policy, "the only one above that takes copies")
+            }
+            CopyChoice::Policy(views) => self.options.copy_up.explain(&views, top.index()),
+        };
+        Ok(Report { here, rule, next })
+    }
+
+    /// A choice without an alternative, in the words of the policy where that comes to the same.
+    fn only(&self, branch: &Branch, by_policy: Explanation, because: &str) -> Explanation {
+        if by_policy.chosen == Ok(branch.index()) {
+            return by_policy;
+        }
+        let mut next = self.chosen(branch, because, "read-only, or it would not be seen there");
+        for (index, why) in &mut next.refused {
+            if self.branches().get(*index).is_some_and(|other| !other.creates()) {
+                *why = "read-only".to_owned();
+            }
+        }
+        next
+    }
+
+    /// A choice that has the same reason against all other branches.
+    fn chosen(&self, branch: &Branch, because: &str, not_others: &str) -> Explanation {
+        let others = (0..self.branches().len()).filter(|other| *other != branch.index());
+        Explanation {
+            chosen: Ok(branch.index()),
+            because: because.to_owned(),
+            refused: others.map(|other| (other, not_others.to_owned())).collect(),
+        }
     }
 
     /// What each branch of the directory has under a name.

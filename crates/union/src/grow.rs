@@ -16,6 +16,24 @@ use crate::{
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
+/// How the branch for something new is chosen.
+pub(crate) enum NewChoice {
+    /// No other one takes anything new where it would be seen.
+    Only(Arc<Branch>),
+    /// A route leads there.
+    Route { branch: Arc<Branch>, pattern: String },
+    /// By a policy: that of a route, or the usual one. A route is passed over where its branch takes nothing now.
+    Policy { policy: CreatePolicy, route: Option<String>, passed_over: bool },
+}
+
+/// How the branch for a copy is chosen.
+pub(crate) enum CopyChoice {
+    /// No other one can take it.
+    Only(Arc<Branch>),
+    /// By the policy, which sees these branches.
+    Policy(Vec<BranchView>),
+}
+
 impl UnionShared {
     /// The part of a directory on a branch, made where it is missing.
     ///
@@ -54,21 +72,21 @@ impl UnionShared {
         if node.is_gone() {
             return Err(Errno::ENOENT);
         }
-        let (layer, work) = (&branch.layer, branch.work()?);
+        let (layer, work) = (&branch.layer, branch.work_directory()?);
         let top = node.top()?;
         self.mark_home(&place.parent, parent)?;
         let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
-        let temporary = work.temporary();
-        let made = layer.mkdir(&OWN, &work.directory, temporary.name()?, 0o700)?;
+        let temporary = branch.work()?.temporary();
+        let made = layer.mkdir(&OWN, &work, temporary.name()?, 0o700)?;
         let part = Part::new(branch, made.node, made.attr.id);
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         let done = self
             .dress(&top, &attr, &part)
             .and_then(|()| identity::set_origin(&self.identities, branch, &part.node, part.id, node.id))
-            .and_then(|()| move_in(&**layer, (&work.directory, temporary.name()?), (&parent.node, name)));
+            .and_then(|()| move_in(&**layer, (&work, temporary.name()?), (&parent.node, name)));
         if let Err(error) = done {
-            if let Err(left) = layer.rmdir(&OWN, &work.directory, temporary.name()?) {
+            if let Err(left) = layer.rmdir(&OWN, &work, temporary.name()?) {
                 tracing::warn!(branch = branch.index(), error = ?left, "a temporary directory stays in the work directory until the next start");
             }
             // Somebody else has made it, or a step after the last one failed when we did.
@@ -111,21 +129,34 @@ impl UnionShared {
     /// Where a file on branch `source` is copied to, not below `most`.
     pub(crate) fn branch_for_copy(&self, place: Option<&NodePlace>, source: usize, most: usize) -> Result<Arc<Branch>> {
         let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
+        let parent = place.map(|place| place.parent.view());
+        let views = match self.choice_for_copy(parent.as_ref(), source, most) {
+            CopyChoice::Only(branch) => return Ok(branch),
+            CopyChoice::Policy(views) => views,
+        };
+        let branches = self.branches();
+        if !branches.iter().any(|branch| fits(&branch)) {
+            return Err(Errno::EROFS);
+        }
+        let chosen = self.options.copy_up.choose(&views, source)?;
+        branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+    }
+
+    /// How the branch is chosen to which a file on branch `source` in this directory is copied, not below `most`.
+    pub(crate) fn choice_for_copy(&self, parent: Option<&View>, source: usize, most: usize) -> CopyChoice {
+        let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
         let branches = self.branches();
         let mut candidates = branches.iter().filter(fits);
-        let first = candidates.next().ok_or(Errno::EROFS)?;
-        if candidates.next().is_none() {
-            return Ok(Arc::clone(first));
+        if let (Some(only), None) = (candidates.next(), candidates.next()) {
+            return CopyChoice::Only(Arc::clone(only));
         }
-        let parent = place.map(|place| place.parent.view());
-        let mut views = self.views(parent.as_ref());
-        for (view, branch) in views.iter_mut().zip(self.branches().iter()) {
+        let mut views = self.views(parent);
+        for (view, branch) in views.iter_mut().zip(branches.iter()) {
             if !fits(&branch) {
                 (view.creates, view.writable) = (false, false);
             }
         }
-        let chosen = self.options.copy_up.choose(&views, source)?;
-        branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+        CopyChoice::Policy(views)
     }
 
     /// Where something new of this name goes, not below `limit`.
@@ -138,27 +169,51 @@ impl UnionShared {
     ) -> Result<Arc<Branch>> {
         let fits = |branch: &&Arc<Branch>| branch.index() <= limit && branch.creates();
         let branches = self.branches();
-        let mut candidates = branches.iter().filter(fits);
-        let first = candidates.next().ok_or(Errno::EROFS)?;
-        if candidates.next().is_none() && self.min_free(first) == 0 {
-            return Ok(Arc::clone(first));
+        if !branches.iter().any(|branch| fits(&branch)) {
+            return Err(Errno::EROFS);
         }
-        let rules = *self.placing.rules.load_full();
-        let usual = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
-        let policy = match self.way(parent, name) {
-            Some((Way::Policy(policy), _)) => policy,
-            Some((Way::Branch(index), _)) => {
-                let branch = self.branch(index)?;
-                if fits(&&branch) && self.has_room(&branch)? {
-                    return Ok(branch);
-                }
-                usual
-            }
-            None => usual,
+        let policy = match self.choice_for_new(parent, name, directory, limit)? {
+            NewChoice::Only(branch) => return Ok(branch),
+            NewChoice::Route { branch, .. } => return Ok(branch),
+            NewChoice::Policy { policy, .. } => policy,
         };
         let views = self.views_for(policy, parent)?;
         let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.placing.policy)?;
         branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+    }
+
+    /// How the branch is chosen for something new of this name, not below `limit`.
+    pub(crate) fn choice_for_new(
+        &self,
+        parent: &Arc<UnionNode>,
+        name: Option<Name<'_>>,
+        directory: bool,
+        limit: usize,
+    ) -> Result<NewChoice> {
+        let fits = |branch: &&Arc<Branch>| branch.index() <= limit && branch.creates();
+        let branches = self.branches();
+        let mut candidates = branches.iter().filter(fits);
+        if let (Some(only), None) = (candidates.next(), candidates.next())
+            && self.min_free(only) == 0
+        {
+            return Ok(NewChoice::Only(Arc::clone(only)));
+        }
+        let rules = self.rules();
+        let usual = rules.create_directories.filter(|_| directory).unwrap_or(rules.create);
+        Ok(match self.way(parent, name) {
+            Some((Way::Policy(policy), pattern)) => {
+                NewChoice::Policy { policy, route: Some(pattern), passed_over: false }
+            }
+            Some((Way::Branch(index), pattern)) => {
+                let branch = self.branch(index)?;
+                if fits(&&branch) && self.has_room(&branch)? {
+                    NewChoice::Route { branch, pattern }
+                } else {
+                    NewChoice::Policy { policy: usual, route: Some(pattern), passed_over: true }
+                }
+            }
+            None => NewChoice::Policy { policy: usual, route: None, passed_over: false },
+        })
     }
 
     /// Whether something new may be put on a branch now.

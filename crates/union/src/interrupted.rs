@@ -8,6 +8,7 @@
 //! | the file | the same file | the old name goes (`replace_above`) |
 //! | the upper parts of a directory | its lower parts | the upper parts follow (`move_everywhere`) |
 //! | the empty directory that was replaced | the directory | the empty one goes (storage without attributes) |
+//! | a copy of the file on a lower branch | the file | the copies follow (`duplicates.rs`) |
 //! | nothing | the file | a replaced file of a lower branch goes (`remove_replaced`) |
 //!
 //! In every other state nothing can be seen of it yet, or it is complete. Invariant: the door's kernel keeps
@@ -15,8 +16,10 @@
 
 use crate::{
     OWN, Union, UnionShared,
+    duplicates::BothNames,
     lookup::FoundFile,
     node::{Part, UnionNode, View, lock_names},
+    options::Action,
 };
 use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Layer, Name, RenameFlags, Result};
 use std::sync::{Arc, atomic::Ordering};
@@ -55,6 +58,9 @@ impl UnionShared {
             Progress::BothNames => self.unlink(&OWN, rename.parent, rename.name)?,
             Progress::Replaced => self.rmdir(&OWN, rename.parent, rename.name)?,
             Progress::Complete => {}
+        }
+        if rename.whiteout {
+            self.leave_device((rename.parent, rename.name))?;
         }
         if let Some(replaced) = rename.replaced.filter(|_| !rename.exchange) {
             self.remove_interrupted(rename, replaced)?;
@@ -101,6 +107,18 @@ impl UnionShared {
                     self.make_durable(&part.branch, &part.node)?;
                 }
                 Ok(Progress::BothNames)
+            }
+            (false, false)
+                if self.changes_duplicates(Action::Rename)
+                    && above.branch.is_writable()
+                    && above.branch.index() > below.branch.index() =>
+            {
+                let index = below.branch.index();
+                let names = BothNames { from: (&from.view, rename.name), to: (&to.view, rename.new_name), index };
+                self.duplicates_follow(&OWN, &old, names)?;
+                self.listings.forget(old.id);
+                self.listings.forget(new.id);
+                Ok(Progress::Complete)
             }
             // Somebody has made it in a branch meanwhile.
             _ => Ok(Progress::Complete),

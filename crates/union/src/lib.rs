@@ -19,10 +19,12 @@
 //!   give way, `revalidate.rs` what is known of files then, and `removal_check.rs` says what users
 //!   would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
+//! * `duplicates.rs` does to copies of a file on lower branches what is done to the file, as mergerfs has it;
 //! * `check.rs` looks for what a crash has left behind, `interrupted.rs` ends a rename that a killed process
 //!   had begun;
 //! * `identity.rs` keeps inode numbers what they were, `hardlinks/index.rs` hard links; `watch.rs`
 //!   passes on what branches notice;
+//! * `pattern.rs` finds branches that are named by a pattern;
 //! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides
 //!   where things go: all are pure; `explain.rs` says what it would decide, and why.
 #![forbid(unsafe_code)]
@@ -40,6 +42,7 @@ mod copy_up;
 mod copy_up_dir;
 mod create;
 mod drain;
+mod duplicates;
 mod explain;
 mod grow;
 mod hardlinks;
@@ -55,6 +58,7 @@ mod node;
 mod on_open;
 mod open_file;
 mod options;
+mod pattern;
 mod per_name;
 mod policy;
 mod redirect;
@@ -83,7 +87,8 @@ pub use drain::{DrainProgress, DrainReport};
 pub use explain::{Presence, Report};
 pub use locate::{Direction, Location};
 pub use marks::{Namespace, Style};
-pub use options::{Ignored, Udba, UnionOptions, Words};
+pub use options::{Action, ActionPolicies, ActionPolicy, Ignored, Udba, UnionOptions, Words};
+pub use pattern::matching_directories;
 pub use policy::{
     BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route,
     Routes, Space, SpaceCache, Target, Way,
@@ -100,7 +105,7 @@ use listing::Listings;
 use membership::Membership;
 use nacre_vfs::{AttachedDoor, Caller, Invalidation};
 use node::{Nodes, UnionNode};
-use options::CreationRules;
+use options::LiveRules;
 use parking_lot::{Mutex, RwLock};
 use per_name::Names;
 use std::{
@@ -119,7 +124,8 @@ pub(crate) const ATTEMPTS: usize = 100;
 pub(crate) struct PlacementState {
     /// Which branches routes lead to.
     pub(crate) routes: ArcSwap<Routes>,
-    pub(crate) rules: ArcSwap<CreationRules>,
+    /// The options that change while mounted.
+    pub(crate) rules: ArcSwap<LiveRules>,
     pub(crate) policy: PolicyState,
     pub(crate) space: SpaceCache,
     /// The clock of `space`.

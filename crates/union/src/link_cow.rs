@@ -124,8 +124,8 @@ impl UnionShared {
         let Some(found) = self.leading_to(parent, name, node)? else { return Ok(Outcome::Again) };
         let view = parent.view();
         let Some(home) = view.on(target) else { return Ok(Outcome::Again) };
-        let (layer, work) = (&target.layer, target.work()?);
-        let from = (&work.directory, built.name()?);
+        let (layer, work) = (&target.layer, target.work_directory()?);
+        let from = (&*work, built.name()?);
         if found.top()?.branch.slot == target.slot {
             layer.rename(&OWN, from.0, from.1, &home.node, name, RenameFlags(0))?;
         } else {

@@ -286,7 +286,7 @@ impl UnionShared {
             if parts.len() > 1 || parts.first().is_some_and(|part| part.branch.is_root(part.id)) {
                 attr.nlink = 1;
             }
-            if self.options.newest_times {
+            if self.rules().newest_times {
                 self.newest_times(&parts, &mut attr);
             }
         } else {

@@ -29,7 +29,7 @@ use digest::sha256;
 use nacre_vfs::{
     Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags,
 };
-use std::{borrow::Cow, fmt, fmt::Write as _, str::FromStr};
+use std::{borrow::Cow, fmt, fmt::Write as _, ops::Deref, str::FromStr};
 
 /// What whiteouts begin with; no user has names like this.
 pub(crate) const PREFIX: &[u8] = b".wh.";
@@ -161,6 +161,32 @@ pub(crate) fn is_private_xattr(name: &[u8]) -> bool {
     [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.nacre.", b"user.nacre.", b"user.fuseoverlayfs."]
         .iter()
         .any(|prefix| name.starts_with(prefix))
+        && !NESTED.iter().any(|(_, nested)| name.starts_with(nested))
+}
+
+/// Before the attributes of an overlay file system whose upper directory is in the union, as the kernel's own stores
+/// those of one within another: they mean nothing to the union, and are copied like any other.
+const NESTED: [(&[u8], &[u8]); 2] =
+    [(b"trusted.overlay.", b"trusted.overlay.overlay."), (b"user.overlay.", b"user.overlay.overlay.")];
+
+/// The name under which an extended attribute that users name is stored; `None` for one that is kept from them.
+pub(crate) fn stored_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
+    for (prefix, nested) in NESTED {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return Some([nested, rest].concat().into());
+        }
+    }
+    (!is_private_xattr(name)).then_some(Cow::Borrowed(name))
+}
+
+/// The name by which users know a stored extended attribute; `None` for one that is kept from them.
+pub(crate) fn shown_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
+    for (prefix, nested) in NESTED {
+        if let Some(rest) = name.strip_prefix(nested) {
+            return Some([prefix, rest].concat().into());
+        }
+    }
+    (!is_private_xattr(name)).then_some(Cow::Borrowed(name))
 }
 
 /// What a name in a listing says, as far as the name alone tells.
@@ -484,16 +510,16 @@ impl Marks {
     }
 
     /// Hides a name from here down. Answers true where the whiteout has taken the very name: what
-    /// stood there was replaced in one step, and a directory that stood there is now in `work`
-    /// under the name `temp`. Answers false where the mark stands beside the name, which the caller
-    /// then removes. `temp` must be free in `work`, which is on the same branch.
+    /// stood there was replaced in one step, and a directory that stood there is now in the
+    /// work directory under the name `temp`. Answers false where the mark stands beside the name, which the caller
+    /// then removes. `work` gives a directory of the same branch where one is needed; `temp` must be free in it.
     ///
     /// # Errors
     /// What the storage says; nothing has changed then but perhaps a file named `temp`.
-    pub(crate) fn hide(
+    pub(crate) fn hide<W: Deref<Target = Node>>(
         &self,
         layer: &dyn Layer,
-        work: &Node,
+        work: &dyn Fn() -> Result<W>,
         temp: Name<'_>,
         directory: &Node,
         name: Name<'_>,
@@ -501,13 +527,16 @@ impl Marks {
         let caller = &Caller::ROOT;
         match self.style {
             Style::Wh => {}
-            Style::Chardev => match layer.mknod(caller, work, temp, Kind::Character, 0, (0, 0)) {
-                Ok(_) => return put(layer, work, temp, directory, name),
-                // Without the right to make devices the other form does the same.
-                Err(Errno::EPERM | Errno::EOPNOTSUPP) => {}
-                Err(error) => return Err(error),
-            },
-            Style::Xattr => return self.hide_by_attribute(layer, work, temp, directory, name),
+            Style::Chardev => {
+                let work = work()?;
+                match layer.mknod(caller, &work, temp, Kind::Character, 0, (0, 0)) {
+                    Ok(_) => return put(layer, &work, temp, directory, name),
+                    // Without the right to make devices the other form does the same.
+                    Err(Errno::EPERM | Errno::EOPNOTSUPP) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Style::Xattr => return self.hide_by_attribute(layer, &*work()?, temp, directory, name),
         }
         let mark = mark_name(name);
         let mark = Name::new(&mark)?;

@@ -271,7 +271,7 @@ impl UnionFile {
     /// Runs a call that writes; where the branch is full, moves the file and runs it once more.
     fn change<T>(&self, act: impl Fn(&Opened) -> Result<T>) -> Result<T> {
         let file = self.changing()?;
-        if self.shared.options.move_when_full.is_none() {
+        if self.shared.rules().move_when_full.is_none() {
             return act(file);
         }
         let full = {
@@ -382,7 +382,7 @@ impl OpenFile for UnionFile {
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {
-        if self.shared.options.move_when_full.is_some() {
+        if self.shared.rules().move_when_full.is_some() {
             return None;
         }
         // Whoever wants to move the file looks, with this lock held for writing, at whether it is

@@ -6,7 +6,9 @@
 //! what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
 //! by word, which a test checks.
 
+mod action;
 mod pool;
+pub use action::{Action, ActionPolicies, ActionPolicy};
 pub(crate) use pool::same;
 #[cfg(test)]
 mod tests;
@@ -76,9 +78,15 @@ pub struct UnionOptions {
     pub create_directories: Option<CreatePolicy>,
     /// A directory shows the times of the branch on which it was changed last, not of the highest.
     pub newest_times: bool,
-    /// Owner, mode, times and extended attributes of a directory are changed on all writable
-    /// branches that have it, not only on the highest.
-    pub change_everywhere: bool,
+    /// Which changes of a directory (and, with `duplicates`, of a file) are made on all writable branches that have
+    /// it, not only on the highest.
+    pub actions: ActionPolicies,
+    /// Copies of a file on lower writable branches are changed, renamed and removed with the file that is shown, by
+    /// `actions`, instead of being hidden by it.
+    pub duplicates: bool,
+    /// The union's own directories on branches (`.wh..wh.*`) are made when they are first needed, and removed when they
+    /// are empty.
+    pub work_on_demand: bool,
     /// With `sum`: only file systems of branches that have the file count.
     pub figures_of_path: bool,
     /// With `sum`: of which branches nothing counts as free.
@@ -100,20 +108,33 @@ pub struct UnionOptions {
     pub control_file: bool,
 }
 
-/// What decides where new files and directories go; changed while mounted.
+/// The options that change while mounted: each is documented in [`UnionOptions`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CreationRules {
+pub(crate) struct LiveRules {
     pub(crate) create: CreatePolicy,
     /// Of directories, if not `create`.
     pub(crate) create_directories: Option<CreatePolicy>,
     /// [`UnionOptions::min_free`].
     pub(crate) min_free: u64,
+    pub(crate) move_when_full: Option<CreatePolicy>,
+    pub(crate) actions: ActionPolicies,
+    pub(crate) newest_times: bool,
+    pub(crate) figures_of_path: bool,
+    pub(crate) figures_ignored: Ignored,
 }
 
 impl UnionOptions {
-    pub(crate) fn creation_rules(&self) -> CreationRules {
-        let UnionOptions { create, create_directories, min_free, .. } = *self;
-        CreationRules { create, create_directories, min_free }
+    pub(crate) fn live_rules(&self) -> LiveRules {
+        LiveRules {
+            create: self.create,
+            create_directories: self.create_directories,
+            min_free: self.min_free,
+            move_when_full: self.move_when_full,
+            actions: self.actions,
+            newest_times: self.newest_times,
+            figures_of_path: self.figures_of_path,
+            figures_ignored: self.figures_ignored,
+        }
     }
 }
 
@@ -135,7 +156,9 @@ impl Default for UnionOptions {
             move_when_full: None,
             create_directories: None,
             newest_times: false,
-            change_everywhere: false,
+            actions: ActionPolicies::default(),
+            duplicates: false,
+            work_on_demand: false,
             figures_of_path: false,
             figures_ignored: Ignored::default(),
             capabilities: true,
@@ -185,7 +208,8 @@ pub struct Words {
     /// be read again.
     pub own: Vec<OsString>,
     routes: Vec<Route>,
-    everywhere: Option<bool>,
+    /// `category.action=` or a `func.` word of a change was given.
+    sets_actions: bool,
     nofail: bool,
     fails_late: bool,
     symlinkify: bool,
@@ -426,6 +450,7 @@ impl Words {
             }
             "index" => word.only("on", "hard links are always kept")?,
             "nofail" => self.nofail = word.flag()?,
+            "duplicates" => options.duplicates = word.choice(&[(&["change"], true), (&["hide"], false)])?,
             "control-file" => options.control_file = word.choice(&[(&["true"], true), (&["false"], false)])?,
             "volatile" => options.sync = !word.flag()?,
             "udba" => {

@@ -294,7 +294,7 @@ impl UnionShared {
 
     /// The branch to which a file goes whose own is full.
     fn branch_when_full(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
-        let policy = self.options.move_when_full.ok_or(Errno::ENOSPC)?;
+        let policy = self.rules().move_when_full.ok_or(Errno::ENOSPC)?;
         let limit = self.limit_elsewhere(place, top)?;
         let branches = self.branches();
         let mut views = self.views_for(policy, &place.parent)?;
@@ -405,9 +405,9 @@ impl UnionShared {
         let parent = view.on(&parent.branch).ok_or(Errno::ESTALE)?;
         self.mark_home(&place.parent, parent)?;
         let part = &built.part;
-        let (layer, work) = (&part.branch.layer, part.branch.work()?);
+        let (layer, work) = (&part.branch.layer, part.branch.work_directory()?);
         let before = [old_home, parent].map(|home| (home, home.branch.layer.getattr(&OWN, &home.node, None)));
-        move_in(&**layer, (&work.directory, built.name()?), (&parent.node, name))?;
+        move_in(&**layer, (&work, built.name()?), (&parent.node, name))?;
         // The new name has to be on stable storage before the old one goes.
         let durable = if self.options.sync { layer.fsyncdir(&OWN, &parent.node, false) } else { Ok(()) };
         let removed = durable.and_then(|()| self.uncover_and_remove(top, old_home, name));

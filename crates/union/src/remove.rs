@@ -12,6 +12,7 @@ use crate::{
     lookup::FoundFile,
     marks::{self, Style},
     node::{Part, UnionNode, View, lock_names, source},
+    options::Action,
     work::Temporary,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
@@ -86,9 +87,22 @@ impl UnionShared {
         if self.hardlinks.journal.holds(node.id) {
             return Err(Errno::EIO);
         }
+        let mut hidden = Vec::new();
         let branch = if top.branch.is_writable() {
-            let shows = self.shows_below(view, name, top.branch.index())?;
+            let mut shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;
+            // Of a file that cannot be removed, the copies stay as well.
+            if shows && self.options.duplicates && !attr.protected {
+                let copies = self.duplicates(view, name, top.branch.index())?;
+                match (self.changes_duplicates(Action::Unlink), copies.remains) {
+                    (true, false) => {
+                        self.remove_duplicates(caller, &copies.writable, name)?;
+                        shows = false;
+                    }
+                    (true, true) => hidden = copies.writable,
+                    (false, _) => shows = !copies.shows_writable,
+                }
+            }
             if !(shows && self.hide(parent, part, name)?)
                 && let Err(error) = top.branch.layer.unlink(caller, &part.node, name)
             {
@@ -98,6 +112,9 @@ impl UnionShared {
                 return Err(error);
             }
             Arc::clone(&top.branch)
+        } else if attr.protected {
+            // As on its branch, `chattr +i` or `+a` keeps it.
+            return Err(Errno::EPERM);
         } else {
             let target = self.branch_for_copy(None, top.branch.index(), usize::MAX)?;
             let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
@@ -105,6 +122,7 @@ impl UnionShared {
             target
         };
         self.name_is_gone(parent, name, &node, &top, attr.nlink, &branch)?;
+        self.remove_hidden_duplicates(&hidden, name);
         Ok(Removal::Done(Vec::new()))
     }
 
@@ -167,8 +185,8 @@ impl UnionShared {
         temporary: &Temporary,
     ) -> Result<bool> {
         let branch = &part.branch;
-        let replaced =
-            branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
+        let work = || branch.work_directory();
+        let replaced = branch.marks().hide(&*branch.layer, &work, temporary.name()?, &part.node, name)?;
         if branch.marks().style == Style::Xattr {
             directory.holds_attribute_marks(branch.index());
         }
@@ -250,7 +268,7 @@ impl UnionShared {
                 break;
             }
             let directory = view.on(&last.branch).ok_or(Errno::EIO)?;
-            leftovers.push(self.move_out(&last.branch, &directory.node, name)?);
+            leftovers.extend(self.move_out(&last.branch, &directory.node, name)?);
             parts.pop();
         }
         let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index())?;
@@ -261,10 +279,10 @@ impl UnionShared {
             if self.hide_leaving(parent, home, name, &temporary)? {
                 leftovers.push(Leftover { branch: Arc::clone(&target), temporary });
             } else {
-                leftovers.push(self.move_out(&target, &home.node, name)?);
+                leftovers.extend(self.move_out(&target, &home.node, name)?);
             }
         } else {
-            leftovers.push(self.move_out(&target, &home.node, name)?);
+            leftovers.extend(self.move_out(&target, &home.node, name)?);
         }
         self.listings.forget(parent.id);
         self.listings.forget(node.id);
@@ -272,12 +290,15 @@ impl UnionShared {
         Ok(Removal::Done(leftovers))
     }
 
-    /// Moves a directory to the work directory.
-    pub(crate) fn move_out(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>) -> Result<Leftover> {
-        let work = branch.work()?;
-        let temporary = work.temporary();
-        branch.layer.rename(&OWN, directory, name, &work.directory, temporary.name()?, RenameFlags(0))?;
-        Ok(Leftover { branch: Arc::clone(branch), temporary })
+    /// Removes a directory in which nothing is but marks: with these, it goes to the work directory.
+    pub(crate) fn move_out(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>) -> Result<Option<Leftover>> {
+        match branch.layer.rmdir(&OWN, directory, name) {
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
+            other => return other.map(|()| None),
+        }
+        let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
+        branch.layer.rename(&OWN, directory, name, &work, temporary.name()?, RenameFlags(0))?;
+        Ok(Some(Leftover { branch: Arc::clone(branch), temporary }))
     }
 
     /// Removes what has been moved out. What cannot be removed stays in the work directory, where
@@ -301,14 +322,14 @@ pub(crate) fn holds_marks_only(part: &Part) -> Result<bool> {
 }
 
 fn clear_one(leftover: &Leftover) -> Result<()> {
-    let (layer, work) = (&leftover.branch.layer, leftover.branch.work()?);
+    let (layer, work) = (&leftover.branch.layer, leftover.branch.work_directory()?);
     let name = leftover.temporary.name()?;
-    let found = layer.lookup(&OWN, &work.directory, name)?;
+    let found = layer.lookup(&OWN, &work, name)?;
     if found.attr.kind != Kind::Directory {
-        return layer.unlink(&OWN, &work.directory, name);
+        return layer.unlink(&OWN, &work, name);
     }
     listing::purge(&**layer, &found.node)?;
-    layer.rmdir(&OWN, &work.directory, name)
+    layer.rmdir(&OWN, &work, name)
 }
 
 /// The union's own names do not exist for users.

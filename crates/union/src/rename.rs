@@ -10,6 +10,7 @@
 //! | a file | on a writable branch, down to the limit | nothing | `move_file` |
 //! | a file | on one that is only read, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
 //! | a file, over a file of a writable branch above | on a writable branch | it gets the new name there, too; the one above is removed | `replace_above` |
+//! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it | `duplicates_follow`, `duplicates.rs` |
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
@@ -29,10 +30,12 @@ use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     create::check_name,
+    duplicates::BothNames,
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
     node::{Part, Redirect, UnionNode, View, lock_names, uncover},
+    options::Action,
     remove::{Leftover, check_existing},
     swap::Swap,
 };
@@ -103,9 +106,12 @@ impl UnionShared {
         to: (&Node, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
-        if flags.0 & !known != 0 || flags.0 & known == known {
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        if flags.0 & !known != 0 || flags.has(RenameFlags::EXCHANGE) && flags.0 != RenameFlags::EXCHANGE {
             return Err(Errno::EINVAL);
+        }
+        if flags.has(RenameFlags::WHITEOUT) {
+            return self.rename_leaving_device(caller, from, to, RenameFlags(flags.0 & !RenameFlags::WHITEOUT));
         }
         let (old, new) = (self.directory(from.0)?, self.directory(to.0)?);
         check_existing(from.1)?;
@@ -134,6 +140,34 @@ impl UnionShared {
             }
         }
         Err(Errno::EBUSY)
+    }
+
+    /// A rename that leaves a character device 0/0 under the old name, as the kernel's overlay file system asks its upper
+    /// file system for: a device that users of the union see, and no whiteout of the union's own.
+    fn rename_leaving_device(
+        self: &Arc<UnionShared>,
+        caller: &Caller,
+        from: (&Node, Name<'_>),
+        to: (&Node, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.rename(caller, from, to, flags)?;
+        let left = self.leave_device(from);
+        if let Err(error) = left {
+            // What it has replaced is gone, but the file itself keeps its name.
+            self.rename(caller, to, from, RenameFlags(RenameFlags::NOREPLACE))?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Puts a character device 0/0 under a name.
+    pub(crate) fn leave_device(&self, (parent, name): (&Node, Name<'_>)) -> Result<()> {
+        match self.mknod(&OWN, parent, name, Kind::Character, 0, (0, 0)) {
+            // A process before this one has been killed after it.
+            Ok(_) | Err(Errno::EEXIST) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Has a directory depend on nothing below where it is, on a branch. No lock is held.
@@ -241,10 +275,50 @@ impl UnionShared {
         Ok(None)
     }
 
+    /// Renames a file, and its copies on lower branches where these are changed with it.
     fn move_file(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
+        let top = from.node.top()?;
+        let index = top.branch.index();
+        let seen = from.side.found().ok_or(Errno::ENOENT)?.top()?.branch.index();
+        if !self.options.duplicates || !top.branch.is_writable() || seen != index {
+            return self.move_shown(caller, from, to, None);
+        }
+        let copies = self.duplicates(&from.side.view, from.spot.name, index)?;
+        if !self.changes_duplicates(Action::Rename) {
+            let shows = self.shows_below(&from.side.view, from.spot.name, index)? && !copies.shows_writable;
+            return self.move_shown(caller, from, to, Some(shows));
+        }
+        let (source, target) = (&from.side.view, &to.side.view);
+        if let Some(branch) = copies.branches().find(|branch| target.on(branch).is_none()) {
+            return Ok(RenameStep::Grow(Arc::clone(to.spot.parent), Arc::clone(branch)));
+        }
+        // Between a file that is replaced and the branch of the new one, its own copies are in the way.
+        if let Some(found) = to.side.found().filter(|found| !found.is_directory())
+            && found.top()?.branch.index() < index
+        {
+            let between = self.duplicates(target, to.spot.name, found.top()?.branch.index())?;
+            self.remove_duplicates(caller, between.down_to(index), to.spot.name)?;
+        }
+        let step = self.move_shown(caller, from, to, Some(copies.remains))?;
+        if matches!(step, RenameStep::Done(_)) {
+            let names = BothNames { from: (source, from.spot.name), to: (target, to.spot.name), index };
+            self.duplicates_follow(caller, from.spot.parent, names)?;
+        }
+        Ok(step)
+    }
+
+    /// Renames the file that is shown. `shows` says whether something below would take the old name, where that is
+    /// known.
+    fn move_shown(
+        &self,
+        caller: &Caller,
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+        shows: Option<bool>,
+    ) -> Result<RenameStep> {
         let RenameSource { spot: old, side: source, node } = from;
         let RenameTarget { spot: new, side: target } = to;
-        if let Some(step) = self.replace_above(caller, from, to)? {
+        if let Some(step) = self.replace_above(caller, from, to, shows)? {
             return Ok(step);
         }
         if let Some(step) = self.ready(old, source, node, target.sight.limit)? {
@@ -256,7 +330,10 @@ impl UnionShared {
             return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
         };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
-        let shows = self.shows_below(&source.view, old.name, branch.index())?;
+        let shows = match shows {
+            Some(shows) => shows,
+            None => self.shows_below(&source.view, old.name, branch.index())?,
+        };
         if self.is_copy(node, &top) {
             self.mark_home(new.parent, new_home)?;
         }
@@ -296,6 +373,7 @@ impl UnionShared {
         caller: &Caller,
         from: RenameSource<'_>,
         to: RenameTarget<'_>,
+        shows: Option<bool>,
     ) -> Result<Option<RenameStep>> {
         let RenameSource { spot: old, side: source, node } = from;
         let RenameTarget { spot: new, side: target } = to;
@@ -317,7 +395,7 @@ impl UnionShared {
         let under = self.sight_from(&OWN, &target.view, new.name, above.branch.index() + 1)?;
         if under.limit < index
             || under.whiteout.is_some_and(|whiteout| whiteout <= index)
-            || self.shows_below(&source.view, old.name, index)?
+            || shows.map_or_else(|| self.shows_below(&source.view, old.name, index), Ok)?
         {
             return Ok(None);
         }
@@ -396,9 +474,10 @@ impl UnionShared {
 
     /// Puts the whiteout beside a name, and takes it away again where what follows fails.
     fn hide_then(&self, home: &Part, name: Name<'_>, act: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (branch, work) = (&home.branch, home.branch.work()?);
+        let branch = &home.branch;
         let beside = Marks { style: Style::Wh, ..branch.marks() };
-        beside.hide(&*branch.layer, &work.directory, work.temporary().name()?, &home.node, name)?;
+        let work = || branch.work_directory();
+        beside.hide(&*branch.layer, &work, branch.work()?.temporary().name()?, &home.node, name)?;
         let done = act();
         if done.is_err() {
             home.branch.marks().unhide(&*home.branch.layer, &home.node, name)?;
@@ -502,8 +581,7 @@ impl UnionShared {
                 if entry.attr.kind == Kind::Directory && shows {
                     branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
-                let work = branch.work()?;
-                let aside = work.temporary();
+                let (aside, work) = (branch.work()?.temporary(), branch.work_directory()?);
                 Swap {
                     layer: &**layer,
                     caller,
@@ -511,7 +589,7 @@ impl UnionShared {
                     from_name: old.name,
                     to: &new_home.node,
                     to_name: new.name,
-                    work: &work.directory,
+                    work: &work,
                     aside: aside.name()?,
                 }
                 .run()?;
@@ -594,10 +672,9 @@ impl UnionShared {
     /// nothing can be seen. `None` where the branch cannot say by an attribute that it is opaque.
     fn empty_for_good(&self, at: NameIn<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
         let (branch, layer) = (&home.branch, &home.branch.layer);
-        let work = branch.work()?;
-        let temporary = work.temporary();
+        let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
         self.mark_home(at.parent, home)?;
-        let made = layer.mkdir(&OWN, &work.directory, temporary.name()?, 0o700)?;
+        let made = layer.mkdir(&OWN, &work, temporary.name()?, 0o700)?;
         let part = Part::new(branch, made.node, made.attr.id);
         let leftover = Leftover::new(branch, temporary);
         let top = node.top()?;
@@ -611,15 +688,15 @@ impl UnionShared {
             })
             .and_then(|ready| {
                 if ready {
-                    let aside = work.temporary();
+                    let aside = branch.work()?.temporary();
                     Swap {
                         layer: &**layer,
                         caller: &OWN,
-                        from: &work.directory,
+                        from: &work,
                         from_name: leftover.name()?,
                         to: &home.node,
                         to_name: at.name,
-                        work: &work.directory,
+                        work: &work,
                         aside: aside.name()?,
                     }
                     .run()?;
@@ -662,7 +739,7 @@ impl UnionShared {
                 return Ok(());
             }
         }
-        leftovers.push(self.move_out(branch, &home.node, name)?);
+        leftovers.extend(self.move_out(branch, &home.node, name)?);
         Ok(())
     }
 

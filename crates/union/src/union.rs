@@ -152,7 +152,7 @@ impl Union {
                 reason: Some(error),
             };
             let slot = slots.free().ok_or_else(|| failed(Errno::ENOSPC))?;
-            let branch = Arc::new(Branch::open(slot, member, options.whiteout).map_err(failed)?);
+            let branch = Arc::new(Branch::open(slot, member, &options).map_err(failed)?);
             if opened.iter().any(|other| other.root_id == branch.root_id) {
                 return Err(UnionError::new(format!(
                     "branch {} is the same directory as one above it; name it once",
@@ -190,7 +190,7 @@ impl Union {
             membership: Membership::new(slots),
             placing: PlacementState {
                 routes: ArcSwap::from_pointee(options.routes.clone()),
-                rules: ArcSwap::from_pointee(options.creation_rules()),
+                rules: ArcSwap::from_pointee(options.live_rules()),
                 policy: PolicyState::default(),
                 space: SpaceCache::default(),
                 started: Instant::now(),
@@ -253,6 +253,11 @@ impl UnionShared {
     /// The branches from the top.
     pub(crate) fn branches(&self) -> arc_swap::Guard<Arc<Vec<Arc<Branch>>>> {
         self.branches.load()
+    }
+
+    /// The options that change while mounted, as they are now.
+    pub(crate) fn rules(&self) -> crate::options::LiveRules {
+        **self.placing.rules.load()
     }
 
     /// From now on, these are the branches. Nobody is looking.
@@ -436,7 +441,7 @@ impl Layer for Union {
                 self.shared.held(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node))
             }
             // Any of its parts may be the one whose times are shown.
-            Scope::Attributes(node, attr) if self.shared.options.newest_times && attr.kind == Kind::Directory => {
+            Scope::Attributes(node, attr) if self.shared.rules().newest_times && attr.kind == Kind::Directory => {
                 let parts = self.shared.held(node).map(|node| node.parts());
                 let told = parts
                     .iter()

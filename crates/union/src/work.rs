@@ -4,11 +4,17 @@
 //! Both lie at the top of each writable branch under reserved names, mode 0700, or in a directory
 //! of their own beside the branch (overlayfs' `workdir`), so that nothing but the files of users is
 //! on the branch. What a crash leaves in the work directory is of no use to anybody: it is emptied
-//! when the branch is opened.
+//! when the branch is opened. *On demand* ([`crate::UnionOptions::work_on_demand`]) both are made when they are
+//! first needed; the work directory goes with its last user and its last file, the index at the next start.
+//!
+//! Invariant: the lock of a work directory on demand is held while the directory is made and removed, and taken
+//! under every other lock of the union.
 
 use crate::{OWN, listing};
-use nacre_vfs::{Errno, Layer, Name, Node, Result};
+use nacre_vfs::{Errno, Layer, Name, Node, Result, SetAttr, SetTime};
+use parking_lot::Mutex;
 use std::{
+    ops::Deref,
     sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -33,7 +39,7 @@ pub(crate) enum WorkHome<'a> {
 }
 
 impl<'a> WorkHome<'a> {
-    fn directory(self) -> &'a Node {
+    pub(crate) fn directory(self) -> &'a Node {
         match self {
             WorkHome::Top(directory) | WorkHome::Apart(directory) => directory,
         }
@@ -67,45 +73,129 @@ pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
     number.is_some_and(|number| present.is_none_or(|work| number < work.start))
 }
 
+/// A work directory on demand.
+#[derive(Default)]
+struct OnDemand {
+    /// It is there.
+    directory: Option<Node>,
+    users: usize,
+}
+
+enum WorkPlace {
+    Kept(Node),
+    OnDemand(Mutex<OnDemand>),
+}
+
+/// The work directory while somebody uses it.
+pub(crate) struct WorkDirectory<'a> {
+    layer: &'a dyn Layer,
+    home: WorkHome<'a>,
+    work: &'a Work,
+    node: Node,
+}
+
+impl Deref for WorkDirectory<'_> {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl Drop for WorkDirectory<'_> {
+    fn drop(&mut self) {
+        let WorkPlace::OnDemand(state) = &self.work.place else { return };
+        let mut state = state.lock();
+        state.users = state.users.saturating_sub(1);
+        if state.users > 0 {
+            return;
+        }
+        match remove_if_empty(self.layer, self.home, self.home.name(WORK, WORK_APART)) {
+            Ok(true) => state.directory = None,
+            // Something is being built in it.
+            Ok(false) => {}
+            Err(error) => tracing::debug!(?error, "an empty work directory stays until it is used again"),
+        }
+    }
+}
+
 /// The directories of one branch.
 pub(crate) struct Work {
-    pub(crate) directory: Node,
+    place: WorkPlace,
     /// Numbers below this were given by earlier runs.
     start: u64,
     next: AtomicU64,
 }
 
 impl Work {
-    /// Finds or makes the directories and empties the first.
+    /// Empties the work directory; makes it, unless it is to be made `on_demand`: then it is removed.
     ///
     /// # Errors
     /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what
     /// the storage says.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
-    pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Work> {
-        let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
-        listing::purge(layer, &directory)?;
+    pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool) -> Result<Work> {
+        let name = home.name(WORK, WORK_APART);
+        let place = if on_demand {
+            let directory = find(layer, home.directory(), name)?;
+            if let Some(directory) = &directory {
+                listing::purge(layer, directory)?;
+            }
+            let stays = directory.is_some() && !remove_if_empty(layer, home, name)?;
+            WorkPlace::OnDemand(Mutex::new(OnDemand { directory: directory.filter(|_| stays), users: 0 }))
+        } else {
+            let directory = make(layer, home.directory(), name)?;
+            listing::purge(layer, &directory)?;
+            WorkPlace::Kept(directory)
+        };
         // Temporary names are also given outside the work directory, where those of an earlier run
         // may still be.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let start = u64::try_from(start).unwrap_or_default();
-        Ok(Work { directory, start, next: AtomicU64::new(start) })
+        Ok(Work { place, start, next: AtomicU64::new(start) })
     }
 
-    /// The hard-link index of a branch, made where it is missing and `writable`.
+    /// The work directory for as long as it is needed.
+    ///
+    /// # Errors
+    /// What the storage says where it has to be made.
+    pub(crate) fn directory<'a>(&'a self, layer: &'a dyn Layer, home: WorkHome<'a>) -> Result<WorkDirectory<'a>> {
+        let node = match &self.place {
+            WorkPlace::Kept(node) => node.clone(),
+            WorkPlace::OnDemand(state) => {
+                let mut state = state.lock();
+                let node = match &state.directory {
+                    Some(node) => node.clone(),
+                    None => {
+                        let name = home.name(WORK, WORK_APART);
+                        unnoticed(layer, home.directory(), || make(layer, home.directory(), name))?
+                    }
+                };
+                state.directory = Some(node.clone());
+                state.users += 1;
+                node
+            }
+        };
+        Ok(WorkDirectory { layer, home, work: self, node })
+    }
+
+    /// The hard-link index of a branch, if there is one. An empty one is removed where it is made on demand.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn hardlink_index(layer: &dyn Layer, home: WorkHome<'_>, removes_empty: bool) -> Result<Option<Node>> {
+        let name = home.name(LINKS, LINKS_APART);
+        let found = find(layer, home.directory(), name)?;
+        if found.is_some() && removes_empty && remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(found) }
+    }
+
+    /// The hard-link index of a branch, made where it is missing.
     ///
     /// # Errors
     /// As [`Work::open`].
-    pub(crate) fn hardlink_index(layer: &dyn Layer, home: WorkHome<'_>, writable: bool) -> Result<Option<Node>> {
+    pub(crate) fn make_hardlink_index(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
         let name = home.name(LINKS, LINKS_APART);
-        if writable {
-            return make(layer, home.directory(), name).map(Some);
-        }
-        match layer.lookup(&OWN, home.directory(), Name::new(name)?) {
-            Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(error) => Err(error),
-        }
+        unnoticed(layer, home.directory(), || make(layer, home.directory(), name))
     }
 
     /// A free name in the work directory.
@@ -129,4 +219,40 @@ fn make(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Node> {
         other => other?,
     };
     if found.attr.kind == nacre_vfs::Kind::Directory { Ok(found.node) } else { Err(Errno::EEXIST) }
+}
+
+/// A directory of the union's own, if it is there.
+fn find(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Option<Node>> {
+    match layer.lookup(&OWN, root, Name::new(name)?) {
+        Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a directory of the union's own unless something is in it; answers whether it is gone.
+fn remove_if_empty(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result<bool> {
+    let name = Name::new(name)?;
+    match unnoticed(layer, home.directory(), || layer.rmdir(&OWN, home.directory(), name)) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(true),
+        Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a change in a directory that users see, and puts the directory's times back.
+fn unnoticed<T>(layer: &dyn Layer, directory: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = layer.getattr(&OWN, directory, None);
+    let done = act()?;
+    if let Ok(before) = before {
+        let times = SetAttr {
+            atime: Some(SetTime::To(before.atime)),
+            mtime: Some(SetTime::To(before.mtime)),
+            ..SetAttr::default()
+        };
+        if let Err(error) = layer.setattr(&OWN, directory, None, &times) {
+            tracing::debug!(?error, "the top of a branch keeps the times of a change by the union itself");
+        }
+    }
+    Ok(done)
 }

@@ -22,6 +22,8 @@ pub struct InterruptedRename<'a> {
     pub replaced: Option<FileId>,
     /// The two files exchange their names.
     pub exchange: bool,
+    /// A character device 0/0 takes the old name.
+    pub whiteout: bool,
 }
 
 /// See the module's head.

@@ -62,6 +62,7 @@ mod times;
 mod torture;
 mod union;
 mod union_balance;
+mod union_below;
 mod union_listing;
 mod union_rest;
 mod union_survival;

@@ -2,7 +2,7 @@
 //! that is installed.
 
 use crate::mounting::unions::list;
-use crate::mounting::{Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
+use crate::mounting::{Fixture, as_root, eventually, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -176,4 +176,97 @@ fn what_was_set_outlives_the_process() {
     assert_eq!(sh(at, "getfattr --only-values -n user.mergerfs.category.create .mergerfs; cat three"), "lfs3\n");
     assert!(run("umount", [at]).status.success());
     fs::read_dir(fixture.scratch.path().join("c")).unwrap();
+}
+
+/// What is done to files of which three branches have a copy.
+const COPIES: &str = r#"
+rm one; mv two renamed; mv three d/moved; mv four d/inner; mv lone five; mv six e/lone2
+chmod 600 seven; chown 5:6 seven; setfattr -n user.new -v 1 seven; touch -d @1000 seven
+truncate -s 2 eight; ln nine tenth; setfattr -x user.old eleven; chmod 700 d
+rm -r gone; rm ten; echo new > ten; mv d dd; touch made; mkdir fresh; mv made fresh/made
+setfattr -n user.mergerfs.func.unlink -v ff .mergerfs; rm twelve; cat twelve
+setfattr -n user.mergerfs.category.action -v epff .mergerfs; chmod 640 thirteen
+getfattr --only-values -n user.mergerfs.category.action .mergerfs; echo
+getfattr --only-values -n user.mergerfs.func.unlink .mergerfs; echo
+for set in moveonenospc=true moveonenospc=pfrd moveonenospc=false func.getattr=newest statfs=full statfs_ignore=ro; do
+  setfattr -n user.mergerfs.${set%%=*} -v ${set#*=} .mergerfs; getfattr --only-values -n user.mergerfs.${set%%=*} .mergerfs; echo
+done
+setfattr -n user.mergerfs.branches -v "+>$place/disk*" .mergerfs; cat extra
+setfattr -n user.mergerfs.branches -v "-$place/disk*" .mergerfs
+getfattr --only-values -n user.mergerfs.srcmounts .mergerfs; echo
+setfattr -n user.mergerfs.branches -v "=$place/[abc]" .mergerfs
+getfattr --only-values -n user.mergerfs.branches .mergerfs; echo
+"#;
+
+#[test]
+fn copies_on_other_branches_are_treated_as_by_mergerfs() {
+    needs!(as_root());
+    let done_by = |program: &str| {
+        let fixture = Fixture::bare();
+        let place = fixture.scratch.path();
+        let fill = "mkdir a b c disk1 disk2; echo extra > disk1/extra; for branch in a b c; do (cd $branch; mkdir d gone; echo x > gone/x
+            for name in one two three four five six seven eight nine ten eleven twelve thirteen d/inner; do echo $branch > $name; done
+            setfattr -n user.old -v 1 eleven); done; mkdir b/e; echo lone > b/lone; echo lone2 > b/e/lone2";
+        sh(place, fill);
+        let list = format!("{0}/a:{0}/b:{0}/c", place.display());
+        let words = "category.create=ff,minfreespace=0,cache.files=off";
+        let output = called(program, place, &["-o", words, &list, fixture.mountpoint.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let said = said(&fixture, COPIES);
+        sh(place, &format!("umount {}", fixture.mountpoint.display()));
+        let left = "for branch in a b c; do cd $branch
+            find . -mindepth 1 \\( -name made -o -name ten -o -type d \\) -printf '%p %y %m\\n' -o -printf '%p %y %m %s %U:%G %n %T@\\n' |
+                sed 's/ [0-9]\\{10\\}[.].*//' | sort
+            find . -type f -exec getfattr -d --absolute-names {} + | grep -v '^$'; grep -r . . | sort; cd ..; done";
+        (said, sh(place, left))
+    };
+    let ours = done_by("ours");
+    assert!(ours.0.contains("\nepff\n") && ours.0.contains("mfs\n"), "{}", ours.0);
+    assert!(!ours.1.contains(".wh."), "{}", ours.1);
+    if Path::new("/usr/bin/mergerfs").exists() {
+        let theirs = done_by("mergerfs");
+        assert_eq!(ours.0, theirs.0);
+        assert_eq!(ours.1, theirs.1);
+    }
+}
+
+/// Words of old lines of fstab, of any version of mergerfs.
+#[test]
+fn old_lines_of_fstab_are_taken() {
+    needs!(as_root());
+    let fixture = fixture();
+    let (at, place) = (fixture.mountpoint.to_str().unwrap(), fixture.scratch.path());
+    for words in [
+        "defaults,allow_other,use_ino,direct_io,auto_cache,hard_remove,noforget,big_writes,splice_move,splice_read",
+        "async_read,attr_timeout=1,entry_timeout=1,negative_timeout=0,ac_attr_timeout=1,kernel_cache,readdir_ino,nonempty",
+        "log.metrics=false,readdirplus=true,posix_acl=false,security_capability=false,symlinkify=false,threads=0",
+        "remember-nodes=0,handle-killpriv=true,handle-killpriv-v2=true,gid-cache.expire-timeout=3600,intr,remember=5",
+    ] {
+        let output = called("ours", place, &["-o", words, "a:b", at]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{words}: {}", text(&output.stderr));
+        assert!(run("umount", [at]).status.success());
+    }
+    let output = called("ours", place, &["-o", "uid=1000,gid=1000", "a:b", at]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr).matches("owners and groups are those on the branches").count(), 2);
+    assert!(run("umount", [at]).status.success());
+}
+
+/// Everybody who may read a branch can lock it.
+#[test]
+fn a_lock_of_another_user_keeps_nobody_from_mounting() {
+    needs!(as_root());
+    let fixture = fixture();
+    let (at, place) = (fixture.mountpoint.to_str().unwrap(), fixture.scratch.path());
+    sh(place, "chmod 755 . a");
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "flock", "--no-fork", "a", "sleep", "600"];
+    let mut holder = Command::new("setpriv").args(user).current_dir(place).spawn().unwrap();
+    let is_locked = || !run("flock", ["-n".as_ref(), place.join("a").as_os_str(), "true".as_ref()]).status.success();
+    eventually("the lock is held", is_locked);
+    let output = called("ours", place, &["-o", "category.create=ff", "a:b", at]);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("a process of another user has locked it"), "{}", text(&output.stderr));
+    assert!(run("umount", [at]).status.success());
 }

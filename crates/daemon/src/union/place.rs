@@ -8,7 +8,7 @@ use crate::{
     report::path_text,
 };
 use nacre_stack::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
-use nacre_union::{BRANCHES_MAX, check_overlap, escape_path};
+use nacre_union::{BRANCHES_MAX, check_overlap, escape_path, matching_directories};
 use std::{
     fs,
     os::unix::ffi::OsStrExt,
@@ -108,37 +108,9 @@ pub fn expand(spec: &mut StackSpec) {
 }
 
 fn matching(branch: BranchSpec) -> Vec<BranchSpec> {
-    let is_pattern = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b'*' | b'?' | b'['));
     let BranchSource::Directory(pattern) = &branch.source else { return vec![branch] };
-    if !is_pattern(pattern) || fs::symlink_metadata(pattern).is_ok() {
-        return vec![branch];
-    }
-    let mut found = vec![PathBuf::new()];
-    for part in pattern.components() {
-        let part = Path::new(part.as_os_str());
-        found = match is_pattern(part) {
-            false => found.into_iter().map(|place| place.join(part)).collect(),
-            true => found.iter().flat_map(|place| named(place, part.as_os_str().as_bytes())).collect(),
-        };
-    }
-    found.retain(|place| place.is_dir());
-    match found.is_empty() {
-        true => vec![branch],
-        false => found.into_iter().map(|place| BranchSpec::directory(place, branch.mode.clone())).collect(),
-    }
-}
-
-/// What a directory has that matches, sorted; names with a dot in front only where the pattern has
-/// one.
-fn named(directory: &Path, pattern: &[u8]) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let fits = |name: &std::ffi::OsString| {
-        let name = name.as_bytes();
-        (pattern.starts_with(b".") || !name.starts_with(b".")) && fast_glob::glob_match(pattern, name)
-    };
-    let mut names: Vec<_> = entries.filter(fits).collect();
-    names.sort();
-    names.into_iter().map(|name| directory.join(name)).collect()
+    let found = matching_directories(pattern);
+    found.into_iter().map(|place| BranchSpec::directory(place, branch.mode.clone())).collect()
 }
 
 /// A directory of a branch, resolved.

@@ -366,6 +366,7 @@ impl Door {
                 moving,
                 replaced: Some(replaced).filter(|replaced| *replaced != NO_FILE),
                 exchange: RenameFlags(flags).has(RenameFlags::EXCHANGE),
+                whiteout: RenameFlags(flags).has(RenameFlags::WHITEOUT),
             })?);
         }
         let is_at = |nodeid: u64, name: &[u8]| {

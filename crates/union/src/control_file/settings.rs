@@ -4,7 +4,10 @@
 //! setting that cannot be changed while mounted, ENODATA for an unknown one, EINVAL for a value that is not
 //! understood. Words of mergerfs that change nothing in a union are not settings.
 
-use crate::{BRANCHES_MAX, BranchMode, CreatePolicy, Hold, Ignored, Union, options, union::Edit};
+use crate::{
+    Action, BRANCHES_MAX, BranchMode, CreatePolicy, Hold, Ignored, Union, matching_directories, options, pattern,
+    union::Edit,
+};
 use nacre_vfs::{Errno, Result};
 use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -19,51 +22,48 @@ type Row = (&'static str, fn(&Union) -> Vec<u8>);
 
 const SETTINGS: [Row; 42] = [
     ("branches", |union| branches(union, true)),
-    ("category.action", action),
+    ("category.action", actions),
     ("category.create", creates),
-    ("category.search", |_| b"ff".to_vec()),
+    (
+        "category.search",
+        |union| if union.shared().rules().newest_times { b"ff,newest".to_vec() } else { b"ff".to_vec() },
+    ),
     ("follow-symlinks", |_| b"never".to_vec()),
     ("func.access", |_| b"ff".to_vec()),
-    ("func.chmod", action),
-    ("func.chown", action),
+    ("func.chmod", |union| action(union, Action::Chmod)),
+    ("func.chown", |union| action(union, Action::Chown)),
     ("func.create", create),
-    ("func.getattr", |union| if union.shared().options.newest_times { b"newest".to_vec() } else { b"ff".to_vec() }),
+    ("func.getattr", |union| if union.shared().rules().newest_times { b"newest".to_vec() } else { b"ff".to_vec() }),
     ("func.getxattr", |_| b"ff".to_vec()),
-    ("func.link", action),
+    ("func.link", |union| action(union, Action::Link)),
     ("func.listxattr", |_| b"ff".to_vec()),
     ("func.mkdir", mkdir),
     ("func.mknod", create),
     ("func.open", |_| b"ff".to_vec()),
     ("func.readdir", |_| b"seq".to_vec()),
     ("func.readlink", |_| b"ff".to_vec()),
-    ("func.removexattr", action),
-    ("func.rename", action),
-    ("func.rmdir", action),
-    ("func.setxattr", action),
+    ("func.removexattr", |union| action(union, Action::RemoveXattr)),
+    ("func.rename", |union| action(union, Action::Rename)),
+    ("func.rmdir", |union| action(union, Action::Rmdir)),
+    ("func.setxattr", |union| action(union, Action::SetXattr)),
     ("func.symlink", create),
-    ("func.truncate", action),
-    ("func.unlink", action),
-    ("func.utimens", action),
+    ("func.truncate", |union| action(union, Action::Truncate)),
+    ("func.unlink", |union| action(union, Action::Unlink)),
+    ("func.utimens", |union| action(union, Action::Utimens)),
     ("ignorepponrename", |_| b"true".to_vec()),
     ("inodecalc", |_| b"passthrough".to_vec()),
     ("link-exdev", |_| b"passthrough".to_vec()),
     ("link_cow", |union| bool_text(union.shared().options.link_cow)),
     ("minfreespace", |union| union.shared().placing.rules.load().min_free.to_string().into_bytes()),
-    ("moveonenospc", |union| {
-        union
-            .shared()
-            .options
-            .move_when_full
-            .map_or_else(|| b"false".to_vec(), |policy| policy.to_string().into_bytes())
-    }),
+    ("moveonenospc", |union| union.shared().rules().move_when_full.map_or_else(|| b"false".to_vec(), written_policy)),
     ("nullrw", |_| b"false".to_vec()),
     ("pid", |_| std::process::id().to_string().into_bytes()),
     ("rename-exdev", |_| b"passthrough".to_vec()),
     ("security_capability", |union| bool_text(union.shared().options.capabilities)),
     ("srcmounts", |union| branches(union, false)),
-    ("statfs", |union| if union.shared().options.figures_of_path { b"full".to_vec() } else { b"base".to_vec() }),
+    ("statfs", |union| if union.shared().rules().figures_of_path { b"full".to_vec() } else { b"base".to_vec() }),
     ("statfs_ignore", |union| {
-        let ignored = match union.shared().options.figures_ignored {
+        let ignored = match union.shared().rules().figures_ignored {
             Ignored::Nothing => "none",
             Ignored::ReadOnly => "ro",
             Ignored::NoCreate => "nc",
@@ -111,9 +111,9 @@ pub(super) fn set(union: &Union, key: &str, value: &[u8]) -> Result<()> {
             }
             edits.into_iter().try_for_each(|edit| union.edit(edit))
         }
-        "category.create" | "func.create" | "func.mkdir" | "minfreespace" => {
+        known if is_live(known) => {
             let value = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
-            union.edit(Edit::Word(format!("{known}={value}")))
+            union.edit(Edit::Word(format!("{}={value}", known.replace('_', "-"))))
         }
         _ if value_now(union) == value => Ok(()),
         _ => Err(Errno::EROFS),
@@ -161,7 +161,15 @@ fn edits(present: &[Listed], value: &[u8]) -> Result<Vec<Edit>> {
         [b'-', b'<'] => remove(present.first()),
         [b'-', b'>'] => remove(present.last()),
         [b'-', list @ ..] => {
-            let gone = listed(list)?;
+            let named = parsed(list)?;
+            // Patterns are those of the branches that are there.
+            let (patterns, mut gone): (Vec<Listed>, Vec<Listed>) =
+                named.into_iter().partition(|branch| pattern::is_pattern(&branch.path));
+            let matching = present.iter().filter(|branch| {
+                !is_in(&gone, branch) && patterns.iter().any(|of| pattern::matches(&of.path, &branch.path))
+            });
+            let matching: Vec<Listed> = matching.cloned().collect();
+            gone.extend(matching);
             // One is always left.
             if present.iter().all(|branch| is_in(&gone, branch)) {
                 return Err(Errno::EINVAL);
@@ -221,10 +229,18 @@ fn replaced(present: &[Listed], wanted: &[Listed]) -> Result<Vec<Edit>> {
     Ok(edits)
 }
 
-/// The branches of a list divided by colons, each once; those without attributes are `rw`, as in every pool.
-fn listed(list: &[u8]) -> Result<Vec<Listed>> {
+/// The branches of a list divided by colons; those without attributes are `rw`, as in every pool.
+fn parsed(list: &[u8]) -> Result<Vec<Listed>> {
     let parsed = crate::parse_pool(std::ffi::OsStr::from_bytes(list)).map_err(|_| Errno::EINVAL)?;
-    let all: Vec<Listed> = parsed.into_iter().map(|(path, mode)| Listed { path, mode }).collect();
+    Ok(parsed.into_iter().map(|(path, mode)| Listed { path, mode }).collect())
+}
+
+/// The branches of a list, each once, with all directories that match in the place of a pattern.
+fn listed(list: &[u8]) -> Result<Vec<Listed>> {
+    let mut all = Vec::new();
+    for Listed { path, mode } in parsed(list)? {
+        all.extend(matching_directories(&path).into_iter().map(|path| Listed { path, mode: mode.clone() }));
+    }
     let is_twice = |at: usize, branch: &Listed| all.iter().skip(at + 1).any(|other| other.path == branch.path);
     if all.iter().enumerate().any(|(at, branch)| is_twice(at, branch)) { Err(Errno::EINVAL) } else { Ok(all) }
 }
@@ -261,8 +277,32 @@ fn bool_text(value: bool) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-fn action(union: &Union) -> Vec<u8> {
-    if union.shared().options.change_everywhere { b"epall".to_vec() } else { b"epff".to_vec() }
+/// Whether a setting can be changed while mounted.
+fn is_live(key: &str) -> bool {
+    const OTHERS: [&str; 9] = [
+        "category.action",
+        "category.create",
+        "category.search",
+        "func.create",
+        "func.getattr",
+        "func.mkdir",
+        "minfreespace",
+        "moveonenospc",
+        "statfs",
+    ];
+    OTHERS.contains(&key) || key == "statfs_ignore" || key.strip_prefix("func.").and_then(Action::named).is_some()
+}
+
+fn action(union: &Union, action: Action) -> Vec<u8> {
+    union.shared().rules().actions.of(action).to_string().into_bytes()
+}
+
+/// The policies of all changes, each once, in the order of their names.
+fn actions(union: &Union) -> Vec<u8> {
+    let mut policies = Action::ALL.map(|of| action(union, of)).to_vec();
+    policies.sort();
+    policies.dedup();
+    policies.join(&b',')
 }
 
 /// The policies of the functions that create, each once, in the order of their names.

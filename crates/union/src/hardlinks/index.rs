@@ -270,14 +270,14 @@ impl HardlinkIndex {
     /// What the storage says.
     pub(crate) fn enter(&self, id: FileId, branch: &Arc<Branch>, temporary: Name<'_>, count: u32) -> Result<Part> {
         let _one_at_a_time = self.changing.lock();
-        let (layer, work) = (&branch.layer, branch.work()?);
+        let (layer, work) = (&branch.layer, branch.work_directory()?);
         let known = self.records.read().get(&id).cloned();
         let below = known.as_ref().map_or(Ok(count), IndexRecord::visible)?;
-        let built = layer.lookup(&OWN, &work.directory, temporary)?;
+        let built = layer.lookup(&OWN, &work, temporary)?;
         write_count(branch, &built.node, below)?;
         let bytes = self.entry_name(id, false);
         let entry = Name::new(&bytes)?;
-        layer.rename(&OWN, &work.directory, temporary, index_directory(branch)?, entry, RenameFlags(0))?;
+        layer.rename(&OWN, &work, temporary, index_directory(branch)?, entry, RenameFlags(0))?;
         let fresh = layer.lookup(&OWN, index_directory(branch)?, entry)?;
         layer.adopt(&built.node, &fresh.node);
         let part = Part::new(branch, built.node, built.attr.id);
@@ -476,11 +476,11 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     let found = match branch.layer.lookup(&OWN, directory, name) {
         // It gets its name with the count: one that tells none counts as many names as there can be.
         Err(Errno::ENOENT) => {
-            let (work, flags) = (branch.work()?, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL));
-            let temporary = work.temporary();
-            let (made, _) = branch.layer.create(&OWN, &work.directory, temporary.name()?, 0o600, flags)?;
+            let (work, flags) = (branch.work_directory()?, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL));
+            let temporary = branch.work()?.temporary();
+            let (made, _) = branch.layer.create(&OWN, &work, temporary.name()?, 0o600, flags)?;
             write_count(branch, &made.node, below)?;
-            return branch.layer.rename(&OWN, &work.directory, temporary.name()?, directory, name, RenameFlags(0));
+            return branch.layer.rename(&OWN, &work, temporary.name()?, directory, name, RenameFlags(0));
         }
         other => other?,
     };

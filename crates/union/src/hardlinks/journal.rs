@@ -172,10 +172,10 @@ impl HardlinkIndex {
 
     /// Writes down which names a copy is going to get.
     fn write_list(&self, branch: &Branch, own: FileId, paths: &[u8], sync: bool) -> Result<()> {
-        let (layer, work) = (&branch.layer, branch.work()?);
-        let temporary = work.temporary();
+        let (layer, work) = (&branch.layer, branch.work_directory()?);
+        let temporary = branch.work()?.temporary();
         let flags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL);
-        let (_, file) = layer.create(&OWN, &work.directory, temporary.name()?, 0o600, flags)?;
+        let (_, file) = layer.create(&OWN, &work, temporary.name()?, 0o600, flags)?;
         let mut at = 0;
         let written = loop {
             match paths.get(at..).filter(|rest| !rest.is_empty()) {
@@ -189,17 +189,10 @@ impl HardlinkIndex {
         };
         let name = entry_name(&self.identities, own, LIST);
         let placed = written.and_then(|()| {
-            layer.rename(
-                &OWN,
-                &work.directory,
-                temporary.name()?,
-                index_directory(branch)?,
-                Name::new(&name)?,
-                RenameFlags(0),
-            )
+            layer.rename(&OWN, &work, temporary.name()?, index_directory(branch)?, Name::new(&name)?, RenameFlags(0))
         });
         if placed.is_err()
-            && let Err(error) = layer.unlink(&OWN, &work.directory, temporary.name()?)
+            && let Err(error) = layer.unlink(&OWN, &work, temporary.name()?)
         {
             tracing::debug!(?error, "a list of names stays in the work directory until the next start");
         }
@@ -241,7 +234,7 @@ impl HardlinkIndex {
         let (directory, entry) = (index_directory(branch)?, Name::new(&entry)?);
         let durable = if sync { layer.fsyncdir(&OWN, directory, false) } else { Ok(()) };
         if let Err(error) = durable
-            .and_then(|()| layer.rename(&OWN, &branch.work()?.directory, temporary, directory, entry, RenameFlags(0)))
+            .and_then(|()| layer.rename(&OWN, &*branch.work_directory()?, temporary, directory, entry, RenameFlags(0)))
         {
             remove(branch, &entry_name(&self.identities, own, LIST))?;
             return Err(error);

@@ -211,7 +211,7 @@ fn long_names_are_hidden_by_links() {
     let tree = Tree::of(&[&["a"], &[&long]]);
     assert_eq!(sorted(&tree.all(&Listings::default(), None, 9)), ["a", &long]);
     let (layer, root) = &tree.branches[0];
-    assert!(!MARKS.hide(&**layer, root, name(b"unused"), root, name(long.as_bytes())).unwrap());
+    assert!(!MARKS.hide(&**layer, &|| Ok(root), name(b"unused"), root, name(long.as_bytes())).unwrap());
     assert_eq!(sorted(&tree.all(&Listings::default(), None, 9)), ["a"]);
     MARKS.unhide(&**layer, root, name(long.as_bytes())).unwrap();
     assert_eq!(sorted(&tree.all(&Listings::default(), None, 9)), ["a", &long]);

@@ -48,7 +48,7 @@ impl Branch {
     }
 
     fn hide(&self, marks: &Marks, bytes: &[u8]) -> Result<bool> {
-        marks.hide(&*self.layer, &self.work, name(b"temp"), &self.d, name(bytes))
+        marks.hide(&*self.layer, &|| Ok(&self.work), name(b"temp"), &self.d, name(bytes))
     }
 
     fn names(&self, directory: &Node) -> Vec<String> {
@@ -287,6 +287,7 @@ fn the_unions_own_attributes() {
         ("user.nacre.origin", true),
         ("user.fuseoverlayfs.opaque", true),
         ("user.overlay", false),
+        ("trusted.overlay.overlay.opaque", false),
         ("user.comment", false),
         ("security.capability", false),
     ] {

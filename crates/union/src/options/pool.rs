@@ -7,7 +7,7 @@
 //! taken and not done as it stands is told in one sentence ([`Words::notices`]), unless it asks for
 //! what happens anyway.
 
-use super::{ParseError, Word, Words};
+use super::{Action, ActionPolicies, ActionPolicy, ParseError, Word, Words};
 use crate::policy::CreatePolicy;
 use std::time::Duration;
 
@@ -30,11 +30,22 @@ pub(crate) type IgnoredWord = (&'static str, Value, &'static [&'static str], &'s
 /// As mergerfs has it, seconds.
 const SYMLINKIFY_TIMEOUT: u64 = 3600;
 
+const OWNERS: &str = "owners and groups are those on the branches";
+const GROUPS: &str = "the kernel knows the groups of a caller";
 const THREADS: &str = "requests are served by as many threads as there are CPUs";
 const NO_EXDEV: &str = "files stay on their branch when they are renamed or get another name, so that there is no EXDEV to replace by a link";
 
 /// Words that are taken and change nothing.
-pub(crate) const IGNORED_WORDS: [IgnoredWord; 27] = [
+pub(crate) const IGNORED_WORDS: [IgnoredWord; 36] = [
+    ("uid", Value::Number, &[], OWNERS),
+    ("gid", Value::Number, &[], OWNERS),
+    ("log.metrics", Value::Bool, &["false"], "`nacre metrics` has the figures"),
+    ("readdirplus", Value::Bool, &["true", "false"], ""),
+    ("remember-nodes", Value::Number, &["0"], "files that the kernel has forgotten are found again on the branches"),
+    ("handle-killpriv", Value::Bool, &["true"], "set-id bits are always dropped as on the branches"),
+    ("handle-killpriv-v2", Value::Bool, &["true"], "set-id bits are always dropped as on the branches"),
+    ("gid-cache.expire-timeout", Value::Number, &["3600"], GROUPS),
+    ("gid-cache.remove-timeout", Value::Number, &["43200"], GROUPS),
     ("threads", Value::Number, &["0"], THREADS),
     ("read-thread-count", Value::Number, &["0", "-1"], THREADS),
     ("process-thread-count", Value::Number, &["0", "-1"], THREADS),
@@ -116,8 +127,6 @@ pub(crate) const IMPOSSIBLE: [(&str, &str); 4] = [
 ];
 
 const SEARCH: [&str; 7] = ["access", "getattr", "getxattr", "ioctl", "listxattr", "open", "readlink"];
-const ACTION: [&str; 10] =
-    ["chmod", "chown", "link", "removexattr", "rename", "rmdir", "setxattr", "truncate", "unlink", "utimens"];
 
 /// What of a union's words only says that something is as it is: told once, and needless to those
 /// who build the union.
@@ -125,10 +134,7 @@ pub(super) fn only_told(name: &str) -> bool {
     let is_of = |functions: &[&str]| name.strip_prefix("func.").is_some_and(|function| functions.contains(&function));
     let obeyed = ["func.getattr", "func.mkdir", "func.create"].contains(&name);
     !obeyed
-        && (IGNORED_WORDS.iter().any(|(known, ..)| same(name, known))
-            || is_of(&SEARCH)
-            || is_of(&ACTION)
-            || is_of(&["mknod", "symlink"]))
+        && (IGNORED_WORDS.iter().any(|(known, ..)| same(name, known)) || is_of(&SEARCH) || is_of(&["mknod", "symlink"]))
         || ["nullrw", "posix-acl", "passthrough.io"].iter().any(|known| same(name, known))
 }
 
@@ -169,11 +175,8 @@ impl Words {
                 }
             }
             "category.action" => {
-                let policy = policy_name(word)?;
-                self.everywhere = Some(["all", "epall"].contains(&policy));
-                if !["all", "epall", "ff", "epff"].contains(&policy) {
-                    self.notice(word, "a change is made where the highest branch has the file");
-                }
+                self.options.actions = ActionPolicies::all_by(self.action_policy(word)?);
+                self.sets_actions = true;
             }
             "moveonenospc" => {
                 self.options.move_when_full = match word.text()? {
@@ -209,17 +212,45 @@ impl Words {
             "link-cow" => self.options.link_cow = bool_of(word)?,
             "symlinkify" => self.symlinkify = bool_of(word)?,
             "symlinkify-timeout" => self.symlinkify_timeout = Some(number(word)?),
-            name => return self.told(word, name),
+            name => match name.strip_prefix("func.").and_then(Action::named) {
+                Some(action) => {
+                    if !self.sets_actions {
+                        self.options.actions = ActionPolicies::all_by(ActionPolicy::ExistingAll);
+                        self.sets_actions = true;
+                    }
+                    let policy = self.action_policy(word)?;
+                    self.options.actions.set(action, policy);
+                }
+                None => return self.told(word, name),
+            },
         }
         Ok(true)
+    }
+
+    /// The policy of a change.
+    fn action_policy(&mut self, word: &Word<'_>) -> Result<ActionPolicy, ParseError> {
+        Ok(match policy_name(word)? {
+            "all" => ActionPolicy::All,
+            "epall" => ActionPolicy::ExistingAll,
+            text => {
+                if !["ff", "epff"].contains(&text) {
+                    self.notice(word, "a change is made where the highest branch has the file");
+                }
+                ActionPolicy::One(text.parse()?)
+            }
+        })
     }
 
     /// What changes nothing, and what cannot be.
     fn told(&mut self, word: &Word<'_>, dashed: &str) -> Result<bool, ParseError> {
         if let Some((_, values, silent, why)) = IGNORED_WORDS.iter().find(|(known, ..)| *known == dashed) {
             let given = word.value.and_then(|value| value.to_str()).unwrap_or_default();
-            values.check(word)?;
-            if !silent.contains(&given) && !why.is_empty() {
+            // libfuse has this one without a value as well.
+            let is_flag = dashed == "async-read" && word.value.is_none();
+            if !is_flag {
+                values.check(word)?;
+            }
+            if !(is_flag || silent.contains(&given) || why.is_empty()) {
                 self.notice(word, why);
             }
             return Ok(true);
@@ -233,12 +264,9 @@ impl Words {
             if policy != "ff" {
                 self.notice(word, "what is read comes from the highest branch that has it");
             }
-        } else if ACTION.contains(&function) {
-            if !["all", "epall"].contains(&policy) {
-                self.notice(word, "category.action= holds for all changes");
-            }
         } else {
-            let known = format!("create, mkdir, mknod, symlink, readdir, {}, {}", SEARCH.join(", "), ACTION.join(", "));
+            let actions = Action::ALL.map(Action::name).join(", ");
+            let known = format!("create, mkdir, mknod, symlink, readdir, {}, {actions}", SEARCH.join(", "));
             return Err(ParseError::new(format!("{}: there is no such function; there are {known}", word.shown())));
         }
         Ok(true)
@@ -264,7 +292,10 @@ impl Words {
 
     /// What holds in a pool where no word says otherwise, as in mergerfs.
     pub(super) fn finish_pool(&mut self) {
-        self.options.change_everywhere = self.everywhere.unwrap_or(self.pool);
+        if self.pool && !self.sets_actions {
+            self.options.actions = ActionPolicies::all_by(ActionPolicy::ExistingAll);
+        }
+        self.options.work_on_demand = self.pool;
         self.options.sum |= self.pool;
         self.options.symlinkify =
             self.symlinkify.then(|| Duration::from_secs(self.symlinkify_timeout.unwrap_or(SYMLINKIFY_TIMEOUT)));

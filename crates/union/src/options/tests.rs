@@ -70,7 +70,7 @@ fn the_lines_of_mergerfs_are_taken_as_they_are() {
             &[],
         ),
         ("read-thread-count=-2,process-thread-count=4,process_thread_queue_depth=8,fuse_msg_size=1M,pin-threads=R1L".to_owned(), 4, &[]),
-        ("category.create=all,func.mknod=rand,func.open=newest,func.rename=ff,passthrough.io=off".to_owned(), 4, &["passthrough=off"]),
+        ("category.create=all,func.mknod=rand,func.open=newest,func.rename=newest,passthrough.io=off".to_owned(), 4, &["passthrough=off"]),
         ("nullrw=false,link_cow=false,follow_symlinks=never,lazy-umount-mountpoint=false,nfsopenhack=off".to_owned(), 0, &[]),
     ] {
         let words = parse(&list).unwrap();
@@ -89,11 +89,14 @@ fn words_of_pools_say_what_holds() {
     for (list, holds) in [
         (
             "category.create=pfrd",
-            (|words| words.pool && words.options.sum && words.options.change_everywhere) as fn(&Words) -> bool,
+            (|words| words.pool && words.options.sum && words.options.actions.are_everywhere(crate::Action::Chmod))
+                as fn(&Words) -> bool,
         ),
-        ("create=pfrd", |words| !words.pool && !words.options.sum && !words.options.change_everywhere),
-        ("category.action=epff", |words| words.pool && !words.options.change_everywhere),
-        ("category.action=all", |words| words.options.change_everywhere),
+        ("create=pfrd", |words| {
+            !words.pool && !words.options.sum && !words.options.actions.are_everywhere(crate::Action::Chmod)
+        }),
+        ("category.action=epff", |words| words.pool && !words.options.actions.are_everywhere(crate::Action::Chmod)),
+        ("category.action=all", |words| words.options.actions.are_everywhere(crate::Action::Chmod)),
         ("func.getattr=newest", |words| words.options.newest_times),
         ("func.getattr=newest,category.search=ff", |words| !words.options.newest_times),
         ("func.mkdir=epmfs", |words| words.options.create_directories == Some("epmfs".parse().unwrap())),

@@ -248,9 +248,21 @@ fn the_unions_own_names_are_nobodys() {
     assert_eq!(layer.rename(caller, root, name(b"plain"), root, name(b".wh.plain"), RenameFlags(0)), Err(Errno::EPERM));
     assert_eq!(two.world.names(root), [b"plain".to_vec()]);
     let node = two.world.find(b"plain").unwrap().node;
-    for key in [&b"trusted.overlay.opaque"[..], b"user.overlay.whiteout", b"trusted.nacre.origin"] {
-        assert_eq!(layer.setxattr(caller, &node, key, b"y", XattrFlags::default()), Err(Errno::EPERM));
-        assert_eq!(layer.getxattr(caller, &node, key, &mut []), Err(Errno::ENODATA));
+    let own = b"trusted.nacre.origin";
+    assert_eq!(layer.setxattr(caller, &node, own, b"y", XattrFlags::default()), Err(Errno::EPERM));
+    assert_eq!(layer.getxattr(caller, &node, own, &mut []), Err(Errno::ENODATA));
+    // Those of an overlay file system over the union are none of its own.
+    let directory = two.world.directory(b"directory");
+    two.world.file_in(&directory, b"inside", b"");
+    for key in [&b"trusted.overlay.opaque"[..], b"user.overlay.opaque"] {
+        assert_eq!(layer.getxattr(caller, &directory, key, &mut []), Err(Errno::ENODATA));
+        assert_eq!(layer.setxattr(caller, &directory, key, b"x", XattrFlags::default()), Ok(()));
+        let mut names = [0; 100];
+        let length = layer.listxattr(caller, &directory, &mut names).unwrap();
+        assert!(names[..length].split(|byte| *byte == 0).any(|name| name == key));
+        assert_eq!(layer.getxattr(caller, &directory, key, &mut []), Ok(1));
+        assert_eq!(layer.removexattr(caller, &directory, key), Ok(()));
+        assert_eq!(layer.getxattr(caller, &directory, key, &mut []), Err(Errno::ENODATA));
     }
 }
 

@@ -31,7 +31,7 @@ fn branches_side_by_side() {
         create: "rr".parse().unwrap(),
         create_directories: Some("rand".parse().unwrap()),
         newest_times: true,
-        change_everywhere: true,
+        actions: nacre_union::ActionPolicies::all_by(nacre_union::ActionPolicy::ExistingAll),
         ..with(Style::Wh)
     };
     conformance::run(|| union(vec![(mem(), "rw"), (mem(), "rw"), (mem(), "rw")], pool()));

@@ -7,6 +7,7 @@ mod behaviour;
 mod checking;
 mod conformance;
 mod devices;
+mod duplicates;
 mod durable;
 mod faults;
 mod full;

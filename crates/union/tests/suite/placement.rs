@@ -178,3 +178,69 @@ fn directories_of_branches_that_take_nothing_new_are_renamed() {
         assert!(!world.exists(gone), "{modes:?} {has:?}");
     }
 }
+
+/// The modes of the branches, read as a number of three digits.
+fn layout(number: usize) -> [&'static str; 3] {
+    let mode = |digit: usize| ["rw", "nc", "ro"][digit % 3];
+    [mode(number), mode(number / 3), mode(number / 9)]
+}
+
+const POLICIES: [&str; 19] = [
+    "tdp", "tdmfs:1", "rr", "mfs", "mfsrr:1", "pmfs", "pmfsrr:1", "ff", "lfs", "lus", "lup", "rand", "pfrd", "newest",
+    "epff", "epmfs", "eplus", "mspff", "mspmfs",
+];
+
+/// What `explain` says happens: for each policy, on each layout of three branches of which some have the directory.
+#[test]
+fn explanations_say_where_files_and_directories_then_are_made() {
+    let mut refused = 0;
+    for policy in POLICIES {
+        for (number, has) in (0..27).flat_map(|number| (1..8).map(move |has| (number, has))) {
+            let [a, b, c] = layout(number);
+            let pool = Pool::new(&format!("br:/a={a}:/b={b}:/c={c},create={policy}"));
+            for index in (0..3).filter(|index| has & (1 << index) != 0) {
+                pool.branches[index].directory(b"d");
+            }
+            for (name, directory) in [("file", false), ("directory", true)] {
+                let said = pool.union.explain(format!("d/{name}").as_bytes(), directory).unwrap().next.chosen;
+                let parent = pool.world.find(b"d").unwrap().node;
+                let (layer, caller) = (&pool.world.layer, &pool.world.caller);
+                let made = if directory {
+                    layer.mkdir(caller, &parent, Name::new(name.as_bytes()).unwrap(), 0o755).map(drop)
+                } else {
+                    let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
+                    layer.create(caller, &parent, Name::new(name.as_bytes()).unwrap(), 0o644, flags).map(drop)
+                };
+                let is_on = |world: &World| {
+                    world.find(b"d").is_ok_and(|entry| world.find_in(&entry.node, name.as_bytes()).is_ok())
+                };
+                let place = made.map(|()| pool.branches.iter().position(is_on).unwrap());
+                refused += usize::from(place.is_err());
+                assert_eq!(said, place, "{policy} on {a}, {b}, {c} of which {has:b} have the directory: {name}");
+            }
+        }
+    }
+    assert!(refused > 0, "some layouts take nothing");
+}
+
+/// The same for copies: each policy, each layout above a file on a branch that is only read.
+#[test]
+fn explanations_say_where_files_then_are_copied() {
+    for policy in ["tdp", "bup", "bu"] {
+        for (number, has) in (0..27).flat_map(|number| (0..8).map(move |has| (number, has))) {
+            let [a, b, c] = layout(number);
+            let pool = Pool::new(&format!("br:/a={a}:/b={b}:/c={c}:/d=ro,cpup={policy}"));
+            for index in (0..3).filter(|index| has & (1 << index) != 0) {
+                pool.branches[index].directory(b"d");
+            }
+            pool.branches[3].file_in(&pool.branches[3].directory(b"d"), b"f", b"content");
+            let said = pool.union.explain(b"d/f", false).unwrap().next.chosen;
+            let file = pool.world.find_in(&pool.world.find(b"d").unwrap().node, b"f").unwrap();
+            let change = nacre_vfs::SetAttr { mode: Some(0o600), ..Default::default() };
+            let changed = pool.world.layer.setattr(&pool.world.caller, &file.node, None, &change);
+            let is_on = |world: &World| world.find(b"d").is_ok_and(|entry| world.find_in(&entry.node, b"f").is_ok());
+            let place = changed.map(|_| pool.branches.iter().position(is_on).unwrap());
+            assert_eq!(said, place, "{policy} on {a}, {b}, {c} of which {has:b} have the directory");
+        }
+    }
+}

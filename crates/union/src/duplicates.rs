@@ -1,0 +1,219 @@
+//! Copies of a file on lower writable branches (`duplicates=change`): where somebody has copied a file to several
+//! branches of a pool, as mergerfs' users do, its copies are changed, renamed and removed with it.
+//!
+//! Called by `remove.rs`, `rename.rs`, `attributes.rs`, `create.rs` (links) and `interrupted.rs`. Which changes are made
+//! on all copies is said by [`crate::UnionOptions::actions`]. Invariants:
+//! * the file that is shown is changed first, and removed last: whatever happens in between, it is there under one of
+//!   its names;
+//! * a copy is removed only when the file that is shown has been, or is about to be, removed or renamed by the same call;
+//! * a copy that does not follow is hidden as in every union, so that no name comes back.
+
+use crate::{
+    OWN, UnionShared,
+    branches::Branch,
+    marks::{self, Seen},
+    node::{Part, UnionNode, View},
+    options::Action,
+};
+use nacre_vfs::{Caller, Errno, FileId, Kind, Name, Node, RenameFlags, Result};
+use std::sync::Arc;
+
+/// A copy of a file on a lower branch.
+pub(crate) struct Duplicate {
+    /// The directory on its branch.
+    home: Part,
+    node: Node,
+    id: FileId,
+}
+
+impl Duplicate {
+    fn branch(&self) -> &Arc<Branch> {
+        &self.home.branch
+    }
+}
+
+/// What lower branches have under the name of a file.
+#[derive(Default)]
+pub(crate) struct Duplicates {
+    /// On writable branches, from the top.
+    pub(crate) writable: Vec<Duplicate>,
+    /// A branch that is only read, or a directory, would be shown without the file and its copies.
+    pub(crate) remains: bool,
+    /// Without the file alone, a copy on a writable branch would be shown.
+    pub(crate) shows_writable: bool,
+}
+
+impl Duplicates {
+    /// The branches that have a copy.
+    pub(crate) fn branches(&self) -> impl Iterator<Item = &Arc<Branch>> {
+        self.writable.iter().map(Duplicate::branch)
+    }
+
+    /// The copies down to a branch, that one included.
+    pub(crate) fn down_to(&self, index: usize) -> &[Duplicate] {
+        let end = self.writable.iter().take_while(|copy| copy.branch().index() <= index).count();
+        self.writable.get(..end).unwrap_or_default()
+    }
+}
+
+/// The old and the new name of a rename, each with its directory at this moment.
+#[derive(Clone, Copy)]
+pub(crate) struct BothNames<'a> {
+    pub(crate) from: (&'a View, Name<'a>),
+    pub(crate) to: (&'a View, Name<'a>),
+    /// The branch of the file that is shown.
+    pub(crate) index: usize,
+}
+
+impl UnionShared {
+    /// Whether this change of a file is made on all of its copies.
+    pub(crate) fn changes_duplicates(&self, action: Action) -> bool {
+        self.options.duplicates && self.rules().actions.are_everywhere(action)
+    }
+
+    /// What the branches below `above` have under a name, down to a whiteout.
+    pub(crate) fn duplicates(&self, directory: &View, name: Name<'_>, above: usize) -> Result<Duplicates> {
+        let mut found = Duplicates::default();
+        for home in directory.parts.iter().filter(|part| part.branch.index() > above) {
+            let (branch, layer) = (&home.branch, &*home.branch.layer);
+            let reads_marks = branch.reads_marks();
+            match branch.marks().look(layer, &OWN, &home.node, name, reads_marks, home.x_directory)? {
+                Seen::Absent => continue,
+                Seen::WhitedOut => break,
+                Seen::Found(entry) if entry.attr.kind == Kind::Directory => {
+                    found.remains = true;
+                    break;
+                }
+                Seen::Found(entry) if branch.is_writable() => {
+                    found.shows_writable |= found.writable.is_empty() && !found.remains;
+                    found.writable.push(Duplicate { home: home.clone(), node: entry.node, id: entry.attr.id });
+                }
+                Seen::Found(_) => found.remains = true,
+            }
+            if reads_marks && marks::stands_beside(layer, &home.node, name)? {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes copies, from the bottom, before the file that is shown is removed.
+    ///
+    /// # Errors
+    /// What the storage says; the file and the copies above are then still there.
+    pub(crate) fn remove_duplicates(&self, caller: &Caller, copies: &[Duplicate], name: Name<'_>) -> Result<()> {
+        for copy in copies.iter().rev() {
+            match copy.branch().layer.unlink(caller, &copy.home.node, name) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes copies that something above hides. Where one stays it only takes up room.
+    pub(crate) fn remove_hidden_duplicates(&self, copies: &[Duplicate], name: Name<'_>) {
+        for copy in copies {
+            match copy.branch().layer.unlink(&OWN, &copy.home.node, name) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(error) => {
+                    tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a file stays on a lower branch");
+                }
+            }
+        }
+    }
+
+    /// The copies of a file under the name it was last seen under, where that leads to it.
+    fn duplicates_of(&self, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
+        let Some(place) = node.place().filter(|_| !node.is_gone()) else { return Ok(Vec::new()) };
+        let (name, top) = (Name::new(&place.name)?, node.top()?);
+        let _names = place.parent.names.read();
+        let view = place.parent.view();
+        let leads_there = match self.sight(&OWN, &view, name)?.found {
+            Some(found) => found.top()?.id == top.id && found.top()?.branch.slot == top.branch.slot,
+            None => false,
+        };
+        if leads_there { Ok(self.duplicates(&view, name, top.branch.index())?.writable) } else { Ok(Vec::new()) }
+    }
+
+    /// Does to the copies of a file what was done to the file. Where one cannot follow, the change stands all the same:
+    /// users see the file that has it.
+    pub(crate) fn on_duplicates(&self, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
+        let copies = self.duplicates_of(node).unwrap_or_else(|error| {
+            tracing::warn!(?error, "copies of a file on lower branches are not found, and stay as they are");
+            Vec::new()
+        });
+        for copy in copies {
+            let (branch, id) = (Arc::clone(copy.branch()), copy.id);
+            if let Err(error) = change(&Part::new(&branch, copy.node, id)) {
+                tracing::warn!(branch = %branch.name.display(), ?error, "a copy of a file differs from the file from now on");
+            }
+        }
+    }
+
+    /// Gives the copies of a file the name that the file has just got; `before` are those of its name until then.
+    pub(crate) fn link_duplicates(
+        self: &Arc<UnionShared>,
+        caller: &Caller,
+        before: &[Duplicate],
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+    ) {
+        for copy in before {
+            let branch = copy.branch();
+            let linked = self.grow(parent, branch).and_then(|home| {
+                let _names = parent.names.write();
+                branch.layer.link(caller, &copy.node, None, &home.node, name).map(drop)
+            });
+            match linked {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(error) => {
+                    tracing::warn!(branch = %branch.name.display(), ?error, "a copy of a file does not get its new name");
+                }
+            }
+        }
+    }
+
+    /// The copies of a file that is about to get another name.
+    pub(crate) fn duplicates_before_link(&self, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
+        if self.changes_duplicates(Action::Link) { self.duplicates_of(node) } else { Ok(Vec::new()) }
+    }
+
+    /// Renames the copies of a file that has just been renamed, and removes what it has replaced on branches where it
+    /// has no copy. The names of both directories are held.
+    ///
+    /// # Errors
+    /// A copy could neither follow nor be removed nor hidden.
+    pub(crate) fn duplicates_follow(&self, caller: &Caller, old: &UnionNode, names: BothNames<'_>) -> Result<()> {
+        let BothNames { from: (source, from), to: (target, to), index } = names;
+        let moving = self.duplicates(source, from, index)?.writable;
+        let replaced = self.duplicates(target, to, index)?.writable;
+        let mut stays = false;
+        for copy in &moving {
+            if let Err(error) = follow(caller, copy, from, target.on(copy.branch()), to) {
+                tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
+                stays |= copy.branch().layer.unlink(&OWN, &copy.home.node, from).is_err();
+            }
+        }
+        let has_followed = |copy: &Duplicate| moving.iter().any(|other| other.branch().slot == copy.branch().slot);
+        let left: Vec<Duplicate> = replaced.into_iter().filter(|copy| !has_followed(copy)).collect();
+        self.remove_hidden_duplicates(&left, to);
+        if stays {
+            let home = source.parts.iter().find(|part| part.branch.index() == index).ok_or(Errno::EIO)?;
+            self.hide(old, home, from)?;
+        }
+        Ok(())
+    }
+}
+
+/// Renames a copy on its branch.
+fn follow(caller: &Caller, copy: &Duplicate, from: Name<'_>, home: Option<&Part>, to: Name<'_>) -> Result<()> {
+    let layer = &copy.branch().layer;
+    let home = home.ok_or(Errno::ENOENT)?;
+    match layer.lookup(&OWN, &home.node, to) {
+        // Two names of one file: rename(2) leaves both.
+        Ok(found) if found.attr.id == copy.id => layer.unlink(caller, &copy.home.node, from),
+        Ok(_) | Err(Errno::ENOENT) => layer.rename(caller, &copy.home.node, from, &home.node, to, RenameFlags(0)),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,223 @@
+//! Files of which several writable branches have a copy, in a pool as mergerfs has them (`duplicates=change`).
+
+use crate::unions::mem;
+use nacre_testkit::{
+    World,
+    faulty::{Fault, Faulty},
+};
+use nacre_union::{BranchMode, Union, UnionOptions, Words};
+use nacre_vfs::{Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
+use std::{ffi::OsStr, sync::Arc};
+
+/// Three branches with copies of `f` and of `d/g`; the middle one also has `one`. All contents differ.
+struct Copies {
+    branches: Vec<World>,
+    layers: Vec<Arc<dyn Layer>>,
+    words: String,
+}
+
+impl Copies {
+    fn new(words: &str) -> Copies {
+        let layers: Vec<Arc<dyn Layer>> = (0..3).map(|_| mem()).collect();
+        let branches: Vec<World> = layers.iter().map(|layer| World::new(Arc::clone(layer))).collect();
+        for (index, branch) in branches.iter().enumerate() {
+            let content = format!("f{index}");
+            branch.file(b"f", content.as_bytes());
+            branch.file_in(&branch.directory(b"d"), b"g", format!("g{index}").as_bytes());
+        }
+        branches[1].file(b"one", b"one");
+        Copies { branches, layers, words: words.to_owned() }
+    }
+
+    fn over(&self, layers: Vec<Arc<dyn Layer>>, modes: [&str; 3]) -> World {
+        let words = Words::parse(OsStr::new(&format!("category.create=ff,duplicates=change,{}", self.words))).unwrap();
+        let options = UnionOptions { sync: false, ..words.options };
+        let branches = layers.into_iter().zip(modes.map(|mode| BranchMode::parse(mode).unwrap())).collect();
+        World::new(Arc::new(Union::new(branches, options).unwrap()))
+    }
+
+    fn world(&self, modes: [&str; 3]) -> World {
+        self.over(self.layers.clone(), modes)
+    }
+
+    /// What each branch has, with contents: `a`, `b`, `c` are the branches.
+    fn shown(&self) -> String {
+        let mut all = Vec::new();
+        for (branch, letter) in self.branches.iter().zip(["a", "b", "c"]) {
+            list(branch, &branch.root, letter, &mut all);
+        }
+        all.sort();
+        all.join(" ")
+    }
+}
+
+fn list(world: &World, directory: &Node, path: &str, all: &mut Vec<String>) {
+    for name in world.names(directory) {
+        let found = world.find_in(directory, &name).unwrap();
+        let path = format!("{path}/{}", String::from_utf8_lossy(&name));
+        if found.attr.kind == nacre_vfs::Kind::Directory {
+            list(world, &found.node, &path, all);
+        } else {
+            all.push(format!("{path}={}", String::from_utf8_lossy(&world.content(&found.node))));
+        }
+    }
+}
+
+fn name(bytes: &str) -> Name<'_> {
+    Name::new(bytes.as_bytes()).unwrap()
+}
+
+fn unlink(world: &World, of: &str) -> Result<()> {
+    world.layer.unlink(&world.caller, &world.root, name(of))
+}
+
+fn rename(world: &World, from: (&Node, &str), to: (&Node, &str)) -> Result<()> {
+    world.layer.rename(&world.caller, from.0, name(from.1), to.0, name(to.1), RenameFlags(0))
+}
+
+const ALL_RW: [&str; 3] = ["rw", "rw", "rw"];
+
+#[test]
+fn a_removed_file_is_gone_from_all_branches() {
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    unlink(&world, "f").unwrap();
+    assert!(!world.exists(b"f"));
+    assert_eq!(copies.shown(), "a/d/g=g0 b/d/g=g1 b/one=one c/d/g=g2");
+    // And their directory goes with its last file.
+    let directory = world.find(b"d").unwrap().node;
+    world.layer.unlink(&world.caller, &directory, name("g")).unwrap();
+    world.layer.rmdir(&world.caller, &world.root, name("d")).unwrap();
+    assert_eq!(copies.shown(), "b/one=one");
+    for branch in &copies.branches {
+        assert!(!branch.exists(b"d"));
+    }
+}
+
+#[test]
+fn a_renamed_file_takes_its_copies_along() {
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    rename(&world, (&world.root, "f"), (&world.root, "h")).unwrap();
+    assert_eq!(copies.shown(), "a/d/g=g0 a/h=f0 b/d/g=g1 b/h=f1 b/one=one c/d/g=g2 c/h=f2");
+    // Over a file with copies.
+    let directory = world.find(b"d").unwrap().node;
+    rename(&world, (&world.root, "h"), (&directory, "g")).unwrap();
+    assert_eq!(copies.shown(), "a/d/g=f0 b/d/g=f1 b/one=one c/d/g=f2");
+    // A file without copies over one with them: what is left of these goes.
+    rename(&world, (&world.root, "one"), (&directory, "g")).unwrap();
+    assert_eq!(world.content(&world.find_in(&directory, b"g").unwrap().node), b"one");
+    assert_eq!(copies.shown(), "b/d/g=one");
+    // And the other way round.
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    rename(&world, (&world.root, "f"), (&world.root, "one")).unwrap();
+    assert_eq!(copies.shown(), "a/d/g=g0 a/one=f0 b/d/g=g1 b/one=f1 c/d/g=g2 c/one=f2");
+}
+
+#[test]
+fn changes_of_a_file_are_made_on_its_copies() {
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    let file = world.find(b"f").unwrap().node;
+    world.change(&file, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    world.layer.setxattr(&world.caller, &file, b"user.new", b"v", XattrFlags::default()).unwrap();
+    world.change(&file, SetAttr { size: Some(1), ..SetAttr::default() });
+    world.layer.link(&world.caller, &file, None, &world.root, name("other")).unwrap();
+    for branch in &copies.branches {
+        let copy = branch.find(b"f").unwrap();
+        assert_eq!((copy.attr.mode, copy.attr.size, copy.attr.nlink), (0o600, 1, 2));
+        assert_eq!(branch.layer.getxattr(&branch.caller, &copy.node, b"user.new", &mut [0; 8]), Ok(1));
+        assert_eq!(branch.find(b"other").unwrap().attr.id, copy.attr.id);
+    }
+    world.layer.removexattr(&world.caller, &file, b"user.new").unwrap();
+    for branch in &copies.branches {
+        let copy = branch.find(b"f").unwrap().node;
+        assert_eq!(branch.layer.getxattr(&branch.caller, &copy, b"user.new", &mut [0; 8]), Err(Errno::ENODATA));
+    }
+}
+
+#[test]
+fn policies_of_the_highest_branch_leave_copies_and_uncover_them() {
+    let copies = Copies::new("func.unlink=ff,func.chmod=epff,func.rename=ff");
+    let world = copies.world(ALL_RW);
+    let file = world.find(b"f").unwrap().node;
+    world.change(&file, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    assert_ne!(copies.branches[1].find(b"f").unwrap().attr.mode, 0o600);
+    unlink(&world, "f").unwrap();
+    assert_eq!(world.content(&world.find(b"f").unwrap().node), b"f1");
+    rename(&world, (&world.root, "f"), (&world.root, "h")).unwrap();
+    assert_eq!(copies.shown(), "a/d/g=g0 b/d/g=g1 b/h=f1 b/one=one c/d/g=g2 c/f=f2");
+    assert_eq!(world.content(&world.find(b"f").unwrap().node), b"f2");
+}
+
+#[test]
+fn a_copy_on_a_branch_that_is_only_read_is_hidden() {
+    let copies = Copies::new("");
+    let world = copies.world(["rw", "ro", "rw"]);
+    unlink(&world, "f").unwrap();
+    assert!(!world.exists(b"f"));
+    assert!(copies.branches[0].exists(b".wh.f"));
+    assert!(copies.branches[1].exists(b"f"));
+    assert!(!copies.branches[2].exists(b"f"));
+}
+
+#[test]
+fn without_the_word_copies_are_hidden() {
+    let copies = Copies::new("duplicates=hide");
+    let world = copies.world(ALL_RW);
+    unlink(&world, "f").unwrap();
+    assert!(!world.exists(b"f"));
+    assert!(copies.branches[0].exists(b".wh.f"));
+    assert!(copies.branches[2].exists(b"f"));
+}
+
+/// Whatever fails, or ends all, in between: the file that was shown is there, under its old or its new name.
+#[test]
+fn the_file_that_is_shown_is_never_lost() {
+    for lasting in [false, true] {
+        for failing in 0..3 {
+            for over in ["new", "one"] {
+                for step in 0.. {
+                    let copies = Copies::new("");
+                    let fault = Fault::new(Errno::EIO, lasting);
+                    let mut layers = copies.layers.clone();
+                    layers[failing] =
+                        Arc::new(Faulty { below: Arc::clone(&layers[failing]), fault: Arc::clone(&fault) });
+                    let world = copies.over(layers, ALL_RW);
+                    fault.after(step);
+                    let done = rename(&world, (&world.root, "f"), (&world.root, over));
+                    let has_struck = fault.has_struck();
+                    fault.end();
+                    let fresh = copies.world(ALL_RW);
+                    let content = |of: &str| fresh.find(of.as_bytes()).map(|entry| fresh.content(&entry.node));
+                    let is_there = [content("f"), content(over)].contains(&Ok(b"f0".to_vec()));
+                    assert!(is_there, "step {step} on branch {failing}: {}", copies.shown());
+                    if done.is_err() && over == "one" {
+                        let kept = content("one").is_ok_and(|content| content == b"one" || content == b"f0");
+                        assert!(kept, "step {step} on branch {failing}: {}", copies.shown());
+                    }
+                    if !has_struck {
+                        done.unwrap();
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Directories of the union's own are on branches only while they are needed.
+#[test]
+fn branches_have_nothing_but_the_files_of_users() {
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    world.file(b"new", b"");
+    let directory = world.directory(b"fresh");
+    rename(&world, (&world.root, "one"), (&directory, "moved")).unwrap();
+    unlink(&world, "f").unwrap();
+    drop(world);
+    for branch in &copies.branches {
+        assert!(branch.names(&branch.root).iter().all(|name| !name.starts_with(b".wh.")), "{}", copies.shown());
+    }
+}
