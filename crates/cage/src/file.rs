@@ -13,7 +13,6 @@ use super::{
     ledger::Full,
     writeback::Phase,
 };
-use nacre_sys::ioctls::command;
 use nacre_vfs::{
     AllocateMode, Caller, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteAhead, WriteOrigin,
     WritebackLease,
@@ -390,7 +389,7 @@ fn address(file: &dyn OpenFile) -> usize {
 pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
     matches!(
         request.command,
-        command::GET_FLAGS | command::SET_FLAGS | command::GET_VERSION | command::GET_EXTENDED | command::SET_EXTENDED
+        Ioctl::GET_FLAGS | Ioctl::SET_FLAGS | Ioctl::GET_VERSION | Ioctl::GET_EXTENDED | Ioctl::SET_EXTENDED
     )
 }
 

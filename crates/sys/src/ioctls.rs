@@ -7,19 +7,18 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// Command numbers as the asking process gives them (include/uapi/linux/fs.h), for programs of the
-/// native word size.
-pub mod command {
+/// Command numbers of the calls made here (include/uapi/linux/fs.h). Those of requests are `nacre_vfs::Ioctl`'s.
+mod command {
     /// Reads the file flags.
-    pub const GET_FLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
+    pub(super) const GET_FLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
     /// Sets the file flags.
-    pub const SET_FLAGS: u32 = libc::FS_IOC_SETFLAGS as u32;
+    pub(super) const SET_FLAGS: u32 = libc::FS_IOC_SETFLAGS as u32;
     /// Reads the inode's generation number.
-    pub const GET_VERSION: u32 = libc::FS_IOC_GETVERSION as u32;
+    pub(super) const GET_VERSION: u32 = libc::FS_IOC_GETVERSION as u32;
     /// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
-    pub const GET_EXTENDED: u32 = 0x801c_581f;
+    pub(super) const GET_EXTENDED: u32 = 0x801c_581f;
     /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
-    pub const SET_EXTENDED: u32 = 0x401c_5820;
+    pub(super) const SET_EXTENDED: u32 = 0x401c_5820;
     /// `FS_IOC_FIEMAP`: `_IOWR('f', 11, struct fiemap)`.
     pub(super) const MAP_EXTENTS: u32 = 0xc020_660b;
     /// `BLKGETSIZE64`: `_IOR(0x12, 114, size_t)`.

@@ -162,6 +162,8 @@ impl Ioctl<'_> {
     pub const GET_FLAGS: u32 = 0x8008_6601;
     /// `FS_IOC_SETFLAGS` of a 64-bit caller: `_IOW('f', 2, long)`.
     pub const SET_FLAGS: u32 = 0x4008_6602;
+    /// `FS_IOC_GETVERSION` of a 64-bit caller: `_IOR('v', 1, long)`.
+    pub const GET_VERSION: u32 = 0x8008_7601;
     /// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
     pub const GET_EXTENDED: u32 = 0x801c_581f;
     /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
@@ -171,6 +173,21 @@ impl Ioctl<'_> {
     #[must_use]
     pub fn may_change(&self) -> bool {
         matches!(self.command, Self::SET_FLAGS | Self::SET_EXTENDED)
+    }
+
+    /// Whether the command makes a file immutable or append-only, or leaves it so.
+    #[must_use]
+    pub fn protects(&self) -> bool {
+        /// `FS_IMMUTABLE_FL | FS_APPEND_FL`, `FS_XFLAG_IMMUTABLE | FS_XFLAG_APPEND` (linux/fs.h).
+        const PLAIN: u32 = 0x30;
+        const EXTENDED: u32 = 0x18;
+        let protecting = match self.command {
+            Self::SET_FLAGS => PLAIN,
+            Self::SET_EXTENDED => EXTENDED,
+            _ => return false,
+        };
+        let flags = self.input.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk));
+        flags.is_some_and(|flags| flags & protecting != 0)
     }
 }
 

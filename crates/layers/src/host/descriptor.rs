@@ -50,16 +50,15 @@ fn project(extended: &[u8; ioctls::EXTENDED_LEN]) -> Project {
 /// Forwards the commands whose argument is a plain value (file flags, extended flags, inode
 /// version); ENOTTY for all others.
 pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-    use ioctls::command;
     let mut answer = |bytes: &[u8]| {
         output.get_mut(..bytes.len()).ok_or(Errno::EINVAL)?.copy_from_slice(bytes);
         Ok((0, bytes.len()))
     };
     match request.command {
-        command::GET_FLAGS => answer(&ioctls::flags(file)?.to_ne_bytes()),
-        command::GET_VERSION => answer(&ioctls::version(file)?.to_ne_bytes()),
-        command::GET_EXTENDED => answer(&ioctls::extended(file)?),
-        command::SET_FLAGS => {
+        Ioctl::GET_FLAGS => answer(&ioctls::flags(file)?.to_ne_bytes()),
+        Ioctl::GET_VERSION => answer(&ioctls::version(file)?.to_ne_bytes()),
+        Ioctl::GET_EXTENDED => answer(&ioctls::extended(file)?),
+        Ioctl::SET_FLAGS => {
             let value = u32::from_ne_bytes(*request.input.first_chunk().ok_or(Errno::EINVAL)?);
             if (value ^ ioctls::flags(file)?) & GUARDED != 0 {
                 return Err(Errno::EPERM);
@@ -67,7 +66,7 @@ pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8
             ioctls::set_flags(file, value)?;
             Ok((0, 0))
         }
-        command::SET_EXTENDED => {
+        Ioctl::SET_EXTENDED => {
             let value = request.input.first_chunk().ok_or(Errno::EINVAL)?;
             if project(value) != project(&ioctls::extended(file)?) {
                 return Err(Errno::EPERM);

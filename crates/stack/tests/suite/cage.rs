@@ -319,8 +319,7 @@ fn ioctls_that_could_allocate_are_not_passed_on() {
     for command in [0x4004_9409_u32, 0x4020_940d, 0xc018_9436, 0x4030_582a] {
         assert_eq!(file.ioctl(Ioctl { command, argument: 0, input: &[0; 64] }, &mut []).err(), Some(Errno::ENOTTY));
     }
-    let flags =
-        file.ioctl(Ioctl { command: nacre_sys::ioctls::command::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
+    let flags = file.ioctl(Ioctl { command: Ioctl::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
     assert!(flags.is_ok(), "{flags:?}");
     assert!(file.backing().is_none() && file.writeback_lease().is_none());
 }

@@ -234,8 +234,7 @@ fn set_id_bits_fall_as_the_kernel_asks() {
 
 #[test]
 fn file_flags_are_forwarded() {
-    const GET_FLAGS: u32 = nacre_sys::ioctls::command::GET_FLAGS;
-    let request = Ioctl { command: GET_FLAGS, argument: 0, input: &[] };
+    let request = Ioctl { command: Ioctl::GET_FLAGS, argument: 0, input: &[] };
     let mut output = [0; 32];
     let door = Door::new();
     let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
@@ -247,7 +246,7 @@ fn file_flags_are_forwarded() {
     assert_eq!(door.host.ioctl(&Caller::ROOT, &door.root(), request, &mut output), Ok((0, 4)));
     // FS_NODUMP_FL.
     let input = (flags | 0x40).to_ne_bytes();
-    let set = Ioctl { command: nacre_sys::ioctls::command::SET_FLAGS, argument: 0, input: &input };
+    let set = Ioctl { command: Ioctl::SET_FLAGS, argument: 0, input: &input };
     file.ioctl(set, &mut []).unwrap();
     assert_eq!(nacre_sys::ioctls::flags(native_file.as_fd()).unwrap(), flags | 0x40);
     let unknown = Ioctl { command: 0x1234, argument: 0, input: &[] };
