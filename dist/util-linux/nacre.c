@@ -22,6 +22,8 @@
 #define NACRE_DESTROYED		3
 #define NACRE_NAME_MAX		255
 #define NACRE_MINIMUM		(64 * 1024 * 1024)
+#define NACRE_FIRST		64		/* where the blocks of the first two labels lie, KiB */
+#define NACRE_SECOND		(512 + 64)
 
 /* What is left of the block. A read behind its end sets 'bad' and gives zeros. */
 struct nacre_fields {
@@ -72,23 +74,33 @@ static const unsigned char *nacre_string(struct nacre_fields *f, size_t *length)
 	return nacre_bytes(f, count);
 }
 
-static int probe_nacre(blkid_probe pr, const struct blkid_idmag *mag)
-{
-	const unsigned char *block, *name, *skipped;
-	struct nacre_fields f = { .bad = 0 };
-	uint64_t version, pool, state, slot, index, count, member;
-	size_t name_length, length;
+/* What the identity block of a label says. */
+struct nacre_identity {
+	const unsigned char *name;
+	size_t name_length;
+	uint64_t version, pool, member;
+};
 
-	block = blkid_probe_get_buffer(pr, (uint64_t) mag->kboff << 10, NACRE_BLOCK);
+/* Reads the identity block at 'kboff' KiB: BLKID_PROBE_OK, BLKID_PROBE_NONE or a negative error number. */
+static int nacre_identity(blkid_probe pr, uint64_t kboff, struct nacre_identity *id)
+{
+	const unsigned char *block, *skipped;
+	struct nacre_fields f = { .bad = 0 };
+	uint64_t state, slot, index, count;
+	size_t length;
+
+	block = blkid_probe_get_buffer(pr, kboff << 10, NACRE_BLOCK);
 	if (!block)
 		return errno ? -errno : BLKID_PROBE_NONE;
+	if (memcmp(block, NACRE_MAGIC, 8) != 0)
+		return BLKID_PROBE_NONE;
 	f.at = block + NACRE_FIELDS;
 	f.left = NACRE_BLOCK - NACRE_FIELDS;
 
-	version = nacre_number(&f, 4);
+	id->version = nacre_number(&f, 4);
 	nacre_bytes(&f, 4 * 8);			/* revision, three words of features */
-	pool = nacre_number(&f, 8);
-	name = nacre_string(&f, &name_length);
+	id->pool = nacre_number(&f, 8);
+	id->name = nacre_string(&f, &id->name_length);
 	state = nacre_number(&f, 1);
 	nacre_bytes(&f, 8);			/* the machine: number and name */
 	nacre_string(&f, &length);
@@ -97,7 +109,7 @@ static int probe_nacre(blkid_probe pr, const struct blkid_idmag *mag)
 	index = nacre_number(&f, 2);
 	count = nacre_number(&f, 2);
 
-	if (f.bad || version != NACRE_VERSION || !name_length || name_length > NACRE_NAME_MAX ||
+	if (f.bad || id->version != NACRE_VERSION || !id->name_length || id->name_length > NACRE_NAME_MAX ||
 	    !state || state >= NACRE_DESTROYED || !slot || (slot & (slot - 1)) || index >= count)
 		return BLKID_PROBE_NONE;
 
@@ -106,15 +118,26 @@ static int probe_nacre(blkid_probe pr, const struct blkid_idmag *mag)
 		nacre_bytes(&f, 16);
 		nacre_string(&f, &length);
 	}
-	member = nacre_number(&f, 8);
+	id->member = nacre_number(&f, 8);
 	skipped = nacre_bytes(&f, 8);
-	if (f.bad || !skipped)
-		return BLKID_PROBE_NONE;
+	return f.bad || !skipped ? BLKID_PROBE_NONE : BLKID_PROBE_OK;
+}
 
-	blkid_probe_sprintf_version(pr, "%" PRIu64, version);
-	blkid_probe_set_label(pr, name, name_length);
-	blkid_probe_sprintf_uuid(pr, (unsigned char *) &pool, sizeof(pool), "%" PRIu64, pool);
-	blkid_probe_sprintf_value(pr, "UUID_SUB", "%" PRIu64, member);
+static int probe_nacre(blkid_probe pr, const struct blkid_idmag *mag)
+{
+	struct nacre_identity id = { .name = NULL };
+	int rc = nacre_identity(pr, (uint64_t) mag->kboff, &id);
+
+	/* libblkid looks for no further magic where one was found: a damaged first label must not hide the second. */
+	if (rc != BLKID_PROBE_OK && mag->kboff == NACRE_FIRST)
+		rc = nacre_identity(pr, NACRE_SECOND, &id);
+	if (rc != BLKID_PROBE_OK)
+		return rc;
+
+	blkid_probe_sprintf_version(pr, "%" PRIu64, id.version);
+	blkid_probe_set_label(pr, id.name, id.name_length);
+	blkid_probe_sprintf_uuid(pr, (unsigned char *) &id.pool, sizeof(id.pool), "%" PRIu64, id.pool);
+	blkid_probe_sprintf_value(pr, "UUID_SUB", "%" PRIu64, id.member);
 	return BLKID_PROBE_OK;
 }
 
@@ -126,8 +149,8 @@ const struct blkid_idinfo nacre_idinfo =
 	.minsz		= NACRE_MINIMUM,
 	.magics		=
 	{
-		{ .magic = NACRE_MAGIC, .len = 8, .kboff = 64 },
-		{ .magic = NACRE_MAGIC, .len = 8, .kboff = 512 + 64 },
+		{ .magic = NACRE_MAGIC, .len = 8, .kboff = NACRE_FIRST },
+		{ .magic = NACRE_MAGIC, .len = 8, .kboff = NACRE_SECOND },
 		{ NULL }
 	}
 };

@@ -111,17 +111,73 @@ pub fn write_identity(device: &dyn Device, identity: &Identity) -> Result<(), Po
     Ok(())
 }
 
-/// Zeroes what labels leave free at both ends of a device that becomes part of a pool: the first 64 KiB, and
-/// the remainder behind the last label. A superblock or partition table there would still be found, and a mount
-/// of it would overwrite the pool. Durable when it returns.
+/// Offsets and magic numbers of what other programs look for behind the first MiB: the second headers of LUKS2,
+/// VMFS and its volumes.
+const FOREIGN: [(u64, &[u8]); 5] = [
+    (0x10_0000, b"SKUL\xba\xbe"),
+    (0x20_0000, b"SKUL\xba\xbe"),
+    (0x40_0000, b"SKUL\xba\xbe"),
+    (0x10_0000, &[0x0d, 0xd0, 0x01, 0xc0]),
+    (0x20_0000, &[0x5e, 0xf1, 0xab, 0x2f]),
+];
+/// What is zeroed of such a header, bytes.
+const HEADER: u64 = 4 << 10;
+
+/// Writes to the labels' places what lies there: shows whether a device can be written, and changes nothing.
+///
+/// # Errors
+/// [`PoolError::Device`] for a device that cannot be written.
+pub fn try_writing(device: &dyn Device) -> Result<(), PoolError> {
+    for place in places(device.length()) {
+        let mut block = vec![0; identity::LENGTH];
+        // What cannot be read has no content that could stay.
+        if device.read_at(&mut block, place + IDENTITY_AT).is_ok() {
+            device
+                .write_at(&block, place + IDENTITY_AT)
+                .map_err(|error| failed(device, "writing the label of", error))?;
+        }
+    }
+    device.sync().map_err(|error| failed(device, "syncing", error))
+}
+
+/// Zeroes both ends of a device that becomes part of a pool, and the headers of other programs behind them. A
+/// superblock or partition table there would still be found, and a mount of it would overwrite the pool. Durable
+/// when it returns.
 ///
 /// # Errors
 /// [`PoolError::Device`] for a device that cannot be written.
 pub fn clear_foreign(device: &dyn Device) -> Result<(), PoolError> {
     let length = device.length();
-    let Some(last) = places(length).into_iter().max() else { return Ok(()) };
+    let Some(end) = end_of_data(length) else { return Ok(()) };
+    let mut ranges = vec![(0, ENDS), (end, length)];
+    for (offset, magic) in FOREIGN.into_iter().filter(|(offset, _)| offset + HEADER <= end) {
+        let mut there = vec![0; magic.len()];
+        if device.read_at(&mut there, offset).is_ok() && there == magic {
+            ranges.push((offset, offset + HEADER));
+        }
+    }
+    zero(device, &ranges)
+}
+
+/// Zeroes the end of a device that has become longer, from the first label there on: the copy of a partition table
+/// or another program's header may lie there. Durable when it returns.
+///
+/// # Errors
+/// [`PoolError::Device`] for a device that cannot be written.
+pub fn clear_new_end(device: &dyn Device) -> Result<(), PoolError> {
+    let length = device.length();
+    end_of_data(length).map_or(Ok(()), |end| zero(device, &[(end, length)]))
+}
+
+/// Where the labels at the end of a device begin.
+fn end_of_data(length: u64) -> Option<u64> {
+    places(length).into_iter().max().map(|last| last + LENGTH - ENDS)
+}
+
+/// Zeroes ranges that are not zero.
+fn zero(device: &dyn Device, ranges: &[(u64, u64)]) -> Result<(), PoolError> {
     let mut written = false;
-    for (from, to) in [(0, IDENTITY_AT), (last + LENGTH, length)] {
+    for (from, to) in ranges.iter().copied() {
         let zeros = vec![0; (to - from) as usize];
         let mut there = zeros.clone();
         if device.read_at(&mut there, from).is_ok() && there == zeros {

@@ -83,7 +83,7 @@ fn is_zero(device: &dyn Device) -> bool {
 }
 
 /// Signatures by their offset in bytes.
-const KNOWN: [(u64, &[u8], &str); 65] = [
+const KNOWN: [(u64, &[u8], &str); 73] = [
     (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),
     (0, b"XFSB", "a filesystem of type 'xfs'"),
     (0x10040, b"_BHRfS_M", "a filesystem of type 'btrfs'"),
@@ -134,6 +134,14 @@ const KNOWN: [(u64, &[u8], &str); 65] = [
     (0xfff6, b"SWAPSPACE2", "swap space"),
     (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
     (0x4000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x8000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x1_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x2_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x4_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x8_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x10_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x20_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
+    (0x40_0000, b"SKUL\xba\xbe", "an encrypted volume (LUKS)"),
     (0x018, b"LVM2 001", "a physical volume of LVM"),
     (0x218, b"LVM2 001", "a physical volume of LVM"),
     (0x418, b"LVM2 001", "a physical volume of LVM"),
@@ -269,6 +277,57 @@ mod tests {
                 assert!(said.as_ref().is_some_and(|said| said.starts_with("contains ")), "{one:x?}: {said:?}");
             }
             assert_eq!(refusal(Accepted::Anything, &[one]), None);
+        }
+    }
+
+    /// A device that cannot be read from an offset on.
+    struct Unreadable(FileDevice, u64);
+
+    impl Device for Unreadable {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn length(&self) -> u64 {
+            self.0.length()
+        }
+
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            match offset.checked_add(buffer.len() as u64) {
+                Some(end) if end <= self.1 => self.0.read_at(buffer, offset),
+                _ => Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())),
+            }
+        }
+
+        fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+            self.0.write_at(bytes, offset)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.0.sync()
+        }
+
+        fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+            self.0.discard(offset, length)
+        }
+
+        fn expect(&self, offset: u64, length: u64) {
+            self.0.expect(offset, length);
+        }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_read_where_a_signature_may_lie_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("d");
+        fs::File::create(&path).unwrap().set_len(LENGTH).unwrap();
+        for readable in [2 << 20, LENGTH - ZFS_LABEL] {
+            let device = Unreadable(FileDevice::open(&path, true).unwrap(), readable);
+            for accepted in [Accepted::Empty, Accepted::Unrecognized] {
+                let said = refused(&device, false, accepted);
+                assert!(said.as_ref().is_some_and(|said| said.contains("cannot be read everywhere")), "{said:?}");
+            }
+            assert_eq!(refused(&device, false, Accepted::Anything), None);
         }
     }
 

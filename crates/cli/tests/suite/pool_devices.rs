@@ -2,7 +2,12 @@
 //! import.
 
 use crate::mounting::{as_root, eventually, nacre, needs, pools::Yard, text};
-use std::{fs, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::Path,
+    process::Command,
+};
 
 /// A disk with so much room more than what it holds, MiB.
 fn room(disk: &Path, more: u64) {
@@ -219,9 +224,16 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     assert!(yard.refused(&["pool", "online", &name]).1.contains("missing"));
     assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).1.contains("no such device in pool"));
     // While it is imported, when it is told to.
-    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512 << 20).unwrap();
+    let longer = fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();
+    longer.set_len(512 << 20).unwrap();
+    // The copy of a partition table at the new end.
+    let table = (512 << 20) - 512;
+    longer.write_all_at(b"EFI PART", table).unwrap();
     assert_eq!(size("expandsize"), "-");
     yard.nacre(&["pool", "online", "-e", &name, "img"]);
+    let mut there = [1; 8];
+    longer.read_exact_at(&mut there, table).unwrap();
+    assert_ne!(&there, b"EFI PART");
     let grown = bytes("size");
     assert!(grown > before + (200 << 20), "{before} {grown}");
     // More than there was room for before: some of it lies where the old end was.

@@ -218,3 +218,36 @@ proptest! {
         prop_assert!(Identity::decode(&block).is_err());
     }
 }
+
+/// Headers, partition tables and uberblocks of other programs anywhere that labels lie or those programs look.
+#[test]
+fn a_device_of_a_pool_is_nobody_elses() {
+    const MIB: u64 = 1 << 20;
+    for length in [64 * MIB, 64 * MIB + 12_345 * 512] {
+        let device = Simulator::new("disk", length);
+        let found: [(u64, &[u8]); 8] = [
+            (0x438, &[0x53, 0xef]),
+            (0x4000, b"SKUL\xba\xbe"),
+            (0x10_0000, b"SKUL\xba\xbe"),
+            (0x20_0000, &[0x5e, 0xf1, 0xab, 0x2f]),
+            (0x40_0000, b"SKUL\xba\xbe"),
+            (128 << 10, &0x00ba_b10c_u64.to_le_bytes()),
+            (length - 0x2000, &[0xfc, 0x4e, 0x2b, 0xa9]),
+            (length - 512, b"EFI PART"),
+        ];
+        for (offset, magic) in found {
+            device.write_at(magic, offset).unwrap();
+        }
+        let before = device.bytes();
+        try_writing(&device).unwrap();
+        assert_eq!(device.bytes(), before);
+        // Data of any kind that is no header.
+        device.write_at(b"SKUL", 0x30_0000).unwrap();
+        clear_foreign(&device).unwrap();
+        let now = device.bytes();
+        for (offset, magic) in found {
+            assert!(now[offset as usize..][..magic.len()].iter().all(|byte| *byte == 0), "{length} {offset:x}");
+        }
+        assert_eq!(&now[0x30_0000..][..4], b"SKUL");
+    }
+}

@@ -141,6 +141,8 @@ impl Store {
     ) -> Result<(Self, Root)> {
         let identity = Identity { groups, ..new.identity(slot, members, features) };
         identity.check()?;
+        // A device that cannot be written leaves all others as they are.
+        devices.iter().try_for_each(|device| label::try_writing(&**device))?;
         devices.iter().try_for_each(|device| label::clear_foreign(&**device))?;
         let disks = Arc::new(Disks::new(devices, &identity));
         Self::create_on(Arc::clone(&disks) as _, Some(disks), identity, log)
@@ -420,6 +422,10 @@ impl Store {
         let grown = disks.measure(&mut identity)?;
         if grown.is_empty() {
             return Ok(Vec::new());
+        }
+        // No slot reaches into the labels at the new end, which lie behind those at the old one.
+        for (number, _) in &grown {
+            label::clear_new_end(&*disks.device(*number as u16)?)?;
         }
         (identity.revision, identity.time) = (identity.revision + 1, time);
         self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;

@@ -212,6 +212,20 @@ fn only_all_devices_of_one_pool_are_imported() {
 }
 
 #[test]
+fn a_refused_creation_changes_no_device() {
+    let sims = simulators(3, 64 * MIB);
+    let before = content(1, MIB as usize);
+    for sim in &sims {
+        sim.write_at(&before, 0).unwrap();
+        sim.write_at(&before, 63 * MIB).unwrap();
+    }
+    let all = sims[0].bytes();
+    sims[2].fail_after(0);
+    assert!(matches!(Store::create(devices(&sims), &new_pool()), Err(PoolError::Device { .. })));
+    assert!(sims[..2].iter().all(|sim| sim.bytes() == all));
+}
+
+#[test]
 fn a_device_is_added_and_used() {
     let sims = simulators(3, 64 * MIB);
     let store = create(&sims[..1]);
