@@ -59,7 +59,11 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
         let old = before.as_ref().map(|(_, look)| look);
         let mut text = match tab {
             Tab::Mounts => frame(old.map_or(&[][..], |look| &look.mounts), &now.1.mounts, seconds, terminal),
-            other => tables::table(other, Looks { before: old, now: &now.1, seconds }).text(terminal),
+            other => {
+                let mut table = tables::table(other, Looks { before: old, now: &now.1, seconds });
+                table.sort_by_activity();
+                table.text(terminal)
+            }
         };
         if round > 0 {
             text.insert(0, '\n');
@@ -79,7 +83,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
     }
 }
 
-/// One table: rates since `before`, totals where there is none.
+/// One table, the most active mounts first: rates since `before`, totals where there is none.
 fn frame(before: &[Report], now: &[Report], seconds: Option<f64>, bold: bool) -> String {
     if now.is_empty() {
         return "no mounts\n".to_owned();
@@ -97,7 +101,11 @@ fn frame(before: &[Report], now: &[Report], seconds: Option<f64>, bold: bool) ->
         ("PASSTHROUGH", Align::Left),
         ("MOST", Align::Left),
     ];
-    let rows: Vec<Vec<String>> = now.iter().map(|report| row(find(before, report), report, seconds)).collect();
+    let mut sorted: Vec<&Report> = now.iter().collect();
+    let requests =
+        |report: &Report| report.requests.saturating_sub(find(before, report).map_or(0, |earlier| earlier.requests));
+    sorted.sort_by(|a, b| requests(b).cmp(&requests(a)).then_with(|| a.mountpoint.cmp(&b.mountpoint)));
+    let rows: Vec<Vec<String>> = sorted.iter().map(|report| row(find(before, report), report, seconds)).collect();
     columns::aligned(&headings, &rows, bold)
 }
 
@@ -180,6 +188,17 @@ mod tests {
         let line = second.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(line, "/m 10 0 100 ns 0 0 0 off read 100 %");
         assert_eq!(frame(&[], &[], None, false), "no mounts\n");
+    }
+
+    #[test]
+    fn the_most_active_mounts_come_first() {
+        let named = |mountpoint: &str, reads| Report { mountpoint: mountpoint.to_owned(), ..report(0, reads) };
+        let order = |text: String| -> Vec<String> {
+            text.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
+        };
+        let (before, now) = ([named("/a", 100), named("/b", 0)], [named("/a", 110), named("/b", 20), named("/c", 10)]);
+        assert_eq!(order(frame(&[], &now, None, false)), ["/a", "/b", "/c"]);
+        assert_eq!(order(frame(&before, &now, Some(1.0), false)), ["/b", "/a", "/c"]);
     }
 
     #[test]

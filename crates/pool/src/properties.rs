@@ -202,19 +202,22 @@ impl std::error::Error for PropertyError {}
 
 impl PropertyError {
     /// What to do next, where that can be said: the names of the table that are near to an unknown
-    /// one, what sizes look like. May be empty.
+    /// one and where all are listed, what sizes look like. May be empty.
     #[must_use]
     pub fn next(&self, table: &[Definition]) -> String {
         match self {
             Self::Unknown(name) => match &similar::similar(name, table)[..] {
-                [] => String::new(),
-                names => format!("did you mean {}?", names.join(", ")),
+                [] => LISTED.to_owned(),
+                names => format!("did you mean {}? {LISTED}", names.join(", ")),
             },
             Self::BadSuffix(_) => size::FORM.to_owned(),
             _ => String::new(),
         }
     }
 }
+
+/// Where all properties are listed.
+const LISTED: &str = "nacre-properties(7) lists the properties";
 
 /// A property by the name that a user gave.
 #[derive(Clone, Debug, PartialEq, Eq)]

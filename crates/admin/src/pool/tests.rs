@@ -465,6 +465,7 @@ fn properties_are_kept_and_checked() {
     ] {
         let refusal = set(&pool, name, value).unwrap_err();
         assert!(refusal.what.contains(said), "{name}: {refusal}");
+        assert_eq!(refusal.next.contains("nacre-properties(7)"), name == "nonsense", "{refusal}");
     }
     set(&pool, "comment", "kept").unwrap();
     set(&pool, "autotrim", "on").unwrap();

@@ -99,11 +99,9 @@ fn wrong(what: &str, error: &PropertyError) -> Failure {
     }
 }
 
-/// Where the properties are listed, after those that may have been meant.
+/// The properties that may have been meant, and where all are listed.
 fn listed(error: &PropertyError) -> String {
-    let meant = error.next(DATASET_PROPERTIES);
-    let gap = if meant.is_empty() { "" } else { " " };
-    format!("{meant}{gap}nacre-properties(7) lists the properties")
+    error.next(DATASET_PROPERTIES)
 }
 
 /// A column of `list`, a property of `get`.

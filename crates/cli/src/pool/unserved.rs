@@ -16,6 +16,10 @@ pub struct Unserved {
     pub verb: &'static str,
     /// The least number of arguments.
     min_arguments: usize,
+    /// The letters of its options in `zpool`, each with a colon where a value follows (getopt(3)).
+    letters: &'static str,
+    /// Its long options, each with the letter for it.
+    long: &'static [(&'static str, char)],
     /// The command line in the form of `zpool`.
     pub usage: &'static str,
     /// The reason for the refusal.
@@ -26,45 +30,73 @@ pub const UNSERVED: [Unserved; 9] = [
     Unserved {
         verb: "resilver",
         min_arguments: 1,
+        letters: "",
+        long: &[],
         usage: "resilver <pool> ...",
         why: "devices that come back are resilvered by themselves; `scrub` verifies everything",
     },
     Unserved {
         verb: "split",
         min_arguments: 2,
-        usage: "split <pool> <newpool> [device ...]",
+        letters: "gLlno:PR:",
+        long: &[],
+        usage: "split [-gLlnP] [-o property=value] [-R root] <pool> <newpool> [device ...]",
         why: "a pool stays one; `attach` and `detach` change its mirrors",
     },
     Unserved {
         verb: "checkpoint",
         min_arguments: 1,
+        letters: "dw",
+        long: &[("discard", 'd'), ("wait", 'w')],
         usage: "checkpoint [-d [-w]] <pool> ...",
         why: "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further",
     },
     Unserved {
         verb: "initialize",
         min_arguments: 1,
+        letters: "csuw",
+        long: &[("cancel", 'c'), ("suspend", 's'), ("uninit", 'u'), ("wait", 'w')],
         usage: "initialize [-c | -s | -u] [-w] <pool> [<device> ...]",
         why: "devices need no initialization",
     },
-    Unserved { verb: "reguid", min_arguments: 1, usage: "reguid <pool>", why: "a pool keeps its number" },
-    Unserved { verb: "reopen", min_arguments: 0, usage: "reopen [-n] [pool] ...", why: "devices stay open" },
+    Unserved {
+        verb: "reguid",
+        min_arguments: 1,
+        letters: "g:",
+        long: &[],
+        usage: "reguid [-g guid] <pool>",
+        why: "a pool keeps its number",
+    },
+    Unserved {
+        verb: "reopen",
+        min_arguments: 0,
+        letters: "n",
+        long: &[],
+        usage: "reopen [-n] [pool] ...",
+        why: "devices stay open",
+    },
     Unserved {
         verb: "ddtprune",
         min_arguments: 1,
+        letters: "d:p:",
+        long: &[],
         usage: "ddtprune -d|-p <amount> <pool>",
         why: "there is no deduplication",
     },
     Unserved {
         verb: "prefetch",
         min_arguments: 1,
+        letters: "t:",
+        long: &[],
         usage: "prefetch -t <type> <pool>",
         why: "there is no deduplication",
     },
     Unserved {
         verb: "condense",
         min_arguments: 1,
-        usage: "condense <pool>",
+        letters: "t:cw",
+        long: &[],
+        usage: "condense -t <target> [-c | -w] <pool>",
         why: "there is nothing to condense: segments are cleaned by themselves",
     },
 ];
@@ -92,9 +124,22 @@ impl UnservedCall {
     pub fn read(verb: &str, rest: &[PathBuf]) -> Result<Self, Failure> {
         let unserved = Unserved::find(verb).ok_or_else(|| Failure::usage(format!("unknown command {verb}")))?;
         let mut asked = Self { unserved, options: String::new(), arguments: Vec::new() };
-        for word in rest {
+        let mut words = rest.iter();
+        while let Some(word) = words.next() {
             match word.as_os_str().as_bytes() {
-                [b'-', letters @ ..] => asked.options.push_str(&String::from_utf8_lossy(letters)),
+                b"--" => asked.arguments.extend(words.by_ref().cloned()),
+                [b'-', b'-', name @ ..] => {
+                    let known = unserved.long.iter().find(|(known, _)| known.as_bytes() == name);
+                    let (_, letter) = known.ok_or_else(|| invalid(&printable(name)))?;
+                    asked.options.push(*letter);
+                }
+                [b'-', letters @ ..] if !letters.is_empty() => {
+                    if let Some(letter) = asked.read_letters(letters)? {
+                        words
+                            .next()
+                            .ok_or_else(|| Failure::usage(format!("missing argument for '{letter}' option")))?;
+                    }
+                }
                 _ => asked.arguments.push(word.clone()),
             }
         }
@@ -106,6 +151,28 @@ impl UnservedCall {
         }
         Ok(asked)
     }
+
+    /// Reads options of one letter in one word; answers the one whose value is the next word.
+    ///
+    /// # Errors
+    /// A letter that the verb does not have.
+    fn read_letters(&mut self, word: &[u8]) -> Result<Option<char>, Failure> {
+        let mut letters = word.iter().copied().map(char::from).peekable();
+        while let Some(letter) = letters.next() {
+            let known = self.unserved.letters.split_once(letter).filter(|_| letter != ':');
+            let (_, behind) = known.ok_or_else(|| invalid(&letter.escape_default().to_string()))?;
+            self.options.push(letter);
+            if behind.starts_with(':') {
+                // The rest of the word is the value, where there is one.
+                return Ok(letters.peek().is_none().then_some(letter));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn invalid(option: &str) -> Failure {
+    Failure::usage(format!("invalid option '{option}'"))
 }
 
 /// The refusal of a command line, after a look at the pool and the devices that it names.
@@ -113,9 +180,7 @@ impl UnservedCall {
 /// `figures` asks the process of the pool for its devices.
 pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Failure>) -> Failure {
     let Unserved { verb, why, .. } = *asked.unserved;
-    // Amounts and kinds stand before the name.
-    let place = if matches!(verb, "ddtprune" | "prefetch") { asked.arguments.len().saturating_sub(1) } else { 0 };
-    let Some(name) = asked.arguments.get(place) else { return Failure::new(format!("cannot {verb}: {why}")) };
+    let Some(name) = asked.arguments.first() else { return Failure::new(format!("cannot {verb}: {why}")) };
     let name = name.to_string_lossy().into_owned();
     let owned = match client::owned(&name) {
         Ok(owned) => owned,
@@ -163,6 +228,16 @@ mod tests {
             |verb: &str, words: &[&str]| UnservedCall::read(verb, &words.iter().map(PathBuf::from).collect::<Vec<_>>());
         let asked = read("initialize", &["-c", "tank", "/dev/sdb"]).unwrap();
         assert_eq!((asked.options.as_str(), asked.arguments.len()), ("c", 2));
+        for words in
+            [&["-R", "/mnt", "tank", "new"][..], &["-nR/mnt", "-o", "comment=x", "tank", "new"], &["--", "tank", "new"]]
+        {
+            assert_eq!(read("split", words).unwrap().arguments, [PathBuf::from("tank"), "new".into()], "{words:?}");
+        }
+        assert_eq!(read("prefetch", &["-t", "ddt", "tank"]).unwrap().arguments, [PathBuf::from("tank")]);
+        assert_eq!(read("checkpoint", &["--discard", "tank"]).unwrap().options, "d");
+        assert_eq!(read("split", &["-R"]).unwrap_err().what, "missing argument for 'R' option");
+        assert_eq!(read("split", &["-x", "tank", "new"]).unwrap_err().what, "invalid option 'x'");
+        assert_eq!(read("initialize", &["--never", "tank"]).unwrap_err().what, "invalid option 'never'");
         assert_eq!(read("resilver", &[]).unwrap_err().what, "missing pool name argument");
         assert_eq!(read("split", &["tank"]).unwrap_err().what, "missing new pool name");
         assert!(read("reopen", &[]).is_ok());

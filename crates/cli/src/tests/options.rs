@@ -273,6 +273,13 @@ fn the_last_one_wins() {
 }
 
 #[test]
+fn a_deprecated_option_is_warned_of_once() {
+    let folded = fold(&["--user=5", "--user=6", "-o", "user=7", "--owner=8"]).unwrap();
+    let expected = ["user", "owner"].map(|name| format!("--{name} is deprecated: write --force-user"));
+    assert_eq!(folded.warnings, expected);
+}
+
+#[test]
 fn words_of_fstab_and_libfuse_are_dropped() {
     let words = "rw,user,nouser,users,auto,noauto,nofail,_netdev,defaults,x-systemd.automount,x-gvfs-show,X-mount.mkdir=755,owner,group,\
                  user=joe,comment=x,big_writes,nomtab,use_ino,kernel_cache,auto_cache,ac_attr_timeout=1,remember=5,intr,intr_signal=5,\
