@@ -107,6 +107,17 @@ fn patterns_are_understood() {
     assert!(!fits(&list(&["a"]), &["a", "b"]));
 }
 
+/// Ends the server of S3 that a page has started, also where the page's own command for that did not run.
+struct Server(PathBuf);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Ok(number) = fs::read_to_string(self.0.join("moto.pid")) {
+            crate::mounting::kill(number.trim().parse().unwrap(), rustix::process::Signal::TERM);
+        }
+    }
+}
+
 /// Runs the examples of one page; what went wrong.
 fn run_page(path: &Path) -> Vec<String> {
     let place = scratch();
@@ -115,6 +126,7 @@ fn run_page(path: &Path) -> Vec<String> {
     std::os::unix::fs::symlink(nacre(), names.join("nacre")).unwrap();
     let work = place.path().join("work");
     fs::create_dir(&work).unwrap();
+    let _server = Server(work.clone());
     // A server of S3.
     let moto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/moto/bin");
     let search = format!("{}:{}:{}", names.display(), moto.display(), std::env::var("PATH").unwrap());
