@@ -53,6 +53,26 @@ fn df_shows_the_cage() {
     }
 }
 
+/// `df -i` of a cage without a limit of inodes shows those of the cage as used, not those of the file system below.
+#[test]
+fn df_shows_the_inodes_of_the_cage() {
+    needs!(as_root());
+    for writes in WRITES {
+        let fixture = cage(&["--size=8M", writes]);
+        if rustix::fs::statvfs(&fixture.source).unwrap().f_files == 0 {
+            // A file system below that counts no inodes.
+            return;
+        }
+        let used = || {
+            let shown = run("df", ["--output=iused", fixture.mountpoint.to_str().unwrap()]).stdout;
+            text(&shown).lines().nth(1).unwrap().trim().parse::<u64>().unwrap()
+        };
+        assert_eq!(used(), 0, "{writes}");
+        (0..3).for_each(|number| fs::write(fixture.at(number.to_string()), "").unwrap());
+        assert_eq!(used(), 3, "{writes}");
+    }
+}
+
 #[test]
 fn every_call_that_does_not_fit_says_so() {
     needs!(as_root());

@@ -24,6 +24,24 @@ fn filled(source: &Path) {
     fs::create_dir(source.join("directory")).unwrap();
 }
 
+/// Errors of a mount are those of requests that fail, not answers: an attribute or a name that does not exist.
+#[test]
+fn answers_are_not_counted_as_errors() {
+    needs!(as_root());
+    let fixture = Fixture::mirror(&[]);
+    fs::write(fixture.at("file"), "").unwrap();
+    let errors = || Status::of(&fixture.mountpoint).number("errors");
+    let before = errors();
+    let mut room = [0; 8];
+    let missing = rustix::fs::getxattr(fixture.at("file"), "user.none", &mut room[..]);
+    assert_eq!(missing.unwrap_err(), rustix::io::Errno::NODATA);
+    assert!(fs::metadata(fixture.at("none")).is_err());
+    assert_eq!(errors(), before);
+    let removed = rustix::fs::removexattr(fixture.at("file"), "user.none");
+    assert_eq!(removed.unwrap_err(), rustix::io::Errno::NODATA);
+    assert_eq!(errors(), before + 1);
+}
+
 #[test]
 fn data_never_reaches_the_daemon() {
     needs!(as_root());
