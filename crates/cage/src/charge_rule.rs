@@ -109,7 +109,7 @@ impl ChargeRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nacre_vfs::{FileId, Time};
+    use nacre_vfs::{FileId, Protection, Time};
 
     fn file(size: u64, blocks: u64) -> Attr {
         let zero = Time::default();
@@ -129,7 +129,7 @@ mod tests {
             mtime: zero,
             ctime: zero,
             btime: None,
-            protected: false,
+            protection: Protection::None,
         }
     }
 

@@ -27,7 +27,8 @@ use crate::{
 use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
 use nacre_sys::kernel_version::kernel_version;
 use nacre_vfs::{
-    Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileHost, Opened, Scope,
+    Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileHost, Opened,
+    Protection, Scope,
 };
 use parking_lot::Mutex;
 use std::{
@@ -234,8 +235,8 @@ impl Door {
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
             return Duration::ZERO;
         }
-        if attr.protected && self.writes_unopened() {
-            // Who writes to it has to hear that he cannot: the kernel asks first.
+        if attr.protection != Protection::None && attr.kind == Kind::File && self.writeback.on() {
+            // The kernel asks before it takes a write, which is refused then.
             return Duration::ZERO;
         }
         let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));

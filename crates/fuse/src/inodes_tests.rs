@@ -1,7 +1,7 @@
 //! Tests of the inode table: identity, lookup counts, reuse of ids, memory.
 
 use super::*;
-use nacre_vfs::Time;
+use nacre_vfs::{Protection, Time};
 use std::sync::Arc;
 
 fn attr(ino: u64, kind: Kind) -> Attr {
@@ -21,7 +21,7 @@ fn attr(ino: u64, kind: Kind) -> Attr {
         mtime: Time::default(),
         ctime: Time::default(),
         btime: None,
-        protected: false,
+        protection: Protection::None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::inodes::Found;
-use nacre_vfs::{Attr, Kind, Node, Time};
+use nacre_vfs::{Attr, Kind, Node, Protection, Time};
 use std::sync::mpsc;
 
 #[derive(Clone, Default)]
@@ -69,7 +69,7 @@ pub(crate) fn attr(ino: u64) -> Attr {
         mtime: zero,
         ctime: zero,
         btime: None,
-        protected: false,
+        protection: Protection::None,
     }
 }
 

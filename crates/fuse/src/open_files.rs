@@ -121,6 +121,16 @@ impl OpenState {
         !self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
     }
 
+    /// A descriptor is open for writing.
+    pub fn has_writers(&self) -> bool {
+        self.files.iter().any(|(_, flags, _)| flags.writes())
+    }
+
+    /// A descriptor may write elsewhere than at the end, as it was opened.
+    pub fn is_placed(&self) -> bool {
+        self.files.iter().any(|(_, flags, _)| flags.writes() && !flags.appends())
+    }
+
     /// Nothing is open.
     pub fn is_closed(&self) -> bool {
         self.files.is_empty()

@@ -9,6 +9,7 @@ mod ioctls;
 mod locks;
 mod names;
 pub(crate) mod opens;
+mod protected;
 mod undelivered;
 pub(crate) mod unopened;
 mod xattrs;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::inodes::Found;
-use nacre_vfs::{Attr, FileId, Kind, Node, Time};
+use nacre_vfs::{Attr, FileId, Kind, Node, Protection, Time};
 use std::{
     collections::BTreeSet,
     io,
@@ -195,7 +195,7 @@ fn attr(ino: u64) -> Attr {
         mtime: zero,
         ctime: zero,
         btime: None,
-        protected: false,
+        protection: Protection::None,
     }
 }
 

@@ -21,6 +21,7 @@
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
 pub(crate) mod locked_files;
+pub(crate) mod protected_files;
 pub(crate) mod written_files;
 
 use crate::survival::Survival;
@@ -38,6 +39,7 @@ use locked_files::{Locked, LockedFiles};
 use nacre_sys::worker;
 use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
 use parking_lot::{Mutex, RwLock};
+use protected_files::ProtectedFiles;
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -81,6 +83,8 @@ pub(crate) struct Writeback {
     unopened: OnceLock<Weak<Inodes>>,
     /// What may have been written to there.
     pub written: WrittenFiles,
+    /// Up to which offset pages of immutable and append-only files are refused.
+    pub protected: ProtectedFiles,
     /// Whose inodes are locked by callers that are served.
     pub locked: LockedFiles,
     /// By node id.
@@ -124,6 +128,7 @@ impl Writeback {
             wanted: AtomicU64::new(dirty_limit::WANTED),
             unopened: OnceLock::new(),
             written: WrittenFiles::default(),
+            protected: ProtectedFiles::default(),
             locked: LockedFiles::default(),
             files: Mutex::default(),
             count: AtomicUsize::new(0),

@@ -493,7 +493,8 @@ impl Layer for Dataset {
     fn setattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         let file_node = self.file_node(node)?;
         let files = file_node.changeable()?;
-        file_flags::check_change(&files.attributes(&file_node.inode).map_err(errno)?, change)?;
+        // A refused change leaves extended attributes as they are, too.
+        file_flags::check_change(&files.attributes_without_room(&file_node.inode).map_err(errno)?, change)?;
         xattrs::follow_change(files, &file_node.inode, change)?;
         let row = files.set_attributes(&file_node.inode, &change_of(change)).map_err(errno)?;
         if change.size.is_some() {

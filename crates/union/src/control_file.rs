@@ -11,7 +11,7 @@ mod settings;
 use crate::{OWN, Union};
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Coherence, Created, Dev, DirSink, Entry, Errno, FileId, Ioctl, Kind, Layer, Name, Node,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    OpenFlags, Opened, Protection, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl ControlFile {
     fn attr(&self) -> Result<Attr> {
         let top = self.below.root()?.attr;
         let attr = Attr { id: ID, kind: Kind::File, mode: 0o644, nlink: 1, uid: self.owner, gid: 0, ..top };
-        Ok(Attr { size: 0, blocks: 0, protected: false, ..attr })
+        Ok(Attr { size: 0, blocks: 0, protection: Protection::None, ..attr })
     }
 
     fn entry(&self) -> Result<Entry> {

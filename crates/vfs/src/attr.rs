@@ -113,8 +113,34 @@ pub struct Attr {
     pub ctime: Time,
     /// Birth, where the file system knows it.
     pub btime: Option<Time>,
-    /// Nobody changes its content, or only adds to it (`chattr +i`, `chattr +a`).
-    pub protected: bool,
+    /// Whether its content may change (`chattr +i`, `chattr +a`).
+    pub protection: Protection,
+}
+
+/// What the flags of chattr(1) allow to be done with a file's content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protection {
+    /// Everything.
+    #[default]
+    None,
+    /// Writes at the end only (`chattr +a`).
+    AppendOnly,
+    /// Nothing (`chattr +i`).
+    Immutable,
+}
+
+impl Protection {
+    /// The protection of a file with these flags.
+    #[must_use]
+    pub fn of(immutable: bool, append_only: bool) -> Protection {
+        if immutable {
+            Protection::Immutable
+        } else if append_only {
+            Protection::AppendOnly
+        } else {
+            Protection::None
+        }
+    }
 }
 
 /// A time to set.

@@ -26,7 +26,7 @@ mod open_file;
 mod open_files;
 mod writeback;
 
-pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
+pub use attr::{Attr, ChangeTime, FileId, Kind, Protection, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use capabilities::Capabilities;
 pub use coherence::{Coherence, Invalidation, Scope};

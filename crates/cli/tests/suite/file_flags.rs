@@ -3,12 +3,15 @@
 use crate::mounting::{Fixture, as_root, images, needs, pools::Pool, sh, sh_as, status::Status, unions::branches};
 use crate::surviving::pools::Surviving;
 use nacre_sys::mapping::SharedMapping;
+use rustix::fs::{OFlags, fcntl_setfl};
 use std::{
     fs::{self, OpenOptions},
+    io::Write,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
+const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
 /// Neither root nor an owner of what the tests make.
 const NOBODY: u32 = 65534;
 
@@ -179,6 +182,79 @@ fn content_from_before_is_kept() {
         }
         sh(&pool.at(""), "chattr -i immutable; chattr -a appended");
     }
+}
+
+/// Descriptors and mappings do not change protected content: neither those from before `chattr +i`, nor those of an
+/// append-only file, also after fcntl(2) has cleared O_APPEND.
+#[test]
+fn protected_content_stays_as_it_is() {
+    needs!(as_root());
+    const LENGTH: usize = 16_384;
+    let before = vec![b'a'; LENGTH];
+    let judges_pages = nacre_sys::kernel_version::kernel_version() >= (6, 18);
+    for atime in ["atime=on", "atime=off"] {
+        let pool = Pool::made("protected", "1G", &["-O", atime]);
+        for name in ["immutable", "appended"] {
+            fs::write(pool.at(name), &before).unwrap();
+        }
+        let open = |name| OpenOptions::new().read(true).write(true).open(pool.at(name)).unwrap();
+        let immutable = open("immutable");
+        let mapping = SharedMapping::new(&immutable, LENGTH, true).unwrap();
+        mapping.write(0, b"A").unwrap();
+        immutable.write_all_at(b"B", 1).unwrap();
+        sh(&pool.at(""), "chattr +i immutable; chattr +a appended");
+        let refused = |done: std::io::Result<()>| assert_eq!(done.unwrap_err().raw_os_error(), Some(EPERM), "{atime}");
+        refused(immutable.write_all_at(b"x", 2));
+        refused(immutable.write_all_at(b"x", LENGTH as u64));
+        refused(immutable.set_len(5));
+        mapping.write(8192, b"x").unwrap();
+        let appended = OpenOptions::new().read(true).append(true).open(pool.at("appended")).unwrap();
+        (&appended).write_all(b"more").unwrap();
+        let overwriting = SharedMapping::new(&appended, LENGTH, true).unwrap();
+        overwriting.write(4096, b"x").unwrap();
+        fcntl_setfl(&appended, OFlags::empty()).unwrap();
+        refused(appended.write_all_at(b"x", 20));
+        fcntl_setfl(&appended, OFlags::APPEND).unwrap();
+        (&appended).write_all(b" and more").unwrap();
+        let synced = [&mapping, &overwriting].map(|mapping| mapping.sync().is_ok());
+        assert_eq!(synced, [!judges_pages; 2], "{atime}");
+        sh(&pool.at(""), "sync -f .");
+        pool.nacre(&["fs", "snapshot", "%@s"]);
+        let stored = |name: &str| fs::read(pool.at(&format!(".zfs/snapshot/s/{name}"))).unwrap();
+        let appended_now = stored("appended");
+        assert_eq!(&appended_now[LENGTH..], b"more and more", "{atime}");
+        if judges_pages {
+            assert!(stored("immutable")[..3] == *b"ABa" && stored("immutable")[2..] == before[2..], "{atime}");
+            assert!(appended_now[..LENGTH] == before, "{atime}");
+        }
+        // Without the flag, the mapping is one like any other.
+        sh(&pool.at(""), "chattr -i immutable; chattr -a appended");
+        mapping.write(10, b"after").unwrap();
+        mapping.sync().unwrap();
+        drop((mapping, immutable, overwriting, appended));
+        pool.nacre(&["fs", "snapshot", "%@t"]);
+        assert_eq!(&fs::read(pool.at(".zfs/snapshot/t/immutable")).unwrap()[10..15], b"after", "{atime}");
+    }
+}
+
+/// A descriptor that was open for writing anywhere before `chattr +a` goes on, as on ext4.
+#[test]
+fn descriptors_from_before_append_only_go_on() {
+    needs!(as_root());
+    let written = |place: &Path| {
+        fs::write(place.join("log"), [b'a'; 100]).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(place.join("log")).unwrap();
+        sh(place, "chattr +a log");
+        file.write_all_at(b"before", 10).unwrap();
+        file.write_all_at(b"end", 100).unwrap();
+        let refused = [file.set_len(3), OpenOptions::new().write(true).open(place.join("log")).map(drop)];
+        let refused = refused.map(|done| done.map_err(|error| error.raw_os_error()));
+        sh(place, "sync -f .; chattr -a log");
+        drop(file);
+        (fs::read(place.join("log")).unwrap(), refused)
+    };
+    let pool = Pool::made("descriptors", "1G", &["-O", "atime=on"]);
+    on_ext4(|native, _| assert_eq!(written(&pool.at("")), written(native)));
 }
 
 #[test]

@@ -171,8 +171,8 @@ impl Door {
             self.announce(header, fh)?;
         }
         let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
-        if attr.protected && fh == Some(0) {
-            self.refuse_writers(header)?;
+        if let Some(fh) = fh.filter(|_| !self.is_self_io(header)) {
+            self.refuse_writers(header, fh, &attr)?;
         }
         if fh.is_none() && attr.kind == Kind::File && self.writeback.on() && !self.is_self_io(header) {
             self.true_times(header.nodeid, &attr)?;

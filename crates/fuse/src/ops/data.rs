@@ -1,6 +1,7 @@
 //! Content of files that the daemon serves itself, and what the kernel never passes through:
 //! durability, allocation, holes, copies.
 
+use super::protected::Judged;
 use crate::{
     door::{Door, caller},
     failure::Outcome,
@@ -53,8 +54,14 @@ impl Door {
             }
             false => handle.file.write(data, offset, WriteOrigin::Caller),
         };
+        let judged = if cached { self.judge_pages(&handle, offset, data) } else { Judged::TAKEN };
+        let (data, offset) = (data.get(judged.skipped..).unwrap_or_default(), offset + judged.skipped as u64);
         let _locked = if cached { None } else { self.writeback.lock(header.nodeid) };
-        let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
+        let mut written = match data.is_empty() && cached {
+            true => 0,
+            false if appends => handle.file.append(data)?,
+            false => write(data, offset)?,
+        };
         // The kernel takes a short answer for the whole then, and the rest would be lost without a
         // word: only an error is heard.
         while cached && written < data.len() {
@@ -67,6 +74,10 @@ impl Door {
         if cached {
             self.writeback.arrived(handle.nodeid);
         }
+        if let Some(error) = judged.refused {
+            return Err(error.into());
+        }
+        written += judged.skipped;
         // What comes from the page cache bears its time in the kernel.
         if let Some(times) = handle.times.as_ref().filter(|_| !cached)
             && times.written()

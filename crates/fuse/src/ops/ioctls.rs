@@ -41,9 +41,8 @@ impl Door {
         };
         let (result, written) = match self.open.files.get(fh) {
             // The kernel opens a file for reading to change its flags, which the layer judges as a change.
-            Some(handle) if flags & abi::flag::IOCTL_DIR == 0 && !request.may_change() => {
-                handle.file.ioctl(request, output)?
-            }
+            _ if request.may_change() => self.change_flags(header, request, output)?,
+            Some(handle) if flags & abi::flag::IOCTL_DIR == 0 => handle.file.ioctl(request, output)?,
             _ => self.layer.ioctl(&caller(header), &self.node(header.nodeid)?, request, output)?,
         };
         Ok(reply.ioctl(result, output.get(..written).ok_or(Errno::EIO)?)?)

@@ -163,6 +163,9 @@ impl Door {
             let state = record.open_state_if_any()?;
             let mappable = state.is_mappable() && handle.flags.maps_for_writing();
             let file = state.take(fh)?;
+            if !state.has_writers() {
+                self.writeback.protected.forget(handle.nodeid);
+            }
             let left = self.open.passthrough.end(state, keep);
             if mappable {
                 *record.outlived() = record.outlived().checked_add(1).unwrap_or(1);
@@ -333,6 +336,7 @@ impl Door {
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
         let caller = &caller(header);
+        let is_first = !self.may_be_dirty(nodeid);
         let collected = flags.writes() && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
@@ -349,6 +353,10 @@ impl Door {
             self.ungrant(fh);
             return Err(Errno::ESTALE.into());
         };
+        // The end of the last writer before it has been noted by now.
+        if flags.writes() && is_first && created.is_none() {
+            self.begin_protection(nodeid, node, &file);
+        }
         self.open.passthrough.finish(left, nodeid, &self.inodes);
         if let Some(survives) = &self.survives {
             let (unique, uid) = (header.unique & !abi::UNIQUE_RESEND, caller.uid);

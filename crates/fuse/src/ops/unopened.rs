@@ -5,9 +5,9 @@
 //! what the kernel tells of writers. Invariant: a file is in the table, and its lease has begun,
 //! before the first write to it that is not a store to a mapping.
 
-use super::{data::told, opens};
+use super::{data::told, opens, protected::APPEND_ONLY};
 use crate::{
-    door::{Door, caller},
+    door::Door,
     failure::Outcome,
     open_files::OpenHandle,
     writeback::{self, written_files::Uses},
@@ -16,13 +16,11 @@ use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, WriteAhead, WriteOrigin};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, WriteOrigin};
 use std::{sync::Arc, time::Duration};
 
 /// How long a first write waits at most where writes are stopped.
 const STOPPED_MOST: Duration = Duration::from_secs(20);
-/// How a file is opened that nobody may write to but at its end.
-const APPEND_ONLY: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 /// What the kernel asks for before the first write to a file
 /// (`file_remove_privs()`, Linux fs/inode.c).
 pub(crate) const FIRST_WRITE: &[u8] = b"security.capability";
@@ -86,6 +84,10 @@ impl Door {
 
     fn enter(&self, nodeid: u64, file: &Opened, flags: OpenFlags) -> Outcome<Arc<OpenHandle>> {
         let handle = Arc::new(opens::unopened(nodeid, flags, file));
+        // A process before this one may have been answerable for pages that the kernel holds.
+        if !self.survives.as_ref().is_some_and(|survives| survives.memory.resumes()) {
+            self.begin_protection(nodeid, &self.node(nodeid)?, file);
+        }
         self.writeback.join_unopened(nodeid, file);
         let there = self.writeback.written.add(Arc::clone(&handle));
         if !there.as_ref().is_some_and(|there| Arc::ptr_eq(there, &handle)) {
@@ -169,19 +171,6 @@ impl Door {
         }
     }
 
-    /// Whether a thread that asks for the attributes of a protected file may write to it, if it is
-    /// about to: at its end, where that is not protected as well. Opening it would have told.
-    pub(crate) fn refuse_writers(&self, header: &Header) -> Outcome {
-        match writeback::caller::writes(header.pid, true).filter(|_| self.writes_unopened()) {
-            None => Ok(()),
-            Some(WriteAhead { offset: None, length: Some(_) }) => {
-                self.layer.open(&caller(header), &self.node(header.nodeid)?, APPEND_ONLY)?;
-                self.written(header.nodeid).map(drop)
-            }
-            Some(_) => Err(Errno::EPERM.into()),
-        }
-    }
-
     /// What was written at the end of a file that nobody may write to elsewhere (`chattr +a`), from
     /// the page cache. That passes on whole pages, so they begin with what is there already, and runs
     /// of them in any order: what comes too early is kept. It is not waited for what comes before,
@@ -219,6 +208,7 @@ impl Door {
             return;
         }
         self.open.implicit.forget(nodeid);
+        self.writeback.protected.forget(nodeid);
         if let Some(uses) = uses {
             self.writeback.leave_unused(nodeid, uses);
         }

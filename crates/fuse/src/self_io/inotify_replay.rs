@@ -21,7 +21,7 @@ use crate::{
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
-use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Name, Time};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Name, Protection, Time};
 use parking_lot::Mutex;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags},
@@ -145,7 +145,7 @@ fn phantom() -> abi::EntryOut {
         mtime: zero,
         ctime: zero,
         btime: None,
-        protected: false,
+        protection: Protection::None,
     };
     wire::entry(PHANTOM, &attr, std::time::Duration::ZERO, std::time::Duration::ZERO)
 }

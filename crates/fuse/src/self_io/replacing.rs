@@ -16,7 +16,7 @@
 use super::gate::{DIRECTORY, Replacer, within};
 use crate::{door::Door, failure::Outcome, inodes::Found, mount::Mount, wire};
 use fusewire::{Op, Reply, Request, abi};
-use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Time};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Protection, Time};
 use rustix::io::Errno as SysErrno;
 use std::{io, time::Duration};
 
@@ -224,6 +224,6 @@ pub(crate) fn vanished(id: FileId) -> Attr {
         mtime: time,
         ctime: time,
         btime: None,
-        protected: false,
+        protection: Protection::None,
     }
 }

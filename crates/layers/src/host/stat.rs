@@ -1,6 +1,6 @@
 //! `statx(2)` answers turned into identities and attributes. Pure but for the calls themselves.
 
-use nacre_vfs::{Attr, Errno, FileId, Kind, Result, Time};
+use nacre_vfs::{Attr, Errno, FileId, Kind, Protection, Result, Time};
 use parking_lot::RwLock;
 use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 use std::{
@@ -161,6 +161,9 @@ pub(super) fn attr(statx: &Statx, id: FileId) -> Result<Attr> {
         mtime: time(statx.stx_mtime),
         ctime: time(statx.stx_ctime),
         btime: birth(statx),
-        protected: statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND),
+        protection: Protection::of(
+            statx.stx_attributes.contains(StatxAttributes::IMMUTABLE),
+            statx.stx_attributes.contains(StatxAttributes::APPEND),
+        ),
     })
 }

@@ -8,7 +8,7 @@ use super::content::Content;
 use crate::ends::Ends;
 use crate::locks::Locks;
 use crate::remap::acl;
-use nacre_vfs::{Attr, Errno, FileId, Kind, Result, SetAttr, SetTime, Time};
+use nacre_vfs::{Attr, Errno, FileId, Kind, Protection, Result, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -184,7 +184,7 @@ impl Inode {
             mtime: body.mtime,
             ctime: body.ctime,
             btime: Some(body.btime),
-            protected: false,
+            protection: Protection::None,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     settings::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
 };
 use nacre_vfs::{
-    DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, WriteOrigin, XattrFlags,
+    DirEntry, DirSink, Entry, FileId, Filtered, Layer, Protection, RenameFlags, SetTime, Time, WriteOrigin, XattrFlags,
 };
 
 /// Attributes of a file of this type: mode 644, owner 0.
@@ -31,7 +31,7 @@ pub(crate) fn attr(kind: Kind) -> Attr {
         mtime: Time { sec: 1, nsec: 0 },
         ctime: Time { sec: 2, nsec: 0 },
         btime: None,
-        protected: false,
+        protection: Protection::None,
     }
 }
 

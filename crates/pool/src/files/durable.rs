@@ -306,6 +306,7 @@ impl<T: Table> Files<T> {
             kill_privileges: false,
             only_longer: false,
             flags: Some(FlagChange { mask: u32::MAX, bits: row.flags }),
+            refused_by: 0,
         };
         let now = self.set_attributes(&inode, &change)?;
         // What lies behind the end and cannot be read keeps no pool from being imported: it goes

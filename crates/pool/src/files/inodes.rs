@@ -167,6 +167,8 @@ pub struct AttributeChange {
     pub kill_privileges: bool,
     /// File flags.
     pub flags: Option<FlagChange>,
+    /// Flags of a file ([`InodeRow::flags`]) that refuse the change.
+    pub refused_by: u32,
 }
 
 /// A change of [`InodeRow::flags`]: the bits of `mask` become those of `bits`, all others stay. The engine's
@@ -279,6 +281,17 @@ impl<T: Table> Files<T> {
         }
     }
 
+    /// The attributes but for the room that records in memory will take, which costs a look at each of them.
+    ///
+    /// # Errors
+    /// As [`Self::attributes`].
+    pub fn attributes_without_room(&self, inode: &Inode) -> Result<InodeRow> {
+        match inode.active.read().as_ref() {
+            Some(active) => Ok(active.row),
+            None => self.kept_or_stored(inode.number),
+        }
+    }
+
     /// Attributes as the table has them, from what was looked at last where they are there.
     pub(super) fn kept_or_stored(&self, number: u64) -> Result<InodeRow> {
         if let Some(row) = self.recent.get(number) {
@@ -360,7 +373,7 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none,
-    /// [`FileError::TooLarge`].
+    /// [`FileError::TooLarge`], [`FileError::NotPermitted`] where a flag refuses it.
     pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<InodeRow> {
         self.with_relief(|| {
             self.admit_rows(Purpose::Free)?;
@@ -373,6 +386,7 @@ impl<T: Table> Files<T> {
 
     fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<InodeRow> {
         let (entered, mut edited) = self.enter_growing(inode, ROWS, |row| change.size.unwrap_or(row.size))?;
+        self.check_without(&edited.row, change.refused_by)?;
         if !edited.is_kept
             && let Some(row) = change_nameless(&mut edited, change, (self.clock)())
         {
@@ -582,8 +596,8 @@ impl<T: Table> Files<T> {
 /// nothing but memory has to know them. The kernel tells one with each removal where it keeps times
 /// itself.
 fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<InodeRow> {
-    let AttributeChange { accessed, modified, changed, .. } = *change;
-    let only_times = AttributeChange { accessed, modified, changed, ..AttributeChange::default() };
+    let AttributeChange { accessed, modified, changed, refused_by, .. } = *change;
+    let only_times = AttributeChange { accessed, modified, changed, refused_by, ..AttributeChange::default() };
     let row = &mut edited.row;
     let active =
         edited.active.as_mut().filter(|active| active.nameless && !active.linkable && *change == only_times)?;

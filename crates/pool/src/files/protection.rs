@@ -1,8 +1,9 @@
 //! Immutable and append-only files and directories (`chattr +i`, `chattr +a`; ioctl_iflags(2)): what is refused with
 //! EPERM, as by `may_delete`, `may_create` and `notify_change` of Linux.
 //!
-//! Called by `names.rs` for the directory and the file of a name, and by poolfs for writes; poolfs itself checks opens and
-//! attributes (`dataset/file_flags.rs`). Log replay refuses nothing: its operations have already been acknowledged.
+//! Called by `names.rs` for the directory and the file of a name, by `inodes.rs` and `xattrs.rs` under the inode's lock,
+//! and by poolfs for writes; poolfs itself checks opens, and names the flags that refuse a change of attributes
+//! (`dataset/file_flags.rs`). Log replay refuses nothing: its operations have already been acknowledged.
 
 use super::{FileError, Files, Inode, Result, Table};
 use crate::rows::InodeRow;
@@ -14,10 +15,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NotPermitted`]; [`FileError::NotFound`] where the inode is gone, and those of the engine.
     pub fn check_write(&self, inode: &Inode, offset: Option<u64>) -> Result<()> {
-        let row = match inode.active.read().as_ref() {
-            Some(active) => active.row,
-            None => self.kept_or_stored(inode.number())?,
-        };
+        let row = self.attributes_without_room(inode)?;
         let is_before_end = offset.is_some_and(|offset| offset < row.size);
         self.check_without(&row, if is_before_end { IMMUTABLE | APPEND } else { IMMUTABLE })
     }
@@ -39,7 +37,13 @@ impl<T: Table> Files<T> {
         self.check_without(file, IMMUTABLE | APPEND)
     }
 
-    fn check_without(&self, row: &InodeRow, flags: u32) -> Result<()> {
+    /// Refuses other extended attributes of an immutable or append-only file.
+    pub(super) fn check_takes_xattrs(&self, file: &InodeRow) -> Result<()> {
+        self.check_without(file, IMMUTABLE | APPEND)
+    }
+
+    /// Refuses what one of these flags of a file refuses.
+    pub(super) fn check_without(&self, row: &InodeRow, flags: u32) -> Result<()> {
         if row.flags & flags != 0 && !self.is_replaying() { Err(FileError::NotPermitted) } else { Ok(()) }
     }
 }

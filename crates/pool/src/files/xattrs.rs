@@ -13,7 +13,7 @@ use crate::frames::{NewFrame, Owner, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
-use crate::rows::{Xattr, keys};
+use crate::rows::{InodeRow, Xattr, keys};
 use crate::space::Purpose;
 
 /// What an attribute is charged at most, bytes: its row, and the frame of a long value.
@@ -68,7 +68,8 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`FileError::AttributeExists`], [`FileError::NoData`], [`FileError::TooLarge`] for a value
-    /// of more than 64 KiB, [`FileError::Invalid`] for an impossible name.
+    /// of more than 64 KiB, [`FileError::Invalid`] for an impossible name, [`FileError::NotPermitted`] for an immutable
+    /// or append-only file.
     pub fn set_attribute(
         &self,
         inode: &Arc<Inode>,
@@ -92,6 +93,7 @@ impl<T: Table> Files<T> {
     ) -> Result<()> {
         let entered = self.enter_with(ROWS + value.len() as u64)?;
         let mut edited = self.edit(inode)?;
+        self.check_takes_xattrs(&edited.row)?;
         let mut batch = Batch::default();
         let (old, replaced) = self.old_frame(inode.number(), name, exists)?;
         self.judge_owners(&owners_of(&edited.row), most_for_attribute(name, value).saturating_sub(replaced), 0)?;
@@ -106,11 +108,24 @@ impl<T: Table> Files<T> {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`FileError::NoData`] where there is none.
+    /// [`FileError::NoData`] where there is none, [`FileError::NotPermitted`] for an immutable or append-only file.
     pub fn remove_attribute(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        self.remove_where(inode, name, &|row| self.check_takes_xattrs(row))
+    }
+
+    /// Removes an attribute that a write to the file takes away, whatever the file's flags.
+    ///
+    /// # Errors
+    /// [`FileError::NoData`] where there is none.
+    pub fn remove_attribute_by_write(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        self.remove_where(inode, name, &|_| Ok(()))
+    }
+
+    fn remove_where(&self, inode: &Arc<Inode>, name: &[u8], check: &dyn Fn(&InodeRow) -> Result<()>) -> Result<()> {
         self.with_relief(|| self.admit_rows(Purpose::Free))?;
         let entered = self.enter()?;
         let edited = self.edit(inode)?;
+        check(&edited.row)?;
         let mut batch = Batch::default();
         let (old, _) = self.old_frame(inode.number(), name, Some(true))?;
         let key = keys::xattr(inode.number(), name);

@@ -8,7 +8,9 @@ use super::mounted_tree::{self, MountedTree, NodeKind};
 use super::translate::errno;
 use nacre_layers::ends::Ends;
 use nacre_pool::engine::Pool;
-use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, GivenNumbers, Kind, Name, Node, Result, Time};
+use nacre_vfs::{
+    Attr, DirEntry, DirSink, Entry, Errno, FileId, GivenNumbers, Kind, Name, Node, Protection, Result, Time,
+};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -119,7 +121,7 @@ impl Control {
             mtime: time,
             ctime: time,
             btime: Some(time),
-            protected: false,
+            protection: Protection::None,
         };
         Ok(Entry { attr, node: Node::new(Arc::new(kind)) })
     }

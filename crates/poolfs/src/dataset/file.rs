@@ -164,7 +164,7 @@ impl OpenFile for DatasetFile {
         let grow = !mode.any(AllocateMode::KEEP_SIZE);
         let _entered = self.file_node.tree.enter()?;
         let files = self.file_node.tree.files.files();
-        file_flags::check_allocate(&files.attributes(&self.file_node.inode).map_err(errno)?, mode)?;
+        file_flags::check_allocate(&files.attributes_without_room(&self.file_node.inode).map_err(errno)?, mode)?;
         match mode.0 & !AllocateMode::KEEP_SIZE {
             // Room cannot be set aside where each write goes to a new place: as with ZFS, there has
             // to be enough, and only the size is made.
@@ -174,7 +174,7 @@ impl OpenFile for DatasetFile {
                 if !grow {
                     return Ok(());
                 }
-                if end <= files.attributes(&self.file_node.inode).map_err(errno)?.size {
+                if end <= files.attributes_without_room(&self.file_node.inode).map_err(errno)?.size {
                     return Ok(());
                 }
                 let changed = if self.is_timed() { ChangedTime::Stays } else { ChangedTime::Now };
@@ -183,6 +183,7 @@ impl OpenFile for DatasetFile {
                     size: Some(end),
                     only_longer: true,
                     changed,
+                    refused_by: nacre_pool::rows::inode::flags::IMMUTABLE,
                     ..Default::default()
                 };
                 files.set_attributes(&self.file_node.inode, &change).map_err(errno)?;

@@ -49,7 +49,7 @@ fn stored(asked: u32, number: fn(&Flag) -> u32) -> Result<u32> {
 /// # Errors
 /// EOPNOTSUPP for flags that files cannot have; ENOTTY for other commands and other kinds of files.
 pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-    let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+    let row = file_node.files()?.attributes_without_room(&file_node.inode).map_err(errno)?;
     if !matches!(kind_of(&row), Kind::File | Kind::Directory) {
         return Err(Errno::ENOTTY);
     }
@@ -90,14 +90,16 @@ pub(super) fn check_open(row: &InodeRow, flags: OpenFlags) -> Result<()> {
     if refused { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Whether attributes may change so (`notify_change` of Linux).
+/// Whether attributes may change so.
 ///
 /// # Errors
 /// EPERM where not.
 pub(super) fn check_change(row: &InodeRow, change: &SetAttr) -> Result<()> {
-    if row.flags & (IMMUTABLE | APPEND) == 0 {
-        return Ok(());
-    }
+    if row.flags & refusing(change) != 0 { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// The flags that refuse a change of attributes (`notify_change` of Linux).
+pub(super) fn refusing(change: &SetAttr) -> u32 {
     // A kernel that collects writes keeps the modification time itself: it sends its own beside the time of change,
     // for collected writes and where a caller wants the time of now. A caller's own one without an access time
     // cannot be told from it.
@@ -106,15 +108,13 @@ pub(super) fn check_change(row: &InodeRow, change: &SetAttr) -> Result<()> {
     let sets_time = is_set(change.atime) || is_set(change.mtime) && !by_kernel;
     let touches = change.atime.is_some() || change.mtime.is_some() && !by_kernel;
     let changes = change.mode.is_some() || change.uid.is_some() || change.gid.is_some() || change.size.is_some();
-    if changes || sets_time || touches && row.flags & IMMUTABLE != 0 { Err(Errno::EPERM) } else { Ok(()) }
-}
-
-/// Whether extended attributes may change (`xattr_permission` of Linux).
-///
-/// # Errors
-/// EPERM where not.
-pub(super) fn check_xattr_change(row: &InodeRow) -> Result<()> {
-    if row.flags & (IMMUTABLE | APPEND) != 0 { Err(Errno::EPERM) } else { Ok(()) }
+    if changes || sets_time {
+        IMMUTABLE | APPEND
+    } else if touches {
+        IMMUTABLE
+    } else {
+        0
+    }
 }
 
 /// Whether room may be given or taken so (`vfs_fallocate` of Linux).

@@ -1,11 +1,12 @@
 //! Between the engine's words and the contract's: types, times, attributes, errors. One table for
 //! error numbers.
 
+use super::file_flags::refusing;
 use nacre_pool::PoolError;
 use nacre_pool::files::{AttributeChange, ChangedTime, FileError, TimeChange};
 use nacre_pool::rows::inode::flags;
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
-use nacre_vfs::{Attr, ChangeTime, Errno, FileId, Kind, SetAttr, SetTime, Time};
+use nacre_vfs::{Attr, ChangeTime, Errno, FileId, Kind, Protection, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -133,7 +134,7 @@ pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
         mtime: time(row.modified),
         ctime: time(row.changed),
         btime: Some(time(row.born)),
-        protected: row.flags & (flags::IMMUTABLE | flags::APPEND) != 0,
+        protection: Protection::of(row.flags & flags::IMMUTABLE != 0, row.flags & flags::APPEND != 0),
     }
 }
 
@@ -159,6 +160,7 @@ pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
         },
         kill_privileges: change.kill_privileges,
         flags: None,
+        refused_by: refusing(change),
     }
 }
 

@@ -1,13 +1,12 @@
 //! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits
 //! never contradict each other.
 
-use super::file_flags::check_xattr_change;
 use super::mounted_tree::Tree;
 use super::translate::{errno, kind_of};
 use nacre_layers::mem::check_xattr;
 use nacre_layers::remap::acl;
 use nacre_pool::files::{AttributeChange, FileError, Inode};
-use nacre_pool::rows::inode::flags::HAS_XATTRS;
+use nacre_pool::rows::inode::flags::{APPEND, HAS_XATTRS, IMMUTABLE};
 use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};
 use std::sync::Arc;
 
@@ -15,10 +14,8 @@ use std::sync::Arc;
 const CAPABILITY: &[u8] = b"security.capability";
 
 fn check(files: &Tree, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
-    let row = files.attributes(inode).map_err(errno)?;
-    check_xattr(kind_of(&row), name, write)?;
-    // The kernel takes file capabilities away with a write, also from a file that only grows.
-    if write && name != CAPABILITY { check_xattr_change(&row) } else { Ok(()) }
+    let row = files.attributes_without_room(inode).map_err(errno)?;
+    check_xattr(kind_of(&row), name, write)
 }
 
 fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
@@ -29,7 +26,7 @@ fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
 }
 
 pub(super) fn get(files: &Tree, inode: &Inode, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-    let row = files.attributes(inode).map_err(errno)?;
+    let row = files.attributes_without_room(inode).map_err(errno)?;
     check_xattr(kind_of(&row), name, false)?;
     // Asked for each file of a long listing; nearly none has any.
     if row.flags & HAS_XATTRS == 0 {
@@ -78,7 +75,7 @@ fn ignore_missing(done: nacre_pool::files::Result<()>) -> Result<()> {
 /// An access ACL, and the mode with it. One that says no more than a mode is not kept.
 fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, exists: Option<bool>) -> Result<()> {
     const SET_GID: u16 = 0o2000;
-    let mut mode = files.attributes(inode).map_err(errno)?.mode & 0o7777;
+    let mut mode = files.attributes_without_room(inode).map_err(errno)?.mode & 0o7777;
     if let Some(bits) = acl::mode(value)? {
         mode = (mode & !0o777) | (bits & 0o777) as u16;
     }
@@ -90,13 +87,20 @@ fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, e
     }
     ignore_missing(files.remove_attribute(inode, acl::ACCESS))?;
     files
-        .set_attributes(inode, &AttributeChange { permissions: Some(mode), ..Default::default() })
+        .set_attributes(
+            inode,
+            &AttributeChange { permissions: Some(mode), refused_by: IMMUTABLE | APPEND, ..Default::default() },
+        )
         .map(drop)
         .map_err(errno)
 }
 
 pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
     check(files, inode, name, true)?;
+    // The kernel takes file capabilities away with a write, also from a file that only grows.
+    if name == CAPABILITY {
+        return files.remove_attribute_by_write(inode, name).map_err(errno);
+    }
     files.remove_attribute(inode, name).map_err(errno)
 }
 
@@ -105,7 +109,7 @@ pub(super) fn drop_capability(files: &Tree, inode: &Arc<Inode>) -> Result<()> {
     match files.attribute(inode, CAPABILITY) {
         Err(FileError::NoData) => Ok(()),
         // What cannot be read is not left either.
-        _ => ignore_missing(files.remove_attribute(inode, CAPABILITY)),
+        _ => ignore_missing(files.remove_attribute_by_write(inode, CAPABILITY)),
     }
 }
 

@@ -190,5 +190,6 @@ fn change(random: &mut Random) -> AttributeChange {
         },
         kill_privileges: random.below(4) == 0,
         flags: None,
+        refused_by: 0,
     }
 }
