@@ -1,9 +1,9 @@
-//! Who waits for files to be closed is told of each close that the door hears of: RELEASE, FORGET,
-//! or what it let go by itself.
+//! Notifies waiting threads of each close of a file: at RELEASE, at FORGET, or when the front end closes a kept file
+//! itself.
 //!
-//! Told by `ops/opens.rs` and `door.rs` when the layer's file is dropped; asked by `door.rs` for
-//! layers and for the owner of the mount. Costs one look at a counter while nobody waits. Invariant: who has seen
-//! a file open after he said that he waits is told of its close.
+//! Notified by `ops/opens.rs` and `door.rs` when the layer's file is dropped; used by `door.rs` for layers and for
+//! the owner of the mount. Costs one read of a counter while no thread waits. Invariant: a waiter that has seen a
+//! file open after it registered is notified of its close.
 
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// See the file's head.
+/// Wait queue for closes of files.
 #[derive(Default)]
 pub(crate) struct Closes {
     waiting: AtomicUsize,
@@ -20,7 +20,7 @@ pub(crate) struct Closes {
 }
 
 impl Closes {
-    /// A file has been closed, and the layer's side of it has been dropped.
+    /// Notifies the waiters: a file has been closed, and the layer's file has been dropped.
     pub fn heard(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             *self.heard.lock() += 1;
@@ -28,14 +28,15 @@ impl Closes {
         }
     }
 
-    /// Asks `closed` after each close until it says so, at most so long; answers what it said.
+    /// Waits until `closed` returns true, for `most` at most; calls it again after each close. Returns its last
+    /// result.
     #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
     pub fn wait(&self, most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
         let until = Instant::now() + most;
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let done = loop {
             let seen = *self.heard.lock();
-            // Without the lock: it may take those of the layer.
+            // Without the lock: `closed` may take locks of the layer.
             if closed() {
                 break true;
             }
@@ -46,7 +47,7 @@ impl Closes {
             }
             let unheard = *heard == seen;
             drop(heard);
-            // Others may close files without end: that is no reason to wait for longer.
+            // Endless closes of other files do not prolong the wait.
             if unheard || Instant::now() >= until {
                 break closed();
             }
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn closes_without_end_do_not_make_it_longer() {
         let closes = Closes::default();
-        // Somebody closes another file each time that it is asked.
+        // Another file is closed at each check.
         assert!(!closes.wait(Duration::ZERO, &mut || {
             closes.heard();
             false

@@ -1,11 +1,11 @@
-//! The door itself: one request in, one call of the [`Layer`] down, one reply out.
+//! The FUSE front end's request handler: one request in, one call of the [`Layer`] down, one reply out.
 //!
-//! Called by fusewire's threads, many at a time. Each family of operations is a file under `ops/`;
-//! here is only what they share, and which request belongs to which. Invariants:
-//! * a look-up is counted in the inode table exactly when its reply names a node;
-//! * nobody holds a lock of a table while a layer is called;
-//! * a request that our own threads make on our own mount is refused at once: a source that
-//!   contains its own mount point must not hang.
+//! Called by fusewire's threads, many at a time. Each family of operations is a file under `ops/`; this file has the
+//! state they share and the dispatch. Invariants:
+//! * the inode table counts a lookup exactly when its reply names a node;
+//! * no lock of a table is held while a layer is called;
+//! * a request that one of our own threads makes on our own mount is refused at once: a source that contains its own
+//!   mount point must not hang.
 
 use crate::{
     failure::{Failure, Outcome},
@@ -36,42 +36,42 @@ use std::{
     time::Duration,
 };
 
-/// How long attributes are kept that the kernel asked for to seek in a file that may be stored to.
+/// Attribute timeout for a getattr by file handle (the kernel seeks) of a file that may be written by mmap.
 const SOUGHT: Duration = Duration::from_millis(10);
-/// What the kernel keeps for at least this long, it is told of when it changes.
+/// Cache timeouts from this one on require an invalidation when the entry changes.
 pub(crate) const LASTING: Duration = Duration::from_secs(60);
 
-/// One mount's worth of state between the kernel and a layer.
+/// State of one mount between the kernel and a layer.
 pub(crate) struct Door {
-    /// What is served.
+    /// The layer that is served.
     pub layer: Arc<dyn Layer>,
-    /// What was asked for.
+    /// The mount's options.
     pub options: FuseOptions,
     /// The inode table.
     pub inodes: Arc<Inodes>,
-    /// What is open.
+    /// The tables of open files.
     pub open: OpenTables,
-    /// Writes that the kernel collects.
+    /// Write-back caching by the kernel.
     pub writeback: Arc<Writeback>,
-    /// Threads of ours that use the mount.
+    /// Our own threads that use the mount.
     pub self_io: Arc<SelfIo>,
-    /// Where whoever asks waits while files become others.
+    /// Blocks requests during a rollback.
     pub gate: Gate,
-    /// What makes those of before bad, while they do.
+    /// Marks the old inodes as bad (EIO) during a rollback.
     pub replacer: Mutex<Option<std::io::Result<Replacer>>>,
-    /// The kernel's side.
+    /// The features agreed on with the kernel, and the channels to it.
     pub kernel: KernelSide,
-    /// The way to the thread that takes the kernel's answers back.
+    /// Channel to the thread that invalidates the kernel's caches.
     pub invalidations: InvalidationFeed,
-    /// What is left to a process after this one, where the mount outlives its process.
+    /// Handoff state for the next process, where the mount survives its process.
     pub survives: Option<Survives>,
 }
 
 impl Door {
-    /// A door in front of `layer`; `changes` leads to the invalidation thread.
+    /// Creates the front end of `layer`; `changes` leads to the invalidation thread.
     ///
     /// # Errors
-    /// What the layer's root says.
+    /// The error of [`Layer::root`].
     pub fn new(
         layer: Arc<dyn Layer>,
         options: FuseOptions,
@@ -102,12 +102,12 @@ impl Door {
         })
     }
 
-    /// How long the kernel may keep what.
+    /// Returns the kernel's cache timeouts.
     pub fn times(&self) -> CacheTimes {
         self.kernel.times()
     }
 
-    /// What the kernel accepted; nothing before INIT.
+    /// Returns the features agreed on in INIT; none before INIT.
     pub fn agreement(&self) -> Agreement {
         self.kernel.agreement()
     }
@@ -117,9 +117,9 @@ impl Door {
         self.invalidations.send(change);
     }
 
-    /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows;
-    /// where the layer does, it does so when a name is looked up, so all names are asked for anew
-    /// from now on.
+    /// Invalidates cached names after the search permission of a directory has changed. Where the kernel checks
+    /// permissions, nothing is to be done; where the layer does, it checks at lookup, so from now on the kernel has
+    /// to look up all names again.
     pub fn permissions_changed(&self) {
         if self.options.default_permissions {
             return;
@@ -129,8 +129,8 @@ impl Door {
         }
     }
 
-    /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for
-    /// the name before it gives it up.
+    /// Whether a name resolves to a file. A file system mounted there by others stays only if the kernel revalidates
+    /// the name before it drops the dentry.
     pub fn leads_somewhere(&self, parent: u64, name: &[u8]) -> bool {
         let (Some(directory), Ok(name)) = (self.inodes.node(parent), Name::new(name)) else { return false };
         self.layer.lookup(&Caller::ROOT, &directory, name).is_ok()
@@ -141,24 +141,24 @@ impl Door {
         self.inodes.node(nodeid).ok_or(Failure::from(Errno::ESTALE))
     }
 
-    /// Where files are below the root, as far as the layer knows a name of them.
+    /// Paths of these files below the root, as far as the layer knows their names.
     pub fn names(&self, files: impl IntoIterator<Item = u64>) -> Names {
         let named = |nodeid: u64| Some((nodeid, self.layer.path(&self.inodes.node(nodeid)?)?));
         files.into_iter().filter_map(named).collect()
     }
 
-    /// The generation of a file's number, as the kernel is told of it.
+    /// The inode generation that the kernel gets for a file.
     pub fn generation(&self, attr: &nacre_vfs::Attr) -> u32 {
         let numbered = if self.inodes.by_number() { self.layer.capabilities().numbered } else { None };
         numbered.map_or(0, |numbered| numbered.generation(attr))
     }
 
-    /// How the kernel's handles name the file of a node id, which has these attributes.
+    /// The kernel's file handle (node id and generation) of a file that has these attributes.
     pub fn key(&self, nodeid: u64, attr: &nacre_vfs::Attr) -> InodeKey {
         InodeKey { nodeid, generation: self.generation(attr) }
     }
 
-    /// The same, asked of the layer; none where the file is gone.
+    /// The same with attributes from the layer; `None` where the file is gone.
     pub fn key_of(&self, nodeid: u64) -> Option<InodeKey> {
         if !self.inodes.by_number() {
             return Some(InodeKey { nodeid, generation: 0 });
@@ -182,9 +182,9 @@ impl Door {
         self.layer.coherence(Scope::Names(node))
     }
 
-    /// How long names that there are in a directory may be kept, and that there is none. Not at all
-    /// where another spelling leads to the same file: what the kernel does to one of them leaves
-    /// the others as it has them.
+    /// Timeouts of names in a directory: of existing ones and of missing ones (negative dentries). Zero where names
+    /// are matched without case or normalization: when the kernel changes the dentry of one variant, it keeps the
+    /// dentries of the other variants as they are.
     pub fn name_times(&self, directory: &Node, coherence: Coherence) -> (Duration, Duration) {
         if self.inodes.by_number()
             && self.layer.capabilities().numbered.is_some_and(|numbered| numbered.folds(directory))
@@ -194,30 +194,29 @@ impl Door {
         (self.times().names(coherence), self.times().missing(coherence))
     }
 
-    /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes
-    /// through, which leaves them in its own copy; running the file must not meet them there, so
-    /// they are asked for each time.
+    /// Attribute timeout of a file. A write in passthrough removes set-id bits from the file, but not from the
+    /// kernel's cached mode; execve(2) must not use the stale bits, so attributes of such files are not cached.
     ///
-    /// Where writes are collected, also not those of a file whose writes are to be announced, and
-    /// while the kernel may have other times.
+    /// With write-back caching, also zero for files with reserved writes, and while the kernel may have other times
+    /// than the layer.
     pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, Some(node), Duration::ZERO)
     }
 
-    /// The same in the midst of a listing, where no other call of the layer is made: that a file
-    /// may be stored to is taken for granted.
+    /// The same for an entry of a directory listing, where no further call of the layer is made: the file is assumed
+    /// to be open for shared mappings.
     pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, None, Duration::ZERO)
     }
 
-    /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2),
-    /// which databases call all the time; stores to a mapping leave that as it is.
+    /// The same for a getattr by file handle. The kernel then wants the length, for lseek(2), which databases call
+    /// all the time; stores to a mapping do not change the length.
     pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, Some(node), SOUGHT)
     }
 
-    /// `asked`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]);
-    /// `if_stored`: the time if so.
+    /// `asked`: the node by which the layer is asked whether the file may be stored to ([`Door::is_stored_to`]);
+    /// `if_stored`: the timeout if so.
     fn attr_time_where(
         &self,
         nodeid: u64,
@@ -243,9 +242,9 @@ impl Door {
         if time > if_stored && attr.kind == Kind::File && self.is_stored_to(nodeid, asked) { if_stored } else { time }
     }
 
-    /// The attributes as the kernel gets them. A file to which it may hold writes has a sector at least:
-    /// programs take a file without any for a hole (`tar -S`), and the kernel keeps the number until
-    /// the file is closed, whatever is written meanwhile. Where it opens files without a request, that may be any.
+    /// Attributes as reported to the kernel. A file for which it may hold dirty pages has at least one block:
+    /// programs take a file without blocks for a hole (`tar -S`), and the kernel keeps the number until the file is
+    /// closed, whatever is written meanwhile. Where the kernel opens files without a request, that may be any file.
     pub fn with_sector(&self, nodeid: u64, attr: &nacre_vfs::Attr) -> nacre_vfs::Attr {
         let is_held = if self.writeback.on() {
             attr.kind == Kind::File && (attr.size > 0 || self.writes_unopened() || self.writeback.caches_writes(nodeid))
@@ -255,17 +254,18 @@ impl Door {
         if is_held { nacre_vfs::Attr { blocks: attr.blocks.max(1), ..*attr } } else { *attr }
     }
 
-    /// Whether writes to a file are to be announced.
+    /// Whether writes to a file have to be reserved first.
     fn announces(&self, nodeid: u64) -> bool {
         if self.writes_unopened() { !self.unannounced() } else { self.writeback.announces(nodeid) }
     }
 
-    /// Whether an inode's attributes may be kept, and taken back ([`KernelSide::root_is_taken`]).
+    /// Whether the kernel may cache an inode's attributes, and they may be invalidated
+    /// ([`KernelSide::root_is_taken`]).
     pub fn root_is_taken(&self, nodeid: u64) -> bool {
         nodeid != ROOT || !self.options.default_permissions || self.kernel.root_is_taken()
     }
 
-    /// Counts a look-up of a file found or made at a place, and answers the reply for it.
+    /// Counts a lookup of a file found or created at a location, and returns the reply for it.
     pub fn found(&self, entry: &Entry, found: Found<'_>, names: Duration) -> abi::EntryOut {
         let registered = self.inodes.register(&entry.node, &entry.attr, found);
         if let Some(known) = registered.known {
@@ -279,7 +279,7 @@ impl Door {
         out
     }
 
-    /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
+    /// The same for a reply that the kernel accepts even if an invalidation overtakes it.
     pub fn made(&self, entry: &Entry, found: Found<'_>, names: Duration) -> abi::EntryOut {
         let mut out = self.found(entry, found, names);
         if entry.attr.kind == Kind::File && self.writeback.on() {
@@ -289,23 +289,23 @@ impl Door {
         out
     }
 
-    /// A file is read or written to. Where the kernel collects writes, it drops the number of blocks
-    /// when the file is closed, of which nothing is heard here (fs/fuse/file.c, `fuse_flush()`).
+    /// Notes a read or write of a file. With write-back caching, the kernel drops the cached number of blocks at
+    /// close, without a request to us (fs/fuse/file.c, `fuse_flush()`).
     pub fn used(&self, nodeid: u64) {
         if self.writeback.on() {
             self.inodes.keeps(nodeid, false);
         }
     }
 
-    /// Takes look-ups back.
+    /// Decrements a lookup count.
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
         let uses = self.writeback.written.uses(nodeid);
         let removed = self.inodes.forget(nodeid, lookups);
         self.forgotten(nodeid, uses, removed);
     }
 
-    /// The kernel may not know a file any more, which had been written to so often before; what its record
-    /// leaves.
+    /// Cleans up after the kernel may have forgotten a file. `uses`: its count of writes before that; `removed`: the
+    /// state of its record.
     pub fn forgotten(&self, nodeid: u64, uses: Option<Uses>, removed: Option<Removed>) {
         self.unknown(nodeid, uses);
         let Some(removed) = removed else { return self.open.closes.heard() };
@@ -322,8 +322,7 @@ impl Door {
         if let Some(role) = self.self_io.role(header.pid) {
             return self.answer_own(role, request, reply);
         }
-        // A release undoes what was granted; it must never be refused. All else from our own
-        // threads would wait for ourselves.
+        // A release undoes a grant; it must never be refused. All else from our own threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
         if !releases && header.pid != 0 && self.kernel.is_own_thread(header.pid) {
             return Err(Errno::EDEADLK.into());
@@ -334,14 +333,14 @@ impl Door {
         self.operate(request, reply)
     }
 
-    /// Answers a request of a thread of ours that uses the mount (`self_io.rs`): what belongs to its
-    /// role, from what the door knows; all else as for anybody.
+    /// Answers a request of one of our own threads that use the mount (`self_io.rs`): requests of its role from the
+    /// front end's own state, all others as for any caller.
     fn answer_own(&self, role: Role, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         match (role, &request.op) {
             (Role::Replay, _) => self.replay_request(request, reply),
             (Role::Replaced, _) if self.answer_replacer(request, reply)? => Ok(()),
-            // Who changes the mount's flags has this role as well, and where the kernel holds nothing
-            // back he asks like anybody.
+            // The thread that changes the mount's flags has this role as well; without write-back caching it is
+            // served like any caller.
             (Role::Times, Op::Setattr(told)) if self.writeback.on() => {
                 self.refresh_setattr(&request.header, told, reply)
             }
@@ -350,7 +349,7 @@ impl Door {
         }
     }
 
-    /// Which request belongs to which operation.
+    /// Calls the handler of an operation.
     pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let head = &request.header;
         if matches!(request.op, Op::Lookup { .. } | Op::Opendir { .. } | Op::Readdir { .. } | Op::Readdirplus { .. }) {
@@ -405,14 +404,14 @@ impl Door {
             Op::Setlk { fh, owner, lock, flags, wait } => self.setlk(fh, owner, &lock, flags, wait),
             Op::Syncfs => Ok(self.layer.syncfs()?),
             Op::Destroy => Ok(()),
-            // Answered once each: the kernel remembers, and does without from then on.
+            // Answered once each: the kernel remembers ENOSYS and does without the operation from then on.
             Op::Bmap { .. } | Op::Poll { .. } | Op::Unknown(_) => Err(Errno::ENOSYS.into()),
         }
     }
 }
 
-/// Who asks. On an idmapped mount only creations carry ids; the kernel has checked all else. A caller outside of
-/// this process's pid namespace, who has no number here, is not [`Caller::ROOT`].
+/// The caller of a request. On an idmapped mount only creations carry ids; the kernel has checked all else. A caller
+/// outside of this process's pid namespace, which has no pid here, is not [`Caller::ROOT`].
 pub(crate) fn caller(header: &Header) -> Caller {
     let known = |id: u32| if id == abi::INVALID_UIDGID { 0 } else { id };
     let is_unknown = header.uid == abi::INVALID_UIDGID && header.pid == 0;
@@ -420,7 +419,7 @@ pub(crate) fn caller(header: &Header) -> Caller {
     Caller { uid: known(header.uid), gid: known(header.gid), pid, umask: 0 }
 }
 
-/// A name from the kernel.
+/// Checks a name from the kernel.
 pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
     Ok(Name::new(bytes)?)
 }
@@ -428,17 +427,17 @@ pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
 impl OpenFileHost for Door {
     fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
         let mut closed = || {
-            // Each time: what is closed meanwhile may be kept as well.
+            // In each round: a file closed meanwhile may have been kept open as well.
             for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
                 self.open.passthrough.drop_kept(nodeid, &self.inodes);
                 self.open.implicit.forget(nodeid);
             }
             closed()
         };
-        // The close is a request like any other, and may be waiting for this very thread.
+        // The RELEASE is a request like any other, and may be queued for this very thread.
         match fusewire::blocking(|| self.open.closes.wait(most, &mut closed)) {
             Ok(done) => done,
-            // He is interrupted, or there is nobody else to serve the close.
+            // The caller is interrupted, or no other thread could serve the RELEASE.
             Err(_) => closed(),
         }
     }
@@ -497,8 +496,8 @@ impl Handler for Door {
             BATCH_FORGET, FLUSH, FORGET, GETATTR, GETXATTR, LISTXATTR, LOOKUP, OPEN, OPENDIR, RELEASE, RELEASEDIR,
             STATX,
         };
-        // What is found by its number is a pool's: its names and attributes are in memory, or read
-        // with no lock held.
+        // Files found by inode number are in a pool: its names and attributes are in memory, or read without a lock
+        // held.
         self.inodes.by_number()
             && matches!(
                 opcode,

@@ -1,6 +1,6 @@
-//! The one error inside the door: a Linux error number, from a layer or from building the reply.
+//! The error type of the FUSE front end: a Linux error number, from a layer or from building the reply.
 
-/// Why a request fails.
+/// Error number of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(pub i32);
 
@@ -22,5 +22,5 @@ impl From<Failure> for fusewire::Errno {
     }
 }
 
-/// What every operation returns.
+/// Result of a handler.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;

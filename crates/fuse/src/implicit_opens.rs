@@ -1,29 +1,29 @@
-//! Open files for requests that name none: where the kernel opens without asking (immutable
-//! mounts), READ comes with a node id only.
+//! Open files for requests without a file handle: where the kernel opens files without a request (immutable mounts),
+//! READ has a node id only.
 //!
-//! Called by `ops/data.rs`. A short list, youngest last; what falls out at the old end is closed. Files on
-//! file systems that are mounted inside the source are not in it: these could not be unmounted.
+//! Called by `ops/data.rs`. A short LRU list, newest last; evicted files are closed. Files on file systems that are
+//! mounted inside the source are not in it: those could not be unmounted.
 
 use nacre_vfs::Opened;
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
 
-/// Files kept open. Reads of one file come in runs, so few are enough.
+/// Maximum number of files kept open. Reads of one file come in runs, so few are enough.
 const LIMIT: usize = 64;
 
-/// The list.
+/// LRU list of open files by node id.
 pub(crate) struct ImplicitOpens {
     most: usize,
     files: Mutex<VecDeque<(u64, Opened)>>,
 }
 
 impl ImplicitOpens {
-    /// An empty list of at most so many files.
+    /// An empty list of at most `most` files.
     pub fn new(most: usize) -> ImplicitOpens {
         ImplicitOpens { most: most.min(LIMIT), files: Mutex::default() }
     }
 
-    /// The open file of a node, if it is in the list; it becomes the youngest.
+    /// Returns the open file of a node, if it is in the list, and makes it the newest.
     pub fn get(&self, nodeid: u64) -> Option<Opened> {
         let mut files = self.files.lock();
         let at = files.iter().rposition(|(known, _)| *known == nodeid)?;
@@ -33,7 +33,7 @@ impl ImplicitOpens {
         Some(file)
     }
 
-    /// Adds an open file, unless it has to be closed with its last user.
+    /// Adds an open file, unless it is on a file system mounted inside the source.
     pub fn put(&self, nodeid: u64, file: Opened) {
         if file.is_on_inner_mount() {
             return;

@@ -1,21 +1,18 @@
-//! The only inode table: the kernel's node ids, the files they stand for, and how often the kernel
-//! was told of each.
+//! The only inode table: the kernel's node ids, the files they stand for, and their lookup counts.
 //!
-//! Called by the handlers (every request), by `passthrough.rs` (state of open files) and by
-//! `invalidate.rs` (file -> node id). Invariants:
-//! * a node id is a shard, a place in that shard and a counter of reuse, so it is free of `st_ino`
-//!   and never means two files in turn;
-//! * one file ([`FileId`]) has one node id as long as the kernel knows it, however many names lead
-//!   to it;
+//! Called by the handlers (every request), by `passthrough.rs` (state of open files) and by `invalidate.rs` (file ->
+//! node id). Invariants:
+//! * a node id is a shard, a slot in that shard and a reuse counter, so it is independent of `st_ino` and never means
+//!   two files in turn;
+//! * one file ([`FileId`]) has one node id as long as the kernel knows it, however many names lead to it;
 //! * a record lives while its lookup count is above zero; the root's lives as long as the table;
-//! * nothing of a layer runs under a shard's lock: nodes and files that go are handed out and
-//!   dropped by the caller.
+//! * no code of a layer runs under a shard's lock: removed nodes and files are returned to the caller, which drops
+//!   them.
 //!
-//! Of layers whose files are found again by their numbers nothing is kept here but what
-//! `inodes/numbers.rs` keeps.
+//! For layers whose files are found by inode number, `inodes/numbers.rs` replaces this table.
 //!
-//! Frugal by design: 80 bytes a file with its share of the hash table
-//! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
+//! Frugal by design: 80 bytes a file with its share of the hash table (`tests::a_million_files_stay_small`). Chunks
+//! of slots are freed as soon as they are empty.
 
 mod left;
 mod numbers;
@@ -44,74 +41,73 @@ use std::{
     },
 };
 
-/// The node id that the kernel has for the root of every mount.
+/// The kernel's node id of every mount's root (FUSE_ROOT_ID).
 pub(crate) const ROOT: u64 = 1;
 
 const SHARD_BITS: u32 = 4;
 const SHARDS: usize = 1 << SHARD_BITS;
 const CHUNK: usize = 256;
 
-/// What is kept for one file.
+/// Record of one file.
 struct Slot {
     /// `None`: the slot is free.
     node: Option<Node>,
     id: FileId,
     lookups: u64,
     open: Option<Box<OpenState>>,
-    /// Directories: inode number of the parent, for `..` of listings. Files: digest of size and
-    /// times at the last open in cached mode.
+    /// Directories: inode number of the parent, for `..` of listings. Files: digest of size and times at the last
+    /// open in cached mode.
     extra: u64,
     reuse: u32,
     kind: Kind,
-    /// Other than 0: see [`InodeRecord::outlived`].
+    /// Not 0: see [`InodeRecord::outlived`].
     outlived: u8,
-    /// The file is known from the records of a process before this one: its node is looked up when
-    /// somebody asks for it.
+    /// The file is known from the handoff state of a previous process: its node is looked up at first use.
     left: bool,
 }
 
 impl Slot {
-    /// Of a file that is being opened.
+    /// Slot of a file that is being opened.
     pub fn open(node: Node, id: FileId) -> Slot {
         Slot { lookups: 0, ..Slot::taken(node, id, Kind::File) }
     }
 
-    /// Of a file that was looked up once.
+    /// Slot of a file with lookup count 1.
     fn taken(node: Node, id: FileId, kind: Kind) -> Slot {
         Slot { node: Some(node), id, lookups: 1, open: None, extra: 0, reuse: 0, kind, outlived: 0, left: false }
     }
 
-    /// It stands for a file.
+    /// Whether the slot stands for a file.
     fn is_taken(&self) -> bool {
         self.node.is_some() || self.left
     }
 
-    /// Any open file.
+    /// Returns any open file.
     pub fn any_file(&self) -> Option<nacre_vfs::Opened> {
         self.open.as_ref().and_then(|open| open.any_file())
     }
 
-    /// Nothing is open.
+    /// Whether nothing is open and no state of open files is kept.
     pub fn is_idle(&self) -> bool {
         self.open.as_ref().is_none_or(|open| open.is_idle())
     }
 
-    /// No file is open; something may be remembered of files that were.
+    /// Whether no file is open; state of closed files may be kept.
     pub fn is_closed(&self) -> bool {
         self.open.as_ref().is_none_or(|open| open.is_closed())
     }
 
-    /// What it leaves.
+    /// Takes out the node and the state of open files.
     pub fn into_removed(self) -> Option<Removed> {
         Some(Removed { node: self.node?, open: self.open })
     }
 }
 
-/// A run of slots that is allocated and given back as a whole.
+/// A run of slots that is allocated and freed as a whole.
 #[derive(Default)]
 struct Chunk {
     slots: Vec<Slot>,
-    /// Places of free slots among `slots`.
+    /// Indices of free slots in `slots`.
     free: Vec<u16>,
 }
 
@@ -128,26 +124,26 @@ impl Chunk {
 #[derive(Default)]
 struct Shard {
     chunks: Vec<Option<Chunk>>,
-    /// Chunks (also absent ones) with room, lowest first so that the high ones empty.
+    /// Chunks (also absent ones) with free slots, lowest first so that the high ones empty.
     roomy: BTreeSet<u32>,
-    /// The chunk that is kept although it is empty: a file that comes and goes would have it made and given
-    /// back each time.
+    /// The one empty chunk that stays allocated: otherwise a file that comes and goes would allocate and free it each
+    /// time.
     spare: Option<u32>,
-    /// File -> place in the shard. Slots whose file was replaced by one of another type are not in
+    /// File -> slot number in the shard. A slot whose inode number now belongs to a file of another type is not in
     /// it.
     places: HashTable<u32>,
     reuse: u32,
 }
 
-/// What a file that left the table leaves to be dropped outside of all locks.
+/// State of a file removed from the table, to be dropped outside of all locks.
 pub(crate) struct Removed {
     /// The layer's node.
     pub node: Node,
-    /// State of open files, if any was left.
+    /// State of open files, if there was any.
     pub open: Option<Box<OpenState>>,
 }
 
-/// One record, under the lock of its shard.
+/// Access to one record, under the lock of its shard.
 pub(crate) struct InodeRecord<'a> {
     slot: &'a mut Slot,
 }
@@ -158,86 +154,86 @@ impl InodeRecord<'_> {
         self.slot.node.clone()
     }
 
-    /// State of open files; made when first asked for.
+    /// State of open files; created at first use.
     pub fn open_state(&mut self) -> &mut OpenState {
         self.slot.open.get_or_insert_default()
     }
 
-    /// State of open files where there is one.
+    /// State of open files, if there is any.
     pub fn open_state_if_any(&mut self) -> Option<&mut OpenState> {
         self.slot.open.as_deref_mut()
     }
 
-    /// Gives back the memory for the state of open files where nothing is left in it.
+    /// Frees the state of open files if it is idle.
     pub fn tidy(&mut self) {
         if self.slot.open.as_ref().is_some_and(|open| open.is_idle()) {
             self.slot.open = None;
         }
     }
 
-    /// A number other than 0 where a mapping of the file may have outlived the open file that it
-    /// was made with; another one for each such open file. 0 once there is known to be none.
+    /// Not 0 where a mapping of the file may have outlived the open file that it was made with; a different number
+    /// for each such open file. 0 once it is known that there is none.
     pub fn outlived(&mut self) -> &mut u8 {
         &mut self.slot.outlived
     }
 
-    /// Replaces the digest of content (files) or the inode number of the parent (directories) and
-    /// answers the old one.
+    /// Replaces the digest of content (files) or the inode number of the parent (directories) and returns the old
+    /// one.
     pub fn replace_extra(&mut self, extra: u64) -> u64 {
         std::mem::replace(&mut self.slot.extra, extra)
     }
 }
 
-/// Where a file was found.
+/// The location at which a file was found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found<'a> {
-    /// The directory's node id and the name in it; no name where there is none to find it by again.
+    /// The directory's node id and the name in it; an empty name where the file cannot be found again by name.
     pub place: NodePlace<'a>,
     /// The directory's inode number.
     pub ino: u64,
 }
 
 impl<'a> Found<'a> {
-    /// Under a name in the directory with this node id and identity.
+    /// A name in the directory with this node id and identity.
     pub fn at(parent: u64, id: FileId, name: &'a [u8]) -> Found<'a> {
         Found { place: NodePlace { parent, name }, ino: id.ino }
     }
 
-    /// In the directory with this inode number, not to be found again by its name.
+    /// The directory with this inode number, without a name.
     pub fn below(ino: u64) -> Found<'a> {
         Found { place: NodePlace { parent: 0, name: &[] }, ino }
     }
 }
 
-/// A file that a reply is about to name.
+/// Result of [`Inodes::register`], for the reply that names the file.
 pub(crate) struct Registered {
     /// Its node id.
     pub nodeid: u64,
-    /// The node in use where the file was known already under another one: the layer is to adopt
-    /// the fresh one.
+    /// The existing node where the file was already known under another node: the layer has to merge the new node
+    /// into it ([`Layer::adopt`]).
     pub known: Option<Node>,
 }
 
-/// The table.
+/// The inode table of a mount.
 pub(crate) struct Inodes {
     shards: Box<[Mutex<Shard>]>,
     hasher: DefaultHashBuilder,
     root: u64,
-    /// The kernel knows the root under the table's own id, too, and shows that one.
+    /// The kernel shows users another inode as the root, with the table's own id ([`Inodes::promote_root`]).
     promoted: AtomicBool,
     count: AtomicUsize,
-    /// In place of all this.
+    /// Replaces this table for layers whose files are found by inode number.
     numbers: Option<Numbers>,
-    /// Where the mount outlives its process.
+    /// Handoff state, where the mount survives its process.
     kept: Option<Kept>,
 }
 
 impl Inodes {
-    /// The table for a layer, that knows the layer's root. Noted in `memory`, where there is one, and made
-    /// from what is noted there already.
+    /// Creates the table of a layer, with the layer's root in it. Restored from `memory` if that holds the state of a
+    /// previous process; changes are recorded in `memory`.
     ///
     /// # Errors
-    /// ESTALE where the root is another one than noted.
+    /// ESTALE where the recorded root is a different file.
     pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr, memory: Option<&Survival>) -> Result<Inodes, Errno> {
         if let Some(numbers) = Numbers::new(layer, attr.id, memory.map(Sets::new)) {
             if memory.is_some_and(|memory| !memory.is_root(&attr.id)) {
@@ -252,7 +248,7 @@ impl Inodes {
         Ok(Inodes::empty(kept).with_root(&root, attr))
     }
 
-    /// A table that knows the root.
+    /// Creates a table with the root in it.
     #[cfg(test)]
     pub fn new(root: Node, attr: &Attr) -> Inodes {
         Inodes::empty(None).with_root(&root, attr)
@@ -276,8 +272,7 @@ impl Inodes {
         self
     }
 
-    /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning
-    /// it, too); or not any more.
+    /// Sets whether the root has an id of its own instead of [`ROOT`] (which still means it, too).
     pub fn promote_root(&self, promoted: bool) {
         self.numbers.iter().for_each(|numbers| numbers.promote_root(promoted));
         self.promoted.store(promoted, Ordering::Relaxed);
@@ -296,7 +291,7 @@ impl Inodes {
         self.promoted.load(Ordering::Relaxed)
     }
 
-    /// Files known.
+    /// Number of known files.
     pub fn len(&self) -> usize {
         if let Some(numbers) = &self.numbers {
             return numbers.len();
@@ -304,7 +299,7 @@ impl Inodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Counts one more look-up of a file and answers its node id.
+    /// Increments a file's lookup count and returns its node id.
     pub fn register(&self, node: &Node, attr: &Attr, found: Found<'_>) -> Registered {
         if let Some(numbers) = &self.numbers {
             return Registered { nodeid: numbers.register(&attr.id), known: None };
@@ -326,9 +321,8 @@ impl Inodes {
                 let nodeid = self.outer(inner);
                 return Registered { nodeid, known };
             }
-            // The number now belongs to a file of another type and the layer cannot tell the two
-            // apart: the old record ends with the kernel's last reference to it, and is no longer
-            // found.
+            // The inode number now belongs to a file of another type and the layer cannot distinguish the two: the
+            // old record ends with the kernel's last reference to it, and is no longer found.
             shard.unlist(hash, place);
             self.kept.iter().for_each(|kept| kept.unlisted(shard_number, place));
         }
@@ -361,7 +355,7 @@ impl Inodes {
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id))).flatten()
     }
 
-    /// The layer's node, and any open file of it: what answers where the names are gone.
+    /// The layer's node and any open file of it, which answers where the file has no name any more.
     pub fn node_and_file(&self, nodeid: u64) -> Option<(Node, Option<nacre_vfs::Opened>)> {
         if let Some(numbers) = &self.numbers {
             return numbers.node(nodeid).map(|node| (node, numbers.any_file(nodeid)));
@@ -404,7 +398,7 @@ impl Inodes {
         self.locate(nodeid, |slot| f(&mut InodeRecord { slot }))
     }
 
-    /// The same where the record says more than that the file exists: nothing is made for a file
+    /// The same, but only where a record has more than the existence of the file: no record is created for a file
     /// that nobody has open.
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         match &self.numbers {
@@ -413,7 +407,7 @@ impl Inodes {
         }
     }
 
-    /// The node id of a file, where the kernel knows it.
+    /// Returns the node id of a file, where the kernel knows it.
     pub fn find(&self, id: &FileId) -> Option<u64> {
         if let Some(numbers) = &self.numbers {
             return numbers.find(id);
@@ -426,13 +420,13 @@ impl Inodes {
         Some(self.outer(nodeid(shard_number, place, reuse)))
     }
 
-    /// The kernel was given attributes of a file to keep, or keeps some of them no more. Only of
-    /// layers whose files are found by their numbers this is remembered.
+    /// Notes whether the kernel may cache all attributes of a file. Recorded only for layers whose files are found by
+    /// inode number.
     pub fn keeps(&self, nodeid: u64, kept: bool) {
         self.numbers.iter().for_each(|numbers| numbers.keeps(nodeid, kept));
     }
 
-    /// Whether it keeps all attributes of the file with a number, as far as is known.
+    /// Whether the kernel caches all attributes of the file with an inode number, as far as is known.
     pub fn is_kept(&self, number: u64) -> bool {
         self.numbers.as_ref().is_some_and(|numbers| numbers.is_kept(number))
     }
@@ -445,58 +439,57 @@ impl Inodes {
         }
     }
 
-    /// Whether the kernel knows a file with a number from `from` to `to`; of layers whose files are
-    /// found by their numbers.
+    /// Whether the kernel knows a file with an inode number from `from` to `to`; only for layers whose files are
+    /// found by inode number.
     pub fn knows_any(&self, from: u64, to: u64) -> bool {
         self.numbers.as_ref().is_some_and(|numbers| numbers.knows_any(from, to))
     }
 
-    /// The inode number behind a node id, of layers whose files are found by their numbers; 0 of
-    /// others.
+    /// The inode number of a node id, for layers whose files are found by inode number; 0 for others.
     pub fn number(&self, nodeid: u64) -> u64 {
         self.numbers.as_ref().map_or(0, |numbers| numbers.inner(nodeid))
     }
 
-    /// The node id of an inode number, of such layers.
+    /// The node id of an inode number, for layers whose files are found by inode number.
     pub fn nodeid(&self, number: u64) -> Option<u64> {
         self.numbers.as_ref().map(|numbers| numbers.outer(number))
     }
 
-    /// Of such layers: how often the kernel was told of a file since this process began, if a process
-    /// before it may have told it as well.
+    /// Number of lookups of a file in this process, if a previous process may have had lookups of it as well; only
+    /// for layers whose files are found by inode number.
     pub fn told_since(&self, nodeid: u64) -> Option<u64> {
         self.numbers.as_ref()?.told_since(nodeid)
     }
 
-    /// The kernel does not know such a file, unless it was told of it more often meanwhile: then false. And
-    /// what is to be dropped.
+    /// Removes a file that the kernel does not know; false where it was looked up more than `told` times meanwhile.
+    /// Also returns the state to be dropped. Only for layers whose files are found by inode number.
     pub fn is_unknown(&self, nodeid: u64, told: u64) -> (bool, Option<Removed>) {
         self.numbers.as_ref().map_or((false, None), |numbers| numbers.is_unknown(nodeid, told))
     }
 
-    /// Where such files go of which it is to be asked whether the kernel knows them.
+    /// Sets the channel for node ids of files of which the kernel has to be asked whether it knows them.
     pub fn doubt_with(&self, doubts: Option<Sender<u64>>) {
         self.numbers.iter().for_each(|numbers| numbers.doubt_with(doubts.clone()));
     }
 
-    /// Has it asked.
+    /// Has the kernel asked about a file.
     pub fn doubt(&self, nodeid: u64) {
         self.numbers.iter().for_each(|numbers| numbers.doubt(nodeid));
     }
 
-    /// The kernel is told of a file by an answer that a process before this one had noted.
+    /// Counts a lookup for a reply that a previous process had recorded and that is sent now.
     pub fn told_again(&self, nodeid: u64) {
         if let Some(numbers) = &self.numbers {
             numbers.register(&numbers.id(nodeid));
         }
     }
 
-    /// Whether files are found by their numbers: nodes need not be told of new names.
+    /// Whether files are found by inode number: nodes need no update of their names then.
     pub fn by_number(&self) -> bool {
         self.numbers.is_some()
     }
 
-    /// Takes back `lookups` look-ups; answers what is to be dropped when they were the last.
+    /// Subtracts `lookups` from a lookup count; returns the state to be dropped when it becomes 0.
     pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
         if let Some(numbers) = &self.numbers {
             return numbers.forget(nodeid, lookups);
@@ -527,8 +520,8 @@ impl Inodes {
         removed
     }
 
-    /// Calls `f` with the node ids of all files, a bounded number at a time and outside of the
-    /// locks. Files that come or go meanwhile may be missed.
+    /// Calls `f` with the node ids of all files, in batches of bounded size and outside of the locks. Files that come
+    /// or go meanwhile may be missed.
     pub fn for_each(&self, mut f: impl FnMut(u64)) {
         if let Some(numbers) = &self.numbers {
             return numbers.for_each(f);
@@ -552,7 +545,7 @@ impl Inodes {
         }
     }
 
-    /// Forgets every file and answers nothing: the mount is gone.
+    /// Removes every file: the mount is gone.
     pub fn clear(&self) {
         if let Some(numbers) = &self.numbers {
             numbers.clear();
@@ -580,12 +573,12 @@ impl Inodes {
         self.shards[number & (SHARDS - 1)].lock()
     }
 
-    /// The table's own id for one that came from the kernel.
+    /// The table's own id for an id from the kernel.
     fn inner(&self, nodeid: u64) -> u64 {
         if nodeid == ROOT { self.root } else { nodeid }
     }
 
-    /// The kernel's id for one of the table.
+    /// The kernel's id for an id of the table.
     fn outer(&self, nodeid: u64) -> u64 {
         if nodeid == self.root && !self.promoted.load(Ordering::Relaxed) { ROOT } else { nodeid }
     }
@@ -643,7 +636,7 @@ impl Shard {
         (place(number as usize, usize::from(within)), reuse)
     }
 
-    /// Frees a slot; answers what is to be dropped, and the number of a chunk that went with it.
+    /// Frees a slot; returns the state to be dropped, and the number of a chunk that was freed with it.
     fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> (Option<Removed>, Option<u32>) {
         let number = place / CHUNK as u32;
         let Some(chunk) = self.chunks.get_mut(number as usize).and_then(Option::as_mut) else { return (None, None) };
@@ -660,14 +653,14 @@ impl Shard {
         (node.map(|node| Removed { node, open }), gone)
     }
 
-    /// A chunk is empty: of all such, the lowest is kept. Answers which is not.
+    /// Keeps the lowest of the empty chunks; returns the other one, which has to be freed.
     fn empty(&mut self, number: u32) -> Option<u32> {
         let other = self.spare.replace(number)?;
         self.spare = Some(other.min(number));
         Some(other.max(number))
     }
 
-    /// Gives memory of the hash table back when most of it is empty.
+    /// Frees memory of the hash table when most of it is empty.
     fn shrink(&mut self, hasher: &DefaultHashBuilder) {
         while self.chunks.last().is_some_and(Option::is_none) {
             self.chunks.pop();
@@ -680,8 +673,7 @@ impl Shard {
     }
 }
 
-/// The hash of the file at a place, for the hash table when it moves its entries; all of them are
-/// taken.
+/// The hash of the file in a slot, for the hash table when it moves its entries; all these slots are taken.
 fn hash_of_place(chunks: &[Option<Chunk>], place: u32, hasher: &DefaultHashBuilder) -> u64 {
     let chunk = chunks.get(place as usize / CHUNK).and_then(Option::as_ref);
     chunk.and_then(|chunk| chunk.slots.get(place as usize % CHUNK)).map_or(0, |slot| hasher.hash_one(slot.id))
@@ -691,7 +683,7 @@ fn place(chunk: usize, within: usize) -> u32 {
     (chunk * CHUNK + within) as u32
 }
 
-/// Layout of a node id: reuse counter (32 bits), place (28), shard (4).
+/// Layout of a node id: reuse counter (32 bits), slot number (28), shard (4).
 fn nodeid(shard: usize, place: u32, reuse: u32) -> u64 {
     u64::from(reuse) << 32 | u64::from(place) << SHARD_BITS | shard as u64
 }
@@ -700,7 +692,7 @@ fn shard_of(nodeid: u64) -> usize {
     nodeid as usize & (SHARDS - 1)
 }
 
-/// The same in each process: a node id outlives them.
+/// The same in each process: node ids survive the process.
 fn shard_of_id(id: &FileId) -> usize {
     let mixed = id.ino ^ id.generation.rotate_left(21) ^ id.fs.rotate_left(42);
     (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize & (SHARDS - 1)

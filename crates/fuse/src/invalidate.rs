@@ -1,15 +1,15 @@
-//! Takes the kernel's cached answers back when something changed below: one thread that turns
-//! [`Invalidation`]s of the layer into notifications.
+//! Invalidates the kernel's caches after changes below: one thread that turns [`Invalidation`]s of the layer into
+//! notifications.
 //!
 //! Started by `mount.rs`; fed by the layer's watcher and by `Mount::invalidate_everything`. Rules:
-//! * notifications come from this thread alone, never from one that serves requests: the kernel
-//!   takes the directory's lock for them, which the process whose request is being served may hold;
+//! * notifications come from this thread alone, never from one that serves requests: the kernel takes the directory's
+//!   lock for them, which the process whose request is being served may hold;
 //! * "not known" (ENOENT) is a normal answer;
-//! * a name that leads nowhere needs one notification: look-ups and listings hold the directory's
-//!   lock until their reply has been digested. Attributes, content, listings, and names that the
-//!   kernel is to ask for again before it gives them up, are taken back once more after every
-//!   request that was under way has been answered and its reply has had [`DIGESTION`] to reach the
-//!   caller: a reply could carry old attributes into an inode that the kernel did not have yet.
+//! * a name that does not exist needs one notification: lookups and listings hold the directory's lock until their
+//!   reply has been processed. Attributes, content, listings, and dentries that the kernel only has to revalidate are
+//!   invalidated once more, after every request that was in flight has been answered and its reply has had
+//!   [`DIGESTION`] to reach the caller: such a reply could put old attributes into an inode that the kernel did not
+//!   have yet.
 
 mod resting;
 
@@ -27,67 +27,66 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a reply may take from the daemon's hand into the caller's caches.
+/// Maximum time from sending a reply until it is in the caller's caches.
 const DIGESTION: Duration = Duration::from_millis(10);
-/// How long files that were written to and closed are collected before their attributes are taken
-/// back.
+/// How long files that were written to and closed are batched before their attributes are invalidated.
 const COLLECTED: Duration = Duration::from_millis(50);
-/// Changes taken into one batch.
+/// Maximum number of changes in one batch.
 const BATCH: usize = 4096;
-/// Files waiting for their second notification above which all of them are notified instead.
+/// Number of files waiting for their second notification above which all files are notified instead.
 const BACKLOG: usize = 65_536;
 
-/// The way into the kernel's caches; a trait so that tests can look at what is sent. Errors are the
-/// implementer's to judge: none of them may stop the thread.
+/// The kernel's caches; a trait so that tests can inspect the notifications. The implementation handles errors: none
+/// of them may stop the thread.
 pub(crate) trait CacheControl: Send + 'static {
-    /// A moment: see [`CacheControl::passed`].
+    /// A point in time: see [`CacheControl::passed`].
     type Moment;
-    /// Now.
+    /// Returns the current point in time.
     fn now(&self) -> Self::Moment;
-    /// Whether all requests that were under way at that moment have been answered.
+    /// Whether all requests that were in flight at that point have been answered.
     fn passed(&self, moment: &mut Self::Moment) -> bool;
-    /// Attributes and ACLs of an inode are stale, and its pages (of a directory: its cached
-    /// listing) if `pages`.
+    /// Invalidates the attributes and ACLs of an inode, and its pages (of a directory: its cached listing) if
+    /// `pages`.
     fn inode(&self, nodeid: u64, pages: bool);
-    /// A name of a directory is stale. Answers whether it has to be told once more: a name that
-    /// leads somewhere is kept for as long as it leads to the same file, because something may be
-    /// mounted on it, and a reply that is under way could make it count as fresh.
+    /// Invalidates a name of a directory. Returns whether a second notification is needed: a dentry of an existing
+    /// file is only expired, because something may be mounted on it, and the reply of a request in flight could make
+    /// it valid again.
     fn entry(&self, parent: u64, name: &[u8]) -> bool;
-    /// A name is given up, whatever it leads to.
+    /// Drops the dentry of a name, even if the file exists.
     fn forget(&self, parent: u64, name: &[u8]);
-    /// All names are stale.
+    /// Invalidates all names.
     fn all_entries(&self);
-    /// The same, for names of which the kernel had to be told one by one.
+    /// The same a second time, if names have to be invalidated one by one.
     fn all_entries_again(&self);
-    /// Whether the layer checks permissions, as names are looked up, and not the kernel.
+    /// Whether the layer checks permissions, at lookup, and not the kernel.
     fn layer_checks(&self) -> bool;
-    /// A file changed below: what is kept open of it goes.
+    /// Closes the kept open file of a file that changed below.
     fn release_kept(&self, nodeid: u64);
-    /// Some name went away below, and perhaps a file with it: what is kept open of any file goes.
+    /// Closes the kept open files of all files: some name was removed below, and perhaps the last one of a file.
     fn release_all_kept(&self);
-    /// Watchers inside the mount are to be told of changes of files and names. Answers whether the
-    /// names were taken over: then they are forgotten when they have been told.
+    /// Notifies inotify watchers inside the mount of changes of files and names. Returns whether it also takes over
+    /// the invalidation of the names, after the watchers have been notified.
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool;
-    /// Unused memory may go back.
+    /// Returns unused memory to the system.
     fn trim(&self);
-    /// Changes are reported in vain: see `Layer::rest`.
+    /// Lets the layer stop watching an idle mount: see `Layer::rest`.
     fn rest(&self, known: Option<&[Node]>) -> bool;
 }
 
-/// WritebackFigures of the thread.
+/// Counters of the thread.
 #[derive(Default)]
 pub(crate) struct InvalidationCounts {
-    /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file
-    /// system hears of many others.)
+    /// Changes of files and names that the kernel knew and was notified of. (A watch of a whole file system reports
+    /// many others.)
     pub told: AtomicU64,
-    /// Times when anything may have changed: a watch overflowed, or rules were reloaded.
+    /// Number of times when anything may have changed: a watch overflowed, or rules were reloaded.
     pub everything: AtomicU64,
 }
 
-/// Forgotten files after which unused memory is given back.
+/// Number of forgotten files after which unused memory is returned.
 const TRIM_EVERY: u64 = 65_536;
 
-/// The way to the thread for the handlers.
+/// The handlers' channel to the thread.
 pub(crate) struct InvalidationFeed {
     changes: Mutex<Sender<Invalidation>>,
     written: Arc<Mutex<Vec<u64>>>,
@@ -113,7 +112,7 @@ impl InvalidationFeed {
         }
     }
 
-    /// A file was written to in passthrough and closed: its attributes are taken back soon.
+    /// Schedules the invalidation of a file's attributes: it was written to in passthrough and closed.
     pub fn written(&self, nodeid: u64) {
         let first = {
             let mut written = self.written.lock();
@@ -125,7 +124,7 @@ impl InvalidationFeed {
         }
     }
 
-    /// The kernel has forgotten one more file. After very many, memory is given back.
+    /// Counts a file that the kernel has forgotten; after very many, memory is returned.
     pub fn forgotten(&self) {
         if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
             self.trim.store(true, Ordering::Release);
@@ -133,7 +132,7 @@ impl InvalidationFeed {
         }
     }
 
-    /// The thread's side.
+    /// Creates the thread's shared state.
     pub fn state(&self, inodes: &Arc<Inodes>) -> InvalidationState {
         InvalidationState {
             inodes: Arc::clone(inodes),
@@ -146,55 +145,54 @@ impl InvalidationFeed {
     }
 }
 
-/// What the thread shares with the mount.
+/// State that the thread shares with the mount.
 pub(crate) struct InvalidationState {
     /// Files and their node ids.
     pub inodes: Arc<Inodes>,
-    /// WritebackFigures.
+    /// Counters.
     pub counts: Arc<InvalidationCounts>,
-    /// Set before the thread is woken for the last time.
+    /// Set before the thread is woken up for the last time.
     pub stop: Arc<AtomicBool>,
-    /// Set before the thread is woken to give memory back.
+    /// Set before the thread is woken up to return memory.
     pub trim: Arc<AtomicBool>,
-    /// Node ids of files written to in passthrough and closed; the thread is woken for the first.
+    /// Node ids of files written to in passthrough and closed; the thread is woken up for the first one.
     pub written: Arc<Mutex<Vec<u64>>>,
-    /// Who waits, in the order of the [`mark`]s sent.
+    /// Waiters, in the order of the [`mark`]s sent.
     pub marks: Marks,
 }
 
-/// Those who wait until what was sent before their mark is with the kernel.
+/// Waiters for the delivery of all changes sent before their mark.
 pub(crate) type Marks = Arc<Mutex<VecDeque<SyncSender<()>>>>;
 
-/// A change that is about no file: it wakes the thread.
+/// A change without a file, which wakes the thread up.
 pub(crate) fn wake() -> Invalidation {
     Invalidation::Attributes { id: WAKE }
 }
 
 const WAKE: FileId = FileId { fs: u64::MAX, ino: 0, generation: u64::MAX };
 
-/// A change that is about no file: the first of those who wait is told when everything sent before
-/// it has been delivered.
+/// A change without a file: the first waiter is notified when everything sent before it has been delivered.
 pub(crate) fn mark() -> Invalidation {
     Invalidation::Attributes { id: MARK }
 }
 
 const MARK: FileId = FileId { fs: u64::MAX, ino: 1, generation: u64::MAX };
 
-/// Changes put together so that each file is notified once.
+/// Changes combined so that each file is notified once.
 #[derive(Default)]
 struct Batch {
     everything: bool,
     all_names: bool,
     names: BTreeMap<FileId, BTreeSet<Box<[u8]>>>,
-    /// Those that are given up.
+    /// Names whose dentries are dropped.
     forgotten: BTreeSet<(FileId, Box<[u8]>)>,
     /// Files; true where the content changed, too.
     files: BTreeMap<FileId, bool>,
-    /// Those whose owner, mode or ACL may have changed.
+    /// Files whose owner, mode or ACL may have changed.
     attributes: BTreeSet<FileId>,
-    /// Those to be told that all of this is delivered.
+    /// Number of waiters to be notified after delivery.
     marks: usize,
-    /// How many changes it was made of, also of files that nobody can know.
+    /// Number of changes in the batch, including those of files that the kernel cannot know.
     heard: u64,
 }
 
@@ -224,20 +222,20 @@ impl Batch {
     }
 }
 
-/// A second notification that waits for its time.
+/// A second notification, before its time.
 struct Repeat<M> {
-    /// The requests that were under way then must be answered first.
+    /// The requests in flight at that point must be answered first.
     moment: M,
-    /// When they were, the time from which the last reply counts as digested.
+    /// Set once they are: the time from which the last reply counts as processed.
     due: Option<Instant>,
     everything: bool,
     all_names: bool,
     files: BTreeMap<FileId, bool>,
-    /// Names of directories that are known by these numbers.
+    /// Names, by the node ids of their directories.
     names: Vec<(u64, Box<[u8]>)>,
 }
 
-/// The body of the thread: ends when `shared.stop` is set or nobody can send any more.
+/// Body of the thread: ends when `shared.stop` is set or all senders are gone.
 pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &InvalidationState) {
     let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
     let mut collected: Option<Instant> = None;
@@ -258,7 +256,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
             let batch = collect(first, changes);
             let names = deliver(&batch, control, shared);
             for waiting in std::iter::from_fn(|| shared.marks.lock().pop_front()).take(batch.marks) {
-                // Gone is who has waited for too long.
+                // The waiter may have timed out.
                 let _ = waiting.try_send(());
             }
             resting.heard(batch.heard, control, &shared.inodes);
@@ -269,7 +267,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
     }
 }
 
-/// Takes back the attributes of files that were written to; answers when to come back.
+/// Invalidates the attributes of files that were written to; returns when to do so next.
 #[expect(clippy::disallowed_methods, reason = "attributes are taken back after a while")]
 fn written(due: Option<Instant>, control: &impl CacheControl, shared: &InvalidationState) -> Option<Instant> {
     match due {
@@ -278,7 +276,7 @@ fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Invalidat
             let mut files = std::mem::take(&mut *shared.written.lock());
             files.sort_unstable();
             files.dedup();
-            // Many a file that was written to is gone by now.
+            // Many of the files have been removed by now.
             files.retain(|&nodeid| shared.inodes.node(nodeid).is_some());
             files.iter().for_each(|&nodeid| control.inode(nodeid, false));
             None
@@ -294,7 +292,7 @@ fn next<M>(
     collected: Option<Instant>,
 ) -> Result<Invalidation, RecvTimeoutError> {
     let now = Instant::now();
-    // Requests that are still under way are waited for without haste.
+    // Requests that are still in flight are polled at this interval.
     let repeat = repeats.front().map(|repeat| repeat.due.unwrap_or(now + DIGESTION));
     match repeat.into_iter().chain(collected).min() {
         None => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -311,7 +309,7 @@ fn collect(first: Invalidation, changes: &Receiver<Invalidation>) -> Batch {
     batch
 }
 
-/// Answers the names that are to be told once more.
+/// Sends the notifications; returns the names that need a second one.
 fn deliver(batch: &Batch, control: &impl CacheControl, shared: &InvalidationState) -> Vec<(u64, Box<[u8]>)> {
     for (parent, name) in &batch.forgotten {
         if let Some(parent) = shared.inodes.find(parent) {
@@ -327,7 +325,7 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &InvalidationStat
     }
     deliver_files(&batch.files, control, shared);
     let is_directory = |id: &FileId| shared.inodes.find(id).is_some_and(|it| shared.inodes.is_directory(it));
-    // Who may pass a directory may have changed, which shows when its names are looked up.
+    // The search permission of a directory may have changed, which has an effect when its names are looked up.
     if batch.all_names || control.layer_checks() && batch.attributes.iter().any(is_directory) {
         control.all_entries();
     }
@@ -335,8 +333,8 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &InvalidationStat
     let names: Vec<(u64, &[u8])> =
         found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
     if !names.is_empty() {
-        // One of them may have been the last name of a kept file, which would hold its space.
-        // Elsewhere on the file system, whose every change is reported, names are nothing to us.
+        // One of them may have been the last name of a kept file, which would occupy its space. Names outside of the
+        // mount's files (a whole file system may be watched) are not among them.
         control.release_all_kept();
     }
     let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));
@@ -384,7 +382,7 @@ fn enqueue<C: CacheControl>(
     let all_names = batch.all_names || everything;
     let (mut files, mut names) = (batch.files, names);
     if everything {
-        // Names are few among files.
+        // Names are few compared with files.
         names.extend(repeats.drain(..).flat_map(|repeat| repeat.names));
         files = BTreeMap::new();
     }

@@ -1,4 +1,4 @@
-//! Tests of the thread that takes cached answers back: order, repetition, overflow.
+//! Tests of the invalidation thread: order, repetition, overflow.
 
 use super::*;
 use crate::inodes::Found;
@@ -240,7 +240,7 @@ fn where_the_layer_checks_a_changed_directory_makes_all_names_stale() {
         let shared = shared();
         let recorder = Recorder(Arc::default(), Arc::default(), layer_checks);
         let mut batch = Batch::default();
-        // A name that came or went says nothing of who may pass.
+        // A name that appeared or vanished does not change search permissions.
         batch.add(Invalidation::Entry { parent: attr(1).id, name: (*b"n").into() });
         deliver(&batch, &recorder, &shared);
         assert!(!recorder.0.lock().contains(&"all".to_owned()));

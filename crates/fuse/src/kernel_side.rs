@@ -1,7 +1,7 @@
-//! What the door knows of the kernel's side of its mount: what was agreed in INIT, how long it may
-//! keep what, and the ways to it while the session runs.
+//! The kernel's side of a mount: the features agreed on in INIT, the cache timeouts, and the channels to the kernel
+//! while the session runs.
 //!
-//! Set up by `mount.rs`, asked by the handlers.
+//! Set up by `mount.rs`, used by the handlers.
 
 use crate::{
     inodes::ROOT,
@@ -15,7 +15,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// See the file's head.
+/// The kernel's side of a mount.
 pub(crate) struct KernelSide {
     times: CacheTimes,
     /// Whether the host knows SELinux labels at all.
@@ -23,20 +23,20 @@ pub(crate) struct KernelSide {
     agreement: OnceLock<Agreement>,
     /// None before the session runs and after its end.
     session: RwLock<Option<Observer>>,
-    /// As long as the session runs; for what takes no lock in the kernel.
+    /// None unless the session runs; for notifications that take no lock in the kernel.
     notifier: RwLock<Option<Notifier>>,
-    /// Whether all names can be dropped at once.
+    /// Whether the kernel can invalidate all dentries at once (FUSE_NOTIFY_INC_EPOCH).
     epoch: AtomicBool,
     device: OnceLock<u64>,
-    /// Whether attributes of the root have been taken; see [`KernelSide::root_is_taken`].
+    /// Whether a caller has got attributes of the root; see [`KernelSide::root_is_taken`].
     root_taken: AtomicBool,
 }
 
-/// Kernels of this minor version can drop all names at once.
+/// First minor protocol version with FUSE_NOTIFY_INC_EPOCH.
 const WITH_EPOCH: u32 = 44;
 
 impl KernelSide {
-    /// Nothing is agreed yet.
+    /// The state before INIT.
     pub fn new(options: &FuseOptions) -> KernelSide {
         KernelSide {
             times: CacheTimes::new(options),
@@ -50,82 +50,80 @@ impl KernelSide {
         }
     }
 
-    /// What was agreed. A second INIT (the session falls back to the device) offers the same; what
-    /// was agreed first holds.
+    /// Sets the features agreed on. A second INIT (the session falls back to the device) offers the same; the first
+    /// agreement stays.
     pub fn agree(&self, agreement: Agreement) {
         let _ = self.agreement.set(agreement);
     }
 
-    /// What was agreed; nothing before INIT.
+    /// Returns the features agreed on; none before INIT.
     pub fn agreement(&self) -> Agreement {
         self.agreement.get().copied().unwrap_or_default()
     }
 
-    /// The session runs; of a mount that goes on after another process nothing is forgotten by this.
+    /// Sets the session. `goes_on`: the session was taken over from another process, and no dentry is dropped.
     pub fn connect(&self, session: &Session, goes_on: bool) {
         *self.session.write() = Some(session.observer());
         *self.notifier.write() = Some(session.notifier());
         let knows_epoch = match goes_on {
-            // It would take away what others have mounted within.
+            // Incrementing the epoch would detach file systems that others have mounted inside.
             true => session.offer().minor >= WITH_EPOCH,
-            // Harmless on a fresh mount, and shows whether the kernel knows it.
+            // Has no effect on a fresh mount, and shows whether the kernel supports it.
             false => session.notifier().inc_epoch().is_ok(),
         };
         self.epoch.store(knows_epoch, Ordering::Relaxed);
     }
 
-    /// The session has ended. It holds the door; this ends the circle.
+    /// Drops the session, which has ended. It holds the front end; this breaks the reference cycle.
     pub fn disconnect(&self) {
         *self.session.write() = None;
         *self.notifier.write() = None;
     }
 
-    /// The mount has this device number. The first one stays.
+    /// Sets the mount's device number; the first one stays.
     pub fn found(&self, device: u64) {
         let _ = self.device.set(device);
     }
 
-    /// The mount's device number, where it is known.
+    /// Returns the mount's device number, where it is known.
     pub fn device(&self) -> Option<u64> {
         self.device.get().copied()
     }
 
-    /// Whether a thread of this process that serves the session asks.
+    /// Whether the thread is one of this process that serves the session.
     pub fn is_own_thread(&self, tid: u32) -> bool {
         self.session.read().as_ref().is_some_and(|session| session.is_own_thread(tid))
     }
 
-    /// Tells the kernel something for which it takes no lock. False where that cannot be done now.
+    /// Sends a notification for which the kernel takes no lock. False where that is not possible now.
     pub fn tell(&self, tell: impl FnOnce(&Notifier) -> bool) -> bool {
         self.notifier.read().as_ref().is_some_and(tell)
     }
 
-    /// How long it may keep what.
+    /// Returns the cache timeouts.
     pub fn times(&self) -> CacheTimes {
         let mut times = self.times;
         times.epoch = self.epoch.load(Ordering::Relaxed);
         times
     }
 
-    /// Whether others have mounted something within the mount, as far as that can be seen. The
-    /// kernel takes it away where a name above it goes, and that is what becomes of all names at
-    /// once.
+    /// Whether others have mounted something inside the mount, as far as that can be seen. The kernel detaches it
+    /// when a dentry above it is dropped, which is what incrementing the epoch does to all dentries.
     pub fn carries_mounts(&self) -> bool {
         let carries = |device: &u64| fusewire::carries_mounts((rustix::fs::major(*device), rustix::fs::minor(*device)));
         self.device.get().is_some_and(carries)
     }
 
-    /// Whether the root's attributes may be kept, and taken back. A mount begins with a root that
-    /// nobody may enter, until the kernel has asked for its attributes; an answer that an
-    /// invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES).
-    /// So the root is not invalidated before it has been entered, and until then nothing of it is
-    /// kept. To be asked before the layer is.
+    /// Whether the root's attributes may be cached and invalidated. A new mount's root has mode 0 in the kernel until
+    /// a caller has got its attributes; the kernel drops a reply that an invalidation overtakes, and the caller
+    /// waiting for it would be refused by that mode (EACCES). So the root is not invalidated before it has been
+    /// entered, and until then its attributes are not cached. To be asked before the layer is.
     pub fn root_is_taken(&self) -> bool {
         self.root_taken.load(Ordering::Acquire)
     }
 
-    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked
-    /// for them first, and has taken the answer.
+    /// Notes that a caller reads or looks up in a directory. If that is the root: while its attributes are not
+    /// cached, the caller has requested and got them first.
     pub fn entered_directory(&self, nodeid: u64) {
         if nodeid == ROOT && !self.root_taken.load(Ordering::Relaxed) {
             self.root_taken.store(true, Ordering::Release);

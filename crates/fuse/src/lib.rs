@@ -1,18 +1,17 @@
-//! The FUSE door: a [`nacre_vfs::Layer`] as a Linux mount.
+//! The FUSE front end: serves a [`nacre_vfs::Layer`] as a Linux mount.
 //!
-//! [`Mount::start`] mounts a layer; from then on the kernel's requests arrive through `fusewire`,
-//! become calls of the layer, and the answers are cached by the kernel for as long as the layer's
-//! coherence allows. Content is read and written by the kernel itself wherever the layer offers a
-//! descriptor. `docs/fuse-door.md` says what is cached for how long and how many requests each
-//! operation costs.
+//! [`Mount::start`] mounts a layer. From then on the kernel's requests arrive through `fusewire` and become calls of
+//! the layer; the kernel caches the answers for as long as the layer's coherence allows. Where the layer offers a
+//! backing file, the kernel reads and writes content itself (passthrough). `docs/fuse-door.md` lists what is cached
+//! for how long and how many requests each operation costs.
 //!
 //! ```text
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
 //!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
-//!                 |   survival.rs                                               what a process after this one needs
-//!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
-//!              self_io/*.rs                                         own threads, use the mount to tell the kernel what no notification can
+//!                 |   survival.rs                                handoff state for the next process
+//!              invalidate.rs <-- Invalidation -- Layer         own thread; the only one that invalidates names, pages
+//!              self_io/*.rs                                    own threads, use the mount where no notification helps
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]

@@ -1,11 +1,11 @@
-//! Files whose pages in the mount's own page cache may be dirty by stores to a shared mapping: mounts
-//! without passthrough, and files that the kernel opens without a request. No request announces such a
-//! store, and the kernel asks for data and holes (LSEEK) without writing the pages back.
+//! Files whose pages in the mount's own page cache may be dirty by stores to a shared mapping: mounts without
+//! passthrough, and files that the kernel opens without a request. No request precedes such a store, and the kernel
+//! looks for data and holes (LSEEK) without writing the pages back.
 //!
-//! Called by the handlers of `ops/` with LSEEK, with every open file, and with every answer about
-//! attributes. Invariants: holes are reported only after the dirty pages have been written back, or where
-//! there can be none; otherwise the file is data up to its length. A file with a length that may have
-//! dirty pages never has zero blocks (`tar -S` would archive it as one hole).
+//! Called by the handlers of `ops/` with LSEEK, with every open file, and with every reply with attributes.
+//! Invariants: holes are reported only after the dirty pages have been written back, or where there can be none;
+//! otherwise the file is reported as data up to its length. A file of non-zero length that may have dirty pages never
+//! has zero blocks (`tar -S` would archive it as one hole).
 
 use crate::{door::Door, failure::Outcome};
 use fusewire::Header;
@@ -27,13 +27,13 @@ impl Door {
             .unwrap_or(false)
     }
 
-    /// Whether a file without blocks may have dirty pages that will get some.
+    /// Whether a file without blocks may have dirty pages, which will allocate some.
     pub(crate) fn blocks_may_come(&self, nodeid: u64, attr: &Attr) -> bool {
         attr.kind == Kind::File && attr.size > 0 && attr.blocks == 0 && self.may_be_mapped(nodeid)
     }
 
-    /// A file has been opened in a way that allows stores to its pages here: the kernel may have
-    /// attributes without blocks, which are no longer true after the first store.
+    /// Invalidates cached attributes without blocks, which are no longer true after the first store, when a file has
+    /// been opened in a way that allows stores to its pages.
     pub(crate) fn opened_for_mapping(&self, nodeid: u64, node: &Node, flags: OpenFlags, file: &Opened) {
         if !flags.maps_for_writing() || self.writeback.on() {
             return;
@@ -43,14 +43,14 @@ impl Door {
             Err(_) => true,
         };
         if empty {
-            // Attributes alone: no lock of the file is taken for that.
+            // Attributes alone: the kernel takes no lock of the file for that.
             self.kernel.tell(|notifier| notifier.inval_inode(nodeid, -1, 0).is_ok());
         }
     }
 
-    /// Has the dirty pages of a file written back before the layer is asked for its data and holes. Where
-    /// that cannot be done while the caller of lseek(2) holds the inode's lock, the file is data up to the
-    /// length returned here.
+    /// Writes the dirty pages of a file back before the layer searches for data and holes. Where that is not possible
+    /// because the caller of lseek(2) holds the inode's lock, the file is reported as data up to the length returned
+    /// here.
     pub(crate) fn flush_for_seek(&self, header: &Header, file: &Opened) -> Outcome<Option<u64>> {
         let nodeid = header.nodeid;
         if self.writeback.caches_writes(nodeid) {
@@ -79,7 +79,7 @@ impl Door {
         } else {
             Ok(false)
         };
-        // Nothing is known where the thread is interrupted or nobody else could serve the writes.
+        // The state is unknown where the thread is interrupted or no other thread could serve the writes.
         Ok(if clean.unwrap_or(false) { None } else { Some(attr.size) })
     }
 }

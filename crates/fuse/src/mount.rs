@@ -1,8 +1,7 @@
-//! One mount: made of a layer and options, asked for its figures, ended.
+//! A mount: created from a layer and options, queried for its status, ended.
 //!
-//! Called by the command line and by tests. Invariants: the layer's watch is on before the first
-//! request; the invalidation thread is the only one that sends notifications, and ends with the
-//! mount.
+//! Called by the command line and by tests. Invariants: the layer's watch is on before the first request; the
+//! invalidation thread is the only one that sends notifications, and ends with the mount.
 
 use crate::{
     door::Door,
@@ -37,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-/// Most files kept open after their last close, whatever the limit of descriptors.
+/// Maximum number of files kept open after their last close, whatever the limit of descriptors.
 const KEPT_MAX: usize = 4096;
 /// Read-ahead of a mount whose content the daemon serves, KiB.
 const READ_AHEAD_KIB: &str = "1024";
@@ -49,7 +48,7 @@ pub enum MountError {
     Root(Errno),
     /// Mounting failed; the text names the mount point.
     Mount(io::Error),
-    /// The kernel and the daemon did not come to terms.
+    /// The negotiation with the kernel failed.
     Session(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
@@ -75,7 +74,7 @@ impl std::error::Error for MountError {
     }
 }
 
-/// A mount that is being served. Dropped, it ends, and is cut off where it is in use.
+/// A mount that is being served. Dropping it unmounts it, or aborts the connection where it is in use.
 pub struct Mount {
     pub(crate) session: Session,
     door: Arc<Door>,
@@ -91,8 +90,8 @@ impl Mount {
     /// Mounts `layer` and serves it; returns when the mount can be used.
     ///
     /// # Errors
-    /// See [`MountError`]; nothing is left mounted then, or what was to be gone on with has no session any
-    /// more.
+    /// See [`MountError`]; then nothing stays mounted, and a mount to be taken over from another process has no
+    /// session any more.
     pub fn start(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
         let memory = options.survival.clone().filter(Survival::resumes);
         Mount::make(layer, options).inspect_err(|_| memory.iter().for_each(Survival::let_go))
@@ -117,8 +116,8 @@ impl Mount {
             None => begin(&door)?,
         };
         let last_backing = connect(&door, &session);
-        // While it is at no place, if root made it: the way to its mount point may lead through
-        // other mounts of ours. It may be another than before.
+        // While it is detached, if root made it: the path of its mount point may lead through other mounts of ours.
+        // The mount point may have changed since a previous process.
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
         let before = resumed_device(&door);
         let device = before.or_else(|| {
@@ -163,7 +162,7 @@ impl Mount {
         Ok(())
     }
 
-    /// The threads that tell the kernel what it does not notice where it holds writes back.
+    /// Starts the threads that update the kernel's attributes and pages with write-back caching.
     fn start_writeback(&mut self) -> Result<(), MountError> {
         let door = Arc::clone(&self.door);
         let own = &door.self_io;
@@ -177,7 +176,7 @@ impl Mount {
         let (jobs, served) = (own.attr_refresh.open(), Arc::clone(&door));
         self.thread("nacre-attrs", move || {
             attr_refresh::run(&jobs, &served);
-            // What they could not do they have told.
+            // The threads have reported their errors.
             threads.into_iter().for_each(|thread| drop(thread.join()));
         })
     }
@@ -188,43 +187,40 @@ impl Mount {
         let door = Arc::clone(&self.door);
         let notifier = self.session.notifier();
         self.thread("nacre-inotify", move || {
-            // An answer of "not known" is as good.
+            // "Not known" (ENOENT) is fine.
             let forget =
                 |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
             inotify_replay::run(&events, &door, device, &forget);
         })
     }
 
-    /// Its figures at this moment.
+    /// Returns the current status and counters.
     pub fn status(&self) -> Status {
         status::read(&self.door, self.device, &self.session, &self.counts)
     }
 
-    /// Makes the kernel ask for everything again: after a change of rules, or where something
-    /// changed unnoticed.
+    /// Invalidates all of the kernel's caches: after a change of rules, or after unnoticed changes.
     pub fn invalidate_everything(&self) {
         self.door.change(Invalidation::Everything);
     }
 
-    /// A name in a directory appeared, vanished, or means another file: the kernel asks for it, and
-    /// for the directory's listing, anew.
+    /// Invalidates a name that appeared, vanished, or refers to another file, and the directory's listing.
     pub fn forget_name(&self, directory: FileId, name: &[u8]) {
         self.door.change(Invalidation::Entry { parent: directory, name: name.into() });
     }
 
-    /// The same for a name that still leads somewhere: what nobody uses of it is forgotten, and what
-    /// others have mounted on it is detached.
+    /// The same for the name of an existing file: its dentries are dropped as far as they are unused, and file
+    /// systems that others have mounted on it are detached.
     pub fn give_up_name(&self, directory: FileId, name: &[u8]) {
         self.door.change(Invalidation::Forget { parent: directory, name: name.into() });
     }
 
-    /// Waits until the kernel has been told of every change that the layer or
-    /// [`Mount::invalidate_everything`] told of before: from then on nobody is answered from what
-    /// was cached. False where that took longer than `patience`.
+    /// Waits until all changes sent so far, by the layer or by [`Mount::invalidate_everything`], have been delivered
+    /// to the kernel: from then on no caller gets old cached state. False where that took longer than `patience`.
     pub fn delivered(&self, patience: Duration) -> bool {
         let (told, waiting) = mpsc::sync_channel(1);
         {
-            // Marks are answered in the order in which they are sent.
+            // Waiters are notified in the order in which the marks are sent.
             let mut marks = self.marks.lock();
             marks.push_back(told);
             self.door.change(invalidate::mark());
@@ -237,7 +233,7 @@ impl Mount {
         self.session.wait();
     }
 
-    /// Waits for the end no longer than this; whether it has ended.
+    /// Waits for the end for `patience` at most; returns whether it has ended.
     pub fn ends_within(&self, patience: Duration) -> bool {
         self.session.ends_within(patience)
     }
@@ -250,17 +246,17 @@ impl Mount {
     /// Unmounts. Lazily: it vanishes from the tree at once and ends when its last user is gone.
     ///
     /// # Errors
-    /// EBUSY where it is in use and not `lazy`; what umount(2) or fusermount3 say.
+    /// EBUSY where it is in use and not `lazy`; errors of umount(2) or fusermount3.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         self.session.unmount(lazy)
     }
 
-    /// Makes the kernel pass on what it has collected: what write(2) had taken before the call has
-    /// reached the layer when this returns. Nothing is made durable by it. Not for threads that
-    /// serve requests, but inside [`fusewire::blocking`].
+    /// Writes back the kernel's dirty pages: the data of all write(2) calls that returned before has reached the
+    /// layer when this returns. It is not made durable. Not for threads that serve requests, except inside
+    /// [`fusewire::blocking`].
     ///
     /// # Errors
-    /// Where the kernel could not pass it on.
+    /// The error of the write-back.
     pub fn flush(&self) -> io::Result<()> {
         if !self.door.writeback.on() || self.ended() {
             return Ok(());
@@ -269,15 +265,14 @@ impl Mount {
         self.door.writeback.flush_once(names).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
-    /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its
-    /// layer meanwhile.
+    /// Returns a weak handle for writing back the kernel's dirty pages, which keeps neither the mount nor its layer
+    /// alive.
     pub fn held(&self) -> HeldWrites {
         HeldWrites(Arc::downgrade(&self.door))
     }
 
-    /// Waits until `closed` says so, at most so long; answers what it said last. It is asked again
-    /// whenever the kernel has closed a file, or forgotten one: both come some time after close(2)
-    /// has returned.
+    /// Waits until `closed` returns true, for `most` at most; returns its last result. It is called again each time
+    /// the kernel has closed or forgotten a file: both happen some time after close(2) has returned.
     pub fn wait_closed(&self, most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
         self.door.wait_closed(&[], most, closed)
     }
@@ -287,28 +282,26 @@ impl Mount {
         self.door.agreement().opens_files_itself
     }
 
-    /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no
-    /// access times. All others are off then.
+    /// Changes the flags of mount(2): read-only, nosuid, nodev, noexec, noatime. All other flags are off then.
     ///
     /// # Errors
-    /// ESTALE where something else is mounted over it; what mount(2) says (only root may).
+    /// ESTALE where something else is mounted over it; errors of mount(2) (only root may).
     pub fn remount(&self, flags: MountFlags) -> io::Result<()> {
         let device = self.device()?;
         let place = self.door.options.mountpoint.clone();
-        // The kernel passes on what it holds first, and so waits for this process.
+        // The kernel writes dirty pages back first, and so waits for this process.
         let remounting = self.door.self_io.start("nacre-remount", Role::Flush, move || {
-            // What is seen at the place must be this mount. And stays it, whatever becomes of the
-            // path.
+            // The path must lead to this mount, which is then held whatever happens to the path.
             let _mount = Entered::new(&place, device)?;
-            // Among those who write may be a thread of ours that sets a file's times.
+            // Among the writers may be a thread of ours that sets a file's times.
             let remount = || fusewire::patiently(|| Ok(rustix::mount::mount_remount(c".", flags, c"")?));
             during("remount", crate::inodes::ROOT, remount).map_err(own_mount::number)
         })?;
         Ok(remounting.join().map_err(|_| io::Error::from(SysErrno::IO))??)
     }
 
-    /// Whether somebody uses it, or something is mounted on it, so that it could not be unmounted
-    /// now. False where that cannot be asked without trying (an ordinary user's mount).
+    /// Whether the mount is in use, or something is mounted on it, so that it could not be unmounted now. False where
+    /// that cannot be checked without trying (an ordinary user's mount).
     ///
     /// # Errors
     /// Where the mount cannot be reached.
@@ -316,36 +309,34 @@ impl Mount {
         self.session.in_use()
     }
 
-    /// Which it is in the table of mounts, where that is known.
+    /// Identity in the mount table, where it is known.
     pub fn identity(&self) -> Option<Identity> {
         self.session.identity()
     }
 
-    /// Whether it is still in the tree of this process, in use or not.
+    /// Whether it is still in the mount tree of this process, in use or not.
     pub fn attached(&self) -> bool {
         self.session.is_mounted()
     }
 
-    /// Ends it although others use it: what the kernel has collected of their writes and stores is
-    /// written back, and from then on they get errors.
+    /// Ends the mount even while it is in use: dirty pages are written back, and from then on its users get errors.
     pub fn cut_off(&self) {
         self.write_back(&[(0, u64::MAX)]);
         self.session.abort();
     }
 
-    /// Has the kernel write back the dirty pages (collected writes, and stores to shared mappings) of the
-    /// files with these inode numbers (from, to); returns when the layer has them, or after
-    /// [`WRITING_BACK`] where it does not take them. Pages that get dirty meanwhile may be missing. By a
-    /// notice, which waits for the WRITEs on all kernels; syncfs(2) does not
-    /// (docs/decisions/own-mount-locks.md). A process that is killed meanwhile leaves users who hang, unless
-    /// another one takes over: so only for mounts and file systems that are being cut off.
+    /// Writes back the dirty pages (cached writes, and stores to shared mappings) of the files with inode numbers in
+    /// these ranges (from, to); returns when the layer has them, or after [`WRITING_BACK`] where it does not accept
+    /// them. Pages that get dirty meanwhile may be missing. Uses an invalidation, which waits for the WRITEs on all
+    /// kernels; syncfs(2) does not (docs/decisions/own-mount-locks.md). If the process is killed meanwhile, users
+    /// hang until another process takes over: so only for mounts and file systems that are being aborted.
     pub fn write_back(&self, numbers: &[(u64, u64)]) {
         let (door, numbers) = (Arc::clone(&self.door), numbers.to_vec());
         let (tell, told) = mpsc::channel();
         let builder = std::thread::Builder::new().name("nacre-write-back".to_owned()).stack_size(256 << 10);
         let started = builder.spawn(move || {
             write_back(&door, &numbers);
-            // Who asked may have gone on.
+            // The caller may have timed out.
             let _ = tell.send(());
         });
         if started.is_err() || told.recv_timeout(WRITING_BACK).is_err() {
@@ -353,32 +344,29 @@ impl Mount {
         }
     }
 
-    /// Cuts it off even while it is in use: callers that wait get an error.
+    /// Aborts the connection even while it is in use: waiting callers get an error.
     pub fn abort(&self) {
         self.session.abort();
     }
 
-    /// For what is done to it elsewhere in this crate.
+    /// Returns the front end, for other modules of this crate.
     pub(crate) fn door(&self) -> &Arc<Door> {
         &self.door
     }
 
-    /// The device number of the file system, as stat(2) shows it; `None` where it could not be
-    /// asked for.
+    /// Device number of the file system, as in stat(2); `None` where it is not known.
     pub fn device_number(&self) -> Option<u64> {
         self.device
     }
 
-    /// Whether anybody still has it mounted, in whatever mount namespace; true where that is not
-    /// known.
+    /// Whether it is still mounted in any mount namespace; true where that is not known.
     pub fn is_mounted_anywhere(&self) -> bool {
         let number = |device| (rustix::fs::major(device), rustix::fs::minor(device));
         self.device.is_none_or(|device| fusewire::mounted_anywhere(number(device)))
     }
 
-    /// Whether the kernel knows a file with an inode number from `from` to `to`, of a layer whose
-    /// files are found by their numbers. What it does not use it forgets soon after it was told to
-    /// forget the name.
+    /// Whether the kernel knows a file with an inode number from `from` to `to`, for layers whose files are found by
+    /// inode number. The kernel forgets unused files soon after their names were invalidated.
     pub fn knows_any(&self, from: u64, to: u64) -> bool {
         self.door.inodes.knows_any(from, to)
     }
@@ -387,8 +375,7 @@ impl Mount {
         self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))
     }
 
-    /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise
-    /// it.
+    /// Raises read-ahead where the daemon serves content: it means fewer requests. Only root may raise it.
     fn raise_read_ahead(&self) {
         if self.door.open.passthrough.refusal().is_none() {
             return;
@@ -402,17 +389,17 @@ impl Mount {
     }
 }
 
-/// What the kernel holds back of a mount.
+/// Weak handle for writing back a mount's dirty pages.
 #[derive(Clone)]
 pub struct HeldWrites(Weak<Door>);
 
 impl HeldWrites {
-    /// Makes the kernel pass on what it holds of all files that are open for writing; returns when
-    /// it has reached the layer. Nothing where the mount has ended, before which the kernel did so.
-    /// Not for threads that serve requests.
+    /// Writes back the dirty pages of all files that are open for writing; returns when the data has reached the
+    /// layer. Does nothing where the mount has ended: the kernel has written everything back before. Not for threads
+    /// that serve requests.
     ///
     /// # Errors
-    /// Where the kernel could not pass it on.
+    /// The error of the write-back.
     pub fn pass_on(&self) -> io::Result<()> {
         let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| open_for_writing(&door));
         let held = self.0.upgrade().filter(|door| door.writeback.on());
@@ -425,7 +412,7 @@ impl HeldWrites {
     }
 }
 
-/// How long dirty pages may take to be written back when a mount is cut off: what it lies on may be dead.
+/// Maximum time for write-back when a mount is aborted: the storage below it may be dead.
 const WRITING_BACK: Duration = Duration::from_secs(10);
 
 /// See [`Mount::write_back`].
@@ -450,7 +437,7 @@ fn write_back(door: &Door, numbers: &[(u64, u64)]) {
     }
 }
 
-/// The files that are open for writing, with or without a request.
+/// Returns the files that are open for writing, with or without a request.
 fn open_for_writing(door: &Door) -> BTreeSet<InodeKey> {
     door.open.files.written_to().into_iter().chain(door.writeback.written.keys()).collect()
 }
@@ -490,8 +477,8 @@ impl fmt::Debug for Mount {
     }
 }
 
-/// Gives the door what it can know only when the session runs. Requests that come before are served
-/// without it. Answers what [`crate::passthrough::Passthrough::start`] does.
+/// Sets in the front end what is known only when the session runs. Earlier requests are served without it. Returns
+/// the result of [`crate::passthrough::Passthrough::start`].
 fn connect(door: &Door, session: &Session) -> Option<i32> {
     let goes_on = door.survives.as_ref().is_some_and(|survives| survives.memory.resumes());
     door.kernel.connect(session, goes_on);
@@ -499,8 +486,8 @@ fn connect(door: &Door, session: &Session) -> Option<i32> {
     door.open.passthrough.start(backing)
 }
 
-/// The device number of a mount that goes on, of a layer whose files are found by their numbers: the way
-/// to it may lead through another mount of this process, which does not go on yet.
+/// Device number of a mount taken over from another process, for layers whose files are found by inode number: the
+/// path to it may lead through another mount of this process, which has not been taken over yet.
 fn resumed_device(door: &Door) -> Option<u64> {
     door.survives.as_ref().filter(|_| door.inodes.by_number())?.memory.mounted_before()
 }
@@ -515,12 +502,12 @@ fn begin(door: &Arc<Door>) -> Result<Session, MountError> {
     Session::start(device, handler, session_options(&door.options)).map_err(MountError::Session)
 }
 
-/// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as
-/// the root in the table of mounts.
+/// Name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as the root in the mount
+/// table.
 pub(crate) const PROMOTED: &str = "root";
 
-/// Root's mount is at no place until it answers; anybody else's, and one of an old kernel, is where
-/// it belongs at once.
+/// Opens the device and mounts. Root's mount is detached until it answers; an ordinary user's, and one of an old
+/// kernel, is attached at once.
 fn open(options: &FuseOptions) -> Result<Device, MountError> {
     let wanted = mount_options(options);
     if rustix::process::geteuid().is_root() {
@@ -533,19 +520,18 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
     fusewire::mount(&options.mountpoint, &wanted).map_err(MountError::Mount)
 }
 
-/// Whether an inode of its own is to be the root that users see. The kernel would ask for the
-/// root's ACL at every step: it makes the first inode of a connection before it knows that there
-/// are ACLs, and for that one it never keeps the answer that there is none. Users other than the
-/// root's owner would pay a request for every path. The mounts of a pool use the first inode for
-/// passing on what the kernel holds (`self_io/flush_timer.rs`).
+/// Whether users see an inode other than the first as the root. Otherwise the kernel would ask for the root's ACL at
+/// every path lookup: it creates the first inode of a connection before it knows that there are ACLs, and never
+/// caches for it that there is none. Users other than the root's owner would pay a request for every path. The mounts
+/// of a pool use the first inode for writing dirty pages back (`self_io/flush_timer.rs`).
 fn is_promoted(door: &Door) -> bool {
-    // Our thread that raises events reaches directories by handle, from the first inode on.
+    // The thread that replays inotify events opens directories by handle, starting at the first inode.
     let by_number = door.layer.capabilities().numbered.is_some();
     (by_number || door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer))
         && !door.options.notify_watchers
 }
 
-/// Shows a mount that is at no place where it belongs.
+/// Attaches a detached mount to its mount point.
 fn show(door: &Door, session: &mut Session) -> io::Result<()> {
     let Some(mount) = session.detached() else { return Ok(()) };
     let (options, cannot) =
@@ -598,7 +584,7 @@ pub(crate) fn mount_options(options: &FuseOptions) -> MountOptions {
 
 pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     let transport = match options.transport {
-        // With the rings of a process, what it has read goes as well.
+        // With the rings of a process, the requests that it has read are lost as well.
         TransportChoice::Auto if options.survival.is_some() => fusewire::TransportChoice::Device,
         TransportChoice::Auto => fusewire::TransportChoice::Auto,
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
@@ -614,18 +600,18 @@ struct KernelCaches {
     notifier: Notifier,
     session: Observer,
     door: Arc<Door>,
-    /// The kernel was told of names one by one when all were stale.
+    /// All names were last invalidated one by one.
     one_by_one: AtomicBool,
 }
 
-/// Takes the names of a listing.
+/// Collects the names of a listing.
 #[derive(Default)]
 struct Names {
     names: Vec<Box<[u8]>>,
     next: u64,
 }
 
-/// Names taken in one call.
+/// Maximum number of names per call.
 const PAGE: usize = 4096;
 
 impl DirSink for Names {
@@ -640,8 +626,8 @@ impl DirSink for Names {
 }
 
 impl KernelCaches {
-    /// Has the kernel ask for every name again that it may have: the last ones of files that it
-    /// knows, and those that it may believe not to be there.
+    /// Expires every dentry that the kernel may have: the last known names of files that it knows, and names in their
+    /// directories that it may have as missing.
     fn expire_all(&self) {
         let Door { inodes, layer, .. } = &*self.door;
         let (mut directories, mut paths) = (HashMap::new(), Vec::new());
@@ -679,12 +665,12 @@ impl KernelCaches {
         }
     }
 
-    /// Tells the kernel, which may wait for somebody who waits for an answer of ours.
+    /// Sends a notification, during which the kernel may wait for a process that waits for a reply of ours.
     fn told(&self, what: &'static str, tell: impl FnOnce(&Notifier) -> io::Result<()>) {
         let tell = || tell(&self.notifier);
         match if self.door.survives.is_some() { worker::waiting(tell) } else { tell() } {
             Ok(()) => {}
-            // Not cached, which is normal; or the mount has just ended.
+            // ENOENT: not cached, which is normal. ENOTCONN: the mount has just ended.
             Err(error)
                 if error
                     .raw_os_error()
@@ -707,24 +693,23 @@ impl CacheControl for KernelCaches {
 
     fn inode(&self, nodeid: u64, pages: bool) {
         if !self.door.root_is_taken(nodeid) {
-            // Nothing of it is kept.
+            // Its attributes are not cached.
             return;
         }
-        // Regular files alone have pages, and may be opened for that: a fifo would not let go of
-        // whoever opens it.
+        // Only regular files have pages, and may be opened for that: opening a fifo would block.
         let writeback = self.door.writeback.on() && self.door.inodes.is_file(nodeid);
-        // For pages that are being written back the notification would wait, with the device open:
-        // a daemon that is killed then would hang.
+        // For pages in write-back the notification would wait, with the device open: a daemon that is killed then
+        // would hang.
         self.told("inode", |notifier| notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
         if writeback {
-            // Pages that hold collected writes go with the last close.
+            // Pages with cached writes go with the last close.
             if !self.door.writeback.miss(nodeid)
                 && pages
                 && let Some(inode) = self.door.key_of(nodeid)
             {
                 self.door.self_io.page_dropper.soon(self.door.writeback.place(), inode);
             }
-            // It believes no answer about the size of a regular file.
+            // The kernel ignores the size of a regular file in replies.
             self.door.self_io.attr_refresh.soon(nodeid);
         }
     }
@@ -782,7 +767,7 @@ impl CacheControl for KernelCaches {
         }
         for &(parent, name) in names {
             if !self.door.self_io.inotify_replay.raise(Event::Name(parent, name.into())) {
-                // Told late as it is, once is enough.
+                // It is late already; one notification is enough.
                 let _ = self.entry(parent, name);
             }
         }
@@ -798,10 +783,10 @@ impl CacheControl for KernelCaches {
     }
 }
 
-/// Whether FUSE can be used here at all; tests say why they skip.
+/// Checks whether FUSE can be used here at all; tests report why they skip.
 ///
 /// # Errors
-/// What opening the device says.
+/// The error of opening the device.
 pub fn usable() -> io::Result<()> {
     let device = Path::new("/dev/fuse");
     std::fs::OpenOptions::new().read(true).write(true).open(device).map(drop)

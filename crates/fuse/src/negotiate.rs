@@ -1,34 +1,34 @@
-//! What is agreed with the kernel: the flags of INIT, and how long it may cache what.
+//! Negotiation with the kernel: the flags of INIT, and the cache timeouts.
 //!
-//! Called by `door.rs` at INIT and for each reply that the kernel may keep. Pure functions of
-//! options, offer and coherence.
+//! Called by `door.rs` at INIT and for each reply that the kernel may cache. Pure functions of options, offer and
+//! coherence.
 
 use crate::options::{AclChoice, FuseOptions, PassthroughChoice, XattrChoice};
 use fusewire::{Offer, Settings, abi::init};
 use nacre_vfs::{Coherence, Layer, Scope};
 use std::time::Duration;
 
-/// Nobody else changes it, or every change is told of.
+/// Timeout where nobody else changes the file, or every change is notified.
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
-/// It never changes.
+/// Timeout where the file never changes.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The most for names that are watched, where the kernel cannot drop all names at once after a lost
-/// notice (before 6.16).
+/// Maximum timeout of watched names, where the kernel cannot invalidate all names at once after a lost event (before
+/// 6.16).
 const WITHOUT_EPOCH: Duration = Duration::from_secs(1);
 
-/// What a mount promises about its caches, decided once.
+/// The mount's cache timeouts, decided once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheTimes {
     names: Option<Duration>,
     attributes: Option<Duration>,
     missing: Option<Duration>,
     immutable: bool,
-    /// The kernel can drop all names at once.
+    /// The kernel can invalidate all names at once.
     pub epoch: bool,
 }
 
 impl CacheTimes {
-    /// From the options.
+    /// Takes the timeouts from the options.
     pub fn new(options: &FuseOptions) -> CacheTimes {
         CacheTimes {
             names: options.entry_timeout,
@@ -39,17 +39,17 @@ impl CacheTimes {
         }
     }
 
-    /// How long a name that exists is kept.
+    /// Timeout of an existing name.
     pub fn names(&self, coherence: Coherence) -> Duration {
         self.names.unwrap_or_else(|| self.name_time(coherence))
     }
 
-    /// How long a name that does not exist is kept.
+    /// Timeout of a missing name (negative dentry).
     pub fn missing(&self, coherence: Coherence) -> Duration {
         self.missing.unwrap_or_else(|| self.name_time(coherence))
     }
 
-    /// How long attributes are kept.
+    /// Timeout of attributes.
     pub fn attributes(&self, coherence: Coherence) -> Duration {
         match coherence {
             _ if self.attributes.is_some() => self.attributes.unwrap_or_default(),
@@ -62,7 +62,7 @@ impl CacheTimes {
     fn name_time(&self, coherence: Coherence) -> Duration {
         match coherence {
             _ if self.immutable => FOREVER,
-            // Also where nobody else changes anything: new rules may hide names or shut users out.
+            // Also where nobody else changes anything: new rules may hide names or deny access to users.
             Coherence::Exclusive | Coherence::Watched if !self.epoch => WITHOUT_EPOCH,
             Coherence::Exclusive | Coherence::Watched => LONG,
             Coherence::Shared | Coherence::PerCaller => Duration::ZERO,
@@ -70,73 +70,71 @@ impl CacheTimes {
     }
 }
 
-/// What was decided at INIT and at the start, and does not change.
+/// Features decided at INIT and at the start, which do not change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Agreement {
     /// The kernel enforces ACLs.
     pub acls: bool,
-    /// The kernel leaves the umask to us: with ACLs, what a new file gets may depend on its
-    /// directory instead.
+    /// The kernel does not apply the umask: with ACLs, a new file's mode may depend on its directory's default ACL
+    /// instead.
     pub masks: bool,
-    /// Directories are opened without a request and their listings cached.
+    /// Directories are opened without a request, and their listings are cached.
     pub opens_directories_itself: bool,
     /// Files are opened without a request.
     pub opens_files_itself: bool,
-    /// Why not, where it is so.
+    /// Why files are opened by requests, where they are.
     pub asks_at_open: Option<&'static str>,
     /// The kernel offered passthrough.
     pub passthrough: bool,
-    /// The kernel may collect writes.
+    /// The kernel caches writes (FUSE_WRITEBACK_CACHE).
     pub writeback: bool,
     /// The kernel checks that a caller may change a file's flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE).
     pub judges_flags: bool,
 }
 
-/// The protocol of Linux 5.14. `vfs_fileattr_set` is in Linux 5.13, which has the protocol of 5.12.
+/// Minor protocol version of Linux 5.14. `vfs_fileattr_set` is in Linux 5.13, which has the protocol of 5.12.
 const JUDGES_FLAGS: u32 = 34;
 
-/// The flags that are always wanted; those not offered are dropped by the session.
+/// Flags that are always wanted; the session drops those not offered.
 const ALWAYS: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::DO_READDIRPLUS
     | init::READDIRPLUS_AUTO
     | init::PARALLEL_DIROPS
     | init::HAS_IOCTL_DIR
-    // Without it, each write in passthrough asks for `security.capability`. In return the door
-    // clears set-id bits.
+    // Without it, each write in passthrough asks for `security.capability`. In return the front end clears set-id
+    // bits.
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT
     | init::DIRECT_IO_ALLOW_MMAP
     | init::HAS_EXPIRE_ONLY;
 
-/// Data in one request and read-ahead, bytes. Also where the kernel does the I/O itself: whether it
-/// may is known only later, and buffers cost what is touched of them.
+/// Maximum bytes of one request and of read-ahead. Also where the kernel does the I/O itself: whether passthrough
+/// works is known only later, and untouched parts of buffers cost nothing.
 const MAX_IO: u32 = 1 << 20;
 
-/// The same in so much memory. Each thread that serves keeps as much, and a mount whose requests
-/// wait has tens of them: together, no more than an eighth. Pure.
+/// The same with limited memory (bytes). Each serving thread has a buffer of that size, and a mount whose requests
+/// wait has tens of threads: together they take an eighth of memory at most. Pure.
 fn max_io(memory: Option<u64>) -> u32 {
     let share = memory.and_then(|memory| u32::try_from(memory / 256).ok()).unwrap_or(MAX_IO);
     (1 << share.max(1).ilog2()).clamp(MAX_IO / 8, MAX_IO)
 }
 
-/// Requests in the background at once (write-back, read-ahead, AIO) where writes are collected:
-/// more than a layer lets wait for what is held back to arrive, which comes in such requests
-/// itself.
+/// Maximum number of background requests (write-back, read-ahead, AIO) with write-back caching: more than a layer
+/// lets wait until dirty data has been written back, which itself comes in such requests.
 const BACKGROUND: u16 = 4096;
 
-/// Answers the kernel's offer.
-/// `collect`: writes are to be collected; `before`: the flags that were agreed on, where another process did:
-/// what layers have become since cannot be told.
+/// Answers the kernel's offer. `collect`: write-back caching is wanted; `before`: the flags agreed on by a previous
+/// process, which stay: the layers may have changed since, but the kernel cannot be notified of that.
 pub(crate) fn answer(
     offer: &Offer,
     options: &FuseOptions,
     layer: &dyn Layer,
     (collect, before): (bool, Option<u64>),
 ) -> (Settings, Agreement) {
-    // Whether files are opened by requests depends on the moment: on mounts inside the source.
+    // Whether files are opened by requests depends on the time of mounting: on mounts inside the source.
     let opens_before = before;
-    // Nothing else of these changes.
+    // Of layers without inode numbers, no other flag can have changed.
     let before = before.filter(|_| layer.capabilities().numbered.is_some());
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
@@ -150,12 +148,12 @@ pub(crate) fn answer(
         None => asks_at_open(offer, options, layer, (root, writeback)),
     };
     let opens_files_itself = asks_at_open.is_none();
-    // The kernel has one of the three.
+    // The three exclude each other in the kernel.
     let passthrough = wants_passthrough(options) && !writeback && !opens_files_itself && offer.has(init::PASSTHROUGH);
     let agreement = Agreement {
         acls,
         masks,
-        // Where the kernel checks nothing, somebody has to say who may list a directory.
+        // Where the kernel checks no permissions, OPENDIR has to check who may list a directory.
         opens_directories_itself: options.default_permissions
             && (options.immutable || !shared)
             && offer.has(init::NO_OPENDIR_SUPPORT),
@@ -167,54 +165,54 @@ pub(crate) fn answer(
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
-    // Pages whose file changed unnoticed: the kernel drops them when it learns of new times, for
-    // which it asks at each read(2). Where changes are told of, it still drops them when it learns
-    // of another length (no EXPLICIT_INVAL_DATA): the length arrives before the notice, and the
-    // last page would show zeros, which a store to a mapping would even write back, where others
-    // have appended. Without requests to open files, nobody else drops the pages of a file in a
-    // directory that could not be watched.
+    // AUTO_INVAL_DATA, for pages of files that change unnoticed: the kernel drops them when it gets new times, for
+    // which it asks at each read(2). Where changes are notified, it still drops them when it gets another length (no
+    // EXPLICIT_INVAL_DATA): the length arrives before the notification, and after an append by others the last page
+    // would show zeros, which a store to a mapping would even write back. Without OPEN requests, nothing else drops
+    // the pages of a file in a directory that could not be watched.
     when((shared || opens_files_itself && !writeback) && !options.immutable, init::AUTO_INVAL_DATA);
     when(!shared && !layer.capabilities().reuses_numbers, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
-    // Otherwise it is nobody who truncates.
+    // Otherwise no request would truncate.
     when(!agreement.opens_files_itself, init::ATOMIC_O_TRUNC);
     when(acls, init::POSIX_ACL);
     when(masks, init::DONT_MASK);
-    // In return, the kernel tells who asks only with creations: not enough where it matters who
-    // asks.
+    // In return, the kernel sends the caller's ids only with creations: not enough where answers depend on the
+    // caller.
     when(
         options.default_permissions && root != Coherence::PerCaller && !layer.capabilities().judges_callers,
         init::ALLOW_IDMAP,
     );
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
-    // Not ASYNC_DIO: after an asynchronous write the kernel drops no pages, and what others have read meanwhile would stay as it was
-    // for good. Files in passthrough need no flag for it, and any other file may be beside them (rates, cages).
+    // Not ASYNC_DIO: after an asynchronous write the kernel drops no pages, and pages that others have read meanwhile
+    // would stay stale for good. Files in passthrough need no flag for it, and there may be other files as well
+    // (rates, cages).
     when(writeback, init::WRITEBACK_CACHE);
-    // A file that is found by its number is found again by whoever kept a handle.
+    // A file found by inode number can be found again by any old file handle.
     let numbered = layer.capabilities().numbered.is_some();
     when(numbered, init::EXPORT_SUPPORT);
-    // Our own threads reach files of the mount by handle.
+    // Our own threads open files of the mount by handle.
     when(!numbered && !options.notify_watchers && !writeback, init::NO_EXPORT_SUPPORT);
     let max_io = max_io(nacre_sys::memory_limit::limit());
     let settings = Settings {
         flags: flags & offer.flags,
         max_io,
         max_readahead: max_io,
-        // 0 is the kernel's default, 12.
+        // 0 selects the kernel's default, 12.
         max_background: if writeback { BACKGROUND } else { 0 },
         congestion_threshold: if writeback { BACKGROUND / 4 * 3 } else { 0 },
-        // The depth of what is below has to be smaller (FILESYSTEM_MAX_STACK_DEPTH is 2).
+        // The stacking depth of the file system below has to be smaller (FILESYSTEM_MAX_STACK_DEPTH is 2).
         max_stack_depth: if passthrough { 1 + u32::from(options.stacked) } else { 0 },
         ..Settings::default()
     };
     (settings, agreement)
 }
 
-/// Why files are opened by requests; `None` where the kernel opens them itself. It does so for all
-/// files of a mount and for good, and then nothing can be chosen for one of them; so all writes are
-/// collected or there are none, and changes by others are told of.
+/// Why files are opened by requests; `None` where the kernel opens them itself. It does so for all files of a mount
+/// and for good, so no file can have settings of its own: there is write-back caching for all writes or there are no
+/// writes, and changes by others are notified.
 fn asks_at_open(
     offer: &Offer,
     options: &FuseOptions,
@@ -225,7 +223,7 @@ fn asks_at_open(
     let reads = options.immutable || options.read_only;
     let reasons = [
         (!reads && !writeback, "files can be written through this mount"),
-        // Of the first write to a file the kernel tells by asking for its capabilities.
+        // Before the first write to a file the kernel asks for `security.capability`, which announces the write.
         (!reads && options.xattr != XattrChoice::Full, "extended attributes are off"),
         (reads && !options.immutable && !options.no_open, "not asked for (--no-open)"),
         (!options.immutable && root > Coherence::Watched, "others may change files unnoticed"),
@@ -245,12 +243,12 @@ pub(crate) fn wants_acls(options: &FuseOptions, layer: &dyn Layer) -> bool {
         && layer.capabilities().acls
 }
 
-/// Whether passthrough is to be tried at all.
+/// Whether passthrough has to be tried at all.
 pub(crate) fn wants_passthrough(options: &FuseOptions) -> bool {
     options.passthrough == PassthroughChoice::Auto && !options.direct_io && !options.immutable
 }
 
-/// How coherent the names of the root are; a root that cannot be asked is the weakest.
+/// Coherence of the root's names; the weakest where the layer reports no root.
 pub(crate) fn root_coherence(layer: &dyn Layer) -> Coherence {
     layer.root().map_or(Coherence::Shared, |root| layer.coherence(Scope::Names(&root.node)))
 }
@@ -295,7 +293,7 @@ mod tests {
             settings.flags & init::CACHE_SYMLINKS != 0
         };
         assert!(caches(&nacre_layers::mem::Mem::new()));
-        // No file there says when it was born.
+        // No file there has a birth time.
         let options = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new("/proc") };
         assert!(!caches(&Host::open(options).unwrap()));
     }

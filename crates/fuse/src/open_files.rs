@@ -1,10 +1,8 @@
-//! Open files: the table of file handles that the kernel was given, and what an inode knows of its
-//! own open files.
+//! Open files: the table of file handles that the kernel was given, and each inode's state of open files.
 //!
-//! Called by the handlers of `ops/`. Invariants: a handle is a place and
-//! a counter of reuse, never 0 (0 is what the kernel sends where OPEN is not implemented); closing
-//! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
-//! locks.
+//! Called by the handlers of `ops/`. Invariants: a handle is a slot and a reuse counter, never 0 (0 is what the
+//! kernel sends where OPEN is not implemented); a file is closed by dropping the last reference to the
+//! [`OpenHandle`], which happens outside of the table's locks.
 
 use crate::{
     passthrough::inode_io::InodeIo,
@@ -20,7 +18,7 @@ use std::{
     },
 };
 
-/// An open file as the kernel holds it.
+/// An open file behind a file handle of the kernel.
 pub(crate) struct OpenHandle {
     /// The layer's file.
     pub file: Opened,
@@ -28,26 +26,23 @@ pub(crate) struct OpenHandle {
     pub nodeid: u64,
     /// As opened.
     pub flags: OpenFlags,
-    /// Who opened it.
+    /// User that opened it.
     pub uid: u32,
-    /// The door's count of privileges given when they were last taken from this file: 0 means
-    /// never.
+    /// Value of [`OpenTables::privileges`](crate::open_tables::OpenTables::privileges) when set-id bits and
+    /// capabilities were last removed from this file; 0 means never.
     pub stripped: AtomicU64,
-    /// Writes through it may be collected by the kernel: it is in the table of
-    /// [`crate::writeback`].
+    /// Its writes may be cached by the kernel: it is in the table of [`crate::writeback`].
     pub collected: bool,
-    /// Writes through it are passed on one by one while the kernel keeps times itself.
+    /// Set where each write is sent through while the kernel keeps the times itself.
     pub times: Option<Arc<Times>>,
-    /// Where the kernel writes itself: what the file's size and times were at open
-    /// ([`crate::passthrough::signature`]).
+    /// In passthrough: digest of the file's size and times at open ([`crate::passthrough::signature`]).
     pub before: Option<u64>,
-    /// The owners of byte-range locks that were taken through it and not given up by a FLUSH, where locks are
-    /// forwarded.
+    /// Owners of byte-range locks that were taken through it and not released by a FLUSH, where locks are forwarded.
     pub lock_owners: Mutex<Vec<LockOwner>>,
 }
 
 impl OpenHandle {
-    /// A byte-range lock may be taken through it by this owner.
+    /// Notes that an owner may take a byte-range lock through it.
     pub fn note_lock_owner(&self, owner: LockOwner) {
         let mut owners = self.lock_owners.lock();
         if !owners.contains(&owner) {
@@ -55,42 +50,41 @@ impl OpenHandle {
         }
     }
 
-    /// A process has closed the file: its locks are gone.
+    /// Notes that a process has closed the file: its locks are gone.
     pub fn forget_lock_owner(&self, owner: LockOwner) {
         self.lock_owners.lock().retain(|known| *known != owner);
     }
 
-    /// The owners that may still hold byte-range locks.
+    /// Takes out the owners that may still hold byte-range locks.
     pub fn take_lock_owners(&self) -> Vec<LockOwner> {
         std::mem::take(&mut *self.lock_owners.lock())
     }
 
-    /// How the kernel's handles name its inode.
+    /// The kernel's file handle (node id and generation) of its inode.
     pub fn key(&self) -> InodeKey {
         InodeKey { nodeid: self.nodeid, generation: self.file.generation() }
     }
 }
 
-/// What an inode knows of its open files.
+/// An inode's state of open files.
 #[derive(Default)]
 pub(crate) struct OpenState {
     files: Vec<(u64, OpenFlags, Opened)>,
     /// How the kernel does I/O on this inode.
     pub io: InodeIo,
-    /// What the kernel believes of its times, where it does not notice writes.
+    /// The times that the kernel has cached, where it does not notice writes.
     pub times: Option<Arc<Times>>,
-    /// Held until the kernel forgets the file, which somebody may have open without our knowing: no
-    /// name leads to it any more.
+    /// An open file kept until the kernel forgets a file without names, which may be open without our knowledge.
     pub nameless: Option<Opened>,
 }
 
 impl OpenState {
-    /// Notes an open file.
+    /// Adds an open file.
     pub fn add(&mut self, handle: u64, flags: OpenFlags, file: Opened) {
         self.files.push((handle, flags, file));
     }
 
-    /// All of them, by their handles.
+    /// Returns all open files, with their handles.
     pub fn all(&self) -> Vec<(u64, Opened)> {
         self.files.iter().map(|(fh, _, file)| (*fh, Arc::clone(file))).collect()
     }
@@ -111,12 +105,12 @@ impl OpenState {
         writable.or_else(|| self.files.first()).map(|(.., file)| file).or(self.nameless.as_ref()).map(Arc::clone)
     }
 
-    /// The kernel may let somebody store to a mapping that it makes of the file itself.
+    /// Whether the kernel may let a process store to a mapping of the backing file.
     pub fn is_mappable(&self) -> bool {
         self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
     }
 
-    /// A shared mapping may dirty pages of the mount itself, not of a backing file.
+    /// Whether a shared mapping may dirty pages of the mount itself, not of a backing file.
     pub fn is_mapped_here(&self) -> bool {
         !self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
     }
@@ -136,7 +130,7 @@ impl OpenState {
         self.files.is_empty()
     }
 
-    /// Nothing is open and nothing is kept.
+    /// Whether no file is open and no state is kept.
     pub fn is_idle(&self) -> bool {
         self.files.is_empty() && self.io.is_idle() && self.times.is_none() && self.nameless.is_none()
     }
@@ -155,19 +149,18 @@ struct Shard {
 pub(crate) struct OpenFiles {
     shards: [Mutex<Shard>; SHARDS],
     count: AtomicUsize,
-    /// Counters of reuse begin above this.
+    /// Reuse counters begin above this.
     base: u32,
 }
 
 impl OpenFiles {
-    /// The table of the process that goes on after so many others: it gives no handle out that one of
-    /// them has.
+    /// The table of a process after so many restarts: it never returns a handle of a previous process.
     pub fn after(restarts: u64) -> OpenFiles {
         OpenFiles { base: (restarts as u32).wrapping_mul(1 << 20), ..OpenFiles::default() }
     }
 
-    /// Enters an open file under the handle that another process gave it: the lower ones first, and no
-    /// other meanwhile.
+    /// Restores an open file under the handle from a previous process. To be called in ascending order of handles,
+    /// with no other insertion meanwhile.
     pub fn restore(&self, fh: u64, handle: OpenHandle) {
         let (number, place, reuse) = decode(fh);
         let mut shard = self.shard(number);
@@ -180,12 +173,12 @@ impl OpenFiles {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Files open.
+    /// Number of open files.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Gives an open file its handle.
+    /// Adds an open file and returns its handle.
     pub fn insert(&self, handle: OpenHandle) -> u64 {
         // Neighbours in the inode table lie in different shards of it; their low bits spread here
         // as well.
@@ -226,15 +219,15 @@ impl OpenFiles {
         *current = current.checked_add(1).unwrap_or(1);
         shard.free.push(place);
         if shard.free.len() == shard.slots.len() && shard.slots.len() > 1024 {
-            // Everything is closed after a burst: give the memory back. Handles are not reused
-            // before the kernel is told of them, and it holds none of this shard.
+            // Everything is closed after a burst: free the memory. Handles are not reused before the kernel gets
+            // them, and it holds none of this shard.
             *shard = Shard::default();
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(removed)
     }
 
-    /// The inodes that are open for writing.
+    /// Returns the inodes that are open for writing.
     pub fn written_to(&self) -> BTreeSet<InodeKey> {
         let mut found = BTreeSet::new();
         for number in 0..SHARDS {
@@ -249,7 +242,7 @@ impl OpenFiles {
         found
     }
 
-    /// Takes out all handles of these inodes.
+    /// Removes and returns all handles of these inodes.
     pub fn take(&self, of: impl Fn(u64) -> bool) -> Vec<(u64, Arc<OpenHandle>)> {
         let mut found = Vec::new();
         for number in 0..SHARDS {

@@ -1,5 +1,5 @@
-//! All that the door knows of open files: those that the kernel holds, those that it reads and
-//! writes itself, those that the door keeps or opened by itself, and who waits for their end.
+//! All of the front end's state of open files: the kernel's file handles, backing files, files that the front end
+//! keeps or opened by itself, and waiters for closes.
 //!
 //! Used by the handlers of `ops/`.
 
@@ -11,29 +11,29 @@ use nacre_sys::descriptors;
 use nacre_vfs::{Coherence, Layer};
 use std::sync::atomic::AtomicU64;
 
-/// See the file's head.
+/// The tables of open files.
 pub(crate) struct OpenTables {
     /// The file handles that the kernel holds.
     pub files: OpenFiles,
-    /// Backing ids.
+    /// Files in passthrough.
     pub passthrough: Passthrough,
-    /// Files opened by node where the kernel opens without us.
+    /// Files opened by node id where the kernel opens files without a request.
     pub implicit: ImplicitOpens,
-    /// Who waits for files to be closed.
+    /// Waiters for closes of files.
     pub closes: Closes,
-    /// Which files are being run.
+    /// Which files are being executed.
     pub running: Running,
     /// Whether files are kept open after their last close.
     pub keeps: bool,
-    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last
-    /// one has none.
+    /// Counter of set-id bits and capabilities given to files, from 1: a file stripped since its last increment has
+    /// none.
     pub privileges: AtomicU64,
-    /// How many descriptors the process may hold for long.
+    /// Maximum number of descriptors that the process may hold for long.
     room: usize,
 }
 
 impl OpenTables {
-    /// Empty ones; at most `kept_limit` files are kept after their last close.
+    /// Empty tables; at most `kept_limit` files are kept after their last close.
     pub fn new(layer: &dyn Layer, options: &FuseOptions, kept_limit: usize) -> OpenTables {
         let passthrough = Passthrough::new(kept_limit);
         if !negotiate::wants_passthrough(options) {
@@ -52,8 +52,8 @@ impl OpenTables {
         }
     }
 
-    /// Whether the descriptors that are left are needed by calls that hold one only for their own
-    /// time. What is kept for the next open is closed first.
+    /// Whether the remaining descriptors are needed for calls that hold one only briefly. Files kept for the next
+    /// open are closed first.
     pub fn are_full(&self, inodes: &Inodes) -> bool {
         let full = || descriptors::held() >= self.room;
         if full() {
@@ -62,7 +62,7 @@ impl OpenTables {
         full()
     }
 
-    /// How many files may be held open of those that nobody may have open any more.
+    /// Maximum number of files held open that may have no user any more.
     pub fn spare(&self) -> usize {
         self.room / 4
     }

@@ -1,5 +1,5 @@
-//! The operations, one file per family. Each handler is short: ids to nodes, one call of the layer,
-//! the reply.
+//! The handlers of the operations, one file per family. Each is short: ids to nodes, one call of the layer, the
+//! reply.
 
 mod attributes;
 pub(crate) mod data;

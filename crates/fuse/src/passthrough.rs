@@ -1,20 +1,17 @@
-//! The one place that knows backing ids: lets the kernel do the I/O on open files itself, and keeps
-//! every inode in one mode.
+//! Passthrough: registers backing files, so that the kernel does the I/O on open files itself, and keeps every inode
+//! in one mode. Only this file knows backing ids.
 //!
-//! Called by `ops/opens.rs` at open, create and release, and for the invalidation thread. Rules of
-//! the kernel (6.9 and later):
-//! * while an inode is open in passthrough, every further open must be passthrough with the same
-//!   backing id;
-//! * while it is open in cached mode, it cannot be opened in passthrough: whoever breaks either
-//!   rule makes the user's open fail (EIO). The kernel leaves a mode before it sends RELEASE, so
-//!   the state here never leaves it too early;
-//! * the ioctl that registers a backing file is the only proof that it is permitted: the INIT flag
-//!   is granted without privilege, too.
+//! Called by `ops/opens.rs` at open, create and release, and for the invalidation thread. Rules of the kernel (6.9
+//! and later):
+//! * while an inode is open in passthrough, every further open must be passthrough with the same backing id;
+//! * while it is open in cached mode, it cannot be opened in passthrough: breaking either rule makes the user's open
+//!   fail (EIO). The kernel leaves a mode before it sends RELEASE, so the state here never leaves it too early;
+//! * the ioctl that registers a backing file is the only proof that it is permitted: the INIT flag is granted without
+//!   privilege, too.
 //!
-//! After the last close, the backing id of a file opened for reading may be kept, with the layer's
-//! open file, in the hope of the next open. Kept files are bounded in number (they are
-//! descriptors), and go with the last name, with any change from outside, and when the kernel
-//! forgets the inode: a kept file holds its storage.
+//! After the last close of a file opened for reading, the backing id and the layer's open file may be kept for the
+//! next open. Kept files are bounded in number (they are descriptors), and are closed with the last name, with any
+//! change from outside, and when the kernel forgets the inode: a kept file occupies its storage.
 
 pub(crate) mod inode_io;
 
@@ -35,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-/// The longest that an open waits for [`Passthrough::start`], which takes microseconds.
+/// Maximum time for which an open waits for [`Passthrough::start`], which takes microseconds.
 const START: Duration = Duration::from_secs(2);
 
 /// The two ioctls; a trait so that tests can do without a kernel.
@@ -56,7 +53,7 @@ impl BackingFiles for fusewire::Backing {
     }
 }
 
-/// How one open file is to be served.
+/// How an open file is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoMode {
     /// By the kernel from the file with this backing id.
@@ -65,7 +62,7 @@ pub(crate) enum IoMode {
     Daemon,
 }
 
-/// What the end of an open file leaves to be done outside of the lock.
+/// Cleanup to be done outside of the inode's lock.
 #[must_use = "the id must be closed outside of the inode's lock"]
 #[derive(Default)]
 pub(crate) struct Leftover {
@@ -77,7 +74,7 @@ pub(crate) struct Leftover {
 /// Registers, shares and keeps backing files for one mount.
 pub(crate) struct Passthrough {
     backing: OnceLock<Box<dyn BackingFiles>>,
-    /// Why not, where it is off.
+    /// Why passthrough is off, where it is.
     refusal: OnceLock<String>,
     off: AtomicBool,
     /// [`Passthrough::start`] has ended, or is no longer waited for.
@@ -93,8 +90,7 @@ pub(crate) struct Passthrough {
 }
 
 impl Passthrough {
-    /// Off until [`Passthrough::start`]. At most `kept_limit` files are kept open after their last
-    /// close.
+    /// Off until [`Passthrough::start`]. At most `kept_limit` files are kept open after their last close.
     pub fn new(kept_limit: usize) -> Passthrough {
         Passthrough {
             backing: OnceLock::new(),
@@ -112,17 +108,15 @@ impl Passthrough {
         }
     }
 
-    /// Never for this mount, and why.
+    /// Turns passthrough off for this mount, with the reason.
     pub fn refuse(&self, why: impl Into<String>) {
-        // The first reason is the one that counts.
+        // The first reason stays.
         let _ = self.refusal.set(why.into());
         self.off.store(true, Ordering::Release);
     }
 
-    /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it
-    /// is permitted.
-    /// Answers the id that the kernel gave the file tried, where it did: what is registered later has a
-    /// greater one.
+    /// Tries the ioctl once, on the daemon's own executable, and turns passthrough on if it is permitted. Returns the
+    /// id that the kernel gave the tried file, if any: files registered later have greater ids.
     pub fn start(&self, backing: Box<dyn BackingFiles>) -> Option<i32> {
         let tried = if self.refusal.get().is_none() { self.try_start(backing) } else { None };
         self.settle();
@@ -150,9 +144,8 @@ impl Passthrough {
         self.settles.notify_all();
     }
 
-    /// Waits until it is known whether files can be passed through. The kernel sends requests
-    /// before that, and a file opened by one of them would be served by the daemon, with pages of
-    /// its own, for everybody and for as long as anybody has it open.
+    /// Waits until it is known whether passthrough works. The kernel sends requests before that; a file opened by one
+    /// of them would be served by the daemon, with pages of its own, for all users until its last close.
     pub fn wait_for_start(&self) {
         if !self.off.load(Ordering::Acquire) || self.refusal.get().is_some() {
             return;
@@ -163,7 +156,7 @@ impl Passthrough {
         }
     }
 
-    /// `None` where the kernel does the I/O, else why it does not.
+    /// `None` where passthrough is on, else why it is off.
     pub fn refusal(&self) -> Option<&str> {
         if self.off.load(Ordering::Acquire) {
             Some(self.refusal.get().map_or("not started", String::as_str))
@@ -172,15 +165,14 @@ impl Passthrough {
         }
     }
 
-    /// (Opens in passthrough, opens that a kept file served, opens that had to be served by the
-    /// daemon after a failure, files kept).
+    /// Returns (opens in passthrough, opens served by a kept file, opens served by the daemon after a failure, files
+    /// kept).
     pub fn figures(&self) -> (u64, u64, u64, u64) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (get(&self.opens), get(&self.reuses), get(&self.failures), self.kept_count.load(Ordering::Relaxed) as u64)
     }
 
-    /// The kept file of an inode, if it serves an open with these flags by this user. Nothing
-    /// changes yet.
+    /// Returns the kept file of an inode, if it fits an open with these flags by this user. Changes nothing yet.
     pub fn reusable(&self, record: &mut InodeRecord<'_>, flags: OpenFlags, uid: Option<u32>) -> Option<Opened> {
         match &record.open_state_if_any()?.io.0 {
             Mode::Kept { file, flags: kept, uid: owner, .. }
@@ -193,8 +185,8 @@ impl Passthrough {
         }
     }
 
-    /// Decides how a file just opened is served, and counts it; `file` is what the kernel may use,
-    /// if it may at all. Under the inode's lock.
+    /// Decides how a file just opened is served, and counts it; `file` is the backing file, if the kernel may use
+    /// one. Under the inode's lock.
     pub fn begin(&self, state: &mut OpenState, file: Option<BorrowedFd<'_>>) -> (IoMode, Leftover) {
         let mut left = Leftover::default();
         let (mode, chosen) = match std::mem::take(&mut state.io.0) {
@@ -224,7 +216,8 @@ impl Passthrough {
         (chosen, left)
     }
 
-    /// Counts a file that another process opened, which the kernel serves so. Under the inode's lock.
+    /// Counts a file opened in a previous process, which the kernel still serves in that mode. Under the inode's
+    /// lock.
     pub fn resume(&self, state: &mut OpenState, backing: Option<i32>) {
         state.io.0 = match (std::mem::take(&mut state.io.0), backing) {
             (Mode::Cached { opens }, _) => Mode::Cached { opens: opens.saturating_add(1) },
@@ -234,8 +227,8 @@ impl Passthrough {
         };
     }
 
-    /// Closes backing files from `first` on and before `end`, which are given in this order, but those
-    /// that are to stay: a process that died had registered them, and nobody uses them.
+    /// Closes the backing ids from `first` to `end` (exclusive) except those for which `stays` is true: a process
+    /// that died had registered them, and no file uses them. Ids are assigned in ascending order.
     pub fn close_left(&self, first: i32, end: i32, stays: impl Fn(i32) -> bool) {
         let Some(backing) = self.backing.get() else { return };
         for id in (first..end).filter(|id| !stays(*id)) {
@@ -244,8 +237,8 @@ impl Passthrough {
         }
     }
 
-    /// One open file less. With `keep`, the last one is kept for the next open: (file, flags,
-    /// user). Under the inode's lock.
+    /// Ends an open file. With `keep`, the last one is kept for the next open: (file, flags, user). Under the inode's
+    /// lock.
     pub fn end(&self, state: &mut OpenState, keep: Option<(Opened, OpenFlags, u32)>) -> Leftover {
         let mut left = Leftover::default();
         state.io.0 = match std::mem::take(&mut state.io.0) {
@@ -269,7 +262,7 @@ impl Passthrough {
         left
     }
 
-    /// Lets go of what is kept of an inode. Under the inode's lock.
+    /// Removes the kept file of an inode. Under the inode's lock.
     pub fn release_kept(&self, state: &mut OpenState) -> Leftover {
         let mut left = Leftover::default();
         match std::mem::take(&mut state.io.0) {
@@ -283,7 +276,7 @@ impl Passthrough {
         left
     }
 
-    /// The state of an inode that the kernel forgot: nothing of it stays registered.
+    /// Closes all of an inode that the kernel forgot: nothing of it stays registered.
     pub fn abandon(&self, mut state: Box<OpenState>) {
         let left = self.release_kept(&mut state);
         if let Mode::Passthrough { id, .. } = state.io.0 {
@@ -292,8 +285,8 @@ impl Passthrough {
         self.finish_close(left);
     }
 
-    /// Does outside of the lock what [`Passthrough::begin`], [`Passthrough::end`] and
-    /// [`Passthrough::release_kept`] left to do for `nodeid`.
+    /// Finishes [`Passthrough::begin`], [`Passthrough::end`] or [`Passthrough::release_kept`] outside of the lock of
+    /// `nodeid`.
     pub fn finish(&self, left: Leftover, nodeid: u64, inodes: &Inodes) {
         if let Some(stamp) = left.kept {
             self.queue(nodeid, stamp, inodes);
@@ -301,7 +294,7 @@ impl Passthrough {
         self.finish_close(left);
     }
 
-    /// Lets go of everything that is kept of `nodeid`.
+    /// Closes the kept file of `nodeid`.
     pub fn drop_kept(&self, nodeid: u64, inodes: &Inodes) {
         let left = inodes.with(nodeid, |record| {
             let left = record.open_state_if_any().map(|state| self.release_kept(state));
@@ -313,7 +306,7 @@ impl Passthrough {
         }
     }
 
-    /// Lets go of everything that is kept of any file.
+    /// Closes all kept files.
     pub fn drop_all_kept(&self, inodes: &Inodes) {
         if self.kept_count.load(Ordering::Relaxed) > 0 {
             let queue = std::mem::take(&mut *self.kept.lock());
@@ -327,13 +320,11 @@ impl Passthrough {
         }
     }
 
-    /// Puts a kept file at the young end of the queue and lets go of the oldest ones above the
-    /// limit.
+    /// Puts a kept file at the new end of the queue and closes the oldest ones above the limit.
     fn queue(&self, nodeid: u64, stamp: u64, inodes: &Inodes) {
         let mut queue = self.kept.lock();
         queue.push_back((nodeid, stamp));
-        // Entries of files that were opened again meanwhile stay in the queue until they come to
-        // its old end.
+        // Entries of files that were opened again meanwhile stay in the queue until they are the oldest.
         while self.kept_count.load(Ordering::Relaxed) > self.kept_limit || queue.len() > 4 * self.kept_limit {
             let Some((old, stamp)) = queue.pop_front() else { return };
             drop(queue);
@@ -381,8 +372,8 @@ impl Passthrough {
     }
 }
 
-/// A digest of what changes with content, and whether the file has set-id bits; of the file that
-/// the kernel would write to. `None` where it cannot be asked.
+/// A digest of the attributes of a backing file that change with its content, and whether it has set-id bits. `None`
+/// where fstat(2) fails.
 pub(crate) fn signature(file: BorrowedFd<'_>) -> Option<(u64, bool)> {
     use std::hash::{Hash, Hasher};
     let stat = rustix::fs::fstat(file).ok()?;
@@ -397,7 +388,7 @@ fn probe(backing: &dyn BackingFiles) -> std::io::Result<Option<i32>> {
     let file = std::fs::File::open("/proc/self/exe")?;
     match backing.open(file.as_fd()) {
         Ok(id) => backing.close(id).map(|()| Some(id)),
-        // The program lies on a stacked file system; permission has been checked before that.
+        // The program lies on a stacked file system; the kernel checks the permission before that.
         Err(error) if error.raw_os_error() == Some(Errno::ELOOP.raw()) => Ok(None),
         Err(error) => Err(error),
     }

@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicI32, AtomicI64},
 };
 
-/// Counts ids and refuses what the kernel would.
+/// Counts ids and refuses calls that the kernel would refuse.
 #[derive(Default)]
 struct Fake {
     next: AtomicI32,

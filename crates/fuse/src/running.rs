@@ -1,9 +1,8 @@
-//! Which files of the mount are being run, for the one open that the kernel judges too late.
+//! Detects which files of the mount are being executed, for the one open that the kernel checks too late.
 //!
-//! Nobody may write to a file that runs (ETXTBSY). For an open with `O_TRUNC` that does not write,
-//! the kernel looks at this after the open, and the open is where the file is truncated: the
-//! program would lose its code. So `ops/opens.rs` asks here first. No request goes to the mount
-//! meanwhile, whatever is found.
+//! A file that is executed cannot be written to (ETXTBSY). For an open with `O_TRUNC` that is not for writing, the
+//! kernel checks this after the open, but the open truncates the file: the program would lose its code. So
+//! `ops/opens.rs` checks here first. The check sends no request to the mount, whatever it finds.
 
 use nacre_sys::proc_looks::ProcLooks;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
@@ -13,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// How long the processes are looked at for one open.
+/// Maximum time for scanning the processes for one open.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Knows the mount by its device number; 0 before it is mounted.
@@ -24,13 +23,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The file system is mounted, with this device number.
+    /// Sets the device number, once the file system is mounted.
     pub fn start(&self, device: u64) {
         self.device.store(device, Ordering::Release);
     }
 
-    /// Whether a process that the daemon may look at runs the file with this inode number (proc(5),
-    /// `/proc/PID/exe`), or may: where some process does not let itself be looked at.
+    /// Whether a process executes the file with this inode number (proc(5), `/proc/PID/exe`); also true where a
+    /// process could not be inspected in time.
     pub fn runs(&self, ino: u64) -> bool {
         let device = self.device.load(Ordering::Acquire);
         if device == 0 {
@@ -51,7 +50,7 @@ fn is_run(device: u64, ino: u64) -> bool {
     processes.filter_map(Result::ok).any(|process| {
         let name = process.file_name();
         let program = Path::new("/proc").join(&name).join("exe");
-        // Processes end meanwhile, and those of others cannot be looked at by an ordinary user.
+        // Processes end meanwhile, and an ordinary user cannot inspect those of others.
         name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)
             && statx(CWD, &program, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
                 .is_ok_and(|stat| makedev(stat.stx_dev_major, stat.stx_dev_minor) == device && stat.stx_ino == ino)

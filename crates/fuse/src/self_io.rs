@@ -1,21 +1,19 @@
-//! The door as a user of its own mount: what the kernel can only be told by doing it there.
+//! The FUSE front end as a user of its own mount: updates of the kernel's state for which there is no notification.
 //!
-//! A thread that waits for an answer of its own mount cannot be killed while it waits. If it held
-//! the fuse device open, a daemon that is killed would never let go of it, and every user of the
-//! mount would hang; so each such act is done by a thread that holds none of the daemon's
-//! descriptors ([`SelfIo::start`]), and who wants it done waits for a message, which ends with the
-//! process. The door knows these threads by their ids, and answers what they pretend without
-//! touching the layer (`Door::answer_own`). So does the door of a process that goes on after this one was
-//! killed: the threads that were waiting then are noted (`survival/numbers.rs`), and what they ask comes
-//! again.
+//! A thread that waits for a reply of its own mount cannot be killed while it waits. If it held the fuse device open,
+//! a killed daemon would never release the device, and every user of the mount would hang. So each of these
+//! operations is done by a thread that holds none of the daemon's descriptors ([`SelfIo::start`]); its requester
+//! waits for a message, which ends with the process. The front end knows these threads by their ids, and answers
+//! their requests without changing the layer (`Door::answer_own`). So does the front end of the next process after
+//! this one was killed: the threads waiting at that time are recorded (`survival/numbers.rs`), and the kernel sends
+//! their requests again.
 //!
-//! Here are the threads; what they do is below: files' sizes and times (`attr_refresh.rs`, by
-//! `attr_setter.rs`, from `times.rs`), passing on what the kernel holds back (`flush.rs`,
-//! `flush_timer.rs`), dropping pages (`page_dropper.rs`), events for watchers (`inotify_replay.rs`),
-//! files that became others (`replacing.rs`, `gate.rs`); `own_mount.rs` finds the mount and its files;
-//! `waits.rs` reports what is not answered.
-//! Invariant: an act that needs an inode's lock never waits behind another's: each has a thread of
-//! its own, but for the times, which have one in all.
+//! This file has the threads; their work is below: files' sizes and times (`attr_refresh.rs`, by `attr_setter.rs`,
+//! from `times.rs`), writing dirty pages back (`flush.rs`, `flush_timer.rs`), dropping pages (`page_dropper.rs`),
+//! events for watchers (`inotify_replay.rs`), replaced files after a rollback (`replacing.rs`, `gate.rs`);
+//! `own_mount.rs` finds the mount and its files; `waits.rs` reports requests that stay unanswered. Invariant: an
+//! operation that needs an inode's lock never waits behind another one: each has a thread of its own, except for the
+//! times, which share one.
 
 pub(crate) mod attr_refresh;
 mod attr_setter;
@@ -49,49 +47,49 @@ use std::{
 };
 use waits::Waits;
 
-/// What a thread is for.
+/// The task of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It sets sizes and times that the files have already: SETATTR is answered with them.
+    /// Sets sizes and times that the files already have: SETATTR is answered with these.
     Times,
-    /// It has files passed on: SETATTR of the access time is refused, OPEN and FSYNC are answered.
+    /// Writes dirty pages back: SETATTR of the access time is refused, OPEN and FSYNC are answered.
     Flush,
-    /// It looks up files that have been replaced: it is told of those in their place.
+    /// Looks up files that have been replaced: gets the entries that make the old inodes bad.
     Replaced,
-    /// It walks to a directory, so that the kernel knows it by its name: it is told what anybody is.
+    /// Walks to a directory, so that the kernel knows it by its name: is answered like any caller.
     Walker,
-    /// It repeats changes for watchers: what it pretends is answered as done.
+    /// Repeats changes for watchers: its changes are answered as done.
     Replay,
 }
 
-/// The threads that are at it, by their ids, and the ways to them.
+/// The running threads, by their ids, and the channels to them.
 #[derive(Default)]
 pub(crate) struct SelfIo {
     threads: Mutex<Vec<(u32, Role)>>,
-    /// What tells the kernel of sizes and times.
+    /// Updates the kernel's sizes and times.
     pub attr_refresh: AttrRefresh,
-    /// What raises events inside the mount.
+    /// Raises events inside the mount.
     pub inotify_replay: InotifyReplay,
-    /// What drops pages.
+    /// Drops pages.
     pub page_dropper: PageDropper,
-    /// What has everything passed on now and then.
+    /// Writes all dirty pages back periodically.
     pub flush_timer: FlushTimer,
-    /// What they wait for.
+    /// Their requests in flight.
     pub waits: Arc<Waits>,
-    /// Bit `tid % 64` of each: most questions of [`SelfIo::role`] end here.
+    /// Bit `tid % 64` of each thread: most calls of [`SelfIo::role`] end here.
     mask: AtomicU64,
-    /// Where the mount outlives its process.
+    /// Handoff state, where the mount survives its process.
     noted: OnceLock<Noted>,
 }
 
-/// How threads are noted for a process after this one.
+/// The handoff state of these threads.
 struct Noted {
     words: Words,
-    /// Those of processes before this one that were still waiting when it began.
+    /// Threads of previous processes that were still waiting when this one began.
     left: Vec<Actor>,
 }
 
-/// A thread, its process, and what it is for.
+/// A thread, its process, and its task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Actor {
     tid: u32,
@@ -99,7 +97,7 @@ struct Actor {
     role: Role,
 }
 
-/// Bits of a thread's number and of a process's (`PID_MAX_LIMIT` has 22).
+/// Bits of a thread id and of a process id (`PID_MAX_LIMIT` has 22).
 const ID: u32 = 28;
 
 impl Actor {
@@ -114,17 +112,17 @@ impl Actor {
         Some(Actor { tid: id(word), process: id(word >> ID), role })
     }
 
-    /// Whether the thread is there still: no other one of its process can have its number.
+    /// Whether the thread still exists: no other thread of its process can have its number.
     fn is_left(self) -> bool {
         Path::new(&format!("/proc/{}/task/{}", self.process, self.tid)).exists()
     }
 }
 
-/// In the order in which they are noted.
+/// The roles by the numbers with which they are recorded.
 const ROLES: [Role; 5] = [Role::Times, Role::Flush, Role::Replaced, Role::Walker, Role::Replay];
 
 impl SelfIo {
-    /// What the thread with this id is for, if it is one of these.
+    /// Returns the task of the thread with this id, if it is one of these.
     pub fn role(&self, tid: u32) -> Option<Role> {
         if self.mask.load(Ordering::Acquire) & bit(tid) == 0 {
             return None;
@@ -136,7 +134,7 @@ impl SelfIo {
         })
     }
 
-    /// Threads are noted from now on, and those that processes before this one noted are known.
+    /// Records threads from now on, and reads those of previous processes.
     pub fn note_in(&self, memory: &Survival) {
         let words = Words::actors(memory);
         let mut left = Vec::new();
@@ -158,7 +156,7 @@ impl SelfIo {
     /// Starts a thread without descriptors.
     ///
     /// # Errors
-    /// Where there can be none.
+    /// Where the thread cannot be started.
     pub fn start<T: Send + 'static>(
         self: &Arc<Self>,
         name: &str,
@@ -167,7 +165,7 @@ impl SelfIo {
     ) -> io::Result<JoinHandle<Result<T, SysErrno>>> {
         self.waits.watch()?;
         let self_io = Arc::clone(self);
-        // It may be waiting for the mount when the process is killed, and nobody waits for it then.
+        // It may be waiting for the mount when the process is killed, and then must not be waited for.
         let name = if self.noted.get().is_some() { fusewire::APART } else { name };
         std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
             nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
@@ -197,11 +195,11 @@ fn bit(tid: u32) -> u64 {
     1 << (tid % 64)
 }
 
-/// A thread is in the list for as long as this lives: its id may be another's afterwards.
+/// Keeps a thread in the list while this lives: afterwards its id may be reused.
 struct KnownThread<'a> {
     self_io: &'a SelfIo,
     tid: u32,
-    /// Where it is noted.
+    /// Index of its record.
     place: Option<usize>,
 }
 

@@ -1,12 +1,11 @@
-//! The figures of a mount, as plain data: read by the command line for `status`, `top` and
-//! Prometheus text.
+//! Status and counters of a mount, as plain data: read by the command line for `status`, `top` and Prometheus text.
 
 use crate::{door::Door, invalidate::InvalidationCounts, self_io::waits::Waiting, writeback::WritebackFigures};
 use fusewire::Session;
 use nacre_vfs::{Coherence, Description};
 use std::{path::PathBuf, sync::atomic::Ordering};
 
-/// How requests arrive.
+/// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// FUSE over io_uring.
@@ -16,7 +15,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As `--transport` has it, shown to users.
+    /// Name in `--transport`, shown to users.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Uring => "uring",
@@ -25,110 +24,110 @@ impl Transport {
     }
 }
 
-/// Requests of one kind since the start.
+/// Counters of one kind of request since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperationCounts {
-    /// The kernel's name of it (`LOOKUP`).
+    /// The kernel's name of the operation (`LOOKUP`).
     pub name: &'static str,
-    /// Requests handled.
+    /// Number of requests handled.
     pub requests: u64,
-    /// Of these, failed. A name or extended attribute that does not exist is no failure, nor an operation that the kernel is
-    /// not to ask for again (ENOSYS).
+    /// Failed ones among them. A name or extended attribute that does not exist is no failure, nor an operation that
+    /// the kernel will not request again (ENOSYS).
     pub errors: u64,
-    /// Time spent on all of them together, nanoseconds.
+    /// Total time spent on all of them, nanoseconds.
     pub total_ns: u64,
     /// Bucket `i` counts requests that took from 2^i to 2^(i+1) - 1 nanoseconds.
     pub histogram: Vec<u64>,
 }
 
-/// How many opens the kernel serves itself.
+/// Counters of passthrough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassthroughCounts {
     /// Why it is off; `None` where it is on.
     pub refusal: Option<String>,
-    /// Opens in passthrough.
+    /// Number of opens in passthrough.
     pub opens: u64,
-    /// Of these, served by a file kept open since its last close.
+    /// Opens among them that used a file kept open since its last close.
     pub reused: u64,
-    /// Opens that the daemon serves because registering the file failed.
+    /// Number of opens that the daemon serves because registering the file failed.
     pub failures: u64,
-    /// Files kept open now.
+    /// Number of files kept open now.
     pub kept: u64,
 }
 
-/// Writes that the kernel collects before it passes them on.
+/// Counters of write-back caching by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WritebackCounts {
-    /// Why none are; `None` where they may be, file by file.
+    /// Why it is off; `None` where it is on, file by file.
     pub refusal: Option<String>,
-    /// Files open now whose writes are collected.
+    /// Number of files open now whose writes are cached.
     pub files: usize,
-    /// Writes announced to the layers.
+    /// Number of writes reserved in the layers.
     pub announced: u64,
-    /// Of these, refused: the limit was reached.
+    /// Refused ones among them: the limit was reached.
     pub refused: u64,
-    /// How often the layers called for announcements.
+    /// Number of recalls: layers required reservations from then on.
     pub recalls: u64,
-    /// The most that the kernel can hold back now, bytes.
+    /// Maximum number of dirty bytes that the kernel can hold now.
     pub dirty_limit: u64,
 }
 
-/// Everything that a mount knows of itself at one moment.
+/// Status of a mount at one moment.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Where it is mounted.
+    /// The mount point.
     pub mountpoint: PathBuf,
-    /// Its device number, as stat(2) shows it.
+    /// Device number, as in stat(2).
     pub device: Option<u64>,
-    /// It is still there, as this process sees it. One that is not is held by whoever has it open,
-    /// or by other mount namespaces.
+    /// It is still in this process's mount tree. Otherwise processes that have it open, or other mount namespaces,
+    /// hold it.
     pub attached: bool,
-    /// How requests arrive.
+    /// Transport of the requests.
     pub transport: Transport,
-    /// Why it is not io_uring although that was wanted.
+    /// Why the transport is not io_uring although that was wanted.
     pub transport_fallback: Option<String>,
     /// Passthrough.
     pub passthrough: PassthroughCounts,
     /// Why files are opened by requests; `None` where the kernel opens them itself.
     pub asks_at_open: Option<&'static str>,
-    /// It can never be made writable: nothing below is told of what is open, or nothing changes.
+    /// It can never be made writable: the layers are not notified of open files, or nothing ever changes.
     pub stays_read_only: bool,
-    /// Writes that the kernel collects.
+    /// Write-back caching by the kernel.
     pub writeback: WritebackCounts,
     /// The kernel enforces POSIX ACLs.
     pub acls: bool,
-    /// Requests by kind, in the order of the protocol; only those that occurred.
+    /// Counters by kind of request, in the order of the protocol; only those that occurred.
     pub operations: Vec<OperationCounts>,
-    /// Requests that somebody waited for: all but FORGET and INTERRUPT.
+    /// Number of requests with a waiting caller: all but FORGET and INTERRUPT.
     pub requests: u64,
-    /// Requests being handled now.
+    /// Number of requests being handled now.
     pub in_flight: usize,
-    /// Requests of the mount's own threads to the mount itself that have waited for too long.
+    /// Requests of the mount's own threads to the mount itself that wait too long.
     pub waiting: Vec<Waiting>,
-    /// Threads that serve requests now.
+    /// Number of serving threads now.
     pub threads: usize,
-    /// Files that the kernel knows now.
+    /// Number of files that the kernel knows now.
     pub inodes: usize,
-    /// Files open now.
+    /// Number of open files now.
     pub open_files: usize,
-    /// What the layers promise for the root.
+    /// The layers' coherence of the root.
     pub coherence: Coherence,
-    /// Changes behind the mount that the kernel was told of.
+    /// Number of changes behind the mount that the kernel was notified of.
     pub invalidations: u64,
-    /// Times when anything may have changed: a lost notice of the watch, or a reload.
+    /// Number of times when anything may have changed: lost events of the watch, or a reload.
     pub invalidated_all: u64,
     /// The layers.
     pub stack: Description,
 }
 
 impl Status {
-    /// Requests of one kind.
+    /// Number of requests of one kind.
     pub fn requests_of(&self, name: &str) -> u64 {
         self.operations.iter().find(|operation| operation.name == name).map_or(0, |operation| operation.requests)
     }
 }
 
-/// Reads all figures.
+/// Reads the status and all counters.
 pub(crate) fn read(door: &Door, device: Option<u64>, session: &Session, counts: &InvalidationCounts) -> Status {
     let counters = session.counters();
     let operations = counters.snapshot().into_iter().map(|op| OperationCounts {

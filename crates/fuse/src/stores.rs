@@ -1,19 +1,18 @@
-//! Files whose times may change with nobody told: by stores to a shared mapping that the kernel
-//! made of the source's own file (passthrough).
+//! Files whose times may change without a request or notification: by stores to a shared mapping of a backing file
+//! (passthrough).
 //!
-//! The first store to a page moves the times below, which the kernel does not note here. It asks
-//! for attributes after each mmap(2); so what it is answered is valid for no time while the file is
-//! open for reading and writing (no other open file can be mapped for writing), and while a mapping
-//! outlives that. No request tells when a mapping ends, but it keeps the source's file open for
-//! writing: that is looked at when attributes are asked for next.
+//! The first store to a page changes the times below, which the kernel does not notice here. It asks for attributes
+//! after each mmap(2); so their timeout is zero while the file is open for reading and writing (no other open file
+//! can be mapped for writing), and while a mapping outlives that. No request comes when a mapping ends, but the
+//! mapping keeps the source's file open for writing: that is checked when attributes are requested next.
 
 use crate::door::Door;
 use nacre_sys::lease;
 use nacre_vfs::{Caller, Node, OpenFlags};
 
 impl Door {
-    /// Whether a regular file may be stored to through a mapping. Without `node` nothing below is
-    /// asked, and what may be is taken for granted.
+    /// Whether a regular file may be stored to through a mapping. Without `node` no call goes to the layer, and a
+    /// possible mapping counts as one.
     pub(crate) fn is_stored_to(&self, nodeid: u64, node: Option<&Node>) -> bool {
         if self.open.passthrough.refusal().is_some() {
             return false;
@@ -40,8 +39,7 @@ impl Door {
         }
     }
 
-    /// Whether a mapping of a file that is open no more may be there. What the storage cannot tell
-    /// counts as no.
+    /// Whether there may be a mapping of a file that is no longer open. Storage that cannot answer counts as no.
     fn is_mapped(&self, node: &Node) -> bool {
         let Ok(file) = self.layer.open(&Caller::ROOT, node, OpenFlags::READ) else { return true };
         file.backing().is_none_or(|descriptor| lease::is_open_for_writing(descriptor).unwrap_or(false))

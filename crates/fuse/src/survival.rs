@@ -1,26 +1,26 @@
-//! What a mount leaves to the process that goes on with it when the one that serves it dies.
+//! The handoff state of a mount: what the next process needs for the failover when the one that serves the mount
+//! dies.
 //!
-//! Made by a guardian, written by the door of each worker, read by the next one. It lies in shared
-//! memory, in which every record has one word that makes it valid: the word is stored last, and made
-//! 0 first, so a record that was being written when the process was killed is not there. Workers of
-//! one guardian also share a table of descriptors (`nacre_sys::worker`): what is noted of a descriptor
-//! is its number.
+//! Created by a supervisor, written by the front end of each worker, read by the next one. It lies in shared memory.
+//! Every record has one word that makes it valid: the word is stored last, and set to 0 first, so a record that was
+//! being written when the process was killed does not count. Workers of one supervisor also share a table of
+//! descriptors (`nacre_sys::worker`): a descriptor is recorded by its number.
 //!
 //! ```text
 //!  nodes.rs      which file a node id stands for, and where it was found
 //!  opens.rs      which open file a handle stands for
-//!  requests.rs   what each thread was about to change, and what it answered
-//!  numbers.rs    of layers whose files are found by their numbers: which the kernel knows, which may hold
-//!                collected writes; what layers give out for good; threads that use the mount
-//!  doubts.rs     whether the kernel still knows a file that it knew before
-//!  restore.rs    the tables of the door, made from these records
+//!  requests.rs   which change each thread was about to make, and its reply
+//!  numbers.rs    for layers whose files are found by inode number: files that the kernel knows, files that may have
+//!                cached writes; numbers that layers assigned for good; threads that use the mount
+//!  doubts.rs     whether the kernel still knows a file of a previous process
+//!  restore.rs    the tables of the front end, restored from these records
 //!  again.rs      requests that come again after they may have been carried out
-//!  cut.rs        where tests have the process die
+//!  cut.rs        where tests kill the process
 //! ```
 //!
-//! Invariant: what is noted is noted before the kernel is told of it, and what the kernel gave back is
-//! taken out before it is used again. So a record may stand for something that the kernel never got,
-//! which costs its memory until the mount ends, but nothing that it got is missing.
+//! Invariant: everything is recorded before the kernel gets it, and a record is removed before its object is reused
+//! after the kernel returned it. So a record may stand for something that the kernel never got, which costs its
+//! memory until the mount ends, but nothing that the kernel got is missing.
 
 pub(crate) mod again;
 mod cut;
@@ -54,30 +54,29 @@ use std::{
     },
 };
 
-/// Which way things are noted, for programs of other versions: another number with each change of
-/// what is noted, or how.
+/// Format version of the records, for other versions of the program: incremented with each change of the format.
 pub const VERSION: u64 = 6;
 
 /// Words of the parts, one after the other; each begins at a page.
 const HEADER: usize = 512;
-/// In the header, behind its numbers: why nobody can go on.
+/// Offset in the header, after its numbers, of the reason why no failover is possible.
 const WHY_AT: usize = 256;
 const WHY: usize = 32;
 const MOVE: usize = 512;
 const TEXT: usize = 8192;
-/// The longest path.
+/// Maximum length of the path of the next program.
 const PROGRAM: usize = 512;
 const PROGRAM_AT: usize = HEADER + MOVE;
 const TEXTS_AT: usize = PROGRAM_AT + PROGRAM;
 const REQUESTS_AT: usize = TEXTS_AT + 2 * TEXT;
 const NUMBERS_AT: usize = REQUESTS_AT + requests::WORDS;
 const OPENS_AT: usize = NUMBERS_AT + numbers::WORDS;
-/// All of a mount whose files are found by their numbers.
+/// Total for a mount whose files are found by inode number.
 const SMALL: usize = OPENS_AT + opens::FEW_WORDS;
 const NODES_AT: usize = OPENS_AT + opens::WORDS;
 const ENDS_AT: usize = NODES_AT + nodes::WORDS;
 const ALL: usize = ENDS_AT + nodes::END_WORDS;
-/// In the header, how many threads of a life have records of requests, one word for each part.
+/// Offset in the header of the thread counts of a life's request records, one word for each part.
 const THREADS_AT: usize = 128;
 
 /// Words of the header.
@@ -85,17 +84,17 @@ const THREADS_AT: usize = 128;
 enum Head {
     /// [`VERSION`]: the first word in all versions.
     Version,
-    /// How many workers have died.
+    /// Number of workers that have died.
     Life,
     /// 1 once the mount answers.
     Serving,
-    /// The length of the path of the program that is to go on.
+    /// Length of the path of the program that takes over.
     Program,
-    /// Other than 0 where something could not be noted and nobody can go on: the length of why.
+    /// Not 0 where something could not be recorded and no failover is possible: the length of the reason.
     Incomplete,
-    /// Which of the texts holds, from 1.
+    /// Which of the texts is valid, from 1.
     Text,
-    /// The number of the device's descriptor, and 1.
+    /// Descriptor number of the device, plus 1.
     Device,
     Minor,
     Offered,
@@ -110,54 +109,54 @@ enum Head {
     Promoted,
     /// The table's id of the root.
     Root,
-    /// Backing ids below this that are noted for no open file are closed.
+    /// Backing ids below this that no recorded open file has are closed.
     Backing,
-    /// Behind the last place of a node, of an open file.
+    /// One past the last record of a node, of an open file.
     NodesEnd,
     OpensEnd,
-    /// The number of the descriptor by which the main thread's death is told, and 1.
+    /// Descriptor number by which the main thread's death is noticed, plus 1.
     Main,
     /// 1 once this worker ends by itself.
     Ends,
-    /// Behind the last place of a set of files that the kernel knows, of a file that may hold writes, of a
-    /// thread that uses the mount, of a number that a layer gave out.
+    /// One past the last record of a set of files that the kernel knows, of a file that may have cached writes, of a
+    /// thread that uses the mount, of a number that a layer assigned.
     KnownEnd,
     WrittenEnd,
     ActorsEnd,
     GivenEnd,
-    /// 1 while files become others.
+    /// 1 during a rollback.
     Replacing,
-    /// 1 where descriptors are kept outside as well.
+    /// 1 where a service manager keeps descriptors as well.
     Stored,
-    /// Which process serves, and when it began.
+    /// Id of the serving process, and its start time.
     Worker,
     WorkerBegan,
-    /// The first of the counters of reuse, one for each shard of the inode table.
+    /// The first of the reuse counters, one for each shard of the inode table.
     Reuse,
 }
 
-/// The memory of one mount. Clones are the same.
+/// The handoff state of one mount. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Survival {
     shared: Arc<SharedWords>,
-    /// Held while a number that was given out is noted.
+    /// Held while a number that was assigned is recorded.
     giving: Arc<Mutex<()>>,
-    /// The session of the process before this one belongs to a mount, or is closed.
+    /// The session of the previous process belongs to a mount, or is closed.
     taken: Arc<AtomicBool>,
     life: u64,
 }
 
 impl Survival {
-    /// Nothing is noted yet.
+    /// Creates an empty state.
     ///
     /// # Errors
-    /// Where the process may not map as much (`RLIMIT_AS`); only what is used takes memory.
+    /// Where the process may not map as much (`RLIMIT_AS`); only used parts take memory.
     pub fn new() -> io::Result<Survival> {
         Survival::of(SharedWords::new(c"nacre-mount", ALL)?)
     }
 
-    /// The same of a layer whose files are found by their numbers, of which little has to be noted: many
-    /// of these have room in one process.
+    /// The same for a layer whose files are found by inode number, which needs few records: many of these fit in one
+    /// process.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -171,10 +170,11 @@ impl Survival {
         Ok(memory)
     }
 
-    /// That of a program which became this one, or of another worker of the same guardian.
+    /// Takes over the state of a program that became this one by execve(2), or of another worker of the same
+    /// supervisor.
     ///
     /// # Errors
-    /// EINVAL where it is noted in another way; as [`Self::new`].
+    /// EINVAL where it has another format version; as [`Self::new`].
     pub fn taken_over(memory: OwnedFd) -> io::Result<Survival> {
         let is_small = rustix::fs::fstat(&memory)?.st_size.cast_unsigned() == SMALL as u64 * 8;
         let words = if is_small { SMALL } else { ALL };
@@ -187,12 +187,12 @@ impl Survival {
         Ok(memory)
     }
 
-    /// The number of its descriptor.
+    /// Returns the number of its descriptor.
     pub fn descriptor(&self) -> i32 {
         self.shared.descriptor().as_raw_fd()
     }
 
-    /// Notes which program is to go on after this process; false where the path is too long.
+    /// Records which program takes over after this process; false where the path is too long.
     pub fn set_program(&self, program: &Path) -> bool {
         let path = program.as_os_str().as_bytes();
         self.set(Head::Program, 0);
@@ -204,7 +204,7 @@ impl Survival {
         fits
     }
 
-    /// The program that is to go on, once.
+    /// Takes out the path of the program that takes over.
     pub fn take_program(&self) -> Option<PathBuf> {
         let length = usize::try_from(self.head(Head::Program)).ok().filter(|length| *length > 0)?;
         let path = bytes(self.part(PROGRAM_AT, PROGRAM), length);
@@ -212,33 +212,33 @@ impl Survival {
         Some(PathBuf::from(OsString::from_vec(path)))
     }
 
-    /// How many workers have died before this one.
+    /// Number of workers that have died before this one.
     pub fn restarts(&self) -> u64 {
         self.life
     }
 
-    /// Whether this worker goes on with what another one left.
+    /// Whether this worker takes over from a previous one.
     pub fn resumes(&self) -> bool {
         self.life > 0
     }
 
-    /// Whether a worker can go on: the mount answered, all of it is noted, and no file was about to become
-    /// another one: nobody knows which of them the kernel has then.
+    /// Whether a failover is possible: the mount answered, all of it is recorded, and no rollback was in progress:
+    /// then it is unknown which files the kernel has.
     pub fn can_resume(&self) -> bool {
         self.head(Head::Serving) == 1 && self.head(Head::Incomplete) == 0 && self.head(Head::Replacing) == 0
     }
 
-    /// Files are about to become others, or no more.
+    /// Records whether a rollback is in progress.
     pub(crate) fn replacing(&self, replacing: bool) {
         self.set(Head::Replacing, replacing.into());
     }
 
-    /// Whoever asked for the mount has heard that it answers.
+    /// Records that the mount's requester knows that it answers.
     pub fn serves(&self) {
         self.set(Head::Serving, 1);
     }
 
-    /// A worker has died: what is made from here on is the next one's.
+    /// Begins the next life after a worker has died.
     pub fn next_life(&mut self) {
         self.life += 1;
         self.set(Head::Life, self.life);
@@ -246,58 +246,58 @@ impl Survival {
         self.set(Head::Ends, 0);
     }
 
-    /// Notes the descriptor by which the death of this worker's main thread is told
+    /// Records the descriptor by which the death of this worker's main thread is noticed
     /// ([`nacre_sys::worker::death_of_this_thread`]). It stays open.
     pub fn set_main(&self, death: OwnedFd) {
         self.set(Head::Main, (i64::from(death.into_raw_fd()) + 1).cast_unsigned());
     }
 
-    /// The number of that descriptor.
+    /// Returns the number of that descriptor.
     pub fn main(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Main).checked_sub(1)?).ok()
     }
 
-    /// Notes which process serves, so that another one that has no part in its making knows whether it is
-    /// gone.
+    /// Records which process serves, so that an unrelated process can check whether it is gone.
     pub fn set_worker(&self, worker: Process) {
         self.set(Head::WorkerBegan, worker.began);
         self.set(Head::Worker, worker.number.into());
     }
 
-    /// That process.
+    /// Returns the serving process.
     pub fn worker(&self) -> Option<Process> {
         let number = u32::try_from(self.head(Head::Worker)).ok().filter(|number| *number != 0)?;
         Some(Process { number, began: self.head(Head::WorkerBegan) })
     }
 
-    /// A service manager keeps descriptors, so that the mount can go on when all processes with this table of
-    /// them are dead: of the device the session's own, so it has no other, and none of open files.
+    /// Records that a service manager keeps descriptors, so that the mount can fail over when all processes that
+    /// share the descriptor table are dead: it keeps the session's own device descriptor, so the session uses no
+    /// other, and none of open files.
     pub fn set_stored(&self) {
         self.set(Head::Stored, 1);
     }
 
-    /// Whether that is so.
+    /// Whether a service manager keeps descriptors.
     pub fn is_stored(&self) -> bool {
         self.head(Head::Stored) == 1
     }
 
-    /// The descriptors of open files are closed: each is opened anew.
+    /// Records that the descriptors of open files are closed: each file has to be opened again.
     pub fn lost_open_files(&self) {
         let opens = opens::Opens::new(self);
         opens.all().for_each(|open| opens.changed(open.fh, None));
     }
 
-    /// This worker ends by itself, whatever becomes of its threads.
+    /// Records that this worker ends by itself, whatever happens to its threads.
     pub fn ends(&self) {
         self.set(Head::Ends, 1);
     }
 
-    /// Whether it said so.
+    /// Whether the worker ended by itself.
     pub fn has_ended(&self) -> bool {
         self.head(Head::Ends) == 1
     }
 
-    /// Notes what the owner of the mount wants to know again; false where it is too long.
+    /// Records a text for the owner of the mount; false where it is too long.
     pub fn set_text(&self, text: &[u8]) -> bool {
         if text.len() > (TEXT - 1) * 8 {
             return false;
@@ -310,16 +310,16 @@ impl Survival {
         true
     }
 
-    /// What was noted last.
+    /// Returns the last recorded text.
     pub fn text(&self) -> Option<Vec<u8>> {
         let which = usize::try_from(self.head(Head::Text)).ok()?.checked_sub(1)?;
         let words = self.part(TEXTS_AT + which * TEXT, TEXT);
         Some(bytes(words.get(1..)?, usize::try_from(get(words, 0)).ok()?))
     }
 
-    /// What a worker that goes on does first, while it has one thread: makes the kernel send again what
-    /// is unanswered, before other descriptors of the connection are closed. Afterwards it closes all but
-    /// those that are [kept](Self::kept).
+    /// Makes the kernel resend unanswered requests. A worker that takes over does this first, while it has one
+    /// thread, before other descriptors of the connection are closed. Afterwards it closes all but those that are
+    /// [kept](Self::kept).
     ///
     /// # Errors
     /// The kernel cannot, or the connection has ended.
@@ -328,32 +328,32 @@ impl Survival {
         fusewire::resend(descriptors::another(device)?.as_fd())
     }
 
-    /// The descriptors that the next worker takes over.
+    /// Descriptors that the next worker takes over.
     pub fn kept(&self, also: &[i32]) -> Vec<i32> {
         let known = also.iter().copied().chain(self.own());
         known.chain(opens::Opens::new(self).all().filter_map(|open| Some(open.left?.descriptor))).collect()
     }
 
-    /// Its own, and that of the device.
+    /// Its own descriptor, and that of the device.
     pub fn own(&self) -> impl Iterator<Item = i32> + use<> {
         [self.descriptor()].into_iter().chain(self.device())
     }
 
-    /// The descriptor's number that the session had.
+    /// Descriptor number of the session's device.
     pub fn device(&self) -> Option<i32> {
         i32::try_from(self.head(Head::Device).checked_sub(1)?).ok()
     }
 
-    /// The session's device, once.
+    /// Takes over the session's device, once.
     fn take_device(&self) -> io::Result<OwnedFd> {
         let device = self.device().filter(|_| !self.taken.swap(true, Relaxed));
         descriptors::take_over(device.ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?)
     }
 
-    /// Nobody goes on with the session of the process before this one: whoever uses the mount is told.
-    /// Nothing where a mount has it.
+    /// Closes the session of the previous process, which no process takes over: users of the mount get errors. Does
+    /// nothing where a mount has the session.
     pub fn let_go(&self) {
-        // Where it is closed already, that is as good.
+        // An error means that it is closed already, which is fine.
         drop(self.take_device());
     }
 
@@ -379,19 +379,19 @@ impl Survival {
         }
     }
 
-    /// The flags that the kernel agreed on with the process before this one, where there was one.
+    /// Flags that the kernel agreed on with the previous process, where there was one.
     pub(crate) fn agreed_before(&self) -> Option<u64> {
         self.resumes().then(|| self.head(Head::Flags))
     }
 
-    /// The device number of the mount of the process before this one.
+    /// Device number of the mount of the previous process.
     pub(crate) fn mounted_before(&self) -> Option<u64> {
         let (major, minor) = self.identity().filter(|_| self.resumes())?.device;
         Some(rustix::fs::makedev(major, minor))
     }
 
-    /// Whether a layer whose files are found by their numbers has the root that it had before; it is noted
-    /// where there was none.
+    /// Whether a layer whose files are found by inode number has the same root as before; recorded where there was
+    /// none.
     pub(crate) fn is_root(&self, root: &FileId) -> bool {
         if self.resumes() {
             return self.head(Head::Root) == root.fs;
@@ -400,7 +400,7 @@ impl Survival {
         true
     }
 
-    /// What the layer of the mount gives out for good: for layers that are made for it.
+    /// The records of numbers that the mount's layers assign for good.
     pub fn given_numbers(&self) -> Arc<dyn GivenNumbers> {
         Arc::new(numbers::Given::new(self))
     }
@@ -419,7 +419,7 @@ impl Survival {
         Some(Identity { id, device: ((device >> 32) as u32, device as u32) })
     }
 
-    /// Something could not be noted: this mount ends with its process.
+    /// Records that something could not be recorded: this mount ends with its process.
     pub fn give_up(&self, why: &str) {
         if self.head(Head::Incomplete) == 0 {
             let words = self.part(WHY_AT, WHY);
@@ -445,7 +445,7 @@ impl Survival {
         publish(self.part(0, HEADER), head as usize, value);
     }
 
-    /// Raises a word of the header.
+    /// Raises a word of the header to a minimum.
     fn raise(&self, head: Head, value: u64) {
         if self.head(head) < value
             && let Some(word) = self.part(0, HEADER).get(head as usize)
@@ -459,14 +459,14 @@ impl Survival {
     }
 }
 
-/// What a door notes for a process after its own.
+/// The front end's handoff state.
 pub(crate) struct Survives {
     pub memory: Survival,
     pub opens: opens::Opens,
     pub requests: Arc<requests::Requests>,
-    /// Open files that a process before this one noted, by the requests that opened them.
+    /// Open files recorded by a previous process, by the requests that opened them.
     pub granted: Mutex<HashMap<u64, u64>>,
-    /// Backing ids that such files have.
+    /// Backing ids of these files.
     pub backing: Mutex<HashSet<i32>>,
 }
 
@@ -482,12 +482,12 @@ impl Survives {
     }
 }
 
-/// A word.
+/// Loads a word.
 fn get(words: &[AtomicU64], at: usize) -> u64 {
     words.get(at).map_or(0, |word| word.load(Relaxed))
 }
 
-/// Stores a word that another one makes valid.
+/// Stores a word whose record another word makes valid.
 fn put(words: &[AtomicU64], at: usize, value: u64) {
     cut::store();
     if let Some(word) = words.get(at) {
@@ -495,7 +495,7 @@ fn put(words: &[AtomicU64], at: usize, value: u64) {
     }
 }
 
-/// Stores a word that makes others valid, all of which are stored before.
+/// Stores a word that makes a record valid, after all its other words.
 fn publish(words: &[AtomicU64], at: usize, value: u64) {
     cut::store();
     if let Some(word) = words.get(at) {
@@ -503,14 +503,14 @@ fn publish(words: &[AtomicU64], at: usize, value: u64) {
     }
 }
 
-/// Takes a word's validity from others that are about to be stored.
+/// Invalidates a record whose words are about to be stored.
 fn retract(words: &[AtomicU64], at: usize) {
     publish(words, at, 0);
     keep_order();
 }
 
-/// What follows is stored after what was before. A process that is killed leaves what it stored up to
-/// some moment, as each thread did it: so it is enough that the compiler keeps the order.
+/// Orders the following stores after the previous ones. When a process is killed, the stores of each thread up to
+/// some moment remain, in program order: so a compiler fence is enough.
 fn keep_order() {
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
 }

@@ -1,18 +1,16 @@
-//! Hearing sync(2), whoever calls it.
+//! sync(2) interception: notices calls of sync(2) by any process.
 //!
-//! The kernel tells an ordinary FUSE mount nothing of it; a mount on a block device it tells, and
-//! waits for the answer (SYNCFS, Linux 6.18). So there is one, at no place, on a small loop device
-//! over memory, for nothing else. Used by the process of a pool. syncfs(2) on its ordinary mounts
-//! stays unheard.
+//! The kernel sends no request for it to an ordinary FUSE mount; to a mount on a block device it sends SYNCFS (Linux
+//! 6.18), and waits for the reply. So there is one such mount, attached nowhere, on a small loop device over memory,
+//! for this purpose only. Used by the process of a pool. syncfs(2) on its ordinary mounts is not intercepted.
 //!
 //! Invariants:
-//! * nobody waits here for good: an answer comes once what was asked for is done, once it can be
-//!   seen that it cannot be done now ([`Duty::stuck`]), or after [`PATIENCE`]; a process that is
-//!   stopped is given up by the kernel ([`REQUEST_TIMEOUT`]);
-//! * the threads that answer touch no mount of ours, and what is done for them is done by another
-//!   one;
-//! * the connection ends before its mount does, also where the process is killed: the kernel says
-//!   goodbye to a connection that lives, and would wait for us.
+//! * no caller waits forever: the reply comes once everything is durable, once it is known that this cannot be done
+//!   now ([`Duty::stuck`]), or after [`PATIENCE`]; a process that is stopped is given up by the kernel
+//!   ([`REQUEST_TIMEOUT`]);
+//! * the threads that reply touch no mount of ours, and another thread makes the data durable;
+//! * the connection ends before its mount does, also where the process is killed: the kernel sends DESTROY to a live
+//!   connection, and would wait for us.
 
 use fusewire::{
     Errno, Handler, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice, abi::init,
@@ -28,28 +26,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long somebody who calls sync(2) waits at most, while things go on.
+/// Maximum time for which a caller of sync(2) waits, while there is progress.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// Seconds after which the kernel gives up a process that is stopped; longer than it takes us to
-/// answer in any case. It looks every 15 s.
+/// Seconds after which the kernel aborts the connection of a stopped process; longer than any reply of ours takes. It
+/// checks every 15 s.
 const REQUEST_TIMEOUT: u16 = 120;
-/// How often is looked whether nothing goes on any more.
+/// Interval of the checks for progress.
 const LOOK: Duration = Duration::from_millis(100);
-/// Before the kernel is listened to again after it gave up.
+/// Pause before a new mount after the kernel has aborted the connection.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The length of the block device, which nothing is written to.
+/// Length of the block device, to which nothing is written.
 const LENGTH: u64 = 4096;
-/// What it is called where loop devices are listed, before the id of the process.
+/// Its name in the list of loop devices, followed by the process id.
 const NAME: &str = "nacre-sync-";
 
-/// What is done when somebody calls sync(2).
+/// Callbacks for calls of sync(2).
 pub struct Duty {
-    /// Makes everything durable that was done before the call. One at a time.
+    /// Makes everything durable that was written before the call. One call at a time.
     pub make_durable: Box<dyn Fn() + Send + Sync>,
     /// Whether that waits for something that may never come.
     pub stuck: Box<dyn Fn() -> bool + Send + Sync>,
-    /// Is told the numbers of the descriptors of the device and of the mount, before it is listened to:
-    /// a process that shares the table of descriptors lets go of them, in this order ([`let_go_of_sync_calls`]).
+    /// Gets the descriptor numbers of the device and of the mount, before the first request: a process that shares
+    /// the table of descriptors can close them, in this order ([`let_go_of_sync_calls`]).
     pub opened: Box<dyn Fn(i32, i32) + Send + Sync>,
 }
 
@@ -59,15 +57,15 @@ impl fmt::Debug for Duty {
     }
 }
 
-/// Hears sync(2) until it is dropped.
+/// Intercepts sync(2) until it is dropped.
 #[derive(Debug)]
 pub struct SyncCalls(Arc<SyncDuty>);
 
 impl SyncCalls {
-    /// Listens from now on.
+    /// Starts the interception.
     ///
     /// # Errors
-    /// Where it cannot be heard: without privilege, without loop devices, by an older kernel.
+    /// Where it is not possible: without privilege, without loop devices, with an older kernel.
     pub fn hear(duty: Duty) -> io::Result<SyncCalls> {
         if !is_told() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel tells of it from Linux 6.18 on"));
@@ -76,7 +74,7 @@ impl SyncCalls {
         let ear = Ear::open(&shared)?;
         shared.state.lock().ear = Some(ear);
         let worker = Arc::clone(&shared);
-        // It is not waited for at the end: it may wait for a device.
+        // It is not joined at the end: it may wait for a device.
         std::thread::Builder::new().name("nacre-sync".to_owned()).spawn(move || worker.work())?;
         Ok(SyncCalls(shared))
     }
@@ -95,16 +93,16 @@ impl Drop for SyncCalls {
     }
 }
 
-/// Ends what a process before this one heard by, which has left these descriptors of the device and of
-/// the mount: whoever waits there is told that it was in vain. All other descriptors of it are closed.
+/// Ends the interception of a previous process, which has left these descriptors of the device and of the mount:
+/// waiting callers get an error. All its other descriptors are closed.
 pub fn let_go_of_sync_calls(device: i32, mount: i32) {
     let [device, mount] = [device, mount].map(descriptors::take_over);
-    // The kernel would wait for us, if the connection lived.
+    // The kernel would wait for us if the connection were alive.
     drop(device);
     drop(mount);
 }
 
-/// The mount that hears; the connection goes first.
+/// The intercepting mount; the connection is dropped first.
 #[derive(Debug)]
 struct Ear {
     _session: Session,
@@ -129,11 +127,11 @@ impl Ear {
 #[derive(Debug, Default)]
 struct SyncRounds {
     ear: Option<Ear>,
-    /// The run that is wanted: those who ask while one is under way want the next.
+    /// The run that is wanted: callers that come while one is in progress want the next.
     wanted: u64,
     begun: u64,
     done: u64,
-    /// The kernel has given the connection up.
+    /// The kernel has aborted the connection.
     given_up: bool,
     stop: bool,
 }
@@ -146,7 +144,7 @@ struct SyncDuty {
 }
 
 impl SyncDuty {
-    /// Somebody has called sync(2) and waits.
+    /// Waits until everything written before a call of sync(2) is durable.
     #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
     fn heard(&self) -> Result<(), Errno> {
         let until = Instant::now() + PATIENCE;
@@ -167,14 +165,14 @@ impl SyncDuty {
                 return Err(Errno::EIO);
             }
             if (self.duty.stuck)() {
-                // What is the matter has been told.
+                // The reason has been logged.
                 return Err(Errno::EIO);
             }
         }
         Ok(())
     }
 
-    /// The body of the thread that does what was asked for.
+    /// Body of the thread that makes data durable.
     fn work(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.stop {
@@ -204,7 +202,7 @@ impl SyncDuty {
     }
 }
 
-/// Answers the kernel.
+/// Handler of the mount's requests.
 #[derive(Debug)]
 struct Answering(Arc<SyncDuty>);
 
@@ -219,7 +217,7 @@ impl Handler for Answering {
         match request.op {
             Op::Syncfs => self.0.heard(),
             Op::Destroy => Ok(()),
-            // Nobody can reach it.
+            // No user can reach the mount.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -232,7 +230,7 @@ impl Handler for Answering {
     }
 }
 
-/// Whether this kernel tells file systems on block devices.
+/// Whether this kernel sends SYNCFS to FUSE mounts on block devices.
 fn is_told() -> bool {
     kernel_version() >= (6, 18)
 }

@@ -1,7 +1,7 @@
-//! Values of the contract in the form of the wire and back: attributes, times, figures, locks,
-//! errors. Pure functions.
+//! Conversions between the types of `nacre_vfs` and the wire format: attributes, times, statfs, locks, errors. Pure
+//! functions.
 //!
-//! Called by the handlers under `ops/`. One exhaustive place for each translation.
+//! Called by the handlers under `ops/`. Each conversion is in one exhaustive function.
 
 use fusewire::abi;
 use nacre_vfs::{Attr, ChangeTime, FileLock, Kind, LockKind, SetAttr, SetTime, StatFs, Time};
@@ -17,7 +17,7 @@ const STATX_BASIC_STATS: u32 = 0x7ff;
 /// `STATX_BTIME`.
 const STATX_BTIME: u32 = 0x800;
 
-/// Attributes for LOOKUP, GETATTR and their kin.
+/// Attributes for LOOKUP, GETATTR and similar replies.
 pub(crate) fn attr(attr: &Attr) -> abi::Attr {
     abi::Attr {
         ino: attr.id.ino,
@@ -44,8 +44,8 @@ pub(crate) fn attr(attr: &Attr) -> abi::Attr {
 pub(crate) fn entry(nodeid: u64, found: &Attr, names: Duration, attributes: Duration) -> abi::EntryOut {
     abi::EntryOut {
         nodeid,
-        // Node ids are never reused within a mount; where files are replaced by others with their
-        // numbers, the door says so.
+        // Node ids are never reused within a mount; where files were replaced by others with the same numbers, the
+        // front end sets the generation.
         generation: 0,
         entry_valid: names.as_secs(),
         attr_valid: attributes.as_secs(),
@@ -55,7 +55,7 @@ pub(crate) fn entry(nodeid: u64, found: &Attr, names: Duration, attributes: Dura
     }
 }
 
-/// A missing name that may be remembered for `names`.
+/// Reply for a missing name (negative dentry) with timeout `names`.
 pub(crate) fn negative(names: Duration) -> abi::EntryOut {
     abi::EntryOut { entry_valid: names.as_secs(), entry_valid_nsec: names.subsec_nanos(), ..abi::EntryOut::default() }
 }
@@ -70,7 +70,7 @@ pub(crate) fn attr_out(found: &Attr, valid: Duration) -> abi::AttrOut {
     }
 }
 
-/// Reply to STATX, which is asked for when somebody wants the time of birth.
+/// Reply to STATX, which the kernel sends when a caller wants the birth time.
 pub(crate) fn statx_out(attr: &Attr, valid: Duration) -> abi::StatxOut {
     let stat = abi::Statx {
         mask: STATX_BASIC_STATS | if attr.btime.is_some() { STATX_BTIME } else { 0 },
@@ -102,7 +102,7 @@ fn sx_time(time: Time) -> abi::SxTime {
     abi::SxTime { tv_sec: time.sec, tv_nsec: time.nsec, ..abi::SxTime::default() }
 }
 
-/// WritebackFigures of the file system.
+/// Statistics of the file system.
 pub(crate) fn statfs(statfs: &StatFs) -> abi::Kstatfs {
     abi::Kstatfs {
         blocks: statfs.blocks,
@@ -117,7 +117,7 @@ pub(crate) fn statfs(statfs: &StatFs) -> abi::Kstatfs {
     }
 }
 
-/// What a SETATTR asks for.
+/// The changes of a SETATTR.
 pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
     use abi::fattr;
     let asked = |bit: u32| request.valid & bit != 0;
@@ -132,21 +132,20 @@ pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
         atime: time(fattr::ATIME, fattr::ATIME_NOW, request.atime, request.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, request.mtime, request.mtimensec),
         ctime: change_time(request),
-        // A request without any attribute is what is left of the kernel's `file_remove_privs` where
-        // the daemon takes away set-id bits (`fuse_setattr` in Linux' fs/fuse/dir.c): before
-        // fallocate(2) and copy_file_range(2) of somebody who may not leave them, and in chown(2)
-        // to nobody.
+        // A request without any attribute comes from the kernel's `file_remove_privs` where the daemon removes set-id
+        // bits (`fuse_setattr` in Linux' fs/fuse/dir.c): before fallocate(2) and copy_file_range(2) by a user who may
+        // not keep them, and in chown(2) without ids.
         kill_privileges: asked(fattr::KILL_SUIDGID) || !asked(ATTRIBUTES),
     }
 }
 
-/// All that can be asked for; the time of change goes along with others.
+/// All attributes that can be changed; the ctime only comes along with others.
 const ATTRIBUTES: u32 = {
     use abi::fattr::*;
     MODE | UID | GID | SIZE | ATIME | MTIME
 };
 
-/// The time of change that the kernel says, which it does where it keeps times itself.
+/// The ctime that the kernel sends, which it does where it keeps times itself.
 pub(crate) fn change_time(request: &abi::SetattrIn) -> ChangeTime {
     let told = request.valid & abi::fattr::CTIME != 0;
     if told { ChangeTime::To(Time { sec: request.ctime as i64, nsec: request.ctimensec }) } else { ChangeTime::Now }
@@ -155,19 +154,19 @@ pub(crate) fn change_time(request: &abi::SetattrIn) -> ChangeTime {
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK`.
 const LOCK_TYPES: [(u32, LockKind); 3] = [(0, LockKind::Read), (1, LockKind::Write), (2, LockKind::Unlock)];
 
-/// A lock as the kernel sends it; `None` for a type that does not exist.
+/// Converts a lock from the kernel; `None` for an unknown type.
 pub(crate) fn lock(lock: &abi::FileLock) -> Option<FileLock> {
     let (_, kind) = LOCK_TYPES.into_iter().find(|(number, _)| *number == lock.r#type)?;
     Some(FileLock { start: lock.start, end: lock.end, kind, pid: lock.pid })
 }
 
-/// A lock as the kernel takes it.
+/// Converts a lock for the kernel.
 pub(crate) fn lock_out(lock: &FileLock) -> abi::FileLock {
     let number = LOCK_TYPES.into_iter().find(|(_, kind)| *kind == lock.kind).map_or(2, |(number, _)| number);
     abi::FileLock { start: lock.start, end: lock.end, r#type: number, pid: lock.pid }
 }
 
-/// A digest of what changes with content: equal digests mean that cached pages may stay.
+/// A digest of the attributes that change with content: equal digests mean that cached pages may stay.
 pub(crate) fn content_digest(attr: &Attr) -> u64 {
     use std::hash::{Hash, Hasher};
     // Constant keys: the value is only ever compared with one made by the same process.
@@ -176,7 +175,7 @@ pub(crate) fn content_digest(attr: &Attr) -> u64 {
     hasher.finish().max(1)
 }
 
-/// The kind of a MKNOD; `None` for what must not arrive there.
+/// The kind of a MKNOD; `None` for directories, symbolic links and unknown types.
 pub(crate) fn mknod_kind(mode: u32) -> Option<Kind> {
     // A type of 0 means a regular file, as for mknod(2).
     let kind = if mode & 0o170_000 == 0 { Kind::File } else { Kind::from_mode(mode)? };

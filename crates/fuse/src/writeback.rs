@@ -1,22 +1,20 @@
-//! Writes that the kernel collects before it passes them on: whether, for which files, and how the
-//! layer calls them in.
+//! Write-back caching by the kernel: whether it is on, for which files, and how the layer recalls it.
 //!
-//! Decided by `mount.rs` between mount(2) and INIT; asked by the handlers with every open file and
-//! every answer about attributes; called by the layer as its [`WritebackHost`]. The kernel's side
-//! (write-back cache, Linux 6.18):
-//! * a write to a collected file costs no request while the attributes of the inode are valid; once
-//!   they are not, every write(2) first asks for them by the open file (GETATTR), and an error in
-//!   that answer is what write(2) returns: that is the announcement;
-//! * a notice makes attributes invalid, and answers that were under way then are dropped: the
-//!   kernel compares versions for LOOKUP, READDIRPLUS, GETATTR and STATX. It does not for CREATE,
-//!   LINK and SETATTR, whose answers therefore never make attributes of a regular file valid where
-//!   writes are collected; but for layers that let in whatever arrives: there the notice is given
-//!   again when a write arrives that should have been announced.
+//! Decided by `mount.rs` between mount(2) and INIT; used by the handlers with every open file and every reply with
+//! attributes; called by the layer as its [`WritebackHost`]. The kernel's side (write-back cache, Linux 6.18):
+//! * a write to a cached file costs no request while the attributes of the inode are valid; once they are not, every
+//!   write(2) first asks for them by the open file (GETATTR), and an error in the reply is returned by write(2):
+//!   there the write is reserved;
+//! * an invalidation expires attributes, and replies in flight at that time are dropped: the kernel compares versions
+//!   for LOOKUP, READDIRPLUS, GETATTR and STATX. It does not for CREATE, LINK and SETATTR, whose replies therefore
+//!   never carry valid attributes of a regular file under write-back caching. Layers that accept all data that
+//!   arrives are an exception: for them the invalidation is repeated when a write arrives that should have been
+//!   reserved.
 //!
-//! Invariants: a file is in the table before the layer is asked for the last time whether its
-//! writes may go unannounced, and the layer says no before it recalls; so each file is either found
-//! by the recall or opened without collecting. No lock is held while the layer or the kernel is
-//! called, but [`Writeback::early`] while what is in it is appended: that waits for nobody.
+//! Invariants: a file is entered in the table before the layer is asked for the last time whether its writes need no
+//! reservation, and the layer denies that before it recalls; so each file is either found by the recall or opened
+//! without write-back caching. No lock is held while the layer or the kernel is called, except [`Writeback::early`]
+//! while its content is appended: that waits for nobody.
 
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
@@ -50,60 +48,60 @@ use std::{
 };
 use written_files::{Uses, WrittenFiles};
 
-/// Collected files of one inode.
+/// Open files of one inode whose writes are cached.
 struct Files {
     /// Any of them.
     file: Opened,
-    /// How many are open.
+    /// Number of open files.
     open: usize,
     /// Others may have changed the file meanwhile.
     missed: bool,
 }
 
-/// The state of one mount.
+/// State of write-back caching of one mount.
 pub(crate) struct Writeback {
     mountpoint: PathBuf,
     /// [`FuseOptions::flush_for_seek`].
     pub flush_for_seek: bool,
-    /// What mountpoint and INIT made of it: why not, where it is off.
+    /// The decision after mount(2) and INIT: the reason where it is off.
     decided: OnceLock<std::result::Result<(), String>>,
-    /// Off again, for good: the session offers no such thing.
+    /// Off again, for good: the kernel does not offer it.
     dropped: AtomicBool,
-    /// The layer lets in whatever arrives.
+    /// The layer accepts all data that arrives, reserved or not.
     lets_in: AtomicBool,
-    /// The mount outlives its process.
+    /// The mount survives its process.
     outlives: AtomicBool,
-    /// Where the kernel can be notified; none before the session runs.
+    /// Channel for notifications; none before the session runs.
     notifier: RwLock<Option<Notifier>>,
     device: AtomicU64,
-    /// What the kernel is to hold back at most, bytes.
+    /// Limit of dirty bytes that is set in the kernel.
     wanted: AtomicU64,
-    /// All files that the kernel knows, where it opens them without a request. The table has the
-    /// layer, which has this.
+    /// All files that the kernel knows, where it opens them without a request. Weak: the table has the layer, which
+    /// has this.
     unopened: OnceLock<Weak<Inodes>>,
-    /// What may have been written to there.
+    /// Files that may have been written to in that case.
     pub written: WrittenFiles,
     /// Up to which offset pages of immutable and append-only files are refused.
     pub protected: ProtectedFiles,
     /// Whose inodes are locked by callers that are served.
     pub locked: LockedFiles,
-    /// By node id.
+    /// Files with cached writes, by node id.
     files: Mutex<HashMap<u64, Files>>,
     count: AtomicUsize,
     dirty_limit: dirty_limit::KnownLimit,
-    /// Threads of ours that use the mount.
+    /// Our own threads that use the mount.
     pub self_io: Arc<SelfIo>,
-    /// Held by whoever has all of it passed on.
+    /// Held while all dirty data is written back.
     pub flushing: Mutex<()>,
-    /// What has come too early of files that may only be appended to, by node id and place. Held by
-    /// whoever appends to one.
+    /// Data that arrived too early for files that can only be appended to, by node id and offset. Held while such a
+    /// file is appended to.
     pub early: Mutex<HashMap<u64, BTreeMap<u64, Vec<u8>>>>,
     announced: AtomicU64,
     refused: AtomicU64,
     recalls: AtomicU64,
 }
 
-/// What the mount knows of it, for `status.rs`.
+/// Figures of write-back caching, for `status.rs`.
 pub(crate) struct WritebackFigures {
     pub refusal: Option<String>,
     pub files: usize,
@@ -114,7 +112,7 @@ pub(crate) struct WritebackFigures {
 }
 
 impl Writeback {
-    /// Nothing is decided yet.
+    /// State before the decision.
     pub fn new(mountpoint: &Path, flush_for_seek: bool, self_io: &Arc<SelfIo>) -> Writeback {
         Writeback {
             mountpoint: mountpoint.to_owned(),
@@ -142,13 +140,13 @@ impl Writeback {
         }
     }
 
-    /// Decides, with the file system mounted at `place` and not yet in use, whether writes are
-    /// collected; the layer is asked only where they can be.
+    /// Decides, with the file system mounted at `place` and not yet in use, whether writes are cached; the layer is
+    /// asked only where that is possible.
     pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
         self.decide_by(layer, self.possible(place, options, layer));
     }
 
-    /// The same of a mount that goes on, with this device number: as a process before this one decided.
+    /// Repeats the decision of a previous process for a mount with this device number.
     pub fn decide_again(self: &Arc<Self>, device: Option<u64>, collected: bool, layer: &dyn Layer) {
         let possible = match device.filter(|_| collected) {
             _ if !collected => Err("it was not agreed on when it was mounted".to_owned()),
@@ -161,7 +159,7 @@ impl Writeback {
         self.decide_by(layer, possible);
     }
 
-    /// Collects as far as the layer lets it, on no mount.
+    /// Turns caching on as far as the layer accepts it, without a mount.
     #[cfg(test)]
     pub fn decide_for_tests(self: &Arc<Self>, layer: &dyn Layer) {
         self.decide_by(layer, Ok(()));
@@ -176,19 +174,20 @@ impl Writeback {
         if decision.is_ok() && self.is_patient() {
             self.hold_more(layer);
         }
-        // Decided once.
+        // Set once.
         let _ = self.decided.set(decision);
     }
 
-    /// The mount outlives its process, and files that may hold writes are noted. To ask the kernel may wait
-    /// for an answer of ours, which another process gives where this one is killed meanwhile.
+    /// Sets that the mount survives its process, and records files that may have cached writes. A notification to the
+    /// kernel may wait for a reply of ours, which another process sends if this one is killed meanwhile.
     pub fn outlives(&self, memory: &Survival) {
         self.outlives.store(true, Ordering::Release);
-        // Those of a process before this one are entered when the mount goes on.
+        // Files of a previous process are entered at the failover.
         let _ = self.written.note_in(memory);
     }
 
-    /// A layer that takes whatever arrives has more held back, in proportion to its room.
+    /// Raises the limit of dirty bytes, in proportion to its free space, for a layer that accepts all data that
+    /// arrives.
     fn hold_more(&self, layer: &dyn Layer) {
         let Ok(figures) = layer.root().and_then(|root| layer.statfs(&Caller::ROOT, &root.node)) else { return };
         let wanted = dirty_limit::wanted(figures.available.saturating_mul(u64::from(figures.fragment)));
@@ -206,7 +205,7 @@ impl Writeback {
             return Err("the kernel caches no content of this mount".to_owned());
         }
         if negotiate::root_coherence(layer) > Coherence::Watched {
-            // The kernel keeps its own idea of sizes then.
+            // The kernel uses its own sizes then.
             return Err("others may change files unnoticed".to_owned());
         }
         if !rustix::process::geteuid().is_root() {
@@ -219,18 +218,18 @@ impl Writeback {
         dirty_limit::limit(device, dirty_limit::WANTED)
     }
 
-    /// The kernel opens files without a request.
+    /// Sets that the kernel opens files without a request.
     pub fn unopened(&self, inodes: &Arc<Inodes>) {
-        // Decided once.
+        // Set once.
         let _ = self.unopened.set(Arc::downgrade(inodes));
     }
 
-    /// The kernel does not offer it after all.
+    /// Turns caching off: the kernel does not offer it.
     pub fn drop_it(&self) {
         self.dropped.store(true, Ordering::Release);
     }
 
-    /// The session runs, on the mount with this device number.
+    /// Starts caching once the session runs, on the mount with this device number.
     pub fn start(&self, device: Option<u64>, notifier: Notifier) {
         if !self.on() {
             device.iter().for_each(|device| self.device.store(*device, Ordering::Release));
@@ -238,7 +237,7 @@ impl Writeback {
         }
         match device {
             Some(device) if device == self.device.load(Ordering::Acquire) => {}
-            // Mounted once more, for the other transport: the limits are to be set again.
+            // Mounted once more, for the other transport: the limits have to be set again.
             Some(device) => {
                 self.device.store(device, Ordering::Release);
                 if let Err(why) = dirty_limit::limit(device, self.wanted.load(Ordering::Acquire)) {
@@ -251,7 +250,7 @@ impl Writeback {
         *self.notifier.write() = Some(notifier);
     }
 
-    /// The session has ended.
+    /// Ends caching with the session.
     pub fn end(&self) {
         *self.notifier.write() = None;
         let all = std::mem::take(&mut *self.files.lock());
@@ -259,22 +258,22 @@ impl Writeback {
         drop((all, self.written.take(|_| true)));
     }
 
-    /// Whether the kernel opens files without a request, and collects what is written to them.
+    /// Whether the kernel opens files without a request, and caches writes to them.
     pub fn is_unopened(&self) -> bool {
         self.unopened.get().is_some()
     }
 
-    /// Whether the kernel keeps sizes and times of regular files itself: writes are collected.
+    /// Whether the kernel keeps sizes and times of regular files itself: writes are cached.
     pub fn on(&self) -> bool {
         matches!(self.decided.get(), Some(Ok(()))) && !self.dropped.load(Ordering::Acquire)
     }
 
-    /// Whether any writes to a file are collected now.
+    /// Whether writes to a file are cached now.
     pub fn caches_writes(&self, nodeid: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 && self.files.lock().contains_key(&nodeid)
     }
 
-    /// Whether writes to a file are to be announced: its attributes must not be cached then.
+    /// Whether writes to a file have to be reserved: its attributes must not be cached then.
     pub fn announces(&self, nodeid: u64) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
@@ -283,44 +282,44 @@ impl Writeback {
         file.is_some_and(|file| file.writeback_lease().is_some_and(|permission| !permission.unannounced()))
     }
 
-    /// Whether answers that cross a recall may be taken for true for a while.
+    /// Whether the layer accepts all data that arrives, so that stale replies during a recall do no harm.
     pub fn is_patient(&self) -> bool {
         self.lets_in.load(Ordering::Acquire)
     }
 
-    /// What was collected of a file has arrived: where it should have been announced, the kernel is
-    /// told once more that it has to.
+    /// Notes the arrival of a file's cached data: where it should have been reserved, the kernel's attributes are
+    /// invalidated once more.
     pub fn arrived(&self, nodeid: u64) {
         if self.is_patient() && self.announces(nodeid) {
             self.ask_before_writes(nodeid);
         }
     }
 
-    /// Has the kernel ask for attributes before the next write to a file.
+    /// Expires a file's attributes, so that the kernel asks for them before the next write.
     pub fn ask_before_writes(&self, nodeid: u64) {
         let Some(notifier) = self.notifier.read().clone() else { return };
-        // Without pages, this takes no lock that a request could hold. But it waits for the end of an inode
-        // that is being given up.
+        // Without pages, this takes no lock that a request could hold. But it waits for the end of an inode that is
+        // being evicted.
         if let Err(error) = self.tell(|| notifier.inval_inode(nodeid, -1, 0)) {
             // Not known any more: about to be closed. Or the mount has just ended.
             tracing::trace!(%error, nodeid, "a file could not be recalled");
         }
     }
 
-    /// Tells the kernel something, which may wait for an answer of ours.
+    /// Sends a notification to the kernel, which may wait for a reply of ours.
     pub fn tell<T>(&self, tell: impl FnOnce() -> T) -> T {
         if self.outlives.load(Ordering::Acquire) { worker::waiting(tell) } else { tell() }
     }
 
-    /// A file is being opened; whether its writes are collected. If so, it is entered in the table
-    /// until [`Writeback::leave`].
+    /// Decides for a file that is being opened whether its writes are cached. If so, it is in the table until
+    /// [`Writeback::leave`].
     pub fn join(&self, nodeid: u64, file: &Opened) -> bool {
         let Some(permission) = file.writeback_lease() else { return false };
         if !self.on() || self.notifier.read().is_none() || !permission.begin() {
             return false;
         }
         self.enter(nodeid, file);
-        // A recall that did not find the file has made the layer say no before.
+        // A recall that did not find the file has made the layer require reservations before.
         if !permission.unannounced() {
             self.leave(nodeid);
             return false;
@@ -328,8 +327,7 @@ impl Writeback {
         true
     }
 
-    /// The same for a file that the kernel opens without a request: what is written to it is
-    /// collected in any case.
+    /// The same for a file that the kernel opens without a request: its writes are cached in any case.
     pub fn join_unopened(&self, nodeid: u64, file: &Opened) {
         if let Some(permission) = file.writeback_lease() {
             permission.begin_unopened();
@@ -337,8 +335,8 @@ impl Writeback {
         self.enter(nodeid, file);
     }
 
-    /// A file of which the kernel holds nothing back leaves, unless it was used since; whether others
-    /// may have changed it meanwhile.
+    /// Removes a file without dirty data, unless it was used since; returns whether others may have changed it
+    /// meanwhile.
     pub fn leave_unused(&self, nodeid: u64, since: Uses) -> bool {
         self.written.remove_unused(nodeid, since).is_some_and(|handle| self.leave(handle.nodeid))
     }
@@ -349,19 +347,19 @@ impl Writeback {
         self.count.store(files.len(), Ordering::Release);
     }
 
-    /// Others may have changed a file. If writes to it are collected, this is remembered until its
-    /// last close.
+    /// Notes that others may have changed a file. If writes to it are cached, that is remembered until its last
+    /// close; returns whether they are.
     pub fn miss(&self, nodeid: u64) -> bool {
         let held = self.files.lock().get_mut(&nodeid).map(|files| files.missed = true).is_some();
         if held && self.is_unopened() {
-            // Nothing tells of its last close.
+            // No request comes for its last close.
             self.self_io.flush_timer.part_with(nodeid);
         }
         held
     }
 
-    /// A file whose writes were collected has been closed; whether others may have changed it while
-    /// it was open, and nothing is collected any more.
+    /// Removes an open file with cached writes; returns whether others may have changed the file while it was open,
+    /// and this was the last one.
     pub fn leave(&self, nodeid: u64) -> bool {
         let gone = {
             let mut files = self.files.lock();
@@ -377,7 +375,7 @@ impl Writeback {
         gone.is_some_and(|files| files.missed)
     }
 
-    /// A write has been announced to the layer, which took it or refused it.
+    /// Counts a reservation, which the layer accepted or refused.
     pub fn announced(&self, refused: bool) {
         self.announced.fetch_add(1, Ordering::Relaxed);
         self.refused.fetch_add(u64::from(refused), Ordering::Relaxed);
@@ -388,7 +386,7 @@ impl Writeback {
         self.device.load(Ordering::Acquire)
     }
 
-    /// WritebackFigures.
+    /// Returns the figures for the status.
     pub fn figures(&self) -> WritebackFigures {
         let refusal = match self.decided.get() {
             None => Some("not decided yet".to_owned()),
@@ -410,39 +408,39 @@ impl Writeback {
         }
     }
 
-    /// Where the mount is.
+    /// Returns the location of the mount.
     pub fn place(&self) -> MountPlace {
         MountPlace { mountpoint: self.mountpoint.clone(), device: self.device(), names: Arc::default() }
     }
 
-    /// A request is being served whose caller has the lock of this inode, until this goes. Noted
+    /// Notes, until this is dropped, that a request is being served whose caller has the inode's lock. Noted only
     /// where files are opened without requests.
     pub fn lock(&self, nodeid: u64) -> Option<Locked<'_>> {
         self.is_unopened().then(|| self.locked.enter(nodeid))
     }
 
-    /// Nothing is held back.
+    /// Whether there are no files with cached writes.
     pub fn is_idle(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// The way to the kernel's caches, while the session runs.
+    /// Returns the channel for notifications, while the session runs.
     pub fn notifier(&self) -> Option<Notifier> {
         self.notifier.read().clone()
     }
 
-    /// How handles name a file whose writes are held back; none where they are not.
+    /// Returns the kernel's file handle of a file with cached writes; none for other files.
     pub fn key(&self, nodeid: u64) -> Option<InodeKey> {
         self.files.lock().get(&nodeid).map(|files| InodeKey { nodeid, generation: files.file.generation() })
     }
 
-    /// The same of all such files.
+    /// Returns the kernel's file handles of all files with cached writes.
     pub fn keys(&self) -> Vec<InodeKey> {
         let files = self.files.lock();
         files.iter().map(|(nodeid, files)| InodeKey { nodeid: *nodeid, generation: files.file.generation() }).collect()
     }
 
-    /// The files whose writes are held back, by node id.
+    /// Returns the node ids of all files with cached writes.
     pub fn nodes(&self) -> Vec<u64> {
         self.files.lock().keys().copied().collect()
     }

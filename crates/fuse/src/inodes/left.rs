@@ -1,13 +1,12 @@
-//! The inode table of a mount that outlives its process: noted as it changes, and made again from
-//! what is noted.
+//! The inode table of a mount that survives its process: records changes in the handoff state, and restores the table
+//! from it.
 //!
-//! A node that a process before this one knew is not looked up before somebody asks for it: the
-//! directories above it first, then its name, and what is found is the file if it has its identity.
-//! Where another process has renamed it meanwhile, or removed one of its names, it is looked for by its
-//! identity (`search.rs`), once: a process that works in it asks by no path. A file that is nowhere is
-//! ESTALE.
+//! A node of a previous process is looked up at its first use: first the directories above it, then its name; the
+//! result counts only if it has the recorded identity. Where another process has renamed it meanwhile, or removed one
+//! of its names, it is searched for by its identity (`search.rs`), once: a process whose working directory it is uses
+//! no path. A file that is not found is ESTALE.
 //!
-//! Called by `inodes.rs` under the lock of a node's shard, and by who asks for a node, without.
+//! Called by `inodes.rs` under the lock of a node's shard, and by users of a node, without a lock.
 
 use super::{
     CHUNK, Inodes, SHARDS, Shard, Slot, place_of, reuse_of,
@@ -25,27 +24,26 @@ use std::{
     },
 };
 
-/// The most directories above a file that are looked up for it.
+/// Maximum number of directories above a file that are looked up for it.
 const DEPTH_MAX: usize = 1 << 17;
 
-/// How many files and directories on the way to one file are searched for: each search finds at least one.
+/// Maximum number of searches for one file and its directories: each search finds at least one of them.
 const SEARCHES: usize = 64;
 
-/// What is kept of the table for a process that goes on after this one, and how nodes are found that
-/// are known from it.
+/// The table's handoff state for the next process, and what is needed to find the nodes of a previous one.
 pub(super) struct Kept {
     nodes: Nodes,
     layer: Arc<dyn Layer>,
-    /// How many nodes have not been looked up again.
+    /// Number of nodes that have not been looked up again.
     left: AtomicUsize,
-    /// The node ids of files that are nowhere. Locked during a search: there is one at a time.
+    /// Node ids of files that no search has found. Locked during a search: there is one at a time.
     lost: Mutex<HashSet<u64>>,
 }
 
-/// Why the node of a file was not found: by the name that was noted of it or of a directory above it.
+/// Why a file's node was not found by the recorded names of the file and of the directories above it.
 struct Missing {
     error: Errno,
-    /// What was noted of the file or directory that is not at its name.
+    /// Record of the file or directory that is not at its name.
     record: Option<NodeRecord>,
 }
 
@@ -60,7 +58,7 @@ impl Kept {
         Kept { nodes, layer: Arc::clone(layer), left: AtomicUsize::new(0), lost: Mutex::default() }
     }
 
-    /// Whether the table is to be made from records.
+    /// Whether the table has to be restored from records.
     pub fn resumes(&self) -> bool {
         self.nodes.resumes()
     }
@@ -69,12 +67,12 @@ impl Kept {
         self.nodes.set_root(root);
     }
 
-    /// A new node, at the place where it was found.
+    /// Records a new node, with the location at which it was found.
     pub fn made(&self, nodeid: u64, place: NodePlace<'_>, attr: &Attr) {
         self.nodes.made(record_of(nodeid), nodeid, place, attr.id, attr.kind);
     }
 
-    /// A known one was found again, as `fresh`.
+    /// Records that a known node was found again, as `fresh`.
     pub fn found(&self, nodeid: u64, slot: &mut Slot, fresh: &Node, place: NodePlace<'_>) {
         self.counted(nodeid, slot.lookups);
         self.no_longer_left(slot);
@@ -84,7 +82,7 @@ impl Kept {
         }
     }
 
-    /// Its look-ups are so many now; with the last one it goes.
+    /// Records a lookup count; 0 removes the record.
     pub fn counted(&self, nodeid: u64, lookups: u64) {
         match lookups {
             0 => self.nodes.forgotten(record_of(nodeid)),
@@ -96,12 +94,12 @@ impl Kept {
         self.nodes.unlisted(record_of(super::nodeid(shard, place, 0)));
     }
 
-    /// A chunk of a shard is gone.
+    /// Frees the records of a freed chunk.
     pub fn given_back(&self, shard: usize, chunk: u32) {
         self.nodes.given_back((chunk as usize * SHARDS + shard) * CHUNK, CHUNK);
     }
 
-    /// The node has been looked up, or is forgotten.
+    /// Notes that a node has been looked up, or is forgotten.
     pub fn no_longer_left(&self, slot: &mut Slot) {
         if std::mem::take(&mut slot.left) {
             self.left.fetch_sub(1, Ordering::Relaxed);
@@ -110,13 +108,13 @@ impl Kept {
 }
 
 impl Inodes {
-    /// The table as it is noted.
+    /// Restores the table from its records.
     pub(super) fn resumed(mut self, root: Node, attr: &Attr) -> Result<Inodes, Errno> {
         let Some(kept) = &self.kept else { return Err(Errno::EIO) };
         kept.nodes.end_move();
         self.root = kept.nodes.root();
         for (number, shard) in self.shards.iter().enumerate() {
-            // On from the last one: what the kernel still says of an old id is not taken for a new one.
+            // Continues the reuse counter: what the kernel sends about an old id must not hit a new one.
             shard.lock().reuse = kept.nodes.reuse(number);
         }
         let mut count = 0;
@@ -144,16 +142,16 @@ impl Inodes {
         if same == Some(true) { Ok(self) } else { Err(Errno::ESTALE) }
     }
 
-    /// Where the file of a node id was found last, for a process that goes on after this one.
+    /// Records the last known location of a file, for the next process.
     pub fn found_at(&self, nodeid: u64, place: NodePlace<'_>) {
         if let Some(kept) = &self.kept {
-            // Under the lock of its shard, so that the record is that of this node.
+            // Under the lock of its shard, so that the record belongs to this node.
             self.locate(nodeid, |_| kept.nodes.found(record_of(self.inner(nodeid)), self.inner(nodeid), place));
         }
     }
 
-    /// The node of a file that no name leads to, of which an open file was taken up. False where
-    /// another file was noted.
+    /// Sets the node of a file without names, whose open file was restored. False where the record has another
+    /// identity.
     pub fn settle_left(&self, nodeid: u64, node: &Node, id: FileId) -> bool {
         let Some(kept) = &self.kept else { return false };
         let settled = self.locate(nodeid, |slot| {
@@ -167,8 +165,7 @@ impl Inodes {
         settled == Some(true)
     }
 
-    /// Finds the node of an id that is known from a process before this one, where it has not been
-    /// looked up yet and can be.
+    /// Looks up the node of an id from a previous process, where it has not been looked up yet and can be.
     pub(super) fn look_up_left(&self, nodeid: u64) {
         let Some(kept) = self.kept.as_ref().filter(|kept| kept.left.load(Ordering::Relaxed) > 0) else { return };
         if self.locate(nodeid, |slot| slot.left) == Some(true)
@@ -178,7 +175,7 @@ impl Inodes {
         }
     }
 
-    /// Finds the nodes of files that are open, all that were renamed by one search.
+    /// Finds the nodes of open files; one search finds all that were renamed.
     pub fn find_open(&self, nodeids: &[u64]) {
         let Some(kept) = self.kept.as_ref() else { return };
         // The directories above a file are found before its own name can be used.
@@ -205,7 +202,7 @@ impl Inodes {
         Err(Errno::ESTALE)
     }
 
-    /// Searches for files by what was noted of them; whether any was found, or had been by another thread.
+    /// Searches for files by their records; returns whether any was found, or had been by another thread.
     fn search_left(&self, kept: &Kept, missing: &[NodeRecord]) -> bool {
         let mut lost = kept.lost.lock();
         let (mut wanted, mut known) = (HashMap::new(), false);
@@ -245,7 +242,7 @@ impl Inodes {
         tracing::info!(name = %found.name.escape_ascii(), "a file was found that had been renamed without this mount");
     }
 
-    /// Goes the way to a node by the names that were noted.
+    /// Looks up a node by the recorded names, from its nearest known directory down.
     fn walk(&self, kept: &Kept, nodeid: u64) -> Result<(), Missing> {
         let mut way: Vec<NodeRecord> = Vec::new();
         let mut at = self.inner(nodeid);
@@ -279,7 +276,7 @@ impl Inodes {
 }
 
 impl Shard {
-    /// Puts what is known of a node into its slot.
+    /// Puts a recorded node into its slot.
     fn put_left(&mut self, record: &NodeRecord, extra: u64) {
         let place = place_of(record.nodeid) as usize;
         let (number, within) = (place / CHUNK, place % CHUNK);
@@ -296,7 +293,7 @@ impl Shard {
         }
     }
 
-    /// Finds out which slots are free, when all that are taken are.
+    /// Fills the lists of free slots, after all taken ones have been restored.
     fn find_room(&mut self) {
         for (number, entry) in self.chunks.iter_mut().enumerate() {
             let Some(chunk) = entry else {
@@ -328,7 +325,7 @@ impl Slot {
     }
 }
 
-/// Where the record of a node is: those of a chunk lie together, so that their memory goes with it.
+/// Index of a node's record: the records of a chunk are contiguous, so that their memory is freed with it.
 fn record_of(inner: u64) -> usize {
     let (place, shard) = (place_of(inner) as usize, shard_of(inner));
     (place / CHUNK * SHARDS + shard) * CHUNK + place % CHUNK

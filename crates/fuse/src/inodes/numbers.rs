@@ -1,18 +1,15 @@
-//! The inode table of layers whose files are found again by their numbers: node ids are inode
-//! numbers, and only files that are open have a record.
+//! The inode table of layers whose files are found by inode number: node ids are inode numbers, and only open files
+//! have a record.
 //!
-//! Called by `inodes.rs` alone, which asks this instead of its own table. What else is kept is two
-//! bits for each file that the kernel knows, so that a listing does not tell it again what it has,
-//! how often it was looked up where that was more than once, and how the last files were used.
-//! Invariants:
-//! * a file is known until all its look-ups are taken back: FORGET may be overtaken by later
-//!   requests;
-//! * a record is there exactly while the state of open files in it is not idle, or somebody is at
-//!   it;
+//! Called by `inodes.rs` alone, which uses this instead of its own table. In addition, two bits are kept for each
+//! file that the kernel knows (so that a listing does not send it again attributes that it has cached), and the
+//! lookup count where that is above one. Invariants:
+//! * a file is known until all its lookups are forgotten: FORGET may be overtaken by later requests;
+//! * a record exists exactly while the state of open files in it is not idle, or a caller is using it;
 //! * the layer is never called under a lock.
 //!
-//! Of a mount that outlives its process the set is noted, without how often: of a file that a process
-//! before this one knew, FORGET does not tell whether that was all, and the kernel is asked
+//! Where the mount survives its process, the set is recorded in the handoff state, without lookup counts. So for a
+//! file that a previous process knew, FORGET does not show whether that was the last lookup, and the kernel is asked
 //! (`survival/doubts.rs`).
 
 use super::{InodeRecord, ROOT, Removed, Slot};
@@ -29,27 +26,27 @@ use std::{
 };
 
 const SHARDS: usize = 16;
-/// Files of one word of the set.
+/// Files per word of the set.
 const WORD: u64 = 64;
-/// Words that are allocated and given back as a whole.
+/// Words per chunk, which is allocated and freed as a whole.
 const WORDS: usize = SET;
-/// Marks the root's own id while it is not [`ROOT`].
+/// Bit of the root's own id while it is not [`ROOT`].
 const PROMOTED: u64 = 1 << 63;
 
-/// See the file's head.
+/// The inode table of a layer whose files are found by inode number.
 pub(crate) struct Numbers {
     layer: Arc<dyn Layer>,
     root: FileId,
     promoted: AtomicBool,
     records: [Mutex<HashMap<u64, Slot>>; SHARDS],
     known: Set,
-    /// To who asks the kernel, while somebody does.
+    /// Channel to the thread that asks the kernel, while that runs.
     doubts: Mutex<Option<Sender<u64>>>,
 }
 
 impl Numbers {
-    /// Of a layer that has numbers, with this root; `None` for others. What the kernel knows is noted in
-    /// `sets`, where there are such, and is what is noted there already.
+    /// Creates the table of a layer with inode numbers and this root; `None` for other layers. Restored from `sets`,
+    /// where there are any, and recorded there.
     pub fn new(layer: &Arc<dyn Layer>, root: FileId, sets: Option<Sets>) -> Option<Numbers> {
         layer.capabilities().numbered?;
         Some(Numbers {
@@ -62,26 +59,26 @@ impl Numbers {
         })
     }
 
-    /// Where the node ids go of files that the kernel may have forgotten; nowhere from now on.
+    /// Sets the channel for node ids of files that the kernel may have forgotten.
     pub fn doubt_with(&self, doubts: Option<Sender<u64>>) {
         *self.doubts.lock() = doubts;
     }
 
-    /// It is to be asked whether the kernel knows a file of before.
+    /// Has the kernel asked whether it knows a file of a previous process.
     pub fn doubt(&self, nodeid: u64) {
-        // Without anybody who asks, it stays until the mount ends.
+        // Without that thread, the file stays known until the mount ends.
         if let Some(doubts) = &*self.doubts.lock() {
             let _ = doubts.send(nodeid);
         }
     }
 
-    /// How often the kernel was told of a file since this process began, if it may know it from before.
+    /// Number of lookups of a file in this process, if the kernel may know it from a previous one.
     pub fn told_since(&self, nodeid: u64) -> Option<u64> {
         self.known.told_since(self.inner(nodeid))
     }
 
-    /// The kernel does not know a file of before, unless it was told of it more often than `told` since this
-    /// process began: then false.
+    /// Removes a file of a previous process that the kernel does not know; false where it was looked up more than
+    /// `told` times in this process.
     pub fn is_unknown(&self, nodeid: u64, told: u64) -> (bool, Option<Removed>) {
         let number = self.inner(nodeid);
         let left = {
@@ -117,12 +114,12 @@ impl Numbers {
         self.inner(nodeid) == self.root.ino
     }
 
-    /// How many files the kernel knows.
+    /// Number of files that the kernel knows.
     pub fn len(&self) -> usize {
         self.known.count.load(Ordering::Relaxed)
     }
 
-    /// The kernel is told of a file; answers its node id.
+    /// Counts a lookup; returns the file's node id.
     pub fn register(&self, id: &FileId) -> u64 {
         self.known.insert(id.ino);
         self.outer(id.ino)
@@ -153,20 +150,20 @@ impl Numbers {
         self.layer.getattr(&Caller::ROOT, &node, None).is_ok_and(|attr| attr.kind == kind)
     }
 
-    /// Looks at or changes a record where there is one: most files have none, and looking them up
-    /// costs more than the look.
+    /// Reads or changes a record where there is one: most files have none, and creating one costs more than the
+    /// access.
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut records = self.shard(number).lock();
         let answer = f(&mut InodeRecord { slot: records.get_mut(&number)? });
         let idle = self.settle(number, &mut records);
         drop(records);
-        // A node goes outside of the lock.
+        // The node is dropped outside of the lock.
         drop(idle);
         Some(answer)
     }
 
-    /// Looks at or changes a record; made where there is none.
+    /// Reads or changes a record; creates it where there is none.
     pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut f = Some(f);
@@ -177,7 +174,7 @@ impl Numbers {
                 let answer = run(slot);
                 let idle = self.settle(number, &mut records);
                 drop(records);
-                // A node goes outside of the lock.
+                // The node is dropped outside of the lock.
                 drop(idle);
                 return answer;
             }
@@ -194,7 +191,7 @@ impl Numbers {
         answer
     }
 
-    /// Takes a record away that nobody needs.
+    /// Removes an idle record.
     fn settle(&self, number: u64, records: &mut HashMap<u64, Slot>) -> Option<Slot> {
         let slot = records.get_mut(&number)?;
         if !slot.is_idle() {
@@ -203,7 +200,7 @@ impl Numbers {
         records.remove(&number)
     }
 
-    /// The node id of a file that the kernel may know.
+    /// Returns the node id of a file that the kernel may know.
     pub fn find(&self, id: &FileId) -> Option<u64> {
         (FileId { ino: id.ino, ..self.root } == *id).then(|| self.outer(id.ino))
     }
@@ -214,19 +211,19 @@ impl Numbers {
         number == self.root.ino || self.known.has(number)
     }
 
-    /// The kernel was given attributes of a file to keep, or keeps them no more.
+    /// Notes whether the kernel may cache all attributes of a file.
     pub fn keeps(&self, nodeid: u64, kept: bool) {
         self.known.keeps(self.inner(nodeid), kept);
     }
 
-    /// Whether it keeps them.
+    /// Whether the kernel caches all its attributes.
     pub fn is_kept(&self, number: u64) -> bool {
         self.known.is_kept(number)
     }
 
-    /// The kernel takes look-ups back. When it does not know a file any more, what is left of its
-    /// record goes, such as times of direct writes that it was never told of. It may have come to
-    /// know the file anew meanwhile: what is open stays.
+    /// Subtracts lookups. When the kernel no longer knows a file, the remaining state of its record goes, for example
+    /// times of direct writes that the kernel never got. The kernel may have looked the file up again meanwhile: open
+    /// files stay.
     pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
         let number = self.inner(nodeid);
         if number == self.root.ino {
@@ -249,8 +246,8 @@ impl Numbers {
         left.and_then(Slot::into_removed)
     }
 
-    /// The record of a file that the kernel does not know any more, unless another one with its number is
-    /// open: the kernel has forgotten the one that was replaced.
+    /// Removes the record of a file that the kernel no longer knows, unless another file with the same number is
+    /// open: then the kernel has forgotten the replaced file.
     fn take_closed(&self, number: u64, records: &mut HashMap<u64, Slot>) -> Option<Slot> {
         if records.get(&number).is_none_or(Slot::is_closed) {
             return records.remove(&number);
@@ -279,7 +276,7 @@ impl Numbers {
         self.known.any(from, to)
     }
 
-    /// The mount is gone.
+    /// Removes everything: the mount is gone.
     pub fn clear(&self) {
         for shard in &self.records {
             let gone = std::mem::take(&mut *shard.lock());
@@ -298,37 +295,37 @@ impl Numbers {
     }
 }
 
-/// A set of numbers that lie close together.
+/// A set of numbers, dense in places: a sparse bitmap.
 #[derive(Default)]
 struct Set {
     shards: [Mutex<HashMap<u64, Chunk>>; SHARDS],
     count: AtomicUsize,
-    /// Where it is noted.
+    /// Where the set is recorded.
     sets: Option<Sets>,
 }
 
-/// What look-ups that are taken back leave of a file.
+/// Result of subtracting lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removal {
-    /// Nothing.
+    /// The file has no lookups any more.
     Last,
-    /// Others.
+    /// The file has more lookups.
     NotAll,
-    /// What was looked up before this process began is not known.
+    /// The lookups of previous processes are not known.
     Unclear,
 }
 
 struct Chunk {
     words: Box<[u64; WORDS]>,
-    /// Which of them the kernel keeps the attributes of.
+    /// Bits of the files whose attributes the kernel caches.
     kept: Box<[u64; WORDS]>,
-    /// Which of them a process before this one knew, where there was one.
+    /// Bits of the files that a previous process knew, where there was one.
     left: Option<Box<[u64; WORDS]>>,
     live: u32,
-    /// Look-ups of the same file but for one; of those with more than that. Of those that are left from
-    /// before, all look-ups of this process.
+    /// Lookup counts minus one, of files with more than one lookup. For files of a previous process: all lookups of
+    /// this process.
     again: HashMap<u64, u64>,
-    /// Where it is noted.
+    /// Index of its record.
     place: Option<usize>,
 }
 
@@ -346,13 +343,13 @@ impl Chunk {
 }
 
 impl Set {
-    /// Noted in `sets`, and what is noted there.
+    /// A set recorded in `sets`, restored from there.
     fn noted(sets: Option<Sets>) -> Set {
         let set = Set { sets, ..Set::default() };
         for left in set.sets.iter().flat_map(Sets::left) {
             let live = left.words.iter().map(|word| word.count_ones()).sum();
             if live == 0 {
-                // The process died before it gave it back.
+                // The process died before it freed the record.
                 set.sets.iter().for_each(|sets| sets.remove(left.place));
                 continue;
             }
@@ -383,7 +380,7 @@ impl Set {
         Some(chunk.again.get(&number).copied().unwrap_or(0))
     }
 
-    /// Takes out one that is left from before and was not looked up more often since.
+    /// Removes a file of a previous process that was looked up `told` times in this one.
     fn remove_left(&self, number: u64, told: u64) -> bool {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
@@ -396,7 +393,7 @@ impl Set {
         true
     }
 
-    /// Takes one out that is in a chunk.
+    /// Removes a file from its chunk.
     fn take(&self, shard: &mut HashMap<u64, Chunk>, at: u64, (word, bit): (usize, u64)) {
         let Some(chunk) = shard.get_mut(&at) else { return };
         if let Some(bits) = chunk.words.get_mut(word).filter(|word| **word & bit != 0) {
@@ -416,7 +413,7 @@ impl Set {
         }
     }
 
-    /// The chunk, the word in it, the bit in that.
+    /// The chunk, the word in it, and the bit in that.
     fn place(number: u64) -> (u64, usize, u64) {
         let word = number / WORD;
         (word / WORDS as u64, word as usize % WORDS, 1 << (number % WORD))
@@ -433,7 +430,7 @@ impl Set {
         self.shard(at).lock().get(&at).and_then(|chunk| chunk.words.get(word)).is_some_and(|word| word & bit != 0)
     }
 
-    /// Of those that are not in the set nothing is kept.
+    /// Sets whether attributes are cached; ignored for files that are not in the set.
     fn keeps(&self, number: u64, kept: bool) {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
@@ -449,7 +446,7 @@ impl Set {
         self.shard(at).lock().get(&at).and_then(|chunk| chunk.kept.get(word)).is_some_and(|word| word & bit != 0)
     }
 
-    /// Whether there is one from `from` to `to`.
+    /// Whether there is a number from `from` to `to`.
     fn any(&self, from: u64, to: u64) -> bool {
         let within = Set::place(from).0..=Set::place(to).0;
         let shards = self.shards.iter();
@@ -467,7 +464,7 @@ impl Set {
             .is_some()
     }
 
-    /// One look-up more.
+    /// Adds one lookup.
     fn insert(&self, number: u64) {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
@@ -489,7 +486,7 @@ impl Set {
         }
     }
 
-    /// So many look-ups less.
+    /// Subtracts lookups.
     fn remove(&self, number: u64, lookups: u64) -> Removal {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
@@ -533,7 +530,7 @@ mod tests {
             assert!(!set.has(8) && !set.has(9 << 40) && set.told_since(8).is_none());
         }
         let set = Set::noted(Some(Sets::new(&memory)));
-        // New ones are counted; of those before FORGET does not tell.
+        // New ones are counted; FORGET does not show the remaining lookups of older ones.
         set.insert(8);
         assert_eq!(set.remove(8, 1), Last);
         set.insert(7);

@@ -1,9 +1,9 @@
-//! Finds files by their identity where the names that were noted of them lead to them no more: somebody has
-//! renamed them, or a directory above them, without this mount.
+//! Searches for files by their identity where their recorded names no longer lead to them: they, or a directory above
+//! them, were renamed outside of this mount.
 //!
-//! Called by `left.rs` for nodes that a process before this one knew. Walks down from the root of the mount
-//! through the layer, so that it finds in every stack what the mount shows. Invariants: nothing is found that
-//! has not the identity and kind that were noted; the walk ends after [`LIMIT`].
+//! Called by `left.rs` for nodes of a previous process. Walks down from the root of the mount through the layer, so
+//! that it works for every stack. Invariants: only files with the recorded identity and kind are found; the walk ends
+//! after [`LIMIT`].
 
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, FileId, Kind, Layer, Name, Node};
 use std::{
@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a walk takes at most: requests wait for it.
+/// Maximum duration of a walk: requests wait for it.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A file that was found, in the directory `parent`.
+/// A file that was found in the directory `parent`.
 pub(super) struct FoundFile {
     pub entry: Entry,
     pub parent: FileId,
@@ -26,7 +26,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Looks for the files of these identities and kinds; those that are nowhere are not in the answer.
+/// Searches for files by identity and kind; files that do not exist are missing in the result.
 pub(super) fn search(layer: &dyn Layer, wanted: &HashMap<FileId, Kind>) -> Vec<FoundFile> {
     let mut found = Vec::new();
     let Ok(root) = layer.root() else { return found };
@@ -43,7 +43,7 @@ pub(super) fn search(layer: &dyn Layer, wanted: &HashMap<FileId, Kind>) -> Vec<F
             break;
         }
         for name in interesting(layer, &directory, &numbers) {
-            // Gone meanwhile.
+            // The name is gone meanwhile.
             let Ok(name_of) = Name::new(&name) else { continue };
             let Ok(entry) = layer.lookup(&Caller::ROOT, &directory, name_of) else { continue };
             if entry.attr.kind == Kind::Directory && seen.insert(entry.attr.id) {
@@ -58,7 +58,7 @@ pub(super) fn search(layer: &dyn Layer, wanted: &HashMap<FileId, Kind>) -> Vec<F
     found
 }
 
-/// The names of directories and of files with one of these numbers.
+/// Returns the names of directories and of files with one of these inode numbers.
 fn interesting(layer: &dyn Layer, directory: &Node, numbers: &HashSet<u64>) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     let mut from = 0;
@@ -81,7 +81,7 @@ struct Page<'a> {
     entries: usize,
 }
 
-/// So many entries are listed at once.
+/// Maximum number of entries per call.
 const PAGE: usize = 4096;
 
 impl DirSink for Page<'_> {

@@ -1,42 +1,40 @@
-//! When a layer that watches is told to listen to less: changes keep coming while nobody asks the
-//! mount for anything.
+//! Lets a watching layer stop its watches while the mount is idle: changes keep coming, but nobody uses the mount.
 //!
-//! Used by the thread of `invalidate.rs` with each batch of changes, so that it costs nothing where
-//! nothing is reported. Two steps, see `Layer::rest`: the layer is told to notice whether somebody
-//! asks; when [`ENOUGH`] changes have come, the time [`QUIET`] has passed, and all requests that
-//! are still under way since before the first step have been answered, it is told all that the
-//! kernel may know. To tell that takes a mark for each file, so twice as many more changes have to
-//! come in vain as there are files: a mount that is used again and again pays little more than it
-//! must. It is told in pieces, between which changes are delivered.
+//! Called by the thread of `invalidate.rs` with each batch of changes, so that it costs nothing where no changes are
+//! reported. Two steps, see `Layer::rest`: First the layer is asked to notice any use. When [`ENOUGH`] changes have
+//! come, the time [`QUIET`] has passed, and all requests in flight since before the first step have been answered,
+//! the layer gets the list of all nodes that the kernel may know, each of which needs a fanotify mark. As that is
+//! expensive, two more changes per file have to come first: a mount that is used again and again pays little extra.
+//! The list is sent in pieces, between which changes are delivered.
 
 use super::CacheControl;
 use crate::inodes::Inodes;
 use nacre_vfs::Node;
 use std::time::{Duration, Instant};
 
-/// Changes reported in vain before anything is done about it.
+/// Minimum number of changes during which nobody used the mount.
 const ENOUGH: u64 = 256;
-/// How long nobody has asked, at least.
+/// Minimum time during which nobody used the mount.
 const QUIET: Duration = Duration::from_millis(100);
-/// Files told of at a time.
+/// Number of nodes per call.
 const PIECE: usize = 16;
-/// How long a batch of changes may be held up.
+/// Maximum time for which a batch of changes may be delayed.
 const PIECES: Duration = Duration::from_millis(2);
-/// Files known above which everything goes on being heard: each mark keeps an inode of the source
-/// in memory.
+/// Number of known files above which everything stays watched: each fanotify mark keeps an inode of the source in
+/// memory.
 const KNOWN_MAX: usize = 32_768;
 
-/// See the file's head.
+/// Progress towards the idle watch.
 pub(crate) struct Resting<M> {
     heard: u64,
-    /// When the layer began to notice whether somebody asks.
+    /// When the layer began to notice any use.
     begun: Option<Instant>,
-    /// The requests that must be answered before it may rest. Marked well after it began to notice,
-    /// so that each request is seen by one of the two.
+    /// Requests in flight that must be answered before the idle watch may begin. Taken well after the layer began to
+    /// notice, so that each request is seen by one of the two.
     before: Option<M>,
-    /// The files that the layer is still to be told of.
+    /// Nodes that the layer has not got yet.
     known: Option<Vec<Node>>,
-    /// The layer does not rest.
+    /// The layer has no idle watch.
     never: bool,
 }
 
@@ -47,7 +45,7 @@ impl<M> Default for Resting<M> {
 }
 
 impl<M> Resting<M> {
-    /// So many changes have been reported.
+    /// Counts reported changes, and takes the next step if it is time.
     #[expect(
         clippy::disallowed_methods,
         reason = "for how long reports are in vain, and in how small pieces the rest is prepared"
@@ -69,7 +67,7 @@ impl<M> Resting<M> {
         let Some(known) = &mut self.known else { return };
         let start = Instant::now();
         while start.elapsed() < PIECES {
-            // An empty one is the last.
+            // An empty piece ends the list.
             let piece = known.split_off(known.len().saturating_sub(PIECE));
             let goes_on = control.rest(Some(&piece));
             if piece.is_empty() || !goes_on {

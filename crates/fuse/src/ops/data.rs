@@ -1,5 +1,5 @@
-//! Content of files that the daemon serves itself, and what the kernel never passes through:
-//! durability, allocation, holes, copies.
+//! Handlers for the content of files that the daemon serves itself, and for operations without passthrough: fsync,
+//! fallocate, lseek, copy_file_range.
 
 use super::protected::Judged;
 use crate::{
@@ -20,7 +20,7 @@ impl Door {
         Ok(reply.filled(read)?)
     }
 
-    /// Places are an open file and an offset in it. `write_flags` are `FUSE_WRITE_*`.
+    /// The tuple is an open file and an offset in it. `write_flags` are `FUSE_WRITE_*`.
     pub(crate) fn write(
         &self,
         header: &Header,
@@ -38,17 +38,17 @@ impl Door {
             return Ok(reply.written(u32::try_from(data.len()).map_err(|_| Errno::EIO)?)?);
         }
         if write_flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
-            // The kernel says so with every write of an ordinary user.
+            // The kernel sets this flag with every write of an ordinary user.
             self.strip(header, &handle)?;
         }
-        // The flags of the open file at this moment, which fcntl(2) may have changed. What comes
-        // from the page cache (a shared mapping) has its place, however the file behind the handle
-        // was opened. While writes to the file are collected, only the kernel knows its end.
+        // `open_flags` are the flags of the open file at this moment, which fcntl(2) may have changed. Data from the
+        // page cache (a shared mapping) has its offset, however the file behind the handle was opened. While writes
+        // to the file are cached, only the kernel knows its end.
         let placed = cached || self.writeback.caches_writes(handle.nodeid);
         let appends = OpenFlags(open_flags).appends() && !placed;
         let write = |data: &[u8], offset| match cached {
             true => {
-                // Where the kernel keeps times, it tells this one with the times of the file.
+                // Where the kernel keeps times, it sends this one with the times of the file.
                 let origin = WriteOrigin::Writeback { timed: self.writeback.on() };
                 handle.file.write(data, offset, origin).map_err(told)
             }
@@ -97,8 +97,8 @@ impl Door {
         Ok(handle.file.allocate(AllocateMode(mode), offset, length)?)
     }
 
-    /// Takes set-id bits and capabilities from a file whose content changes. A change that follows
-    /// another by the same open file has nothing to take.
+    /// Removes set-id bits and capabilities from a file whose content changes. Later changes by the same open file
+    /// have nothing to remove.
     fn strip(&self, header: &Header, handle: &OpenHandle) -> Outcome {
         let given = self.open.privileges.load(Ordering::Acquire);
         if handle.stripped.load(Ordering::Acquire) != given {
@@ -126,8 +126,8 @@ impl Door {
         Ok(reply.lseek(found)?)
     }
 
-    /// Places are an open file and an offset in it. `wide`: the reply has room for 64 bits, and not,
-    /// as in its old form, for 32.
+    /// The tuples are an open file and an offset in it. `wide`: the reply has 64 bits for the length instead of 32 as
+    /// in its old form.
     pub(crate) fn copy_file_range(
         &self,
         header: &Header,
@@ -146,8 +146,7 @@ impl Door {
         Ok(reply.copied(copied, wide)?)
     }
 
-    /// The open file that a request is about; where the kernel opens without asking, one opened for
-    /// it now.
+    /// Returns the open file of a request; where the kernel opens files without a request, opens one now.
     fn file(&self, header: &Header, fh: u64) -> Outcome<Opened> {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
@@ -164,8 +163,8 @@ impl Door {
     }
 }
 
-/// An error of a write whose caller is gone. fsync and msync tell him what this says; close makes EIO
-/// of all but this one.
+/// Maps an error of a write whose caller is gone. fsync and msync return it to the caller; close returns EIO for all
+/// errors except ENOSPC.
 pub(super) fn told(error: Errno) -> Errno {
     if error == Errno::EDQUOT { Errno::ENOSPC } else { error }
 }

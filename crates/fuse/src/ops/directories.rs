@@ -1,8 +1,8 @@
-//! Listings, built straight in the reply.
+//! Handlers for directory listings, which are built directly in the reply.
 //!
-//! Positions in a directory are the layer's, with `.` and `..` put before them. With attributes, an
-//! entry is looked up only when there is room for it, so no look-up has to be taken back. Files
-//! that the kernel holds already are given by name alone.
+//! Positions in a directory are the layer's, with `.` and `..` before them. With attributes, an entry is looked up
+//! only when there is space for it in the reply, so that no lookup has to be undone. Files that the kernel already
+//! has are sent by name alone.
 
 use crate::{
     door::{Door, LASTING, caller},
@@ -24,18 +24,18 @@ const AFTER_DOT_NUMBERED: u64 = 1;
 const READ: u32 = 4;
 /// `DT_UNKNOWN`.
 const UNKNOWN: u8 = 0;
-/// Entries with attributes that are worth a reply.
+/// Number of entries with attributes after which a reply may be sent early.
 const ENOUGH: usize = 16;
-/// How long they may take.
+/// Time after which it is.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Directories of so many names or more begin with a short reply with attributes: the kernel asks
-/// for attributes of the first names always, and of the others only where somebody wants them.
+/// Number of names from which a listing begins with a short reply with attributes: the kernel always asks for
+/// attributes of the first names, and of the others only where a program wants them.
 const VAST: u64 = 256;
 
 impl Door {
     pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
         if self.agreement().opens_directories_itself {
-            // The kernel remembers, opens without us and caches listings.
+            // The kernel remembers this, opens directories without a request and caches listings.
             return Err(Errno::ENOSYS.into());
         }
         let mut out = abi::OpenOut::default();
@@ -90,8 +90,8 @@ impl Door {
         for (known, fresh) in std::mem::take(&mut listing.adoptions) {
             self.layer.adopt(&known, &fresh);
         }
-        // What was listed before an error is given out, with its look-ups; the next request meets
-        // the error again.
+        // Entries that were listed before an error are returned, with their lookups; the next request gets the error
+        // again.
         if !some {
             listed?;
         }
@@ -101,12 +101,12 @@ impl Door {
 
     /// Whether a directory is known to have very many names.
     fn is_vast(&self, header: &Header, node: &Node) -> bool {
-        // Layers with numbers count the names of directories in their sizes.
+        // Layers with inode numbers report the number of names as a directory's size.
         self.inodes.by_number() && self.layer.getattr(&caller(header), node, None).is_ok_and(|attr| attr.size >= VAST)
     }
 
-    /// The kernel caches listings of directories that it opens itself; where one may change
-    /// unnoticed, it is told to drop it again.
+    /// Invalidates the listing of a directory that may change unnoticed: the kernel caches listings of directories
+    /// that it opens itself.
     fn keep_short(&self, coherence: Coherence, nodeid: u64) {
         if coherence >= Coherence::Shared
             && self.agreement().opens_directories_itself
@@ -118,7 +118,7 @@ impl Door {
     }
 }
 
-/// A reply that takes the layer's entries.
+/// A reply that is filled with the layer's entries.
 struct Listing<'a, 'r, 'b> {
     door: &'a Door,
     directory: Directory<'r, 'b>,
@@ -126,10 +126,10 @@ struct Listing<'a, 'r, 'b> {
     own: u64,
     nodeid: u64,
     names: Duration,
-    /// Nodes that turned out to be known; the layer is told when its listing is over.
+    /// Nodes that turned out to be known; merged after the layer's listing.
     adoptions: Vec<(Node, Node)>,
     full: bool,
-    /// When the first reply of a listing with attributes was begun.
+    /// Start of the first reply of a listing with attributes.
     begun: Option<Instant>,
     /// A few entries are enough.
     short: bool,
@@ -137,7 +137,7 @@ struct Listing<'a, 'r, 'b> {
 }
 
 impl Listing<'_, '_, '_> {
-    /// Adds `.` and `..` where they are due; answers where the layer's part starts.
+    /// Adds `.` and `..` if the position is before them; returns the position for the layer's part.
     fn dots(&mut self, offset: u64, own: u64, parent: u64) -> u64 {
         let directory = Kind::Directory.d_type();
         let after_dot = if self.door.inodes.by_number() { AFTER_DOT_NUMBERED } else { AFTER_DOT };
@@ -154,8 +154,7 @@ impl Listing<'_, '_, '_> {
         0
     }
 
-    /// Whether the first reply is given as it is: inodes that have to be loaded keep whoever waits
-    /// for the first name waiting.
+    /// Whether the first reply is sent now: inodes that have to be loaded delay the first name for the caller.
     fn is_late(&self) -> bool {
         self.taken >= ENOUGH && (self.short || self.begun.is_some_and(|begun| begun.elapsed() > PATIENCE))
     }
@@ -168,12 +167,12 @@ impl Listing<'_, '_, '_> {
         }
     }
 
-    /// Whether the kernel has this file with attributes that last. It has then its name too, as a
-    /// rule: with its last name in the cache it drops the file.
+    /// Whether the kernel has this file with long-lived attributes. As a rule it then has its name too: with the last
+    /// cached name it drops the file.
     ///
-    /// To tell it the attributes again would cost more than it saves: it forgets what it knows of
-    /// the file's ACL, asks for it again at the next look at the file, and wants the rest of the
-    /// directory with attributes as well (fs/fuse/readdir.c, `fuse_direntplus_link`).
+    /// Sending the attributes again would cost more than it saves: the kernel drops the file's cached ACL, asks for
+    /// it again at the next access, and requests the remainder of the directory with attributes as well
+    /// (fs/fuse/readdir.c, `fuse_direntplus_link`).
     fn is_held(&mut self, entry: &nacre_vfs::Entry) -> bool {
         if self.names < LASTING {
             return false;
@@ -217,7 +216,7 @@ impl DirSink for Listing<'_, '_, '_> {
         if !self.plus {
             return self.directory.add(entry.ino, entry.next, d_type, name);
         }
-        // Without attributes the name alone is given, and looked up when somebody wants it.
+        // Without attributes only the name is sent; it is looked up when a program wants it.
         let out = match &entry.entry {
             Some(found) if !self.is_held(found) => self.look_up(found, name),
             _ => abi::EntryOut::default(),

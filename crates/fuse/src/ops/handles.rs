@@ -1,9 +1,8 @@
 //! File handles: the kernel looks up `.` and `..` of an inode that it does not have in memory.
 //!
-//! Handles are kept by others for as long as they like (knfsd, Ganesha, open_by_handle_at(2)), so
-//! the node id in such a look-up may be any number. Offered for layers whose files have numbers
-//! ([`nacre_vfs::Numbered`], `negotiate.rs`). Invariant: an answer names the very node that was asked
-//! for, or the directory above it; the kernel compares the generation.
+//! Users may keep handles as long as they like (knfsd, Ganesha, open_by_handle_at(2)), so the node id in such a
+//! lookup may be any number. Offered for layers with inode numbers ([`nacre_vfs::Numbered`], `negotiate.rs`).
+//! Invariant: a reply names exactly the requested node, or its parent directory; the kernel compares the generation.
 
 use crate::{
     door::Door,
@@ -17,11 +16,11 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use std::time::Duration;
 
 impl Door {
-    /// Answers a look-up of `.`, or of `..` where `above`.
+    /// Answers a lookup of `.`, or of `..` if `above`.
     pub(crate) fn lookup_by_handle(&self, header: &Header, above: bool, reply: &mut Reply<'_>) -> Outcome {
         let numbered = self.layer.capabilities().numbered.ok_or(Errno::ESTALE)?;
         let number = self.inodes.number(header.nodeid);
-        // The root has two, of which the mount uses one.
+        // The root has two node ids, of which the mount uses one.
         if self.inodes.nodeid(number) != Some(header.nodeid) {
             return Err(Errno::ESTALE.into());
         }
@@ -42,9 +41,9 @@ impl Door {
         Ok(reply.entry(&self.found(&entry, Found::below(number), Duration::ZERO))?)
     }
 
-    /// The kernel connects a directory with the root by the listings of those above it
-    /// (`exportfs_get_name()`). One that is not listed it has to know by its name, before it is
-    /// answered.
+    /// Looks a directory up by its name. The kernel connects a directory with the root by the listings of the
+    /// directories above it (`exportfs_get_name()`). A directory that is not listed has to be in its dentry cache
+    /// before this request is answered.
     fn make_reachable(&self, nodeid: u64, node: &Node) -> Outcome {
         let Some((path, device)) = self.layer.path(node).zip(self.kernel.device()) else { return Ok(()) };
         let place = self.options.mountpoint.clone();
@@ -55,7 +54,7 @@ impl Door {
         });
         let walked = fusewire::blocking(|| walker.map(std::thread::JoinHandle::join))?;
         if !matches!(walked, Ok(Ok(Ok(())))) {
-            // The mount may be hidden: the kernel finds no way to the root then (ESTALE).
+            // The mount may be hidden: the kernel finds no path to the root then (ESTALE).
             tracing::debug!(?walked, "a directory cannot be reached by its name");
         }
         Ok(())

@@ -1,5 +1,4 @@
-//! Those `ioctl(2)`s whose argument the kernel can carry: it copies in and out what the command's
-//! number says.
+//! `ioctl(2)` with arguments that the kernel can transfer: it copies the sizes encoded in the command's number.
 
 use crate::{
     door::{Door, caller},
@@ -8,7 +7,7 @@ use crate::{
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Errno, Ioctl};
 
-/// Results up to this size need no allocation; all that file systems define but a few are smaller.
+/// Results up to this size need no allocation; almost all commands of file systems have smaller ones.
 const SMALL: usize = 256;
 
 impl Door {
@@ -21,8 +20,7 @@ impl Door {
         out_size: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        // A 32-bit process lays its structs out differently; ENOTTY is what a file system without
-        // the command says.
+        // A 32-bit process has other struct layouts; ENOTTY is the error of a file system without the command.
         if !self.options.ioctl || flags & (abi::flag::IOCTL_COMPAT | abi::flag::IOCTL_UNRESTRICTED) != 0 {
             return Err(Errno::ENOTTY.into());
         }

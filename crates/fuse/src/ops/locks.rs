@@ -1,5 +1,5 @@
-//! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and
-//! none of this is called.
+//! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and sends none of these
+//! requests.
 
 use crate::{door::Door, failure::Outcome, open_files::OpenHandle, wire};
 use fusewire::{Reply, abi};
@@ -26,14 +26,14 @@ impl Door {
             handle.note_lock_owner(owner);
         }
         let take = || if whole_file { file.flock(owner, asked.kind, wait) } else { file.set_lock(owner, asked, wait) };
-        // A releasing call never waits.
+        // Unlocking never waits.
         if wait && asked.kind != LockKind::Unlock { Ok(fusewire::blocking(take)??) } else { Ok(take()?) }
     }
 
     pub(crate) fn flush(&self, fh: u64, owner: u64) -> Outcome {
         let reports = self.options.reports_at_close && !self.agreement().opens_files_itself;
         if !self.options.lock_forwarding && !reports {
-            // The kernel remembers and sends no more of these.
+            // The kernel remembers this and sends no more FLUSH.
             return Err(Errno::ENOSYS.into());
         }
         let handle = self.handle_of(fh)?;
@@ -42,16 +42,15 @@ impl Door {
             return Ok(handle.file.flush(owner)?);
         }
         let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
-        // close(2) drops the process's locks on the file, whichever descriptor they were taken
-        // through.
+        // close(2) drops the process's locks on the file, no matter through which descriptor they were taken.
         let unlocked = handle.file.set_lock(owner, all, false);
         handle.forget_lock_owner(owner);
         handle.file.flush(owner)?;
         Ok(unlocked?)
     }
 
-    /// The last close of an open file: its own locks (`F_OFD_SETLK`) end, of which the kernel sends nothing. The
-    /// locks of processes ended with the FLUSH of each close(2).
+    /// Releases the locks of an open file itself (`F_OFD_SETLK`) at its last close, for which the kernel sends no
+    /// request. The locks of processes ended with the FLUSH of each close(2).
     pub(crate) fn end_own_locks(&self, handle: &OpenHandle) {
         let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
         for owner in handle.take_lock_owners() {

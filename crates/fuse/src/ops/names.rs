@@ -1,4 +1,4 @@
-//! Names: look-up, creation of everything but open files, links, removal, renaming.
+//! Handlers for names: lookup, creation (except of open files), links, removal, renaming.
 
 use crate::{
     door::{Door, caller, name},
@@ -26,7 +26,7 @@ impl Door {
                 self.times().names(Coherence::Exclusive),
             ))?);
         }
-        // Asked before the look-up: a watch that starts with the question then covers the answer.
+        // Asked before the lookup: a watch that this starts then covers the answer.
         let coherence = self.names_coherence(&parent);
         let (names, valid) = self.name_times(&parent, coherence);
         match self.layer.lookup(&caller(header), &parent, name) {
@@ -81,8 +81,8 @@ impl Door {
     }
 
     pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
-        // What is kept open of the file goes when the kernel forgets it, which it does at once with
-        // the last name.
+        // A kept open file of it is closed when the kernel forgets the file, which happens at once with the last
+        // name.
         let parent = self.node(header.nodeid)?;
         let name = name(bytes)?;
         let held = self.hold_file(&parent, name)?;
@@ -100,8 +100,7 @@ impl Door {
         Ok(())
     }
 
-    /// A directory that is about to lose its name: somebody may be in it (chdir(2)), or have it
-    /// open.
+    /// Prepares a directory for the loss of its name: it may be the working directory of a process, or open.
     fn hold_directory(&self, caller: &Caller, parent: &Node, name: nacre_vfs::Name<'_>) -> Option<Node> {
         if self.inodes.by_number() {
             return None;
@@ -135,8 +134,8 @@ impl Door {
         Ok(())
     }
 
-    /// A known file has a new name: tells its node. An error here is no error of the rename, which
-    /// is done; the next look-up repairs it.
+    /// Updates the node of a known file after a rename. An error here does not fail the rename, which is done; the
+    /// next lookup repairs the node.
     pub(crate) fn moved(
         &self,
         caller: &Caller,
@@ -164,12 +163,12 @@ impl Door {
         }
     }
 
-    /// Who creates: with the umask where the kernel left it to us.
+    /// Returns the caller of a creation, with the umask where the kernel does not apply it.
     pub(crate) fn creator(&self, header: &Header, umask: u32) -> Caller {
         Caller { umask: if self.agreement().masks { umask & 0o777 } else { 0 }, ..caller(header) }
     }
 
-    /// How long a name just made may be kept.
+    /// Timeout of a name that was just created.
     pub(crate) fn new_name_time(&self, parent: &Node) -> std::time::Duration {
         self.name_times(parent, self.names_coherence(parent)).0
     }

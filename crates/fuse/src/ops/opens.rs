@@ -1,5 +1,4 @@
-//! Opening, creating and closing files; which of them the kernel serves itself is decided in
-//! `passthrough.rs`.
+//! Handlers for opening, creating and closing files; `passthrough.rs` decides which of them are in passthrough.
 
 use super::unopened::HeldFile;
 use crate::{
@@ -25,12 +24,11 @@ use nacre_vfs::{
 use parking_lot::Mutex;
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_NONBLOCK, O_DSYNC,
-/// O_NOATIME and O_SYNC. All others are the kernel's business with its own open file (O_NOFOLLOW,
-/// O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows whether its storage
-/// shall see it.
+/// Flags that are forwarded to the layer: access mode, O_EXCL, O_TRUNC, O_APPEND, O_NONBLOCK, O_DSYNC, O_NOATIME and
+/// O_SYNC. All others concern only the kernel's own open file (O_NOFOLLOW, O_CREAT and similar are done). O_DIRECT is
+/// forwarded, too: the layer decides whether its storage gets it.
 const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o4000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
-/// `__FMODE_EXEC`: the file is opened to be run (include/linux/fs.h).
+/// `__FMODE_EXEC`: the file is opened for execve(2) (include/linux/fs.h).
 const RUN: u32 = 0o40;
 /// `X_OK`.
 const EXECUTE: u32 = 1;
@@ -49,7 +47,7 @@ impl Door {
         let flags = layer_flags(flags);
         let caller = caller(header);
         let (node, kept) = self.node_and_kept(header, flags)?;
-        // Layers of several file systems may let programs be run in some of them only.
+        // Layers of several file systems may allow execution in some of them only.
         if runs && (!self.options.default_permissions || self.inodes.by_number()) {
             self.layer.access(&caller, &node, EXECUTE)?;
         }
@@ -88,9 +86,9 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
-        // The kernel takes what comes back for new and checks nothing any more: a file that others
-        // made meanwhile, under a name that the kernel still believes to be free, must not be
-        // handed out. Looked up once more, it is opened like any other.
+        // The kernel takes the reply for a new file and checks nothing any more: a file that others created
+        // meanwhile, under a name that the kernel still has as missing, must not be returned. After another lookup,
+        // it is opened like any other.
         let made = self.layer.create(&caller, &parent, name, mode & 0o7777, OpenFlags(flags.0 | OpenFlags::EXCL));
         let (entry, file) = match made {
             Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
@@ -108,7 +106,7 @@ impl Door {
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
-        // It has no name, so there is none to keep.
+        // It has no name, so there is no timeout for one.
         let out = self.found(&entry, Found::below(id.ino), std::time::Duration::ZERO);
         if self.writes_unopened() && !self.inodes.by_number() {
             self.nameless(Some(HeldFile { nodeid: out.nodeid, file: Arc::clone(&file), last: true }));
@@ -135,10 +133,10 @@ impl Door {
         Ok(())
     }
 
-    /// A file was written to while it was open in passthrough. The kernel notes that for write(2),
-    /// not for stores to a mapping: its attributes are taken back soon, and at once where the file
-    /// could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no
-    /// lock of the file for that.)
+    /// Invalidates the attributes of a file that was written to while it was open in passthrough. The kernel notes
+    /// that for write(2), not for stores to a mapping: so they are invalidated soon, and at once where the file could
+    /// be mapped for writing. (Any thread may invalidate attributes alone: the kernel takes no lock of the file for
+    /// that.)
     fn passed_by(&self, nodeid: u64, mappable: bool) {
         if mappable && self.kernel.tell(|notifier| notifier.inval_inode(nodeid, -1, 0).is_ok()) {
             return;
@@ -146,12 +144,12 @@ impl Door {
         self.invalidations.written(nodeid);
     }
 
-    /// Takes out what is noted of an open file, before its place is another one's.
+    /// Removes the record of an open file, before its slot is reused.
     fn forget_open(&self, fh: u64) {
         self.survives.iter().for_each(|survives| survives.opens.closed(fh));
     }
 
-    /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
+    /// Ends an open file: its part in the inode's I/O mode, and its entry in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
         self.forget_open(fh);
         if handle.collected && self.writeback.leave(handle.nodeid) {
@@ -184,7 +182,7 @@ impl Door {
         self.open.closes.heard();
     }
 
-    /// Takes a handle back that the kernel never got.
+    /// Closes the file of a handle that the kernel never got.
     pub(crate) fn ungrant(&self, fh: u64) {
         self.forget_open(fh);
         if let Some(handle) = self.open.files.remove(fh) {
@@ -192,31 +190,30 @@ impl Door {
         }
     }
 
-    /// The open file behind a handle.
+    /// Returns the open file behind a handle.
     pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
-        // Somebody has made a mount writable whose files are opened without us, to be read.
+        // A mount whose files are opened without requests, for reading, was remounted writable.
         if fh == 0 && self.agreement().opens_files_itself {
             return Err(Errno::EROFS.into());
         }
-        // What was open before its file was replaced by another one.
+        // It was open before its file was replaced by a rollback.
         let unknown = if self.inodes.by_number() { Errno::ESTALE } else { Errno::EBADF };
         self.open.files.get(fh).ok_or(unknown.into())
     }
 
-    /// Clears set-id bits and capabilities, as the native call would have for this caller.
+    /// Clears set-id bits and capabilities, as the native call would have done for this caller.
     pub(crate) fn kill_privileges(&self, caller: &Caller, node: &Node, file: &Opened) -> Outcome {
         let change = SetAttr { kill_privileges: true, ..SetAttr::default() };
         self.layer.setattr(caller, node, Some(&**file), &change)?;
         Ok(())
     }
 
-    /// The node, and a file kept open since its last close that can serve this open.
+    /// Returns the node, and a file kept open since its last close that can serve this open.
     fn node_and_kept(&self, header: &Header, flags: OpenFlags) -> Outcome<(Node, Option<Opened>)> {
         if !self.open.keeps || flags.writes() || flags.truncates() {
             return Ok((self.node(header.nodeid)?, None));
         }
-        // Where the kernel does not check permissions, the layer must: for this user, not for the
-        // one before.
+        // Where the kernel does not check permissions, the layer must: for this user, not for the previous one.
         let uid = (!self.options.default_permissions).then_some(caller(header).uid);
         let found = self
             .inodes
@@ -242,8 +239,8 @@ impl Door {
         let granting = if self.writeback.on() {
             let granted = self.grant_with_writeback(header, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
             if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
-                // The kernel takes the answer for true even if it was told otherwise meanwhile; and
-                // it will not note times of direct writes.
+                // The kernel accepts the reply even if an invalidation overtakes it; and it will not note times of
+                // direct writes.
                 (out.attr_valid, out.attr_valid_nsec) = (0, 0);
             }
             granted
@@ -275,10 +272,10 @@ impl Door {
             self.open.passthrough.wait_for_start();
         }
         let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
-        // A file that cannot be asked is treated as one that has set-id bits.
+        // A file whose attributes cannot be read is treated as one with set-id bits.
         let set_id = signature.is_some_and(|signature| signature.is_none_or(|(_, set_id)| set_id));
-        // The kernel writes with the daemon's credentials, which would leave set-id bits in place;
-        // so such a file is written by us.
+        // The kernel writes with the daemon's credentials, which would keep set-id bits; so the daemon writes to such
+        // a file.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
         let handle = OpenHandle { before, ..handle(caller, nodeid, flags, &file) };
@@ -300,7 +297,7 @@ impl Door {
             let left = OpenLeft::of(&*file);
             let uid = caller.uid;
             survives.opens.made(&OpenRecord { fh, nodeid, flags, uid, left, backing, collected: false, unique });
-            // What changed before it was noted was told to nobody.
+            // A change before the record was written has not been recorded.
             survives.opens.changed(fh, OpenLeft::of(&*file));
         }
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
@@ -309,7 +306,7 @@ impl Door {
                 out.open_flags |= fopen::PASSTHROUGH;
                 out.backing_id = id;
                 if set_id {
-                    // Open in passthrough already, so this one must be as well: the bits go now
+                    // The inode is in passthrough already, so this open must be as well: the bits are removed now
                     // instead of at the first write.
                     self.kill_privileges(caller, node, &file).inspect_err(|_| self.ungrant(fh))?;
                 }
@@ -323,9 +320,8 @@ impl Door {
         Ok(out)
     }
 
-    /// The same where the kernel collects writes: those that the layer lets it collect go to the
-    /// page cache, all others pass it by, one request each. Who reads is cached. `created` are the
-    /// attributes of a file that is new.
+    /// The same with write-back caching: writes that the layer allows to be cached go to the page cache, all others
+    /// are direct writes, one request each. Reads are cached. `created` are the attributes of a new file.
     fn grant_with_writeback(
         &self,
         header: &Header,
@@ -363,27 +359,25 @@ impl Door {
             let open = OpenRecord { fh, nodeid, flags, uid, left: None, backing: None, collected, unique };
             survives.opens.made(&open);
         }
-        // An open without this flag drops the pages of the file, after passing on what was
-        // collected.
+        // Without this flag, an open drops the pages of the file, after writing dirty ones back.
         let keep =
             flags.writes() || self.writeback.caches_writes(nodeid) || self.cache_stays(caller, nodeid, node, &file);
         let mut open_flags = self.always() | if keep { fopen::KEEP_CACHE } else { 0 };
         if direct {
-            // The kernel still has writes that append or go past the end one after the other.
+            // The kernel still serializes writes that append or extend the file.
             open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         }
         Ok(abi::OpenOut { fh, open_flags, backing_id: 0 })
     }
 
-    /// Others may have changed a file while writes to it were collected.
+    /// Invalidates a file that others may have changed while writes to it were cached.
     pub(crate) fn changed_meanwhile(&self, nodeid: u64) {
         if let Some((_, id)) = self.inodes.node_and_id(nodeid) {
             self.change(Invalidation::Content { id });
         }
     }
 
-    /// A file is opened for direct writes, whose times the kernel will not note: keeps in mind
-    /// which one it has now.
+    /// Opens a file for direct writes, whose times the kernel will not note: remembers the time that it has now.
     pub(crate) fn begin_direct(
         &self,
         caller: &Caller,
@@ -404,7 +398,7 @@ impl Door {
         if self.options.lock_forwarding || self.options.reports_at_close { 0 } else { fopen::NOFLUSH }
     }
 
-    /// Whether the pages that the kernel has of a file are still its content.
+    /// Whether the kernel's cached pages of a file are still its content.
     fn cache_stays(&self, caller: &Caller, nodeid: u64, node: &Node, file: &Opened) -> bool {
         let Ok(attr) = self.layer.getattr(caller, node, Some(&**file)) else { return false };
         match self.layer.coherence(Scope::Attributes(node, &attr)) {
@@ -418,7 +412,7 @@ impl Door {
     }
 }
 
-/// The handle of a file that the kernel opens without a request.
+/// Creates the handle of a file that the kernel opens without a request.
 pub(super) fn unopened(nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
     OpenHandle { collected: true, ..handle(&Caller::ROOT, nodeid, flags, file) }
 }

@@ -1,4 +1,4 @@
-//! Takes back what a reply granted that the kernel did not accept: its caller was killed meanwhile.
+//! Undoes what a reply granted that the kernel did not accept: its caller was killed meanwhile.
 
 use crate::door::Door;
 use fusewire::{
@@ -39,7 +39,7 @@ impl Door {
     }
 }
 
-/// The node ids in the reply to a READDIRPLUS, which count as look-ups.
+/// Returns the node ids in the reply to a READDIRPLUS, which count as lookups.
 fn entries(reply: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let mut rest = reply;
     std::iter::from_fn(move || {
@@ -52,7 +52,7 @@ fn entries(reply: &[u8]) -> impl Iterator<Item = u64> + '_ {
     .filter(|&nodeid| nodeid != 0)
 }
 
-/// The number at an offset, in the machine's order.
+/// Reads the number at an offset, in native byte order.
 fn number(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..)?.first_chunk::<8>()?;
     Some(u64::from_ne_bytes(*bytes))

@@ -1,9 +1,8 @@
-//! Where the kernel opens files without a request and collects what is written to them: which open
-//! file of the layer a request is about.
+//! Files that the kernel opens without a request, with write-back caching: finds the layer's open file for a request.
 //!
-//! Called by the other files of `ops/`. The table is `writeback/written_files.rs`; its head says
-//! what the kernel tells of writers. Invariant: a file is in the table, and its lease has begun,
-//! before the first write to it that is not a store to a mapping.
+//! Called by the other files of `ops/`. The table is `writeback/written_files.rs`; its head describes which requests
+//! show writers. Invariant: a file is in the table, and its lease has begun, before the first write to it that is not
+//! a store to a mapping.
 
 use super::{data::told, opens, protected::APPEND_ONLY};
 use crate::{
@@ -19,7 +18,7 @@ use fusewire::{
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, WriteOrigin};
 use std::{sync::Arc, time::Duration};
 
-/// How long a first write waits at most where writes are stopped.
+/// Maximum time for which a first write waits while writes are stopped.
 const STOPPED_MOST: Duration = Duration::from_secs(20);
 /// What the kernel asks for before the first write to a file
 /// (`file_remove_privs()`, Linux fs/inode.c).
@@ -29,41 +28,41 @@ pub(crate) const FIRST_WRITE: &[u8] = b"security.capability";
 pub(crate) struct HeldFile {
     pub nodeid: u64,
     pub file: Opened,
-    /// It has no other one.
+    /// It is its last name.
     pub last: bool,
 }
 
 impl Door {
-    /// Whether files are opened without a request and written to.
+    /// Whether the kernel opens files without a request and caches writes to them.
     pub(crate) fn writes_unopened(&self) -> bool {
         self.agreement().opens_files_itself && self.writeback.on()
     }
 
-    /// Whether writes need not be announced, whatever file they are to.
+    /// Whether writes need no reservation, for all files.
     pub(crate) fn unannounced(&self) -> bool {
         self.layer.capabilities().writeback.is_none_or(|layer| layer.unannounced())
     }
 
-    /// The open file behind a handle that may be written to.
+    /// Returns the open file behind a handle that may be written to.
     pub(crate) fn writer(&self, nodeid: u64, fh: u64) -> Outcome<Arc<OpenHandle>> {
         if fh == 0 && self.writes_unopened() { self.written(nodeid) } else { self.handle_of(fh) }
     }
 
-    /// Refuses one more open file where there are too many. Files of the table that nobody writes to
-    /// just now are made to leave before. Not for who has the lock of such a file.
+    /// Refuses an open file where there are too many. Before that, files of the table without current writes are
+    /// removed. Not to be called while holding the lock of such a file.
     ///
     /// # Errors
     /// EMFILE.
     pub(crate) fn may_open(&self) -> Outcome {
         let full = || self.open.are_full(&self.inodes);
         if full() && self.writes_unopened() && !self.inodes.by_number() {
-            // Without another thread that serves what is passed on, this one refuses.
+            // Without another thread that serves the write-back, the open is refused.
             let _ = fusewire::blocking(|| self.self_io.flush_timer.make_room());
         }
         if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
     }
 
-    /// The file of a node that is written to, or about to be: entered in the table.
+    /// Returns the file of a node that is written to, or about to be; entered in the table.
     pub(crate) fn written(&self, nodeid: u64) -> Outcome<Arc<OpenHandle>> {
         if let Some(handle) = self.writeback.written.get(nodeid) {
             return Ok(handle);
@@ -76,7 +75,7 @@ impl Door {
         let node = self.node(nodeid)?;
         let open = |flags| Ok((self.layer.open(&Caller::ROOT, &node, flags)?, flags));
         match open(OpenFlags::READ_WRITE) {
-            // Protected, but not at its end.
+            // Protected, but it can be appended to.
             Err(Errno::EPERM) => Ok(open(APPEND_ONLY)?),
             opened => Ok(opened?),
         }
@@ -96,10 +95,10 @@ impl Door {
         there.ok_or(Errno::ESTALE.into())
     }
 
-    /// The kernel asks what it asks before the first write to a file. Whoever asks for it as a
-    /// program does is taken for a writer as well, which does no harm.
+    /// Enters the file of a first write, which the kernel announces by requesting [`FIRST_WRITE`]. A program that
+    /// requests this attribute counts as a writer as well, which does no harm.
     pub(crate) fn may_write(&self, header: &Header) {
-        // Who of ours sets a length writes nothing.
+        // A thread of ours that sets a length writes nothing.
         let own = || self.self_io.role(header.pid).is_some();
         if !self.writes_unopened() || own() {
             return;
@@ -113,39 +112,38 @@ impl Door {
             if !opened.as_ref().is_ok_and(|(_, flags)| flags.reads()) {
                 return;
             }
-            // Protected no more.
+            // Not protected any more.
             self.writeback.written.take(|nodeid| nodeid == header.nodeid);
             self.writeback.leave(header.nodeid);
         }
         let entered = opened.and_then(|(file, flags)| {
             if let Some(lease) = file.writeback_lease().filter(|lease| lease.stopped()) {
-                // Who has stopped writes waits for files of the table only. Without another thread
-                // that serves those, this one goes on.
+                // The layer that has stopped writes waits for files of the table only. Without another thread that
+                // serves those, this one continues.
                 let _ = fusewire::blocking(|| lease.wait(STOPPED_MOST));
             }
             self.enter(header.nodeid, &file, flags)
         });
         if let Err(error) = entered {
-            // Directories have none, snapshots are not written to; what arrives of another one opens
-            // it once more.
+            // Directories have none, snapshots are not written to; data that arrives for another file opens it again.
             tracing::trace!(?error, nodeid = header.nodeid, "not a file that is written to");
             return;
         }
-        // This write could not be announced any more, as the caller has the inode's lock: it is
-        // asked for when it arrives, as a store is. Those that follow are announced.
+        // This write could not be reserved any more, as the caller has the inode's lock: it is admitted when it
+        // arrives, like a store to a mapping. The next ones are reserved.
         self.writeback.arrived(header.nodeid);
         self.announce_late(header);
     }
 
-    /// A write that is not announced begins although it should be: its caller asked before the
-    /// recall, of a file that nobody had written to lately. It is counted; refused it cannot be any
-    /// more, and what then does not fit its writer hears of when he closes or syncs.
+    /// Reserves a write that has already begun without the required reservation: its caller asked before the recall,
+    /// for a file without recent writes. It is counted, but cannot be refused any more; if it does not fit, the
+    /// writer gets the error at close or fsync.
     fn announce_late(&self, header: &Header) {
         if self.writeback.is_patient() || self.unannounced() {
             return;
         }
         let Some(handle) = self.writeback.written.get(header.nodeid) else { return };
-        // He has the inode's lock.
+        // The caller has the inode's lock.
         let _locked = self.writeback.lock(header.nodeid);
         if let Some(lease) = handle.file.writeback_lease().filter(|lease| !lease.unannounced())
             && let Some(write) = writeback::caller::writes(header.pid, true)
@@ -155,8 +153,7 @@ impl Door {
         }
     }
 
-    /// The file that a question about attributes is about, if a write may follow it that is to be
-    /// announced.
+    /// Returns the file of a GETATTR, if a write may follow that has to be reserved.
     pub(crate) fn announcer(&self, header: &Header, fh: Option<u64>) -> Outcome<Option<Arc<OpenHandle>>> {
         let Some(fh) = fh else { return Ok(None) };
         if fh != 0 || !self.writes_unopened() {
@@ -187,7 +184,7 @@ impl Door {
             let there = usize::try_from(end - from).unwrap_or(usize::MAX);
             let mut rest = run.get(there..).unwrap_or_default();
             while !rest.is_empty() && result.is_ok() {
-                // The end is where it goes whatever is said.
+                // The data goes to the end whatever the offset is.
                 match handle.file.write(rest, end, WriteOrigin::Writeback { timed: false }) {
                     Ok(0) => result = Err(Errno::EIO),
                     Ok(more) => (end, rest) = (end + more as u64, rest.get(more..).unwrap_or_default()),
@@ -201,8 +198,8 @@ impl Door {
         Ok(result?)
     }
 
-    /// The kernel does not know a file any more: it holds nothing of it. It may know it anew
-    /// meanwhile, and write to it.
+    /// Removes a file that the kernel does not know any more, and so has no dirty pages of. The kernel may know it
+    /// again meanwhile, and write to it.
     pub(crate) fn unknown(&self, nodeid: u64, uses: Option<Uses>) {
         if !self.agreement().opens_files_itself || self.inodes.is_known(nodeid) {
             return;
@@ -214,13 +211,13 @@ impl Door {
         }
     }
 
-    /// A file that is about to lose a name, opened, where the kernel has files open without our
-    /// knowing and only a name leads to them.
+    /// Opens a file that is about to lose a name, where the kernel may have it open without our knowledge and only a
+    /// name leads to it.
     pub(crate) fn hold_file(&self, parent: &Node, name: Name<'_>) -> Outcome<Option<HeldFile>> {
         if !self.writes_unopened() || self.inodes.by_number() {
             return Ok(None);
         }
-        // What is not there, and what the kernel does not know, nobody has open.
+        // A missing file, or one that the kernel does not know, is open nowhere.
         let Ok(going) = self.layer.lookup(&Caller::ROOT, parent, name) else { return Ok(None) };
         let known = self.inodes.find(&going.attr.id).filter(|_| going.attr.kind == Kind::File);
         let Some((nodeid, node)) = known.and_then(|nodeid| Some((nodeid, self.inodes.node(nodeid)?))) else {
@@ -234,15 +231,15 @@ impl Door {
         let file = self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE);
         match file.or_else(|_| self.layer.open(&Caller::ROOT, &node, OpenFlags::READ)) {
             Ok(file) => held(file),
-            // Moved meanwhile; or it can be opened by nobody.
+            // Moved meanwhile; or it cannot be opened at all.
             Err(error @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(error.into()),
             Err(_) => Ok(None),
         }
     }
 
-    /// It has lost the name: without another one, it is held until the kernel forgets it. What has
-    /// other names the kernel may know for as long as there are such, so it is held like a file that
-    /// was read: by then it may have been found by one of them.
+    /// Keeps a file that has lost a name: without another name, until the kernel forgets it. With other names, the
+    /// kernel may know it as long as these exist, so it is kept in the list of files that were read: by the time it
+    /// is evicted, it may have been found by one of them.
     pub(crate) fn nameless(&self, held: Option<HeldFile>) {
         match held {
             None => {}
@@ -257,7 +254,7 @@ impl Door {
     /// Answers a creation where files are opened without a request.
     pub(crate) fn created_unopened(&self, mut out: abi::EntryOut, reply: &mut Reply<'_>) -> Outcome {
         if !self.writeback.is_patient() || !self.unannounced() {
-            // The kernel takes the answer for true even if it was told otherwise meanwhile.
+            // The kernel accepts the reply even if an invalidation overtakes it.
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
         }
         let open_flags = fopen::KEEP_CACHE | fopen::NOFLUSH;

@@ -1,5 +1,5 @@
-//! Extended attributes. A "no" that the kernel remembers (EOPNOTSUPP, ENOSYS) is given wherever it
-//! is true: `ls -l` asks for two attributes of each file.
+//! Handlers for extended attributes. Errors that the kernel remembers (EOPNOTSUPP, ENOSYS) are returned wherever they
+//! are true: `ls -l` requests two attributes of each file.
 
 use super::unopened::FIRST_WRITE;
 use crate::{
@@ -77,7 +77,7 @@ impl Door {
     /// Refuses the names that cannot exist here, without asking the layer.
     fn may_exist(&self, name: &[u8]) -> Outcome {
         self.supported()?;
-        // As the kernel says of a name that is nothing but its namespace.
+        // The kernel's error for a name that is only its namespace.
         if matches!(name, b"user." | b"trusted." | b"security.") {
             return Err(Errno::EINVAL.into());
         }

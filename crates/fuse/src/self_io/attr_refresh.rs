@@ -1,13 +1,12 @@
-//! Where writes are collected, the kernel keeps sizes and times of regular files itself and
-//! believes no answer about them. Two things it does not know then: that a direct write changed the
-//! time of modification (Linux 6.18 notes it only for writes that it collects), and what others
-//! changed behind the mount. A thread of ours tells it by performing the change on the mount itself
-//! (truncate, utimensat), by file handle; the door, which knows the thread by its id, answers with
-//! what the file has and changes nothing.
+//! Updates the kernel's sizes and times of files under write-back caching, where the kernel keeps them itself and
+//! ignores the values in replies. Two changes are unknown to it then: that a direct write changed the mtime (Linux
+//! 6.18 notes it only for cached writes), and changes by others behind the mount. A thread of ours performs the
+//! change on the mount itself (truncate, utimensat), by file handle; the front end, which knows the thread by its id,
+//! replies with the file's real attributes and changes nothing.
 //!
-//! Fed by `ops/data.rs` (direct writes) and by the invalidation thread, waited for by stat(2)
-//! (`ops/attributes.rs`). Invariants: a file with collected writes is left alone, as what is held
-//! back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
+//! Fed by `ops/data.rs` (direct writes) and by the invalidation thread; stat(2) waits for it (`ops/attributes.rs`).
+//! Invariants: a file with cached writes is left alone, as its dirty data is missing below; no serving thread waits
+//! for longer than [`PATIENCE`].
 
 use super::{
     attr_setter::AttrSetter,
@@ -30,41 +29,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// For how long files are gathered before the kernel is told of their times.
+/// How long files are batched before the kernel's times are updated.
 const GATHER: Duration = Duration::from_millis(10);
-/// The longest that a stat(2) waits.
+/// Maximum time for which a stat(2) waits.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The longest that an open(2) waits; after that the kernel is told of writes soon after they were
-/// made.
+/// Maximum time for which an open(2) waits; after that the kernel is updated soon after each write.
 const BRIEF: Duration = Duration::from_millis(100);
 
-/// The state between the thread and the door.
+/// State shared by the thread and the front end.
 #[derive(Default)]
 pub(crate) struct AttrRefresh {
-    /// The thread that acts on the mount.
+    /// The thread that sets sizes and times on the mount.
     pub setter: AttrSetter,
-    /// The one that has the kernel ask.
+    /// The thread that makes the kernel ask for attributes.
     pub asker: AttrSetter,
     queue: Mutex<Option<Sender<Job>>>,
 }
 
-/// What the thread is asked for.
+/// Request to the thread.
 pub(crate) enum Job {
-    /// The file with this node id, soon.
+    /// Update the file with this node id soon.
     Soon(u64),
-    /// At once; whoever waits is told when it is done.
+    /// Update it now, and notify the waiter.
     Now(u64, SyncSender<()>),
-    /// The kernel holds nothing back of this file any more: it leaves the table of those that may
-    /// be written to, unless it was used since.
+    /// The kernel holds no dirty pages of this file any more: remove it from the table of files that may have some,
+    /// unless it was used since.
     Leave(u64, Uses),
-    /// All that left before has left.
+    /// Notify the waiter when all removals before this one are done.
     Left(SyncSender<()>),
-    /// Where these files are.
+    /// Return the paths of these files.
     Names(Vec<u64>, SyncSender<Names>),
 }
 
 impl AttrRefresh {
-    /// Opens the queue; its end goes to the thread.
+    /// Opens the queue; returns its end for the thread.
     pub fn open(&self) -> Receiver<Job> {
         let (sender, receiver) = channel();
         *self.queue.lock() = Some(sender);
@@ -76,24 +74,24 @@ impl AttrRefresh {
         *self.queue.lock() = None;
     }
 
-    /// Has the kernel told of a file soon.
+    /// Schedules an update of a file.
     pub fn soon(&self, nodeid: u64) {
         self.send(Job::Soon(nodeid));
     }
 
-    /// Has a file leave of which the kernel holds nothing back: it may be closed by that, which takes
-    /// a thread with the descriptors of the process.
+    /// Schedules the removal of a file without dirty pages. That may close the file, which takes a thread with the
+    /// descriptors of the process.
     pub fn leave(&self, nodeid: u64, uses: Uses) {
         self.send(Job::Leave(nodeid, uses));
     }
 
-    /// Has somebody told when all files have left that were told to.
+    /// Notifies the waiter when all removals scheduled before are done.
     pub fn left(&self, waiting: SyncSender<()>) {
         self.send(Job::Left(waiting));
     }
 
-    /// Where files are below the root, for a thread without the descriptors of the process; nothing
-    /// where that takes long.
+    /// Returns paths of files below the root, for a thread without the descriptors of the process; empty where that
+    /// takes too long.
     pub fn names(&self, files: Vec<u64>) -> Names {
         let (done, waiting) = sync_channel(1);
         if self.send(Job::Names(files, done)) {
@@ -107,7 +105,7 @@ impl AttrRefresh {
         self.queue.lock().as_ref().is_some_and(|queue| queue.send(job).is_ok())
     }
 
-    /// Has the kernel told of a file and waits for it.
+    /// Has a file updated and waits for it.
     fn now(&self, nodeid: u64) {
         let (done, waiting) = sync_channel(1);
         if self.send(Job::Now(nodeid, done)) && waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
@@ -117,8 +115,8 @@ impl AttrRefresh {
 }
 
 impl Door {
-    /// Whether answers about a file must not be kept: it is written to directly, or the kernel has
-    /// not heard of a write yet.
+    /// Whether attributes of a file must not be cached: it is being written to directly, or the kernel does not know
+    /// of a write yet.
     pub(crate) fn times_move(&self, nodeid: u64) -> bool {
         let Some(times) = self.write_times(nodeid) else { return false };
         let move_on = times.writers.load(Ordering::Acquire) > 0 || times.is_stale();
@@ -126,8 +124,7 @@ impl Door {
         move_on
     }
 
-    /// Somebody asks for the attributes of a file, which are these: tells the kernel first where it
-    /// has another time of modification.
+    /// Updates the kernel before these attributes of a file are returned, where its mtime is different.
     pub(crate) fn true_times(&self, nodeid: u64, attr: &Attr) -> Outcome {
         let Some(times) = self.write_times(nodeid).filter(|times| times.is_stale()) else { return Ok(()) };
         if times.fits(attr, self.is_exact()) {
@@ -136,7 +133,7 @@ impl Door {
         Ok(fusewire::blocking(|| self.self_io.attr_refresh.now(nodeid))?)
     }
 
-    /// A file that was open for direct writes has been closed.
+    /// Ends an open file for direct writes.
     pub(crate) fn writer_gone(&self, nodeid: u64, times: &Times) {
         if times.writers.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
@@ -154,14 +151,14 @@ impl Door {
         self.forget_times(nodeid);
     }
 
-    /// Whether layers store the very times that the kernel shows.
+    /// Whether layers store exactly the times that the kernel shows.
     fn is_exact(&self) -> bool {
         self.writeback.is_patient()
     }
 
-    /// A file is opened for direct writes: where the kernel may take its attributes for valid for
-    /// long, it is made to ask for them, and told that they are not. Otherwise it would answer a
-    /// question for the time of modification alone from what it has.
+    /// Makes the kernel ask for a file's attributes, and expires them, when it is opened for direct writes and the
+    /// kernel may have them cached for long. Otherwise the kernel would answer a stat for the mtime alone from its
+    /// cache.
     pub(crate) fn doubt(&self, inode: InodeKey, times: &Times) {
         if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
             return;
@@ -173,8 +170,8 @@ impl Door {
         }
     }
 
-    /// A request of the thread: what the file has is answered, and nothing changed but the time of
-    /// change, which the kernel shows from now on.
+    /// Answers SETATTR of the thread: replies with the file's attributes, and changes nothing but the ctime, which
+    /// the kernel shows from now on.
     pub(crate) fn refresh_setattr(&self, header: &Header, told: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
         if self.writeback.caches_writes(header.nodeid) {
             return Err(Errno::EBUSY.into());
@@ -192,15 +189,14 @@ impl Door {
         Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), Duration::ZERO))?)
     }
 
-    /// The state of an inode that is written to directly.
+    /// Returns the write times of an inode that is written to directly.
     pub(crate) fn write_times(&self, nodeid: u64) -> Option<Arc<Times>> {
         self.inodes
             .with_any(nodeid, |record| record.open_state_if_any().and_then(|state| state.times.clone()))
             .flatten()
     }
 
-    /// Gives the state back where nothing is written to the file any more and the kernel knows its
-    /// time.
+    /// Frees the write times where the file is no longer written to and the kernel has its mtime.
     fn forget_times(&self, nodeid: u64) {
         self.inodes.with(nodeid, |record| {
             if let Some(state) = record.open_state_if_any()
@@ -213,7 +209,7 @@ impl Door {
     }
 }
 
-/// The body of the thread.
+/// Body of the thread.
 #[expect(clippy::disallowed_methods, reason = "files are gathered for a moment")]
 pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
     let mut gathered = BTreeSet::new();
@@ -226,7 +222,7 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
         match next {
             Ok(Job::Now(nodeid, done)) => {
                 told(door, nodeid);
-                // Whoever waited may have lost patience.
+                // The waiter may have timed out.
                 let _ = done.try_send(());
             }
             Ok(Job::Soon(nodeid)) => {
@@ -239,7 +235,7 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
                 }
             }
             Ok(Job::Names(files, done)) => {
-                // Whoever waited may have lost patience.
+                // The waiter may have timed out.
                 let _ = done.try_send(door.names(files));
             }
             Ok(Job::Left(waiting)) => {
@@ -259,17 +255,17 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
 fn told(door: &Door, nodeid: u64) {
     match tell(door, nodeid) {
         Ok(()) => {}
-        // Not in the kernel's memory any more, or gone below.
+        // Not in the kernel's memory any more, or removed below.
         Err(SysErrno::STALE | SysErrno::NOENT) => tracing::trace!(nodeid, "nobody to be told of a file"),
         Err(error) => tracing::debug!(%error, nodeid, "the kernel could not be told of a file's size and times"),
     }
     door.forget_times(nodeid);
 }
 
-/// Makes the kernel's size and time of modification those of the file.
+/// Sets the kernel's size and mtime to those of the file.
 fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
     let times = door.write_times(nodeid);
-    // Of a write that comes after this, the kernel is told again.
+    // A write that comes after this triggers another update.
     let writes = times.as_ref().map_or(0, |times| {
         times.asked.store(false, Ordering::Release);
         times.writes.load(Ordering::Acquire)

@@ -1,6 +1,6 @@
-//! A thread that makes the kernel's size and times of files what they are, or has it ask for them.
+//! Thread that sets the kernel's size and times of files to the real ones, or makes the kernel ask for them.
 //!
-//! Used by `attr_refresh.rs`, by which the door answers its requests.
+//! Used by `attr_refresh.rs`, by which the front end answers its requests.
 
 use super::{
     Role, SelfIo,
@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-/// A file's size and time of modification, for the kernel; or nothing of it but a question.
+/// A file's size and mtime to be set in the kernel; no values: the kernel is to ask.
 struct Setting {
     inode: InodeKey,
     place: MountPlace,
@@ -33,7 +33,7 @@ struct Setting {
     done: std::sync::mpsc::SyncSender<Result<(), SysErrno>>,
 }
 
-/// A thread that sets sizes and times, or one that asks for them.
+/// Channel to the thread.
 #[derive(Default)]
 pub(crate) struct AttrSetter {
     queue: Mutex<Option<Sender<Setting>>>,
@@ -43,14 +43,14 @@ impl AttrSetter {
     /// Starts the thread.
     ///
     /// # Errors
-    /// Where there can be none.
+    /// Where the thread cannot be started.
     pub fn start(&self, self_io: &Arc<SelfIo>, name: &'static str) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, settings): (_, Receiver<Setting>) = channel();
         *self.queue.lock() = Some(sender);
         self_io.start(name, Role::Times, move || {
             for setting in settings {
                 let result = during("times and length", setting.inode.nodeid, || set(&setting));
-                // Whoever waited may have gone.
+                // The waiter may be gone.
                 let _ = setting.done.try_send(result);
             }
             Ok(())
@@ -62,7 +62,7 @@ impl AttrSetter {
         *self.queue.lock() = None;
     }
 
-    /// Makes the kernel's size and time of a regular file these, and waits for it.
+    /// Sets the kernel's size and mtime of a regular file, and waits for it.
     ///
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
@@ -71,9 +71,8 @@ impl AttrSetter {
         waiting.recv().unwrap_or(Err(SysErrno::CANCELED))
     }
 
-    /// Makes the kernel ask for the attributes of a file, whether or not those that it has are
-    /// valid, and waits for it, at most so long. Takes no lock of the file: a thread that does
-    /// nothing else waits for nobody.
+    /// Makes the kernel ask for the attributes of a file, whether or not the cached ones are valid, and waits for it,
+    /// for `most` at most. Takes no lock of the file: a thread that only does this waits for nobody.
     ///
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
@@ -102,7 +101,7 @@ fn set(setting: &Setting) -> Result<(), SysErrno> {
     };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;
-    // The table of descriptors is the thread's own.
+    // The thread has its own table of descriptors.
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let resized = kernel.stx_size != size;
     if resized {

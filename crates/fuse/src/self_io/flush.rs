@@ -1,17 +1,16 @@
-//! Making the kernel pass on what it holds back: of every collected file of our own mount, for the
-//! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
-//! lseek(2).
+//! Makes the kernel write dirty pages back: of all cached files of our own mount, for the layer and for callers of
+//! `Mount::flush`; and of one file without its inode's lock, which is held, for lseek(2).
 //!
-//! Files are reached by threads of their own (`self_io.rs`), by name where that is known, else by
-//! handle (`own_mount.rs`). They are not opened, which watchers would be told of: the kernel passes everything on before it asks for other times of a
-//! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
-//! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
-//! answers such OPENs itself. syncfs(2) would not do: most kernels do not wait for FUSE there (6.17 does;
+//! Files are reached by threads of their own (`self_io.rs`), by name where that is known, else by handle
+//! (`own_mount.rs`). They are not opened, which inotify watchers would see: the kernel writes everything back before
+//! it requests a change of a file's times, and the front end refuses that request. The kernel takes the inode's lock
+//! for it, as for fsync(2), and so also waits for a write(2) in progress. Only for lseek(2) the file is opened; the
+//! front end answers these OPENs itself. syncfs(2) would not do: most kernels do not wait for FUSE there (6.17 does;
 //! docs/decisions/own-mount-locks.md).
 //!
-//! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the
-//! inode's lock, which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the
-//! kernel's length instead, and the flush of a file that stays locked ends with EBUSY.
+//! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the inode's lock,
+//! which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the kernel's length instead,
+//! and the flush of a file that stays locked ends with EBUSY.
 
 use super::{
     Role,
@@ -33,20 +32,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The file handle of such opens; the table gives out smaller ones.
+/// File handle of these opens; the table returns smaller ones.
 const OWN_HANDLE: u64 = u64::MAX;
-/// Between the two passes: a writer that asked before the recall, and was let through, has its
-/// inode's lock by then.
+/// Pause between the two passes: a writer that reserved before the recall, and was admitted, has its inode's lock by
+/// then.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long the attributes of directories are waited for.
+/// Maximum time to wait for the attributes of directories.
 const FRESHENING: Duration = Duration::from_secs(1);
 
-/// How often it is looked in vain before a file that stays locked is given up, where the kernel cannot
-/// flush it under the lock: a second.
+/// Number of checks in vain after which a file that stays locked is given up, where the kernel cannot flush it under
+/// the lock: a second.
 const LOOKS_AT_LOCKED: u32 = 200;
 
-/// How long a file is waited for before it is looked whether it has to be waited for.
+/// How long a file is waited for between two checks whether it still has to be waited for.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Writeback {
@@ -58,8 +57,7 @@ impl Writeback {
         self.flush_each(&self.place())
     }
 
-    /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile
-    /// may come later.
+    /// Writes back all that is dirty at this moment. Later writes may remain dirty.
     pub fn flush_once(&self, names: Names) -> Result<()> {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
@@ -73,8 +71,8 @@ impl Writeback {
         self.flush_these(self.keys(), &|inode| self.caches_writes(inode.nodeid), place)
     }
 
-    /// The same for files that are open for writing, while `open` says that they are: what is
-    /// stored to a mapping is held back as well where writes are not collected.
+    /// The same for files that are open for writing, as long as `open` contains them: data stored to a mapping is
+    /// dirty as well where writes are not cached.
     pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<InodeKey>, names: Names) -> Result<()> {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
@@ -85,8 +83,8 @@ impl Writeback {
         self.flush_these(open(), &|inode| open().contains(&inode), &place)
     }
 
-    /// Names by which files can be reached: their directories' attributes are asked for before
-    /// anything is locked here, as the layer may wait with its answer for somebody who needs that.
+    /// Makes these names usable for reaching files: requests their directories' attributes before any lock is taken
+    /// here, as the layer's reply may depend on a thread that needs that lock.
     fn freshened(&self, names: Names) -> Arc<Names> {
         let names = Arc::new(names);
         if names.is_empty() {
@@ -97,7 +95,7 @@ impl Writeback {
         let started = self.self_io.start("nacre-flush", Role::Flush, move || {
             let mount = Entered::new(&place.mountpoint, place.device)?;
             during("attributes of directories", ROOT, || mount.freshen(&place.names));
-            // Who asked may have gone on.
+            // The waiter may have timed out.
             let _ = tell.send(());
             Ok(())
         });
@@ -108,7 +106,7 @@ impl Writeback {
         names
     }
 
-    /// Files that the kernel opens without a request, one after the other by one thread.
+    /// Writes back files that the kernel opens without a request, one after the other in one thread.
     fn flush_unopened(&self, files: Vec<InodeKey>, place: &MountPlace) -> Result<()> {
         let (mut files, mut all) = (VecDeque::from(files), Ok(()));
         while !files.is_empty() {
@@ -116,14 +114,14 @@ impl Writeback {
             while let Some(inode) = files.pop_front() {
                 match self.await_passed(inode.nodeid, &told) {
                     Some(Ok(Err(SysErrno::STALE))) => {
-                        // Something else is seen at its place, or nothing.
+                        // Another file system, or none, is at its mount point.
                         self.flush_unseen();
                         return Ok(());
                     }
                     Some(passed) => all = all.and(outcome(passed)),
                     None => {
-                        // The served caller has the lock, so nobody writes to the file; he may wait for
-                        // the end of this. The thread ends when he releases it.
+                        // The served caller has the lock, so nobody writes to the file; it may wait for the end of
+                        // this flush. The thread ends when the caller releases the lock.
                         let flushed = if self.flush_for_seek { self.flush_key(inode) } else { Err(Errno::EBUSY) };
                         all = all.and(flushed);
                         break;
@@ -134,8 +132,8 @@ impl Writeback {
         all
     }
 
-    /// Waits for what becomes of one file; `None` where a request is served whose caller has the
-    /// inode's lock, and, where nothing can be done about it, keeps it for [`LOOKS_AT_LOCKED`].
+    /// Waits for the result of one file; `None` where a request is being served whose caller has the inode's lock
+    /// and, where the kernel cannot flush under that lock, keeps it for [`LOOKS_AT_LOCKED`].
     fn await_passed(
         &self,
         nodeid: u64,
@@ -153,14 +151,14 @@ impl Writeback {
         }
     }
 
-    /// A thread that has these files passed on, and tells of each, for as long as somebody listens.
+    /// Starts a thread that writes these files back and sends each result, as long as the receiver lives.
     fn flush_in_turn(&self, files: Vec<InodeKey>, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             let mount = match Entered::new(&place.mountpoint, place.device) {
                 Ok(mount) => mount,
                 Err(error) => {
-                    // Who asked may have found out that he need not wait.
+                    // The receiver may be gone.
                     let _ = tell.send(Err(error));
                     return Ok(());
                 }
@@ -175,7 +173,7 @@ impl Writeback {
         Ok(told)
     }
 
-    /// All of them, whatever becomes of one.
+    /// Writes all of them back, even if one fails.
     fn flush_these(
         &self,
         files: impl IntoIterator<Item = InodeKey>,
@@ -189,8 +187,8 @@ impl Writeback {
         let told = self.flush_by_thread(inode, true, place.clone())?;
         loop {
             match told.recv_timeout(LOOK) {
-                // Closed meanwhile, which passes everything on. Who writes to it now may hold its
-                // lock and wait for the end of this flushing: the thread ends when he goes on.
+                // Closed meanwhile, which writes everything back. A writer may hold the inode's lock and wait for the
+                // end of this flush: the thread ends when the writer continues.
                 Err(RecvTimeoutError::Timeout) if !open(inode) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
                 told => return outcome(told),
@@ -198,9 +196,9 @@ impl Writeback {
         }
     }
 
-    /// The same for a mount that is in no tree of ours any more, so that its files cannot be
-    /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
-    /// would hang, unless another process goes on, so this is for such mounts alone.
+    /// The same for a mount that is in no mount tree of ours any more, so that its files cannot be opened: the kernel
+    /// writes pages back before it drops them. A daemon that is killed meanwhile would hang, unless another process
+    /// takes over, so this is for these mounts only.
     pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {
@@ -210,14 +208,14 @@ impl Writeback {
         }
     }
 
-    /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
+    /// Writes one file back, even while its inode's lock is held.
     pub fn flush_file(&self, nodeid: u64) -> Result<()> {
-        // Of what has left, nothing is held back.
+        // A file that was removed from the table has no dirty pages.
         self.key(nodeid).map_or(Ok(()), |inode| self.flush_key(inode))
     }
 
-    /// The kernel's length of a file of which it may hold writes, asked for without the inode's lock; none
-    /// where it holds no writes.
+    /// Returns the kernel's length of a file that may have cached writes, without the inode's lock; none where it has
+    /// no cached writes.
     pub fn kernel_length(&self, nodeid: u64) -> Result<Option<u64>> {
         let Some(inode) = self.key(nodeid) else { return Ok(None) };
         let (tell, told) = channel();
@@ -229,8 +227,8 @@ impl Writeback {
         })?;
         match told.recv().unwrap_or(Err(SysErrno::IO)) {
             Ok(length) => Ok(Some(length)),
-            // The mount is in no tree any more. The kernel asks nothing more then, and answers lseek(2)
-            // by its own length.
+            // The mount is in no mount tree any more. The kernel sends no further LSEEK after ENOSYS, and uses its
+            // own length.
             Err(SysErrno::STALE) => Err(Errno::ENOSYS),
             Err(error) => Err(Errno::from_raw(error.raw_os_error())),
         }
@@ -243,7 +241,7 @@ impl Writeback {
     fn flush_by_thread(&self, inode: InodeKey, locking: bool, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
-            // Who asked may have found out that he need not wait.
+            // The receiver may be gone.
             let _ = tell.send(flush_file(&place, inode, locking));
             Ok(())
         })?;
@@ -251,21 +249,20 @@ impl Writeback {
     }
 }
 
-/// Answers a request of such a thread where it is about its own file handles; false where it is like
-/// any other.
+/// Answers a request of a flushing thread if it is about its own file handles; false where it is like any other.
 ///
 /// # Errors
-/// What the reply says.
+/// FLUSHED for SETATTR of the access time; errors of the reply.
 pub(crate) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
     match request.op {
         Op::Open { .. } => {
-            // Past the page cache, so that the open takes part in no mode and drops no pages.
+            // Direct I/O, so that the open takes part in no mode and drops no pages.
             let open_flags = fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH;
             reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
             Ok(true)
         }
-        // Before the kernel asks, it has passed everything on; times that it passes on itself are
-        // those of changes.
+        // The kernel has written everything back before it sends this; a SETATTR without the access time carries the
+        // times of changes.
         Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(FLUSHED.into()),
         Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
         _ => Ok(false),
@@ -274,32 +271,31 @@ pub(crate) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::resul
 
 type Passed = std::result::Result<(), SysErrno>;
 
-/// Without an answer, the thread had failed, which has been reported by itself.
+/// Without a result the thread has failed, which it has logged itself.
 fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
     told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
 
-/// Has the kernel pass on what it holds of a file of a mount that was entered.
+/// Writes one file of an entered mount back.
 pub(super) fn flush_within(mount: &Entered, place: &MountPlace, inode: InodeKey) -> Result<(), SysErrno> {
     let flushed = during("flush", inode.nodeid, || flush_unseen(&mount.reach(place, inode)?));
     passed(inode.nodeid, flushed)
 }
 
-/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
-/// that is under way; else without the inode's lock.
+/// Writes one file back: if `locking` like fsync(2), after a write(2) in progress; else without the inode's lock.
 fn flush_file(place: &MountPlace, inode: InodeKey, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     if locking {
         return flush_within(&mount, place, inode);
     }
-    // Who asks by lseek(2) has the inode's lock.
+    // The caller of lseek(2) has the inode's lock.
     let flushed = during("flush for lseek", inode.nodeid, || {
         nacre_sys::writeback::write_and_wait(mount.by_handle(inode, OFlags::RDONLY)?.as_fd()).map_err(number)
     });
     passed(inode.nodeid, flushed)
 }
 
-/// The kernel's own length of a file, asked for without a request and without a lock.
+/// Returns the kernel's own length of a file, without a request and without a lock.
 fn kernel_length(place: &MountPlace, inode: InodeKey) -> Result<u64, SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -308,12 +304,11 @@ fn kernel_length(place: &MountPlace, inode: InodeKey) -> Result<u64, SysErrno> {
     })
 }
 
-/// What became of a file that was to be passed on.
+/// Maps the result of writing a file back.
 fn passed(nodeid: u64, passed: Result<(), SysErrno>) -> Result<(), SysErrno> {
     match passed {
-        // Closed meanwhile, which passes everything on; or what was held back could not be written,
-        // which its writer is told as well: it is not held back any more. Nothing is held back
-        // where nothing can be written.
+        // Closed meanwhile, which writes everything back; or the dirty data could not be written, which its writer
+        // gets as an error as well: it is no longer dirty. Nothing is dirty where nothing can be written.
         Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
         Err(error) => {
             tracing::debug!(%error, nodeid, "a file could not be passed on");
@@ -322,11 +317,10 @@ fn passed(nodeid: u64, passed: Result<(), SysErrno>) -> Result<(), SysErrno> {
     }
 }
 
-/// Has all that is held back of a file written, and waits for it. Before it asks for other times of
-/// a file, the kernel writes what it has collected of it (`fuse_do_setattr`), or it would be late
-/// for them. The door refuses that change ([`FLUSHED`]): so no file is opened and none is
-/// changed, and nobody who watches the mount hears of anything. Were the refusal lost, only the
-/// access time would be another.
+/// Writes all dirty pages of a file back and waits for it. Before the kernel requests a change of a file's times, it
+/// writes the cached data back (`fuse_do_setattr`), as that would change them later. The front end refuses the
+/// request ([`FLUSHED`]): so no file is opened and none is changed, and watchers of the mount see no event. Without
+/// the refusal, only the access time would change.
 fn flush_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
     let stamps = Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
@@ -338,5 +332,5 @@ fn flush_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
     }
 }
 
-/// With this the door refuses the change of times by which a file is passed on.
+/// The error by which the front end refuses the change of times that writes a file back.
 const FLUSHED: SysErrno = SysErrno::CANCELED;

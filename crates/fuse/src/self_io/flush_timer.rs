@@ -1,16 +1,16 @@
-//! The beat: what the kernel holds back of open files is passed on every second, so that little is
-//! lost with a daemon that is killed. By itself the kernel would hold it for up to half a minute.
+//! Periodic write-back: dirty pages of open files are written back every second, so that little is lost when the
+//! daemon is killed. By itself the kernel would keep them for up to half a minute.
 //!
-//! Where the kernel opens files without a request, files that are written to no more leave the
-//! table with the beat (`writeback/written_files.rs`), and those that others have changed as soon as
-//! the kernel has passed on what it holds of them: until then it believes in its own size.
+//! Where the kernel opens files without a request, files that are no longer written to are removed from the table at
+//! each tick (`writeback/written_files.rs`), and files that others have changed as soon as the kernel has written
+//! their dirty pages back: until then it trusts its own size.
 //!
-//! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on.
-//! syncfs(2) begins to write all that is dirty. Whether it waits for the answers depends on the kernel
-//! (6.17 does; docs/decisions/own-mount-locks.md), so it is not for durability here, and nobody waits
-//! for this thread. It needs an open file of the mount, and no user may be told of an open that
-//! is none of his: so that is the mount's first inode, which nobody can reach where another one is
-//! shown as the root. Where that one is shown, files are passed on one by one.
+//! Started by `mount.rs` with the mount. Closed files need none of it: close writes back. syncfs(2) starts the
+//! write-back of all dirty pages. Whether it waits for the replies depends on the kernel (6.17 does;
+//! docs/decisions/own-mount-locks.md), so it is not used for durability here, and nobody waits for this thread. It
+//! needs an open file of the mount, and inotify watchers must not see an open by us: so it opens the mount's first
+//! inode, which users cannot reach where another inode is shown as the root. Where the first inode is shown, files
+//! are written back one by one.
 
 use super::{
     Role,
@@ -36,21 +36,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the kernel holds back what is written to an open file, about.
+/// Interval of the periodic write-back.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How long somebody waits at most for files to leave whose descriptors are needed.
+/// Maximum time to wait for the removal of files whose descriptors are needed.
 const MAKING_ROOM: Duration = Duration::from_secs(2);
 
-/// The thread that does it; it ends when this is closed.
+/// Channel to the thread, which ends when this is closed.
 #[derive(Default)]
 pub(crate) struct FlushTimer(Mutex<Option<Sender<Ask>>>);
 
-/// What the thread is asked for between two beats.
+/// Request to the thread between two ticks.
 enum Ask {
-    /// Others have changed this file.
+    /// Others have changed this file: remove it.
     PartWith(u64),
-    /// Descriptors are needed; who waits is told when files have left.
+    /// Descriptors are needed; the waiter is notified when files have been removed.
     Room(SyncSender<()>),
 }
 
@@ -60,14 +60,14 @@ impl FlushTimer {
         *self.0.lock() = None;
     }
 
-    /// Others have changed a file that the kernel opens without a request: it leaves soon.
+    /// Schedules the removal of a file that the kernel opens without a request and that others have changed.
     pub fn part_with(&self, nodeid: u64) {
         if !self.ask(Ask::PartWith(nodeid)) {
             tracing::debug!(nodeid, "a file that others have changed stays: nothing is passed on any more");
         }
     }
 
-    /// Has files leave at once, where there are too many of them, and waits for it.
+    /// Has files removed at once, where there are too many of them, and waits for it.
     pub fn make_room(&self) {
         let (told, waiting) = sync_channel(1);
         if self.ask(Ask::Room(told)) && waiting.recv_timeout(MAKING_ROOM) == Err(RecvTimeoutError::Timeout) {
@@ -81,10 +81,10 @@ impl FlushTimer {
 }
 
 impl Writeback {
-    /// Starts the thread; with `hidden`, users see another inode than the first as the root.
+    /// Starts the thread; with `hidden`, users see an inode other than the first as the root.
     ///
     /// # Errors
-    /// Where there can be none.
+    /// Where the thread cannot be started.
     #[expect(clippy::disallowed_methods, reason = "the beat")]
     pub fn start_flush_timer(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, end) = channel();
@@ -133,8 +133,7 @@ impl Writeback {
                 let left = left.map_err(|error| Errno::from_raw(error.raw_os_error()));
                 let passed = begun.and(left);
                 if let Err(error) = passed {
-                    // What could not be written its writer hears of; and the mount may be about to
-                    // end.
+                    // The writer gets the error of failed writes; and the mount may be about to end.
                     tracing::debug!(%error, "what is held back is not passed on now");
                 }
             }
@@ -144,8 +143,8 @@ impl Writeback {
 }
 
 impl Writeback {
-    /// Has a file leave that others have changed, unless it is written to just now; whether it has
-    /// left.
+    /// Schedules the removal of a file that others have changed, after writing it back; returns whether it is already
+    /// gone from the table.
     fn part_with(&self, nodeid: u64) -> bool {
         let Some(uses) = self.written.uses(nodeid) else { return true };
         self.ask_before_writes(nodeid);
@@ -162,15 +161,14 @@ impl Writeback {
     }
 }
 
-/// The names of files that are to leave, asked for by another thread: to know them, the layer may
-/// need descriptors of the process.
+/// Names of the files to be removed, from another thread: the layer may need descriptors of the process for them.
 fn names_of(writeback: &Writeback, leaving: &[(u64, Uses)]) -> Arc<Names> {
     let files: Vec<u64> = leaving.iter().map(|(nodeid, _)| *nodeid).collect();
     if files.is_empty() { Arc::default() } else { Arc::new(writeback.self_io.attr_refresh.names(files)) }
 }
 
-/// Has files leave that are written to no more. Whoever writes to one meanwhile is heard of: the
-/// kernel was told a beat ago to ask first.
+/// Removes files that are no longer written to. A write meanwhile is noticed: since the last tick, the kernel sends a
+/// request before the first one.
 fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)>) -> Result<(), SysErrno> {
     if !place.names.is_empty() {
         let mount = Entered::new(&place.mountpoint, place.device)?;
@@ -178,9 +176,9 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
     }
     for (nodeid, uses) in files {
         let Some(inode) = writeback.upgrade().map(|writeback| writeback.key(nodeid)) else { break };
-        // Whoever has taken it out meanwhile has made it leave.
+        // It was removed by another thread meanwhile.
         let Some(inode) = inode else { continue };
-        // Whoever is in a mount keeps it from being unmounted: for one file at a time.
+        // Entering a mount keeps it from being unmounted: so only for one file at a time.
         flush_within(&Entered::new(&place.mountpoint, place.device)?, place, inode)?;
         let Some(writeback) = writeback.upgrade() else { break };
         writeback.self_io.attr_refresh.leave(nodeid, uses);
@@ -188,7 +186,7 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
     Ok(())
 }
 
-/// Begins to write all that is dirty.
+/// Starts the write-back of all dirty pages.
 fn begin(place: &MountPlace) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let root = InodeKey { nodeid: ROOT, generation: 0 };

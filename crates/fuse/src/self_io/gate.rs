@@ -1,8 +1,7 @@
-//! Where everybody waits while files become others, and the thread that makes those of before bad
-//! meanwhile.
+//! Quiesce lock of a mount during a rollback, and the thread that marks the old inodes as bad meanwhile.
 //!
-//! Used by `replacing.rs`, which says why; kept by the door. Invariants: the thread is in its
-//! directory before the gate closes; who waited hears of every replacement that happened meanwhile.
+//! Used by `replacing.rs`, which has the reasons; kept by the front end. Invariants: the thread is in its directory
+//! before the lock is closed; a request that waited knows of every replacement that happened meanwhile.
 
 use super::{Role, SelfIo, own_mount::Entered, waits::during};
 use parking_lot::{Condvar, Mutex};
@@ -21,10 +20,10 @@ use std::{
     thread::JoinHandle,
 };
 
-/// The name of the directory of its look-ups in the root, for that thread alone.
+/// Name of the thread's lookup directory in the root, visible to that thread alone.
 pub(super) const DIRECTORY: &str = ".nacre-replaced";
 
-/// Where whoever asks waits while files become others.
+/// Blocks requests during a rollback.
 #[derive(Default)]
 pub(crate) struct Gate {
     closed: AtomicBool,
@@ -35,12 +34,12 @@ pub(crate) struct Gate {
 #[derive(Default)]
 struct Turn {
     waiting: usize,
-    /// Of those who wait, what was replaced: from, to.
+    /// Inode numbers (from, to) replaced while requests waited.
     replaced: Vec<(u64, u64)>,
 }
 
 impl Gate {
-    /// Whoever comes waits from now on.
+    /// Blocks new requests from now on.
     pub fn close(&self) {
         let mut turn = self.turn.lock();
         if turn.waiting == 0 {
@@ -49,7 +48,7 @@ impl Gate {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// He goes on, and hears whether his file was among these.
+    /// Releases the waiting requests, with the inode numbers that were replaced.
     pub fn open(&self, replaced: &[(u64, u64)]) {
         let mut turn = self.turn.lock();
         turn.replaced.extend_from_slice(replaced);
@@ -57,13 +56,12 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Whether somebody has to wait.
+    /// Whether requests have to wait.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until it is open; whether the file with this number, or one that may have it, was
-    /// replaced meanwhile.
+    /// Waits until it is open; returns whether the file with this inode number was replaced meanwhile.
     pub fn pass(&self, number: u64) -> bool {
         let mut turn = self.turn.lock();
         turn.waiting += 1;
@@ -75,28 +73,28 @@ impl Gate {
     }
 }
 
-/// A thread that makes files bad, when it is told which; it waits in its directory.
+/// A thread that marks the inodes that it receives as bad; it waits in its directory.
 pub(crate) struct Replacer {
     tell: Sender<Vec<u64>>,
     thread: JoinHandle<Result<(), SysErrno>>,
 }
 
 impl Replacer {
-    /// Has these made bad.
+    /// Marks these inodes as bad.
     ///
     /// # Errors
-    /// Where that failed for one.
+    /// The last error of a lookup.
     pub fn make_bad(self, files: Vec<u64>) -> io::Result<()> {
-        // Where it has ended, it says why.
+        // If the thread has ended, its result has the reason.
         let _ = self.tell.send(files);
         self.thread.join().map_err(|_| io::Error::from(SysErrno::IO))?.map_err(io::Error::from)
     }
 
-    /// Starts it on the mount with this device number at a place; it is in its directory when this
-    /// returns, or will say why not.
+    /// Starts the thread on the mount with this device number at `place`; it is in its directory when this returns,
+    /// or ends with an error.
     ///
     /// # Errors
-    /// Where there can be no thread.
+    /// Where the thread cannot be started.
     pub fn start(self_io: &Arc<SelfIo>, place: PathBuf, device: u64) -> io::Result<Replacer> {
         let ((tell, told), (there, waiting)) = (channel(), channel());
         let thread = self_io.start("nacre-replaced", Role::Replaced, move || {
@@ -114,13 +112,13 @@ impl Replacer {
             }
             outcome
         })?;
-        // It says nothing, but lets go: when it is there, and when it cannot be.
+        // The channel is closed without a message: when the thread is there, or when it failed.
         let _: Result<(), _> = waiting.recv();
         Ok(Replacer { tell, thread })
     }
 }
 
-/// Whether a number lies within one of these ranges (from, to).
+/// Whether a number lies in one of these ranges (from, to).
 pub(crate) fn within(numbers: &[(u64, u64)]) -> impl Fn(u64) -> bool {
     |number| numbers.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }

@@ -1,13 +1,13 @@
-//! Raises inotify events inside the mount for changes made behind it. The kernel reports only what
-//! happens through a mount; so a thread of ours (the actor) performs the like of each change on the
-//! mount itself, and the door, which knows the thread by its id, answers "done" without touching
-//! the layer: the change has been made already.
+//! Replays changes made behind the mount as inotify events inside it. The kernel reports only operations through a
+//! mount; so a thread of ours (the actor) performs an equivalent of each change on the mount itself, and the front
+//! end, which knows the thread by its id, answers "done" without touching the layer: the change has been made
+//! already.
 //!
-//! Fed by `invalidate.rs`, asked by `door.rs`, on only with `FuseOptions::notify_watchers`. What is
-//! raised: creation for a name that appeared, deletion for one that vanished (both for a file moved
-//! or replaced), modification, change of attributes. Needs root: directories are reached by handle.
-//! Invariants: events that do not fit in the queue are dropped, the caches are emptied all the
-//! same; no descriptor of the mount is held between events, so that it can be unmounted.
+//! Fed by `invalidate.rs`, used by `door.rs`, on only with `FuseOptions::notify_watchers`. Events: creation of a name
+//! that appeared, deletion of one that vanished (both for a file moved or replaced), modification, change of
+//! attributes. Needs root: directories are opened by handle. Invariants: events that do not fit in the queue are
+//! dropped, but the caches are invalidated all the same; no descriptor of the mount is held between events, so that
+//! it can be unmounted.
 
 use super::{
     Role,
@@ -40,24 +40,23 @@ use std::{
     },
 };
 
-/// Events waiting; a burst above that tells watchers no more.
+/// Maximum number of queued events; further events of a burst are dropped.
 const QUEUE: usize = 4096;
-/// A node id that stands for files that are gone, for the moment of their deletion; the inode table
-/// gives out greater ones.
+/// Node id of files that are gone, during their simulated deletion; the inode table returns greater ones.
 const PHANTOM: u64 = 2;
 
-/// Something that changed behind the mount.
+/// A change behind the mount.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A name in the directory with this node id.
     Name(u64, Box<[u8]>),
     /// Attributes of the file with this node id.
     Attributes(u64),
-    /// Content.
+    /// Content of the file with this node id.
     Content(u64),
 }
 
-/// What the thread is pretending to do.
+/// The operation that the actor is simulating.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Act {
     Appear,
@@ -65,7 +64,7 @@ enum Act {
     Touch,
 }
 
-/// The state between the thread and the door.
+/// State shared by the thread and the front end.
 #[derive(Default)]
 pub(crate) struct InotifyReplay {
     act: Mutex<Option<Act>>,
@@ -73,7 +72,7 @@ pub(crate) struct InotifyReplay {
 }
 
 impl InotifyReplay {
-    /// Opens the queue; its end goes to the thread.
+    /// Opens the queue; returns its end for the thread.
     pub fn open(&self) -> Receiver<Event> {
         let (sender, receiver) = sync_channel(QUEUE);
         *self.queue.lock() = Some(sender);
@@ -85,7 +84,7 @@ impl InotifyReplay {
         *self.queue.lock() = None;
     }
 
-    /// Hands an event to the thread. False where there is none, or its queue is full.
+    /// Queues an event. False where there is no thread, or its queue is full.
     pub fn raise(&self, event: Event) -> bool {
         self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(event).is_ok())
     }
@@ -99,8 +98,7 @@ impl InotifyReplay {
 }
 
 impl Door {
-    /// A request of the thread: what it pretends is answered as done, everything else as for
-    /// anybody.
+    /// Answers a request of the actor: simulated operations as done, all others as for any caller.
     pub(crate) fn replay_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let act = *self.self_io.inotify_replay.act.lock();
         match (act, request.op) {
@@ -110,7 +108,7 @@ impl Door {
             }
             (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
             (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
-            // The kernel would take over the size of a file whose end it still holds back.
+            // The kernel would take over the size of a file whose appended data is still dirty.
             (Some(Act::Touch), Op::Setattr(_)) if self.writeback.caches_writes(request.header.nodeid) => {
                 Err(Errno::EBUSY.into())
             }
@@ -150,13 +148,13 @@ fn phantom() -> abi::EntryOut {
     wire::entry(PHANTOM, &attr, std::time::Duration::ZERO, std::time::Duration::ZERO)
 }
 
-/// What the actor is to do.
+/// Task of the actor.
 enum Task {
-    /// A name in the directory with this node id leads to a file with these attributes.
+    /// A name in the directory with this node id now refers to a file with these attributes.
     Appeared(u64, Box<[u8]>, Box<Attr>),
-    /// A name leads to nothing.
+    /// A name does not exist any more.
     Vanished(u64, Box<[u8]>),
-    /// A file is another, or its content (true).
+    /// A file has other attributes, or other content (true).
     Touched(u64, bool),
 }
 
@@ -171,10 +169,10 @@ impl Task {
 
 type Acted = Result<(), SysErrno>;
 
-/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has
-/// been raised. It asks the layer what became of a name, and leaves all that waits for the mount to
-/// a second thread, the actor, which holds none of our descriptors: a daemon that is killed while
-/// it waits for itself could not end if that thread held the fuse device.
+/// Body of the thread; `forget_name` invalidates a name in the kernel when its event has been raised. This thread
+/// looks names up in the layer, and leaves all calls that wait for the mount to a second thread, the actor, which
+/// holds none of our descriptors: a daemon that is killed while it waits for itself could not end if the waiting
+/// thread held the fuse device.
 pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forget_name: &impl Fn(u64, &[u8])) {
     let (tasks, to_do) = sync_channel(0);
     let (tell, told) = sync_channel(0);
@@ -196,7 +194,7 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
             Event::Content(nodeid) => Ok(Some(Task::Touched(*nodeid, true))),
         };
         let raised = task.and_then(|task| match task {
-            // Without an actor there is no answer either.
+            // Without an actor there is no result either.
             Some(task) => tasks.send(task).ok().and_then(|()| told.recv().ok()).unwrap_or(Err(SysErrno::IO)),
             None => Ok(()),
         });
@@ -217,7 +215,7 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
     }
 }
 
-/// What became of a name.
+/// Finds out whether a name appeared or vanished.
 fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, SysErrno> {
     let (Some(node), Ok(name)) = (door.inodes.node(parent), Name::new(bytes)) else { return Ok(None) };
     match door.layer.lookup(&Caller::ROOT, &node, name) {
@@ -227,7 +225,7 @@ fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, 
     }
 }
 
-/// The body of the actor.
+/// Body of the actor.
 fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
     for task in tasks {
         let raised = || match &task {
@@ -247,7 +245,7 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
 fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     match make(door, directory, name, attr) {
         Err(SysErrno::EXIST) => {
-            // The kernel knows the name already: made through the mount, looked up since, or
+            // The kernel knows the name already: it was created through the mount, looked up since, or belonged to
             // another file that was replaced.
             let known = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if known.st_ino == attr.id.ino {
@@ -284,7 +282,7 @@ fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
     })
 }
 
-/// Sets the mode or the size that a file has.
+/// Sets a file's mode or size to the current value.
 fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), SysErrno> {
     let file = by_handle(door, device, nodeid)?;
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
@@ -295,8 +293,7 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)
         } else if kind == FileType::Symlink || content {
-            // Links have no mode to set; a directory's content is its names, which are told one by
-            // one.
+            // Links have no mode to set; a directory's content is its names, which have events of their own.
             Ok(())
         } else {
             rustix::fs::chmodat(CWD, path.as_str(), Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())
@@ -304,8 +301,8 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
     })
 }
 
-/// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not,
-/// and then nobody watches it either.
+/// Opens an inode of the mount that the kernel has in memory; ESTALE where it has not, and then there are no watchers
+/// of it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
     Entered::new(&door.options.mountpoint, device)?.by_handle(InodeKey { nodeid, generation: 0 }, OFlags::PATH)
 }

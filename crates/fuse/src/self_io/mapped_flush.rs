@@ -1,10 +1,10 @@
 //! Writes back the dirty pages of one file while the caller of lseek(2) holds the inode's lock, in mounts of
 //! any user and with or without the write-back cache.
 //!
-//! Called by `mapped.rs`, by threads without descriptors (`self_io.rs`). The file is found by
-//! handle where the layer has handles and the user is root, else among the open files of the caller. Invariant: only kernels from 6.18 on are asked
-//! to write back (`FuseOptions::flush_for_seek`), as close(2) takes no lock there; before, an `O_PATH`
-//! descriptor and statx(2) without a request are all that is used.
+//! Called by `mapped.rs`; done by threads without descriptors (`self_io.rs`). The file is opened by handle where the
+//! layer has handles and the user is root, else through the open files of the caller. Invariant: only kernels from
+//! 6.18 on write back here (`FuseOptions::flush_for_seek`), as close(2) takes no lock there; before, only an `O_PATH`
+//! descriptor and statx(2) without a request are used.
 
 use super::{
     Role,
@@ -18,12 +18,12 @@ use rustix::io::Errno as SysErrno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::channel;
 
-/// Open files of a caller that are looked at.
+/// Maximum number of open files of a caller that are checked.
 const MAX_DESCRIPTORS: usize = 4096;
 
 impl Writeback {
-    /// Has the dirty pages of a file written back and waits for that; whether it was done. `caller` is the
-    /// thread that has the file open, 0 where it is not visible here.
+    /// Writes the dirty pages of a file back and waits for it; returns whether that succeeded. `caller` is the thread
+    /// that has the file open, 0 where it is not visible here.
     pub fn flush_mapped(&self, inode: InodeKey, caller: u32) -> bool {
         self.ask_mount(move |place| {
             let file = open(&place, inode, caller)?;
@@ -33,7 +33,7 @@ impl Writeback {
         })
     }
 
-    /// Whether the kernel has this modification time for a file, asked without a request and a lock.
+    /// Whether the kernel has this mtime for a file, without a request and a lock.
     pub fn has_times(&self, inode: InodeKey, mtime: Time) -> bool {
         self.ask_mount(move |place| {
             let mount = Entered::new(&place.mountpoint, place.device)?;
@@ -78,7 +78,7 @@ fn open(place: &MountPlace, inode: InodeKey, caller: u32) -> Result<OwnedFd, Sys
     }
 }
 
-/// The file among the open files of a thread.
+/// Finds the file among the open files of a thread.
 fn of_caller(place: &MountPlace, inode: InodeKey, caller: u32) -> Result<OwnedFd, SysErrno> {
     let path = OFlags::PATH | OFlags::CLOEXEC;
     for entry in std::fs::read_dir(format!("/proc/{caller}/fd")).map_err(number)?.take(MAX_DESCRIPTORS) {

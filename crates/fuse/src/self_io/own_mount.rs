@@ -1,11 +1,10 @@
-//! Reaching files of our own mount from a thread of the daemon: by node id.
+//! Opens files of our own mount by node id, in a thread of the daemon.
 //!
-//! Called by the threads of this folder. Needs root. What is found by handle the kernel asks for
-//! anew when its name is used next (`fuse_get_dentry()`, Linux 6.18), so files whose names are known
-//! are found by these, as far as the kernel needs no request for it ([`Entered::reach`]).
-//! Invariants: the mount is not held for longer than one act, so that it can be unmounted; nothing
-//! of it that a user can watch is opened, but for `O_PATH`, of which nobody is told; on the way by
-//! name no lock of a directory is taken.
+//! Called by the threads of this folder. Needs root. After a file was opened by handle, the kernel revalidates its
+//! name at the next use (`fuse_get_dentry()`, Linux 6.18), so files whose names are known are opened by name, as far
+//! as the kernel needs no request for it ([`Entered::reach`]). Invariants: the mount is not held for longer than one
+//! operation, so that it can be unmounted; nothing of it that a user can watch is opened, except with `O_PATH`, which
+//! causes no event; the lookup by name takes no lock of a directory.
 
 use nacre_sys::handles::{self, Handle};
 use rustix::{
@@ -20,65 +19,63 @@ use std::{
     sync::Arc,
 };
 
-/// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and
-/// one of generation.
+/// The kernel's encoding of a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and one of generation.
 const HANDLE_KIND: i32 = 0x81;
 
-/// The device number of what is mounted at a place, without a request: a daemon that is killed
-/// while it waits for itself could not end.
+/// Returns the device number of the mount at a path, without a request: a daemon that is killed while it waits for
+/// itself could not end.
 pub(crate) fn device(mountpoint: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// The same of a descriptor of the mount.
+/// The same for a descriptor of the mount.
 pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
     let stat = rustix::fs::statx(mount, c"", AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// Where files were found below the root, by node id.
+/// Paths of files below the root, by node id.
 pub(crate) type Names = HashMap<u64, Vec<u8>>;
 
-/// An inode of the mount, as the kernel's handles name it.
+/// The kernel's file handle of an inode of the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct InodeKey {
     /// Its node id.
     pub nodeid: u64,
-    /// What [`nacre_vfs::Numbered::generation`] says; 0 of layers without numbers.
+    /// Its generation ([`nacre_vfs::Numbered::generation`]); 0 for layers without inode numbers.
     pub generation: u32,
 }
 
 impl InodeKey {
-    /// Whether a descriptor (`O_PATH` will do) of the mount is one for this inode.
+    /// Whether a descriptor of the mount (`O_PATH` suffices) is open on this inode.
     pub fn is_of(self, file: BorrowedFd<'_>) -> bool {
         let handle = Handle { kind: HANDLE_KIND, bytes: &handle(self) };
         handles::leads_to(file, handle).or_else(|_| handles::names(file, handle)).unwrap_or(false)
     }
 }
 
-/// Where the mount is.
+/// Location of the mount.
 #[derive(Clone, Debug)]
 pub(crate) struct MountPlace {
-    /// The path.
+    /// The mount point.
     pub mountpoint: PathBuf,
-    /// The device number, so that nothing else is taken for it.
+    /// The device number, to recognize the mount.
     pub device: u64,
-    /// The names of files that are to be reached, as far as they are known.
+    /// Paths of the files that are to be opened, as far as they are known.
     pub names: Arc<Names>,
 }
 
-/// The mount as the working directory of the calling thread: what opens files by handle takes it
-/// for the mount, and no watcher hears of it, as it would of an open. The thread must have a
-/// working directory of its own ([`nacre_sys::descriptors::leave_all_to_others`]), and leaves the
-/// mount with this.
+/// The mount as the working directory of the calling thread: open_by_handle_at(2) takes that as the mount, and it
+/// causes no inotify event, as an open would. The thread must have a working directory of its own
+/// ([`nacre_sys::descriptors::leave_all_to_others`]). Dropping this leaves the mount.
 pub(crate) struct Entered(());
 
 impl Entered {
     /// Enters the mount with this device number.
     ///
     /// # Errors
-    /// ESTALE where something else is seen at its place.
+    /// ESTALE where something else is mounted at the mount point.
     pub fn new(mountpoint: &Path, expected: u64) -> Result<Entered, SysErrno> {
         let root = rustix::fs::open(mountpoint, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         if device_of(root.as_fd()).map_err(number)? != expected {
@@ -88,8 +85,8 @@ impl Entered {
         Ok(Entered(()))
     }
 
-    /// A descriptor (`O_PATH`) for a regular file that the kernel has in memory: by its name, where
-    /// that leads to it by what the kernel has in its cache, else by handle.
+    /// Opens a regular file that the kernel has in memory (`O_PATH`): by name, where the kernel's dentry cache
+    /// resolves that to the file, else by handle.
     ///
     /// # Errors
     /// As [`Entered::by_handle`].
@@ -101,9 +98,8 @@ impl Entered {
         }
     }
 
-    /// Has the kernel ask for attributes and ACLs of the directories that these names lead through,
-    /// where it has given them up, which it does when names in them change: [`Entered::reach`] would
-    /// go no further there. Waits for the answers.
+    /// Makes the kernel request attributes and ACLs of the directories in these paths where it has expired them,
+    /// which it does when names in them change: [`Entered::reach`] would stop there. Waits for the replies.
     #[expect(clippy::unused_self, reason = "who has it is in the mount")]
     pub fn freshen(&self, names: &Names) {
         let directories: BTreeSet<&[u8]> = names.values().map(|path| directory_of(path)).collect();
@@ -114,8 +110,8 @@ impl Entered {
         }
     }
 
-    /// A descriptor for an inode that the kernel has in memory. ESTALE where it has not, but for
-    /// layers whose files have numbers: of such a file the kernel asks.
+    /// Opens an inode that the kernel has in memory. ESTALE where it has not, except for layers with inode numbers:
+    /// for their files the kernel sends a LOOKUP.
     ///
     /// # Errors
     /// As `open_by_handle_at(2)`.
@@ -136,19 +132,18 @@ fn handle(InodeKey { nodeid, generation }: InodeKey) -> [u8; 12] {
     bytes
 }
 
-/// The path of the directory that a path leads through last.
+/// Path of the parent directory.
 fn directory_of(path: &[u8]) -> &[u8] {
     path.iter().rposition(|byte| *byte == b'/').and_then(|end| path.get(..end)).unwrap_or_default()
 }
 
-/// A descriptor for what a path leads to within the mount, if the kernel finds it without asking
-/// anybody and without a lock.
+/// Opens a path within the mount, if the kernel can resolve it without a request and without a lock.
 fn cached(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, SysErrno> {
     let within = ResolveFlags::CACHED | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     rustix::fs::openat2(from, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | flags, Mode::empty(), within)
 }
 
-/// Has the kernel look, in a directory and in those above it, whether we may pass.
+/// Makes the kernel check search permission in a directory and in those above it.
 fn freshen(directory: &[u8]) -> Result<(), SysErrno> {
     let ask = |directory: BorrowedFd<'_>| {
         rustix::fs::openat(directory, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -166,21 +161,20 @@ fn freshen(directory: &[u8]) -> Result<(), SysErrno> {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // Nothing keeps anybody from entering the root; a thread that stayed in the mount would
-        // keep it from being unmounted.
+        // Entering the root always works; a thread that stayed in the mount would keep it from being unmounted.
         if let Err(error) = rustix::process::chdir(c"/") {
             tracing::warn!(%error, "a thread stays in the mount");
         }
     }
 }
 
-/// Opens the file of a descriptor (`O_PATH` will do) once more.
+/// Opens the file of a descriptor (`O_PATH` suffices) once more.
 pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, SysErrno> {
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The number of a system call's error.
+/// The error number of a system call.
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
 pub(crate) fn number(error: io::Error) -> SysErrno {
     SysErrno::from_io_error(&error).unwrap_or(SysErrno::IO)

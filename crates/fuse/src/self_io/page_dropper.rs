@@ -1,7 +1,7 @@
-//! The thread that drops pages of files that others changed, where a notification to the kernel
-//! would wait for pages that are being written back.
+//! Thread that drops pages of files that others changed, where a notification to the kernel would wait for pages in
+//! write-back.
 //!
-//! Fed by the thread that notifies (`mount.rs`).
+//! Fed by the invalidation thread (`mount.rs`).
 
 use super::{
     Role, SelfIo,
@@ -19,7 +19,7 @@ use std::{
     thread::JoinHandle,
 };
 
-/// See the file's head.
+/// Channel to the thread.
 #[derive(Default)]
 pub(crate) struct PageDropper {
     queue: Mutex<Option<Sender<(MountPlace, InodeKey)>>>,
@@ -29,14 +29,14 @@ impl PageDropper {
     /// Starts the thread.
     ///
     /// # Errors
-    /// Where there can be none.
+    /// Where the thread cannot be started.
     pub fn start(&self, self_io: &Arc<SelfIo>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, files): (_, Receiver<(MountPlace, InodeKey)>) = channel();
         *self.queue.lock() = Some(sender);
         self_io.start("nacre-dropper", Role::Flush, move || {
             for (place, inode) in files {
                 match during("drop pages", inode.nodeid, || drop_pages(&place, inode)) {
-                    // The kernel does not have it in memory: nor any pages.
+                    // The kernel does not have it in memory, nor any pages.
                     Ok(()) | Err(SysErrno::STALE) => {}
                     Err(error) => {
                         tracing::debug!(%error, inode.nodeid, "pages of a file that others changed could not be dropped")
@@ -52,8 +52,8 @@ impl PageDropper {
         *self.queue.lock() = None;
     }
 
-    /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back,
-    /// are newer than what is below.
+    /// Schedules the dropping of a file's clean pages. Pages that are dirty, or in write-back, are newer than the
+    /// content below.
     pub fn soon(&self, place: MountPlace, inode: InodeKey) {
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, inode)).is_ok());
         if !sent {

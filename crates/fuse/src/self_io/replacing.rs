@@ -1,17 +1,14 @@
-//! Files that became others under a mount: a file system was rolled back, and the same inode
-//! numbers mean what they meant then.
+//! Files replaced under a mount by a rollback: the same inode numbers now have the content of the snapshot.
 //!
-//! Called by `mount.rs`'s users when the layer is about to show the new ones, and when it does.
-//! Directories stay what they are for the kernel, so that a shell goes on in one that is still
-//! there. Of files it has content, a size and perhaps writes that belong to the old ones: each one
-//! that it knows is made bad, as it calls that, by an answer with a generation that no file has
-//! ([`NO_GENERATION`]), and everything that is asked of it through a descriptor from before is EIO.
-//! A file that is still there keeps its generation, so file handles lead to it. That answer is one
-//! to a look-up which a thread of ours makes, in a directory that nobody else can enter. Invariants:
-//! * file handles of before are gone first, so nothing that is under way reaches the new files;
-//! * whoever asks for anything waits at the gate (`gate.rs`) until the old ones are bad: nobody is given one;
-//! * the thread is in its directory before anybody waits: it takes no lock that somebody who waits
-//!   may hold.
+//! Called by `mount.rs`'s users before the layer switches to the new files, and afterwards. Directories stay valid
+//! for the kernel, so that a shell can continue in one that still exists. Of files the kernel has content, a size and
+//! perhaps writes that belong to the old ones. So each file that it knows is marked as a bad inode, by a reply with a
+//! generation that no file has ([`NO_GENERATION`]); then every operation on a descriptor from before is EIO. A file
+//! that still exists keeps its generation, so file handles lead to it. The reply is one to a LOOKUP by a thread of
+//! ours, in a directory that nobody else can enter. Invariants:
+//! * the old file handles are removed first, so that no request in flight reaches the new files;
+//! * all requests wait at the quiesce lock (`gate.rs`) until the old inodes are bad: no reply returns one;
+//! * the thread is in its directory before any request waits: it takes no lock that a waiting caller may hold.
 
 use super::gate::{DIRECTORY, Replacer, within};
 use crate::{door::Door, failure::Outcome, inodes::Found, mount::Mount, wire};
@@ -20,24 +17,23 @@ use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Protection, Ti
 use rustix::io::Errno as SysErrno;
 use std::{io, time::Duration};
 
-/// The node id of the directory in which the thread looks up: no inode number is as large.
+/// Node id of the thread's lookup directory: no inode number is as large.
 const HIDDEN: u64 = u64::MAX;
-/// How long its attributes are good.
+/// Attribute timeout of that directory.
 const LASTING: Duration = Duration::from_secs(24 * 60 * 60);
-/// Files without a descriptor, of those that the kernel knows, that are made bad as well: somebody
-/// may hold one by its path alone. All others go with their names.
+/// Maximum number of files without a descriptor that are marked as bad as well: a process may hold one by `O_PATH`
+/// alone. All others are dropped with their names.
 const MOST: usize = 65_536;
-/// How long the kernel may take to be told that names are to be asked for anew.
+/// Maximum time for the kernel to process the invalidation of names.
 const TOLD: Duration = Duration::from_secs(10);
 
 impl Mount {
-    /// Files are about to become others: whoever wants anything of the mount waits from now on, and
-    /// what the kernel still passes on is refused, so that it does not reach those in their place.
-    /// Until [`Mount::replaced`] or [`Mount::stays`].
+    /// Prepares a rollback: all requests wait from now on, and dirty data that the kernel still writes back is
+    /// refused, so that it does not reach the new files. Ends with [`Mount::replaced`] or [`Mount::stays`].
     pub fn replacing(&self) {
         let door = self.door();
         door.survives.iter().for_each(|survives| survives.memory.replacing(true));
-        // What cannot be done now is told when it has to be done.
+        // An error is reported when the thread is needed.
         let place = door.options.mountpoint.clone();
         let device = self.device_number().ok_or_else(|| SysErrno::STALE.into());
         *door.replacer.lock() = Some(device.and_then(|device| Replacer::start(&door.self_io, place, device)));
@@ -45,22 +41,22 @@ impl Mount {
         door.gate.close();
     }
 
-    /// They are the same after all.
+    /// Ends the preparation without a rollback.
     pub fn stays(&self) {
         self.open_again(&[]);
         self.are_known();
     }
 
-    /// Files with these inode numbers (from, to) were replaced by others: what the kernel has of
-    /// them is of no use from now on. Returns when it knows.
+    /// Finishes a rollback: files with these inode numbers (from, to) were replaced, and the kernel's state of them
+    /// is invalid from now on. Returns when the kernel has dropped it.
     ///
     /// # Errors
-    /// Where it could not be told of all of them.
+    /// Where not all of it could be invalidated.
     pub fn replaced(&self, numbers: &[(u64, u64)]) -> io::Result<()> {
         self.prune(numbers);
         let made_bad = self.replace(numbers);
         self.open_again(numbers);
-        // The names of the answers would keep the files in the kernel's memory.
+        // The dentries of the thread's lookups would keep the inodes in the kernel's memory.
         if let Ok(root) = self.door().layer.root() {
             self.forget_name(root.attr.id, DIRECTORY.as_bytes());
         }
@@ -73,11 +69,11 @@ impl Mount {
         made_bad.inspect(|()| self.are_known())
     }
 
-    /// Has the kernel drop unused dentries of inodes with these numbers (from, to), files before directories and
-    /// those from the deepest on (by their numbers: most are made before what is in them), as a child keeps its
-    /// parent in use: before they are made bad, when the kernel finds them no more. Names that are gone would keep inodes
-    /// that are removed later, and their room, until memory is short. Before Linux 6.18, which has no such
-    /// notice, they do.
+    /// Makes the kernel drop unused dentries of inodes with these numbers (from, to), files before directories and
+    /// the deepest directories first (by their numbers: most directories are created before their content), as a
+    /// child keeps its parent in use. Done before the inodes are marked as bad, because afterwards the kernel does
+    /// not find them. Otherwise dentries of removed names would keep inodes that are removed later, and their space,
+    /// until memory is short. Before Linux 6.18, which has no such notification, they do.
     fn prune(&self, numbers: &[(u64, u64)]) {
         let door = self.door();
         let within = within(numbers);
@@ -100,13 +96,13 @@ impl Mount {
     fn open_again(&self, replaced: &[(u64, u64)]) {
         let door = self.door();
         door.writeback.written.close(false);
-        // Told nothing, it ends.
+        // The thread ends without a message.
         let left = door.replacer.lock().take();
         drop(left);
         door.gate.open(replaced);
     }
 
-    /// The kernel knows what its files are.
+    /// Notes that the kernel's state of the files is consistent again.
     fn are_known(&self) {
         self.door().survives.iter().for_each(|survives| survives.memory.replacing(false));
     }
@@ -130,8 +126,8 @@ impl Mount {
         replacer.ok_or(SysErrno::IO)??.make_bad(files)
     }
 
-    /// Closes all open files with these inode numbers (from, to), whoever has them; answers their
-    /// numbers. What is asked of them from now on is ESTALE.
+    /// Closes all open files with these inode numbers (from, to) of all users; returns their numbers. Later
+    /// operations on them are ESTALE.
     pub fn close_files(&self, numbers: &[(u64, u64)]) -> Vec<u64> {
         let door = self.door();
         let within = within(numbers);
@@ -152,29 +148,29 @@ impl Mount {
 }
 
 impl Door {
-    /// A request that came while files become others: it waits, and is ESTALE if it is about a file
-    /// of before. Directories stay what they are.
+    /// Holds a request that came during a rollback; afterwards ESTALE if it is about a replaced file. Directories
+    /// stay valid.
     pub(crate) fn wait_at_gate(&self, request: &Request<'_>) -> Outcome {
         let about = match request.op {
             Op::Link { nodeid, .. } => nodeid,
             _ => request.header.nodeid,
         };
         let number = self.inodes.number(about);
-        // Where nobody else could serve, the layer lets him wait, or not.
+        // Where no other thread could serve, the layer itself delays the request, or not.
         let replaced = fusewire::blocking(|| self.gate.pass(number)).unwrap_or(false);
         if replaced && !self.inodes.is_directory(about) { Err(Errno::ESTALE.into()) } else { Ok(()) }
     }
 
-    /// Answers a request of such a thread, where it is about its directory; false otherwise.
+    /// Answers a request of the rollback's thread, if it is about its lookup directory; false otherwise.
     ///
     /// # Errors
-    /// What the reply says.
+    /// Errors of the lookup or of the reply.
     pub(crate) fn answer_replacer(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome<bool> {
         match (request.header.nodeid, &request.op) {
             (HIDDEN, Op::Lookup { name }) => self.lookup_replaced(name, reply)?,
             (HIDDEN, Op::Getattr { .. }) => reply.attr(&wire::attr_out(&hidden(), LASTING))?,
             (nodeid, Op::Lookup { name }) if self.inodes.is_root(nodeid) && *name == DIRECTORY.as_bytes() => {
-                // Its name is good for this once.
+                // The name is valid for this lookup only.
                 reply.entry(&wire::entry(HIDDEN, &hidden(), Duration::ZERO, LASTING))?;
             }
             _ => return Ok(false),
@@ -182,7 +178,7 @@ impl Door {
         Ok(true)
     }
 
-    /// The name of a file there is its number.
+    /// Answers a lookup in that directory: the name of a file is its inode number.
     fn lookup_replaced(&self, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
         let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).ok_or(Errno::ENOENT)?;
         let node = self.node(self.inodes.nodeid(number).ok_or(Errno::ESTALE)?)?;
@@ -199,13 +195,13 @@ impl Door {
     }
 }
 
-/// The directory of the thread: its own, so that nobody's rights are asked for.
+/// Attributes of the lookup directory: owned by us, so that no other permission is needed.
 fn hidden() -> Attr {
     let id = FileId { fs: 0, ino: HIDDEN, generation: 0 };
     Attr { kind: Kind::Directory, mode: 0o700, nlink: 2, uid: rustix::process::geteuid().as_raw(), ..vanished(id) }
 }
 
-/// What is left of a file that is not there any more.
+/// Attributes of a file that no longer exists.
 pub(crate) fn vanished(id: FileId) -> Attr {
     let time = Time::default();
     Attr {

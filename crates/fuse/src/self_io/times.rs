@@ -1,7 +1,7 @@
-//! What the kernel believes of the times of an inode that is written to directly.
+//! The kernel's cached times of an inode that is written to directly.
 //!
-//! Kept with the open files of the inode, counted up by `ops/opens.rs` and `ops/data.rs`; made true
-//! by `attr_refresh.rs`.
+//! Kept with the open files of the inode, counted up by `ops/opens.rs` and `ops/data.rs`; corrected by
+//! `attr_refresh.rs`.
 
 use nacre_vfs::{Attr, Time};
 use std::sync::{
@@ -9,29 +9,28 @@ use std::sync::{
     atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// Times of modification that are closer than this are as good as equal, nanoseconds: native ones
-/// have the granularity of a clock tick.
+/// Difference of mtimes up to which they count as equal, nanoseconds: native ones have the granularity of a clock
+/// tick.
 const CLOSE: i64 = 10_000_000;
 
-/// What the kernel believes of an inode that is written to directly.
+/// The kernel's cached times of an inode that is written to directly.
 pub(crate) struct Times {
-    /// The time of modification that it has, nanoseconds since 1970.
+    /// The kernel's mtime, nanoseconds since 1970.
     kernel: AtomicI64,
-    /// Direct writes, by number.
+    /// Number of direct writes.
     pub(super) writes: AtomicU64,
-    /// Of these, the last one that the kernel has heard of.
+    /// Number of direct writes that the kernel knows of.
     told: AtomicU64,
-    /// The thread has been asked to tell the kernel.
+    /// The thread has been asked to update the kernel.
     pub(super) asked: AtomicBool,
-    /// It does not believe for long: the attributes that it has are valid no more.
+    /// The kernel's attributes have expired, so that it asks at each stat.
     pub(super) short: AtomicBool,
-    /// Files open for direct writes.
+    /// Number of files open for direct writes.
     pub(super) writers: AtomicUsize,
 }
 
 impl Times {
-    /// Entered for an inode that the kernel has with these attributes; `short` where it was told
-    /// that they are valid for no time.
+    /// State of an inode with these attributes in the kernel; `short` where they were sent with a timeout of zero.
     fn new(attr: &Attr, short: bool) -> Times {
         Times {
             kernel: AtomicI64::new(nanoseconds(attr.mtime)),
@@ -43,67 +42,64 @@ impl Times {
         }
     }
 
-    /// Whether the kernel's time is as good as this one, or just this one where it has to be
-    /// `exact`.
+    /// Whether the kernel's mtime counts as equal to this one, or is the same if `exact`.
     pub(super) fn fits(&self, attr: &Attr, exact: bool) -> bool {
         let most = if exact { 0 } else { CLOSE.unsigned_abs() };
         nanoseconds(attr.mtime).abs_diff(self.kernel.load(Ordering::Acquire)) <= most
     }
 
-    /// A direct write is about to be made; whether the kernel is to be told.
+    /// Counts a direct write that is about to be made; returns whether the kernel has to be updated.
     pub fn written(&self) -> bool {
         self.writes.fetch_add(1, Ordering::AcqRel);
-        // Where the kernel's answers are short, a stat(2) asks and waits.
+        // Where the kernel's attributes have expired, a stat(2) asks and waits.
         !self.short.load(Ordering::Acquire) && !self.asked.swap(true, Ordering::AcqRel)
     }
 
-    /// There may have been writes that the kernel has not heard of.
+    /// Notes possible writes that the kernel does not know of.
     pub fn missed(&self) {
         self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether there are writes that the kernel has not heard of.
+    /// Whether there are writes that the kernel does not know of.
     pub(super) fn is_stale(&self) -> bool {
         self.told.load(Ordering::Acquire) < self.writes.load(Ordering::Acquire)
     }
 
-    /// Whether nothing is left to be done: no writers, and what the thread was asked for is done.
+    /// Whether the state can be freed: no writers, and no update is pending.
     pub(super) fn is_over(&self) -> bool {
         self.writers.load(Ordering::Acquire) == 0 && !self.asked.load(Ordering::Acquire) && !self.is_stale()
     }
 
-    /// The kernel has heard of the writes up to this one.
+    /// Notes that the kernel knows of the writes up to this one.
     pub(super) fn heard(&self, writes: u64) {
         self.told.fetch_max(writes, Ordering::AcqRel);
     }
 
-    /// The kernel has this time from now on.
+    /// Notes the kernel's mtime.
     pub(super) fn set(&self, mtime: Time) {
         self.kernel.store(nanoseconds(mtime), Ordering::Release);
     }
 
-    /// The kernel has told us this time, or set it for somebody: it has it, and so has the file.
+    /// Notes an mtime that the kernel sent or set for a caller: both the kernel and the file have it.
     pub fn agreed(&self, mtime: Time) {
         let writes = self.writes.load(Ordering::Acquire);
         self.set(mtime);
         self.heard(writes);
     }
 
-    /// Whether this is the time that the kernel has from before a direct write: it must not go to
-    /// the file.
+    /// Whether this is the kernel's mtime from before a direct write: it must not be set on the file.
     pub fn outdated(&self, mtime: Time) -> bool {
         self.is_stale() && self.kernel.load(Ordering::Acquire) == nanoseconds(mtime)
     }
 }
 
-/// Counts one more file open for direct writes.
+/// Counts a file open for direct writes.
 pub(crate) fn one_more(times: &Arc<Times>) -> Arc<Times> {
     times.writers.fetch_add(1, Ordering::AcqRel);
     Arc::clone(times)
 }
 
-/// The same where it may be the first, of an inode that the kernel has with these attributes. Under
-/// the inode's lock.
+/// The same where it may be the first one, of an inode with these attributes in the kernel. Under the inode's lock.
 pub(crate) fn begin(times: &mut Option<Arc<Times>>, attr: &Attr, created: bool) -> Arc<Times> {
     one_more(times.get_or_insert_with(|| Arc::new(Times::new(attr, created))))
 }

@@ -1,10 +1,10 @@
-//! Requests of our own threads to our own mount, noted while they are under way: one that takes longer than
+//! Requests of our own threads to our own mount, recorded while they are in flight: one that takes longer than
 //! [`LATE`] is reported in the log and by `status.rs`, as it may never end.
 //!
-//! `self_io.rs` gives each of its threads the table of its mount; the files beside this one note
-//! each call by [`during`]. The thread `nacre-watchdog` reports: the noted threads have no descriptors, and so
-//! no log. Invariants: a request is in the table exactly while its call lasts; no lock is held during the call;
-//! the watchdog has no deadline while nothing is under way.
+//! `self_io.rs` gives each of its threads the table of its mount; the other files of this folder record each call by
+//! [`during`]. The thread `nacre-watchdog` reports: the recorded threads have no descriptors, and so no log.
+//! Invariants: a request is in the table exactly while its call lasts; no lock is held during the call; the watchdog
+//! has no timeout while nothing is in flight.
 
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -14,28 +14,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a request may take before it is reported.
+/// Time after which a request is reported.
 const LATE: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// The table of the mount whose thread this is.
+    /// The table of the mount to which this thread belongs.
     static TABLE: RefCell<Option<Arc<Waits>>> = const { RefCell::new(None) };
 }
 
-/// A request that has been waiting for too long.
+/// A request that waits too long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// What the thread is doing.
+    /// Operation of the thread.
     pub request: &'static str,
-    /// The thread that waits.
+    /// Id of the waiting thread.
     pub thread: u32,
     /// The inode's node id.
     pub nodeid: u64,
-    /// For how long, seconds.
+    /// Time so far, seconds.
     pub seconds: u64,
 }
 
-/// The requests of one mount.
+/// The requests in flight of one mount.
 pub(crate) struct Waits {
     late: Duration,
     state: Mutex<State>,
@@ -47,7 +47,7 @@ struct State {
     requests: Vec<Request>,
     next: u64,
     watched: bool,
-    /// The watchdog sleeps until something begins.
+    /// The watchdog sleeps until a request begins.
     asleep: bool,
     ended: bool,
 }
@@ -72,10 +72,10 @@ impl Waits {
         Waits { late, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Starts the watchdog, once. By a thread that can log.
+    /// Starts the watchdog, once. To be called in a thread that can log.
     ///
     /// # Errors
-    /// Where there can be no thread.
+    /// Where the thread cannot be started.
     pub fn watch(self: &Arc<Self>) -> io::Result<()> {
         let mut state = self.state.lock();
         if !state.watched {
@@ -89,18 +89,18 @@ impl Waits {
         Ok(())
     }
 
-    /// The calling thread notes its requests here.
+    /// Sets this table for the calling thread's requests.
     pub fn enter(self: &Arc<Self>) {
         TABLE.set(Some(Arc::clone(self)));
     }
 
-    /// The watchdog ends.
+    /// Ends the watchdog.
     pub fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Requests that take too long.
+    /// Returns the requests that wait too long.
     pub fn late(&self) -> Vec<Waiting> {
         let state = self.state.lock();
         let late = state.requests.iter().filter(|request| request.since.elapsed() >= self.late);
@@ -154,7 +154,7 @@ impl Request {
     }
 }
 
-/// Makes a call that may be a request to our own mount; noted where a thread of `self_io.rs` makes it.
+/// Makes a call that may be a request to our own mount; recorded where a thread of `self_io.rs` makes it.
 pub(crate) fn during<T>(what: &'static str, nodeid: u64, call: impl FnOnce() -> T) -> T {
     let Some(table) = TABLE.with_borrow(Clone::clone) else { return call() };
     let id = table.begin(what, nodeid);

@@ -1,30 +1,29 @@
-//! Requests that come again: a process before this one was killed before it had answered them, and may
-//! have carried them out.
+//! Resent requests: a previous process was killed before it had answered them, and may have carried them out.
 //!
-//! Called by `door.rs` for every request of a mount that outlives its process. What is refused, or
-//! done twice, where it has been done is noted before and after (`requests.rs`). One whose answer was
-//! noted is answered so. Of one that was only begun, the file system tells what became of it:
+//! Called by `door.rs` for every request of a mount that survives its process. Requests that would be refused or
+//! applied twice when repeated are recorded before and after they are carried out (`requests.rs`). If a reply was
+//! recorded, it is sent again. If a request was only begun, the file system shows whether it was carried out:
 //!
-//! | request | it has been done where |
+//! | request | it was carried out where |
 //! |---|---|
-//! | CREATE, MKDIR, MKNOD, SYMLINK | the name is there, of this kind, made since it began |
+//! | CREATE, MKDIR, MKNOD, SYMLINK | the name exists, with this type, created since the request began |
 //! | LINK | the name leads to the file |
-//! | UNLINK, RMDIR | the name is not there, or leads to something made since it began that the kernel does not know (RMDIR in layers of several steps: the name is not there) |
-//! | RENAME, also an exchange | the file that had the old name has the new one, and not the old one; layers of several steps are asked, and take those that are missing (`FinishRename`) |
-//! | SETXATTR that creates | the attribute has the value, and was not there |
-//! | SETXATTR of a setting of a union (`user.mergerfs.*`) | its value is another one than before: `-<` of branches removes one each time |
-//! | REMOVEXATTR | there is none, and there was one |
-//! | WRITE at the end | the end has moved, and what is there is the data, or a part of it |
-//! | FALLOCATE that moves the end | the end has moved |
+//! | UNLINK, RMDIR | the name does not exist, or leads to a file created since the request began that the kernel does not know (RMDIR in layers of several steps: the name does not exist) |
+//! | RENAME, also an exchange | the file that had the old name has the new one, and not the old one; layers of several steps are asked, and finish the missing steps (`FinishRename`) |
+//! | SETXATTR that creates | the attribute has the value, and did not exist before |
+//! | SETXATTR of a setting of a union (`user.mergerfs.*`) | its value differs from the one before: `-<` of branches removes one each time |
+//! | REMOVEXATTR | the attribute does not exist, and existed before |
+//! | WRITE at the end | the file has grown, and the new content is the data, or a part of it |
+//! | FALLOCATE that changes the length | the length has changed |
 //!
-//! Where nobody but the mount changes anything (layers whose files are found by their numbers), what was
-//! made since it began is what was not there when it began, whatever clocks say; and a name that is there
-//! is not removed yet.
+//! Where nobody but the mount changes anything (layers whose files are found by inode number), a file was created
+//! since the request began if it did not exist at that time, regardless of clocks; and a name that exists has not
+//! been removed yet.
 //!
-//! All others are carried out once more, which changes nothing: a cage charges no block again that the file has, where the
-//! source's file system says so (not of allocated, unwritten blocks in tmpfs). Nobody else in the mount can have done
-//! it: the kernel keeps the directory, or the file, for the caller as long as he waits. What somebody
-//! does to the source itself at the same moment cannot be told apart.
+//! All other requests are carried out once more, which changes nothing: a cage does not charge again for blocks that
+//! the file already has, where the source's file system reports them (tmpfs does not report allocated, unwritten
+//! blocks). No other user of the mount can have interfered: the kernel locks the directory, or the file, as long as
+//! the caller waits. Changes of the source itself by others at the same moment cannot be distinguished.
 
 use super::{
     Survives,
@@ -43,18 +42,18 @@ use nacre_sys::clocks::{self, Clock};
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, InterruptedRename, Kind, Node, OpenFlags, RenameFlags};
 use std::time::Duration;
 
-/// Facts about a name that is to be made.
+/// Facts recorded about a name that is about to be created.
 const NOT_THERE: u64 = 1;
 const THERE: u64 = 2;
 /// `XATTR_CREATE`.
 const XATTR_CREATE: u32 = 1;
-/// Before the names of attributes that are settings of a union.
+/// Prefix of extended attributes that are settings of a union.
 const SETTING: &[u8] = b"user.mergerfs.";
-/// No file has this identity.
+/// An identity that no file has.
 const NO_FILE: FileId = FileId { fs: 0, ino: 0, generation: 0 };
 
 impl Door {
-    /// Handles a request of a mount that outlives its process.
+    /// Handles a request of a mount that survives its process.
     pub(crate) fn handle_noted(&self, survives: &Survives, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         if !is_noted(&request.op) {
             return self.dispatch(request, reply);
@@ -79,7 +78,7 @@ impl Door {
         done
     }
 
-    /// Answers what was noted. A look-up that it counts is not counted yet, where none are noted.
+    /// Sends a recorded reply again. The lookup in it is counted now, where lookup counts are not recorded.
     fn answer_again(&self, request: &Request<'_>, body: &[u8], reply: &mut Reply<'_>) -> Outcome {
         if is_making(&request.op)
             && let Some(nodeid) = node_of(body)
@@ -89,13 +88,13 @@ impl Door {
         Ok(reply.bytes(body)?)
     }
 
-    /// Notes that a request is about to be carried out.
+    /// Records that a request is about to be carried out.
     pub(super) fn note_begun(&self, survives: &Survives, request: &Request<'_>) -> Outcome {
         let facts = self.facts(request).unwrap_or_default();
         survives.requests.begin(request.header.unique & !abi::UNIQUE_RESEND, now(), facts)
     }
 
-    /// What is to be known of a request before it is carried out.
+    /// Returns the facts to be recorded before a request is carried out.
     fn facts(&self, request: &Request<'_>) -> Outcome<Facts> {
         let header = &request.header;
         Ok(match request.op {
@@ -128,7 +127,7 @@ impl Door {
         })
     }
 
-    /// Answers a request that was begun.
+    /// Answers a request that was begun before.
     fn finish(&self, survives: &Survives, noted: &Noted, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
         match request.op {
@@ -158,8 +157,8 @@ impl Door {
                 }
             }
             Op::Unlink { name } | Op::Rmdir { name } => {
-                // A file that was copied since is younger than its name, but known.
-                // A directory of which a part is gone may have another number.
+                // A file that was copied up since is younger than its name, but the kernel knows it. A directory of
+                // which a branch was removed may have another number.
                 let in_steps =
                     matches!(request.op, Op::Rmdir { .. }) && self.layer.capabilities().interrupted.is_some();
                 let is_it = |attr: &Attr| {
@@ -214,7 +213,7 @@ impl Door {
         self.dispatch(request, reply)
     }
 
-    /// A checksum of a setting's value (FNV-1a); of one that is not there, that of nothing.
+    /// Returns a checksum of a setting's value (FNV-1a); for a missing setting, that of the empty value.
     fn setting(&self, header: &Header, name: &[u8]) -> Outcome<u64> {
         let node = self.node(header.nodeid)?;
         let size = self.layer.getxattr(&caller(header), &node, name, &mut []).unwrap_or(0);
@@ -244,7 +243,7 @@ impl Door {
         }
     }
 
-    /// Appends what is missing of the data.
+    /// Appends the missing part of the data.
     fn finish_append(
         &self,
         noted: &Noted,
@@ -260,8 +259,8 @@ impl Door {
         let reader = if handle.flags.reads() {
             Some(std::sync::Arc::clone(&handle.file))
         } else {
-            // Who appends may not be allowed to read, and this process neither (mode 0200): then only the length
-            // says how much was written.
+            // The writer may not be allowed to read, and neither may this process (mode 0200): then only the length
+            // shows how much was written.
             match self.layer.open(&Caller::ROOT, &self.node(handle.nodeid)?, OpenFlags::READ) {
                 Err(Errno::EACCES | Errno::EPERM) => None,
                 opened => Some(opened?),
@@ -279,21 +278,20 @@ impl Door {
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
 
-    /// Answers a creation whose open file was noted.
+    /// Answers a creation whose open file was recorded.
     fn created_before(&self, header: &Header, name: &[u8], reply: &mut Reply<'_>) -> Outcome<bool> {
         let Some((nodeid, granted)) = self.granted_before(header) else { return Ok(false) };
         let handle = self.handle_of(granted.fh)?;
         let node = self.node(nodeid)?;
         let attr = self.layer.getattr(&caller(header), &node, Some(&*handle.file))?;
-        // Its look-up was counted when it was made.
+        // Its lookup was counted when the file was created.
         let names = if name.is_empty() { Duration::ZERO } else { self.new_name_time(&self.node(header.nodeid)?) };
         let out = wire::entry(nodeid, &self.with_sector(nodeid, &attr), names, Duration::ZERO);
         reply.created(&out, &granted)?;
         Ok(true)
     }
 
-    /// The open file that a process before this one noted for a request that comes again: the node and
-    /// what is answered.
+    /// Returns the open file that a previous process recorded for a resent request: the node id and the reply.
     pub(crate) fn granted_before(&self, header: &Header) -> Option<(u64, abi::OpenOut)> {
         let unique = header.unique & !abi::UNIQUE_RESEND;
         if header.unique == unique {
@@ -316,8 +314,8 @@ impl Door {
         Some((handle.nodeid, out))
     }
 
-    /// What a name leads to, with the directory and its identity. An error is none of these: whether
-    /// something has been done is not known then.
+    /// Looks up a name; returns the file with the directory and its identity, `None` where the name does not exist.
+    /// After an error it is unknown whether the request was carried out.
     fn there(&self, header: &Header, bytes: &[u8]) -> Outcome<Option<(Node, FileId, Entry)>> {
         let (parent, id) = self.parent(header.nodeid)?;
         match self.layer.lookup(&caller(header), &parent, name(bytes)?) {
@@ -376,7 +374,7 @@ impl Door {
         Ok(!is_at(header.nodeid, old)? && is_at(new_dir, new)?)
     }
 
-    /// What is left to do of a rename that has been done.
+    /// Updates our state after a rename that was carried out before.
     fn note_moved(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
         let (caller, (to, to_id)) = (caller(header), self.parent(new_dir)?);
         self.moved(&caller, &to, (new_dir, to_id), name(new)?);
@@ -398,7 +396,7 @@ fn one_fact(fact: u64) -> Facts {
     [fact, 0, 0, 0, 0, 0]
 }
 
-/// Whether a request is noted before and after it is carried out.
+/// Whether a request is recorded before and after it is carried out.
 fn is_noted(op: &Op<'_>) -> bool {
     match op {
         Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } | Op::Removexattr { .. } => true,
@@ -406,13 +404,14 @@ fn is_noted(op: &Op<'_>) -> bool {
         Op::Write { flags, write_flags, .. } => {
             OpenFlags(*flags).appends() && write_flags & abi::flag::WRITE_CACHE == 0
         }
-        // Where it moves no end it may be refused for the room that it has taken itself, though the range is zeroed or allocated.
+        // Where it does not change the length, the repetition may be refused for the space that the first run has
+        // taken itself, though the range is zeroed or allocated.
         Op::Fallocate { .. } => true,
         _ => is_making(op),
     }
 }
 
-/// Whether an answer to it begins with a node that is looked up by it.
+/// Whether the reply begins with a node whose lookup it counts.
 fn is_making(op: &Op<'_>) -> bool {
     matches!(
         op,
@@ -425,7 +424,7 @@ fn is_making(op: &Op<'_>) -> bool {
     )
 }
 
-/// Whether a file was made at this time or later. A clock of whole seconds tells no more than that.
+/// Whether a file was created at this time or later. For a clock of whole seconds only the second counts.
 fn is_since(attr: &Attr, begun: u64) -> bool {
     let made = attr.btime.unwrap_or(attr.ctime);
     let begun_sec = (begun / 1_000_000_000).cast_signed();
@@ -433,7 +432,7 @@ fn is_since(attr: &Attr, begun: u64) -> bool {
     made.sec > begun_sec || made.sec == begun_sec && (made.nsec == 0 || u64::from(made.nsec) >= begun_nsec)
 }
 
-/// Now, nanoseconds since 1970, by the clock that file systems take their times from.
+/// Returns the current time, nanoseconds since 1970, by the clock that file systems use for their times.
 fn now() -> u64 {
     clocks::now(Clock::RealtimeCoarse).as_nanos() as u64
 }

@@ -1,6 +1,6 @@
-//! Where a test has the process die: between any two stores.
+//! Crash points for tests: a test can kill the process between any two stores.
 //!
-//! Called with each store; does nothing but in tests, whose threads die for themselves.
+//! Called with each store; does nothing except in tests, whose threads unwind for themselves.
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -10,13 +10,13 @@ thread_local! {
     static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// This thread dies instead of storing any more after so many stores.
+/// After this many stores, this thread dies at the next one.
 #[cfg(test)]
 pub(super) fn after(stores: Option<u32>) {
     LEFT.set(stores);
 }
 
-/// Something is about to be stored.
+/// Crash point before a store.
 pub(super) fn store() {
     #[cfg(test)]
     match LEFT.get() {

@@ -1,15 +1,15 @@
-//! Whether the kernel still knows a file that it knew before this process began: FORGET counts look-ups,
-//! and nobody knows how many there were.
+//! Finds out whether the kernel still knows a file of a previous process: FORGET has a number of lookups, but the
+//! previous total is unknown.
 //!
-//! A thread of its own of a mount that goes on (`mount.rs`), told of such files by `inodes/numbers.rs` when look-ups of
-//! them are taken back, and of all files without a name at the start (`restore.rs`). It asks the kernel by
-//! a notice about the file's attributes, which is refused for a file that the kernel does not have. While
-//! an inode is being given up, that waits for its end.
+//! Runs in a thread of its own after a failover (`mount.rs`). `inodes/numbers.rs` sends it files when lookups of them
+//! are forgotten, and `restore.rs` all files without a name at the start. It asks the kernel by an attribute
+//! invalidation, which fails for a file that the kernel does not have. While an inode is being evicted, that waits
+//! for its end.
 //!
-//! An answer that is under way may name the file: so the kernel is asked when all requests that had been
-//! read before have been answered, and a while after; and what it says does not count where the file
-//! was looked up in between. A file without a name is named by no answer but one that was noted before the
-//! process died: those are not asked for at the start.
+//! A reply in flight may name the file. So the kernel is asked when all requests that had been read before have been
+//! answered, plus a delay; and its answer does not count where the file was looked up in between. A file without a
+//! name is named by no reply except one that was recorded before the process died: those files are not asked about at
+//! the start.
 
 use crate::{door::Door, writeback::written_files::Uses};
 use fusewire::{Notifier, Observer};
@@ -21,12 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a reply may take from our hand into the kernel's tables; and files are gathered.
+/// Maximum time from sending a reply until it is in the kernel's tables; meanwhile further files are collected.
 const DIGESTION: Duration = Duration::from_secs(1);
-/// Between two looks at requests that are under way.
+/// Interval of the checks of requests in flight.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The body of the thread: ends with the channel, or the session.
+/// Body of the thread: ends with the channel, or the session.
 pub(crate) fn run(doubts: &Receiver<u64>, door: &Door, session: &Observer, notifier: &Notifier) {
     let mut next = BTreeSet::new();
     loop {
@@ -61,7 +61,7 @@ pub(crate) fn run(doubts: &Receiver<u64>, door: &Door, session: &Observer, notif
     }
 }
 
-/// Gathers what comes within this time; false where nothing will any more.
+/// Collects incoming files for `most`; false where the channel is closed.
 #[expect(clippy::disallowed_methods, reason = "answers get time to arrive, which nothing tells")]
 fn gathers(doubts: &Receiver<u64>, most: Duration, into: &mut BTreeSet<u64>) -> bool {
     let until = Instant::now() + most;
@@ -74,10 +74,10 @@ fn gathers(doubts: &Receiver<u64>, most: Duration, into: &mut BTreeSet<u64>) -> 
     }
 }
 
-/// A file that is asked for.
+/// A file about which the kernel is asked.
 struct Asked {
     nodeid: u64,
-    /// How often the kernel was told of it, and it was written to, before.
+    /// Number of its lookups when it was asked about, and its count of writes.
     told: u64,
     uses: Option<Uses>,
 }
@@ -88,7 +88,7 @@ impl Asked {
         Some(Asked { nodeid, told, uses: door.writeback.written.uses(nodeid) })
     }
 
-    /// The kernel does not know it; false where it may by now.
+    /// Removes the file, which the kernel does not know; false where the kernel may know it again by now.
     fn unknown(&self, door: &Door) -> bool {
         let (unknown, removed) = door.inodes.is_unknown(self.nodeid, self.told);
         if unknown {

@@ -1,8 +1,8 @@
-//! Which file each node id stands for: one record for each slot of the inode table.
+//! Records of nodes: which file each node id stands for, one record per slot of the inode table.
 //!
-//! Written by `inodes.rs` under the lock of the slot's shard. A record is valid while its first word
-//! is the node id. A change of place is noted apart first, in a record of its own (`MOVE`), from which
-//! it is made again where the process died in the middle of it.
+//! Written by `inodes.rs` under the lock of the slot's shard. A record is valid while its first word is the node id.
+//! A change of location is first written to a journal record of its own (`MOVE`), from which it is completed where
+//! the process died in the middle of it.
 
 use super::{
     ENDS_AT, HEADER, Head, MOVE, NODES_AT, Survival, bytes, get, keep_order, publish, put, put_bytes, retract,
@@ -14,9 +14,9 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-/// The most files of one mount that can be noted.
+/// Maximum number of files of one mount that can be recorded.
 const MOST: usize = 1 << 26;
-/// Words of a record, with the first 72 bytes of its name; and of the rest of the name, elsewhere.
+/// Words of a record, with the first 72 bytes of its name; words for the remainder of the name, in a separate area.
 const RECORD: usize = 16;
 const END: usize = 24;
 pub(super) const WORDS: usize = MOST * RECORD;
@@ -28,19 +28,19 @@ const FS: usize = 2;
 const INO: usize = 3;
 const GENERATION: usize = 4;
 const LOOKUPS: usize = 5;
-/// Kind (8 bits), whether it is found by its identity no more (1), length of the name.
+/// Kind (8 bits), whether it is no longer found by its identity (1), length of the name.
 const SHAPE: usize = 6;
 const NAME: usize = 7;
 const NAME_WORDS: usize = RECORD - NAME;
 
-/// A place in a directory, by the directory's node id; no name where there is none.
+/// Location of a file: the directory's node id and the name in it; an empty name where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodePlace<'a> {
     pub parent: u64,
     pub name: &'a [u8],
 }
 
-/// What is noted of a node.
+/// Record of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeRecord {
     pub nodeid: u64,
@@ -57,9 +57,9 @@ pub(crate) struct NodeRecord {
 #[derive(Clone, Debug)]
 pub(crate) struct Nodes {
     memory: Survival,
-    /// Held while a place changes.
+    /// Held while a location changes.
     moving: Arc<Mutex<()>>,
-    /// Whether the rest of any name lies elsewhere.
+    /// Whether any name has a remainder in the separate area.
     long_names: Arc<AtomicBool>,
 }
 
@@ -72,12 +72,12 @@ impl Nodes {
         }
     }
 
-    /// Whether there are records of another process.
+    /// Whether there are records of a previous process.
     pub fn resumes(&self) -> bool {
         self.memory.resumes()
     }
 
-    /// The table's id of the root.
+    /// Returns the table's id of the root.
     pub fn root(&self) -> u64 {
         self.memory.head(Head::Root)
     }
@@ -86,12 +86,12 @@ impl Nodes {
         self.memory.set(Head::Root, nodeid);
     }
 
-    /// The counter of reuse of a shard.
+    /// Returns the reuse counter of a shard.
     pub fn reuse(&self, shard: usize) -> u32 {
         get(self.memory.part(0, HEADER), Head::Reuse as usize + shard) as u32
     }
 
-    /// A node that the kernel is about to be told of, looked up once; at the place `at` of the records.
+    /// Records a node with lookup count 1 before the kernel gets it; `at`: index of its record.
     pub fn made(&self, at: usize, nodeid: u64, place: NodePlace<'_>, id: FileId, kind: Kind) {
         let Some(record) = self.record(at) else {
             return self.memory.give_up("it has too many files in use");
@@ -106,28 +106,28 @@ impl Nodes {
         self.memory.raise(Head::NodesEnd, at as u64 + 1);
     }
 
-    /// It has been looked up so many times.
+    /// Records a lookup count.
     pub fn counted(&self, at: usize, lookups: u64) {
         if let Some(record) = self.record(at) {
             put(record, LOOKUPS, lookups);
         }
     }
 
-    /// The kernel has forgotten it.
+    /// Removes the record of a node that the kernel has forgotten.
     pub fn forgotten(&self, at: usize) {
         if let Some(record) = self.record(at) {
             retract(record, NODEID);
         }
     }
 
-    /// Another file has its identity.
+    /// Records that another file has its identity.
     pub fn unlisted(&self, at: usize) {
         if let Some(record) = self.record(at) {
             put(record, SHAPE, get(record, SHAPE) | 1 << 8);
         }
     }
 
-    /// None of so many records from a place on is needed any more.
+    /// Frees `count` records from an index on.
     pub fn given_back(&self, at: usize, count: usize) {
         if at + count <= MOST {
             self.memory.shared.clear(NODES_AT + at * RECORD, count * RECORD);
@@ -137,7 +137,7 @@ impl Nodes {
         }
     }
 
-    /// It was found at a place, where it may have been before.
+    /// Records a location, if it has changed.
     pub fn found(&self, at: usize, nodeid: u64, place: NodePlace<'_>) {
         let Some(record) = self.record(at) else { return };
         if get(record, PARENT) == place.parent && self.has_name(at, record, place.name) {
@@ -156,7 +156,7 @@ impl Nodes {
         retract(noted, 0);
     }
 
-    /// Makes a change of place that the last process was in the middle of.
+    /// Completes a change of location that the previous process had begun.
     pub fn end_move(&self) {
         let noted = self.memory.part(HEADER, MOVE);
         let (nodeid, at) = (get(noted, 0), get(noted, 1) as usize);
@@ -171,7 +171,7 @@ impl Nodes {
         retract(noted, 0);
     }
 
-    /// What is noted at a place.
+    /// Reads a record.
     pub fn read(&self, at: usize) -> Option<NodeRecord> {
         let record = self.record(at)?;
         let nodeid = Some(get(record, NODEID)).filter(|nodeid| *nodeid != 0)?;
@@ -190,7 +190,7 @@ impl Nodes {
         })
     }
 
-    /// All of them.
+    /// Returns all records.
     pub fn all(&self) -> impl Iterator<Item = (usize, NodeRecord)> + '_ {
         let end = (self.memory.head(Head::NodesEnd) as usize).min(MOST);
         (0..end).filter_map(|at| Some((at, self.read(at)?)))
@@ -218,7 +218,7 @@ impl Nodes {
         if at >= MOST {
             return None;
         }
-        // There are none in a small memory.
+        // A small memory has no node records.
         Some(self.memory.part(NODES_AT + at * RECORD, RECORD)).filter(|record| !record.is_empty())
     }
 

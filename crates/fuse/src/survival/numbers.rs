@@ -1,9 +1,9 @@
-//! What is noted of layers whose files are found by their numbers: neither nodes nor places, but which
-//! files the kernel knows (one bit each), and which of them may hold collected writes. Beside that, what such
-//! layers give out for good, and which threads of the process use the mount.
+//! Records for layers whose files are found by inode number: no nodes and locations, but which files the kernel knows
+//! (one bit each), and which of them may have cached writes. In addition, the numbers that layers assign for good,
+//! and the threads of the process that use the mount.
 //!
-//! Written by `inodes/numbers.rs`, `writeback/written_files.rs` and `self_io.rs` under their own locks, and
-//! by layers. Each list is one of words that are valid by themselves, or by their key.
+//! Written by `inodes/numbers.rs`, `writeback/written_files.rs` and `self_io.rs` under their own locks, and by
+//! layers. The words of each list are valid by themselves, or by their key.
 
 use super::{Head, NUMBERS_AT, Survival, get, keep_order, publish, put, retract};
 use nacre_vfs::GivenNumbers;
@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 
 /// Words of a set of files ([`Sets`]).
 pub(crate) const SET: usize = 64;
-/// The most sets of one mount, files with writes, threads, numbers given out.
+/// Maximum numbers of one mount: of sets, files with writes, threads, assigned numbers.
 const SETS: usize = 1 << 18;
 const WRITTEN: usize = 1 << 18;
 const ACTORS: usize = 4096;
 const GIVEN: usize = 1 << 20;
-/// Words of a number given out.
+/// Words per assigned number.
 const GIVEN_WORDS: usize = 4;
 
 const KEYS_AT: usize = NUMBERS_AT;
@@ -26,7 +26,7 @@ const ACTORS_AT: usize = WRITTEN_AT + WRITTEN;
 const GIVEN_AT: usize = ACTORS_AT + ACTORS;
 pub(super) const WORDS: usize = SETS + SETS * SET + WRITTEN + ACTORS + GIVEN * GIVEN_WORDS;
 
-/// Places that are free: those given back, and all from one on.
+/// Free indices of a list: freed ones, and all from `end` on.
 #[derive(Debug)]
 struct Places {
     free: Vec<usize>,
@@ -44,7 +44,7 @@ impl Places {
     }
 }
 
-/// Places of a list of words, each other than 0 where it is taken.
+/// Finds the free indices of a list of words; 0 is free.
 fn places(memory: &Survival, at: usize, end: Head, most: usize) -> Places {
     let end = (memory.head(end) as usize).min(most);
     let words = memory.part(at, most);
@@ -57,13 +57,13 @@ pub(crate) struct Words {
     memory: Survival,
     at: usize,
     end: Head,
-    /// Why nobody can go on where there is no place for one more.
+    /// Why no failover is possible where the list is full.
     full: &'static str,
     places: Mutex<Places>,
 }
 
 impl Words {
-    /// Files that may hold collected writes, by node id.
+    /// Files that may have cached writes, by node id.
     pub fn written(memory: &Survival) -> Words {
         Words::list(memory, (WRITTEN_AT, WRITTEN), Head::WrittenEnd, "too many of its files are written to")
     }
@@ -77,14 +77,14 @@ impl Words {
         Words { memory: memory.clone(), at, end, full, places: Mutex::new(places(memory, at, end, most)) }
     }
 
-    /// All of them, with their places.
+    /// Returns all words with their indices.
     pub fn all(&self) -> Vec<(usize, u64)> {
         let places = self.places.lock();
         let words = self.memory.part(self.at, places.most);
         (0..places.end).map(|place| (place, get(words, place))).filter(|(_, word)| *word != 0).collect()
     }
 
-    /// Notes one more; answers its place.
+    /// Adds a word; returns its index.
     pub fn add(&self, word: u64) -> Option<usize> {
         let Some(place) = self.places.lock().take() else {
             self.memory.give_up(self.full);
@@ -95,21 +95,21 @@ impl Words {
         Some(place)
     }
 
-    /// Takes one out.
+    /// Removes a word.
     pub fn remove(&self, place: usize) {
         retract(self.memory.part(self.at + place, 1), 0);
         self.places.lock().free.push(place);
     }
 }
 
-/// A set of files as it was noted: its place, its key, and its bits.
+/// A recorded set of files: its index, its key, and its bits.
 pub(crate) struct SetLeft {
     pub place: usize,
     pub key: u64,
     pub words: [u64; SET],
 }
 
-/// Sets of files that the kernel knows: so many numbers from a key on, one bit each.
+/// Sets of files that the kernel knows: consecutive inode numbers from a key on, one bit each.
 #[derive(Debug)]
 pub(crate) struct Sets {
     memory: Survival,
@@ -121,7 +121,7 @@ impl Sets {
         Sets { memory: memory.clone(), places: Mutex::new(places(memory, KEYS_AT, Head::KnownEnd, SETS)) }
     }
 
-    /// All of them, where another process noted them.
+    /// Returns all sets that a previous process recorded.
     pub fn left(&self) -> Vec<SetLeft> {
         if !self.memory.resumes() {
             return Vec::new();
@@ -136,7 +136,7 @@ impl Sets {
         (0..end).filter_map(of).collect()
     }
 
-    /// One more, with nothing in it; answers its place.
+    /// Adds an empty set; returns its index.
     pub fn add(&self, key: u64) -> Option<usize> {
         let Some(place) = self.places.lock().take() else {
             self.memory.give_up("it has too many files in use");
@@ -148,19 +148,19 @@ impl Sets {
         Some(place)
     }
 
-    /// A word of one is this.
+    /// Sets a word of a set.
     pub fn set(&self, place: usize, word: usize, bits: u64) {
         publish(self.memory.part(SETS_AT + place * SET, SET), word, bits);
     }
 
-    /// One is empty.
+    /// Removes a set, which is empty.
     pub fn remove(&self, place: usize) {
         retract(self.memory.part(KEYS_AT + place, 1), 0);
         self.places.lock().free.push(place);
     }
 }
 
-/// What layers give out for good.
+/// Records of numbers that layers assign for good.
 pub(crate) struct Given(Survival);
 
 impl Given {
@@ -175,7 +175,7 @@ impl Given {
 
 impl GivenNumbers for Given {
     fn all(&self) -> Vec<[u64; 3]> {
-        // What was begun when the process died, nobody was told of.
+        // An assignment that was in progress when the process died has reached nobody.
         let of = |place| {
             let record = self.0.part(GIVEN_AT + place * GIVEN_WORDS, GIVEN_WORDS);
             [0, 1, 2].map(|word| get(record, word))

@@ -1,8 +1,7 @@
-//! Which open file each handle stands for: one record for each slot of the table of handles.
+//! Records of open files: which open file each handle stands for, one record per slot of the table of handles.
 //!
-//! A record is valid while its first word is the handle. It is made when all that belongs to the open
-//! file is there, and goes before the file is closed: the number of a descriptor in it is never that of
-//! another file.
+//! A record is valid while its first word is the handle. It is written when all parts of the open file exist, and
+//! removed before the file is closed: a descriptor number in it is never that of another file.
 
 use super::{Head, OPENS_AT, Survival, get, publish, put, retract};
 use nacre_vfs::{OpenFile, OpenFlags};
@@ -12,17 +11,17 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
-/// The most open files of one mount that can be noted: more than a process can have.
+/// Maximum number of open files of one mount that can be recorded: more than a process can have.
 const MOST: usize = 1 << 23;
 const RECORD: usize = 8;
 pub(super) const WORDS: usize = MOST * RECORD;
 /// The same where most files are opened without a request.
 pub(super) const FEW_WORDS: usize = (1 << 20) * RECORD;
 
-/// What a layer leaves of an open file ([`OpenFile::left`]).
+/// A layer's handoff state of an open file ([`OpenFile::left`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenLeft {
-    /// The number of its descriptor.
+    /// Number of its descriptor.
     pub descriptor: i32,
     pub place: u64,
 }
@@ -33,20 +32,20 @@ impl OpenLeft {
     }
 }
 
-/// What is noted of an open file.
+/// Record of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenRecord {
     pub fh: u64,
     pub nodeid: u64,
     pub flags: OpenFlags,
     pub uid: u32,
-    /// What the layer leaves of it, where it does.
+    /// The layer's handoff state of it, where it has one.
     pub left: Option<OpenLeft>,
-    /// Where the kernel does the I/O.
+    /// Backing id, where it is in passthrough.
     pub backing: Option<i32>,
-    /// Whether the kernel collects what is written through it.
+    /// Whether the kernel caches writes through it.
     pub collected: bool,
-    /// The request that opened it.
+    /// Unique number of the request that opened it.
     pub unique: u64,
 }
 
@@ -54,8 +53,8 @@ pub(crate) struct OpenRecord {
 #[derive(Clone, Debug)]
 pub(crate) struct Opens {
     memory: Survival,
-    /// Held while a record is made or changed, so that a place that comes to be another one's is not
-    /// changed for the one before.
+    /// Held while a record is written or changed, so that a late change of an old record cannot hit a new one in the
+    /// same slot.
     changing: Arc<Mutex<()>>,
 }
 
@@ -64,7 +63,7 @@ impl Opens {
         Opens { memory: memory.clone(), changing: Arc::default() }
     }
 
-    /// The kernel is about to be told of an open file.
+    /// Records an open file before the kernel gets it.
     pub fn made(&self, open: &OpenRecord) {
         let at = place(open.fh);
         let Some(record) = self.record(at) else { return self.memory.give_up("it has too many open files") };
@@ -79,8 +78,7 @@ impl Opens {
         self.memory.raise(Head::OpensEnd, at as u64 + 1);
     }
 
-    /// The layer leaves something else of it. In between, the descriptor is the new one and the place
-    /// the old one.
+    /// Updates the layer's handoff state. In between, the record has the new descriptor and the old location.
     pub fn changed(&self, fh: u64, left: Option<OpenLeft>) {
         let Some(record) = self.record(place(fh)) else { return };
         let _one_at_a_time = self.changing.lock();
@@ -95,14 +93,14 @@ impl Opens {
         }
     }
 
-    /// It is about to be closed.
+    /// Removes the record of an open file that is about to be closed.
     pub fn closed(&self, fh: u64) {
         if let Some(record) = self.record(place(fh)).filter(|record| get(record, 0) == fh) {
             retract(record, 0);
         }
     }
 
-    /// All of them.
+    /// Returns all records.
     pub fn all(&self) -> impl Iterator<Item = OpenRecord> + '_ {
         let end = (self.memory.head(Head::OpensEnd) as usize).min(MOST);
         (0..end).filter_map(|at| {
@@ -129,12 +127,12 @@ impl Opens {
     }
 }
 
-/// Where a handle's record is.
+/// Index of a handle's record.
 fn place(fh: u64) -> usize {
     fh as u32 as usize
 }
 
-/// A number that is not negative, and 1; 0 for none.
+/// Encodes a number that is not negative as itself plus 1; 0 for none.
 fn number(number: Option<i32>) -> u64 {
     number.map_or(0, |number| u64::from(number.cast_unsigned()) + 1)
 }

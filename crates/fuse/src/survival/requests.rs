@@ -1,14 +1,12 @@
-//! What each thread was about to change, and what it answered: one record for each thread that serves
-//! requests.
+//! Records of requests: the change that each serving thread was about to make, and its reply; one record per thread.
 //!
-//! A request that changes something which a second time would be refused, or done twice, is noted
-//! before it is carried out, and its answer after. The kernel sends what was unanswered again, with
-//! the same number: what is noted under it tells what became of it. A thread's record is written anew
-//! with its next such request, when the kernel has the answer to the one before.
+//! A request that would be refused or applied twice when repeated is recorded before it is carried out, and its reply
+//! afterwards. The kernel resends unanswered requests with the same unique number, under which the record is found. A
+//! thread overwrites its record at its next recorded request, when the kernel has the previous reply.
 //!
-//! Each life writes to a part of its own, and leaves those of the lives before it as they are: what
-//! comes again may have been noted by any of them. The part that it takes was that of the eighth
-//! before it: a guardian that makes that many in the time of one unread request gives up long before.
+//! Each life writes to a part of its own, and leaves those of previous lives unchanged: a resent request may have
+//! been recorded by any of them. A part is reused after eight lives: a supervisor that restarts so often while one
+//! request stays unread gives up long before.
 
 use super::{HEADER, REQUESTS_AT, Survival, THREADS_AT, bytes, get, publish, put, put_bytes, retract};
 use crate::failure::{Failure, Outcome};
@@ -23,9 +21,9 @@ use std::{
     },
 };
 
-/// Lives that have parts of their own.
+/// Number of lives that have parts of their own.
 const LIVES: usize = 8;
-/// The most threads that change something at one time.
+/// Maximum number of threads that change something at one time.
 const THREADS: usize = 2048;
 const RECORD: usize = 32;
 const PART: usize = THREADS * RECORD;
@@ -34,22 +32,22 @@ pub(super) const WORDS: usize = LIVES * PART;
 const UNIQUE: usize = 0;
 const BEGUN: usize = 1;
 const FACTS: usize = 2;
-/// 0: not answered; else the length of the answer and 1, above the error number.
+/// 0: not answered; else the length of the reply plus 1, above it the error number.
 const ANSWERED: usize = FACTS + 6;
 const ANSWER: usize = ANSWERED + 1;
-/// Longer answers (there are none) are not noted.
+/// Longer replies (there are none) are not recorded.
 const ANSWER_MAX: usize = (RECORD - ANSWER) * 8;
 
-/// What is known of a request's world before it is carried out; what they are depends on its kind.
+/// State before a request is carried out; its meaning depends on the kind of request.
 pub(crate) type Facts = [u64; 6];
 
-/// A request that was noted.
+/// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Noted {
-    /// When, nanoseconds since 1970.
+    /// Time at which it began, nanoseconds since 1970.
     pub begun: u64,
     pub facts: Facts,
-    /// What was answered, or is about to be: the body of the reply, or an error number.
+    /// The reply that was sent, or was about to be: its body, or an error number.
     pub answer: Option<Result<Vec<u8>, i32>>,
 }
 
@@ -57,13 +55,13 @@ pub(crate) struct Noted {
 #[derive(Debug)]
 pub(crate) struct Requests {
     memory: Survival,
-    /// Records of this life that no thread has.
+    /// Unused records of this life.
     free: Mutex<Vec<usize>>,
-    /// What lives before this one noted.
+    /// Records of previous lives, by unique number.
     before: HashMap<u64, Noted>,
 }
 
-/// The record of a thread, which has it until it ends.
+/// The record of a thread, until the thread ends.
 struct Mine {
     requests: Arc<Requests>,
     record: usize,
@@ -80,7 +78,7 @@ thread_local! {
 }
 
 impl Requests {
-    /// Of a new life.
+    /// Creates the records of a new life.
     pub fn new(memory: &Survival) -> Requests {
         let part = memory.life as usize % LIVES;
         publish(memory.part(0, HEADER), THREADS_AT + part, 0);
@@ -88,15 +86,15 @@ impl Requests {
         Requests::again(memory)
     }
 
-    /// Of a life that may have begun.
+    /// The same for a life that may have begun already.
     pub(super) fn again(memory: &Survival) -> Requests {
         let life = memory.life as usize;
         let part = life % LIVES * PART;
         let mut before = HashMap::new();
-        // The later lives know better.
+        // Records of later lives replace earlier ones.
         for life in life.saturating_sub(LIVES - 1)..life {
             let part = life % LIVES;
-            // Memory that nobody wrote to would be taken by the look at it.
+            // Reading memory that was never written to would allocate it.
             let threads = (get(memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
             for thread in 0..threads {
                 before.extend(read(memory.part(REQUESTS_AT + part * PART + thread * RECORD, RECORD)));
@@ -106,7 +104,7 @@ impl Requests {
         Requests { memory: memory.clone(), free: Mutex::new(free), before }
     }
 
-    /// Whether an answer names this node that a life before this one noted: the kernel may not have it yet.
+    /// Whether a reply recorded in a previous life names this node: the kernel may not have got it yet.
     pub fn is_named(&self, nodeid: u64) -> bool {
         let named = |noted: &Noted| match &noted.answer {
             Some(Ok(body)) => node_of(body) == Some(nodeid),
@@ -115,12 +113,12 @@ impl Requests {
         self.before.values().any(named)
     }
 
-    /// What a life before this one noted of a request.
+    /// Returns the record of a request in a previous life.
     pub fn before(&self, unique: u64) -> Option<&Noted> {
         self.before.get(&unique)
     }
 
-    /// The calling thread is about to carry out a request. EAGAIN where too many do so.
+    /// Records that the calling thread is about to carry out a request. EAGAIN where too many threads do so.
     pub fn begin(self: &Arc<Requests>, unique: u64, begun: u64, facts: Facts) -> Outcome {
         self.with_mine(|record| {
             retract(record, UNIQUE);
@@ -132,7 +130,7 @@ impl Requests {
         .ok_or(Failure::from(Errno::EAGAIN))
     }
 
-    /// The calling thread is about to answer it.
+    /// Records the reply that the calling thread is about to send.
     pub fn answer(self: &Arc<Requests>, answer: Result<&[u8], i32>) {
         self.with_mine(|record| match answer {
             Ok(body) if body.len() <= ANSWER_MAX => {
@@ -159,7 +157,7 @@ impl Requests {
     }
 }
 
-/// The node that an answer names first, if it names one.
+/// Returns the node id at the beginning of a reply, if there is one.
 pub(crate) fn node_of(body: &[u8]) -> Option<u64> {
     body.first_chunk().map(|number| u64::from_ne_bytes(*number)).filter(|nodeid| *nodeid != 0)
 }

@@ -1,10 +1,9 @@
-//! A mount that goes on: the session, and the door's open files, made from what a process before this
-//! one noted.
+//! Failover of a mount: restores the session and the front end's open files from the records of a previous process.
 //!
-//! Called by `mount.rs`, once. Open files are taken up before any request is read. An open file goes on by its descriptor,
-//! which is still in the table of this process, where the layer has one; otherwise it is opened anew by
-//! its name, or its number. So are files of which the kernel may hold writes back, so that the layer knows
-//! of them before it looks for room; and files without a name are kept for as long as the kernel knows them.
+//! Called by `mount.rs`, once. Open files are restored before any request is read. An open file keeps its descriptor,
+//! which is still in the table of this process, where the layer has one; otherwise it is opened again by its name, or
+//! its inode number. Files that may have cached writes are opened as well, so that the layer knows of them before it
+//! checks free space; and files without a name are kept as long as the kernel knows them.
 
 use super::{
     Head, Survival, Survives,
@@ -22,13 +21,13 @@ use nacre_sys::descriptors;
 use nacre_vfs::{Caller, Errno, FoundOpen, Invalidation, Node, OpenFlags, Opened, Result};
 use std::{io, sync::Arc};
 
-/// What an open file is opened with again: what was cut off or made then is not again.
+/// Flags with which an open file is opened again: it is not truncated or created again.
 pub(crate) fn reopened(flags: OpenFlags) -> OpenFlags {
     OpenFlags(flags.0 & !(OpenFlags::TRUNC | OpenFlags::EXCL))
 }
 
 impl Survival {
-    /// Goes on with the session of a process before this one.
+    /// Takes over the session of a previous process.
     pub(crate) fn resume(&self, door: &Arc<Door>) -> std::result::Result<Session, MountError> {
         door.inodes.promote_root(self.head(Head::Promoted) == 1);
         let number = self.mounted_before();
@@ -55,9 +54,8 @@ impl Survival {
 }
 
 impl Mount {
-    /// Notes what a process after this one has to know of the session, and drops what the kernel may
-    /// have cached of a time when nobody watched. `last_backing`: see
-    /// [`crate::passthrough::Passthrough::start`].
+    /// Records the state of the session for the next process, and invalidates what the kernel may have cached while
+    /// there was no watch. `last_backing`: see [`crate::passthrough::Passthrough::start`].
     pub(crate) fn survive(&mut self, last_backing: Option<i32>) -> std::result::Result<(), MountError> {
         let door = Arc::clone(self.door());
         let Some(survives) = &door.survives else { return Ok(()) };
@@ -79,9 +77,9 @@ impl Mount {
         if !memory.resumes() {
             return Ok(());
         }
-        // Of what can be changed by number nothing was changed by anybody else: the kernel may have newer sizes
-        // and times than there are below, and would take away what is mounted on directories whose names
-        // it has to look up anew.
+        // Layers with inode numbers that are writable were changed by nobody else: there the kernel may have newer
+        // sizes and times than the layer, and would detach file systems mounted on directories whose names it has to
+        // look up again.
         if !door.inodes.by_number() || door.options.read_only {
             door.change(Invalidation::Everything);
         }
@@ -96,7 +94,7 @@ impl Mount {
 }
 
 impl Door {
-    /// Goes on with a layer whose files are found by their numbers.
+    /// Takes over the state of a layer whose files are found by inode number.
     pub(super) fn go_on(&self) {
         let capabilities = self.layer.capabilities();
         let Some((survives, numbered)) = self.survives.as_ref().zip(capabilities.numbered) else { return };
@@ -122,7 +120,7 @@ impl Door {
         }
     }
 
-    /// Takes up all open files. Those that cannot be are not open any more: whoever has one gets EBADF.
+    /// Restores all open files. Those that cannot be restored are closed: their users get EBADF.
     pub(crate) fn take_up_open_files(&self, survives: &Survives) {
         let (mut taken, mut lost) = (0_u64, 0_u64);
         let all: Vec<OpenRecord> = survives.opens.all().collect();
@@ -157,7 +155,7 @@ impl Door {
         }
         let direct = self.writeback.on() && flags.writes() && !open.collected;
         let times = if direct { self.begin_direct(&Caller::ROOT, open.nodeid, &node, &file, None) } else { None };
-        // Of which the kernel may not have heard.
+        // Writes of which the kernel may not know.
         times.iter().for_each(|times| times.missed());
         let before = file.backing().filter(|_| flags.writes()).and_then(passthrough::signature);
         let caller = Caller { uid: open.uid, ..Caller::ROOT };

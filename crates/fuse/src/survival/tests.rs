@@ -1,6 +1,6 @@
-//! Tests of what a mount leaves: records cut at every store. `lives.rs`: a door in one life after the
-//! other; `repeated.rs`: requests that come again, over layers of every kind; `unions.rs`: the same where
-//! files of a lower branch are copied, hidden and moved; `steps.rs`: deaths between any two steps of a union.
+//! Tests of a mount's handoff state: records cut at every store. `lives.rs`: a front end in one life after the other;
+//! `repeated.rs`: resent requests, over layers of every kind; `unions.rs`: the same where files of a lower branch are
+//! copied, hidden and moved; `steps.rs`: crashes between any two steps of a union.
 
 mod lives;
 mod repeated;
@@ -28,7 +28,7 @@ fn place<'a>(parent: u64, name: &'a [u8]) -> NodePlace<'a> {
     NodePlace { parent, name }
 }
 
-/// Runs something that is killed after each of its stores in turn, and looks at what is left.
+/// Kills an operation after each of its stores in turn, and checks the state that remains.
 fn killed_everywhere(mut prepare: impl FnMut() -> Survival, act: impl Fn(&Survival), check: impl Fn(&Survival, bool)) {
     for stores in 0.. {
         let memory = prepare();
@@ -211,7 +211,7 @@ fn texts_replace_each_other_whole() {
 
 #[test]
 fn what_is_noted_by_number_is_noted_or_not() {
-    // Files that may hold writes: in place of one, another.
+    // Files that may have cached writes: one replaces another.
     let prepare = || {
         let memory = Survival::small().unwrap();
         assert_eq!(Words::written(&memory).add(7), Some(0));
@@ -230,7 +230,7 @@ fn what_is_noted_by_number_is_noted_or_not() {
         assert!(all == [8, 10] || !whole && some.contains(&&*all), "{all:?}");
     };
     killed_everywhere(prepare, act, check);
-    // Sets of files: one that was another before has nothing of it.
+    // Sets of files: one in the slot of a previous one has none of its bits.
     let prepare = || {
         let memory = Survival::small().unwrap();
         let sets = Sets::new(&memory);
@@ -259,7 +259,7 @@ fn what_is_noted_by_number_is_noted_or_not() {
         }
     };
     killed_everywhere(prepare, act, check);
-    // Numbers that are given out, by whoever has the memory.
+    // Numbers that are assigned, through any clone of the memory.
     let act = |memory: &Survival| {
         memory.given_numbers().give([1, 2, 3]);
         memory.clone().given_numbers().give([4, 5, 6]);
@@ -270,7 +270,7 @@ fn what_is_noted_by_number_is_noted_or_not() {
         assert!(most.starts_with(&all) && (!whole || all.len() == 2), "{all:?}");
     };
     killed_everywhere(|| Survival::small().unwrap(), act, check);
-    // Both kinds of memory are told apart.
+    // Both sizes of memory are recognized.
     let small = Survival::small().unwrap();
     small.set_program(Path::new("/bin/program"));
     let taken = Survival::taken_over(small.shared.descriptor().try_clone_to_owned().unwrap()).unwrap();
@@ -279,7 +279,7 @@ fn what_is_noted_by_number_is_noted_or_not() {
     assert!(taken.why_not().is_some(), "there is no room for nodes in it");
 }
 
-/// What it waits for is the next worker's answer, where it was killed in that moment.
+/// It waits for the next worker's reply if it is killed at that moment.
 #[test]
 fn a_thread_that_shows_a_mount_below_another_is_known_to_wait() {
     if !rustix::process::geteuid().is_root() {

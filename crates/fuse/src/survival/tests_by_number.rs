@@ -1,4 +1,4 @@
-//! Tests of what a mount leaves whose files are found by their numbers: a door over a file system of a
+//! Tests of the handoff state of a mount whose files are found by inode number: a front end over a file system of a
 //! pool, in one life after the other. The pool stays, and its clock stands still.
 
 use super::{Survival, opens::OpenRecord};
@@ -36,7 +36,7 @@ fn pool() -> Arc<Pool> {
     Arc::new(Pool::create(config, "tank").unwrap())
 }
 
-/// A door over the file system, in one life after the other.
+/// A front end over the file system, in one life after the other.
 struct Lives {
     pool: Arc<Pool>,
     layer: Arc<Dataset>,
@@ -49,7 +49,7 @@ struct Lives {
 const LOOKED_UP: usize = 128;
 
 impl Lives {
-    /// Files are opened without requests, or not: reading is noted.
+    /// Files are opened without requests, or with requests where reads update the access time.
     fn new(unasked: bool) -> Lives {
         let (pool, memory) = (pool(), Survival::small().unwrap());
         let layer = dataset(&pool, unasked);
@@ -57,7 +57,7 @@ impl Lives {
         Lives { pool, layer, memory, door, doubted: channel().1, unasked }
     }
 
-    /// The door dies with all that it has in memory of its own.
+    /// The front end dies with all of its own memory.
     fn die(&mut self) {
         self.memory.next_life();
         let nameless = self.layer.capabilities().numbered.unwrap().kept();
@@ -67,7 +67,7 @@ impl Lives {
         let (doubts, doubted) = channel();
         door.inodes.doubt_with(Some(doubts));
         door.go_on();
-        // Nobody closes its files.
+        // Its files are never closed.
         std::mem::forget((std::mem::replace(&mut self.door, door), std::mem::replace(&mut self.layer, layer)));
         self.doubted = doubted;
     }
@@ -84,7 +84,7 @@ impl Lives {
         done.map(|()| reply.built().to_vec()).map_err(|error| error.0)
     }
 
-    /// Asks, dies, and is asked the same again: the answer is the same.
+    /// Sends a request, dies, and sends it again: the reply is the same.
     fn again(&mut self, unique: u64, op: Op<'_>) -> Vec<u8> {
         let first = self.ask(unique, 1, op).unwrap_or_else(|error| panic!("{op:?}: {error}"));
         self.die();
@@ -97,7 +97,7 @@ impl Lives {
             .unwrap();
     }
 
-    /// Is asked again what was begun by a door that died before it could note an answer.
+    /// Resends a request begun by a front end that died before it could record the reply.
     fn finish(&mut self, unique: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
         self.begin(unique, op);
         let mut space = vec![0; 8192];
@@ -107,7 +107,7 @@ impl Lives {
         self.ask(unique | abi::UNIQUE_RESEND, 1, op)
     }
 
-    /// The number of the file that a name in the root leads to.
+    /// Inode number of a name in the root.
     fn at(&self, name: &str) -> Option<u64> {
         let root = self.layer.root().unwrap().node;
         match self.layer.lookup(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap()) {
@@ -134,7 +134,7 @@ fn dataset(pool: &Arc<Pool>, quiet: bool) -> Arc<Dataset> {
 fn door(layer: &Arc<Dataset>, memory: &Survival) -> Arc<Door> {
     let layer = Arc::clone(layer) as Arc<dyn Layer>;
     let options = FuseOptions { survival: Some(memory.clone()), ..FuseOptions::new("/nowhere") };
-    // What nobody hears is not sent.
+    // Without a receiver nothing is sent.
     let door = Arc::new(Door::new(layer, options, channel().0, 0).unwrap());
     door.writeback.decide_for_tests(&*door.layer);
     // Agreed on once.
@@ -186,7 +186,7 @@ fn what_was_answered_is_answered_so_again() {
         let mut lives = Lives::new(unasked);
         for (unique, op) in makers() {
             let nodeid = node(&lives.again(unique, op));
-            // The kernel was told of it by the door before as well, or not.
+            // The previous front end may have sent it to the kernel as well.
             assert_eq!(lives.door.inodes.told_since(nodeid), Some(1), "{op:?}");
         }
         assert_eq!(lives.door.agreement().opens_files_itself, unasked);
@@ -283,7 +283,7 @@ fn a_file_without_a_name_is_there_until_the_kernel_does_not_know_it() {
     assert_eq!(node(&lives.ask(8 | abi::UNIQUE_RESEND, 1, unnamed).unwrap()), other);
     let read = Op::Read { fh: 0, offset: 0, size: 100, flags: 2, lock_owner: None, read_flags: 0 };
     assert_eq!(lives.ask(10, file, read), Ok(b"before".to_vec()));
-    // What it says that it forgets may not be all.
+    // The kernel may still have lookups from before.
     lives.door.forget(file, 1);
     assert_eq!((lives.doubted.try_iter().collect::<Vec<_>>(), kept(&lives).len()), (vec![file], 2));
     let told = lives.door.inodes.told_since(file).unwrap();
@@ -291,7 +291,7 @@ fn a_file_without_a_name_is_there_until_the_kernel_does_not_know_it() {
     assert_eq!(kept(&lives), [other]);
     lives.die();
     assert_eq!(kept(&lives), [other]);
-    // Made since: what the kernel forgets is counted.
+    // A file created in this life: its lookups are counted.
     let last = node(&lives.ask(12, 1, unnamed).unwrap());
     lives.door.forget(last, 1);
     assert_eq!(kept(&lives), [other]);
@@ -313,7 +313,7 @@ fn files_that_may_hold_writes_are_known_again() {
         assert_eq!((table.written.len(), table.nodes()), (1, vec![written]));
         assert!(table.caches_writes(written) && !table.caches_writes(read));
     }
-    // And what the kernel opens by itself stays as it is, whatever the properties have become.
+    // The kernel opens files as negotiated first, even after a change of properties.
     lives.unasked = false;
     lives.die();
     assert!(lives.door.agreement().opens_files_itself && lives.layer.capabilities().needs_opens.is_some());

@@ -1,10 +1,10 @@
-//! What a thread that waits for our answer is about to do: the system call that it is in, and what
-//! it writes where.
+//! Finds out what a thread that waits for our reply is about to do: the system call that it is in, and the range of
+//! its write.
 //!
-//! Called in GETATTR for a collected file. The kernel shows the registers of a thread that sleeps
-//! in a system call, and the positions of its open files, to whoever may trace it. While a thread
-//! is in write(2), nobody else moves the position of that open file (`f_pos_lock`). What cannot be told for certain is unknown: a call
-//! that is taken for a read must be one on every architecture that the thread may use.
+//! Called in GETATTR for a file with cached writes. The kernel shows the registers of a thread that sleeps in a
+//! system call, and the positions of its open files, to processes that may trace it. While a thread is in write(2),
+//! no other thread moves the position of that open file (`f_pos_lock`). Where it is not certain, the result is
+//! unknown: a call counts as a read only if its number is one on every architecture that the thread may use.
 
 use nacre_vfs::WriteAhead;
 use std::{
@@ -13,31 +13,31 @@ use std::{
     time::Duration,
 };
 
-/// A thread that has sent its request may still be on its way to sleep.
+/// Maximum number of attempts: a thread that has sent its request may not be asleep yet.
 const TRIES: u32 = 24;
-/// Of these, the first ones without sleeping.
+/// Number of attempts without a pause.
 const EAGER: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(40);
 
-/// See the file's head.
+/// System call that a thread is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
-    /// It writes so many bytes.
+    /// A write of this many bytes.
     Writes(u64, Place),
-    /// It writes so many vectors, at this address.
+    /// A write of this many vectors, at this address.
     WritesVectors { address: u64, count: u64, place: Place },
-    /// It reads, seeks or asks.
+    /// A read, seek or query of attributes.
     Reads,
-    /// It cannot be told.
+    /// Not known.
     Unknown,
 }
 
-/// Where a call writes.
+/// Location of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// By which descriptor.
+    /// The descriptor.
     descriptor: u64,
-    /// Where the call says so itself; `None` for the position of the open file.
+    /// Offset in the call's arguments; `None` for the position of the open file.
     offset: Option<u64>,
 }
 
@@ -46,17 +46,16 @@ const AT_THE_END: u64 = 0x10;
 /// `O_APPEND`.
 const O_APPEND: u64 = 0o2000;
 
-/// System calls that write: those with a length in the third argument, and those with vectors; of
-/// both, those with a place in the fourth.
+/// System calls that write: those with a length in the third argument, and those with vectors; among both, those with
+/// an offset in the fourth.
 #[cfg(target_arch = "x86_64")]
 mod calls {
     pub const WRITES: [u64; 2] = [1, 18];
     pub const WRITES_VECTORS: [u64; 3] = [20, 296, 328];
     pub const PLACED: [u64; 3] = [18, 296, 328];
     pub const FLAGGED: u64 = 328;
-    /// read, fstat, lseek, pread64, readv, preadv, preadv2; `_llseek` of 32-bit processes (their
-    /// lseek is 19), lseek of x32 ones. None of these numbers is a call that writes for any of
-    /// them.
+    /// read, fstat, lseek, pread64, readv, preadv, preadv2; `_llseek` of 32-bit processes (their lseek is 19), lseek
+    /// of x32 ones. None of these numbers is a writing call for any of them.
     pub const READS: [u64; 9] = [0, 5, 8, 17, 19, 295, 327, 140, 0x4000_0008];
 }
 #[cfg(target_arch = "aarch64")]
@@ -65,8 +64,8 @@ mod calls {
     pub const WRITES_VECTORS: [u64; 3] = [66, 70, 287];
     pub const PLACED: [u64; 3] = [68, 70, 287];
     pub const FLAGGED: u64 = 287;
-    /// read, fstat, lseek, pread64, readv, preadv, preadv2; lseek and `_llseek` of 32-bit
-    /// processes. None of these numbers is a call that writes for either.
+    /// read, fstat, lseek, pread64, readv, preadv, preadv2; lseek and `_llseek` of 32-bit processes. None of these
+    /// numbers is a writing call for either.
     pub const READS: [u64; 9] = [63, 80, 62, 67, 65, 69, 286, 19, 140];
 }
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -78,7 +77,7 @@ mod calls {
     pub const READS: [u64; 0] = [];
 }
 
-/// What the thread is about to write, if it writes, or may. The place is looked up if it is
+/// Returns the write that the thread is about to make, if it writes, or may. The offset is looked up if it is
 /// `wanted`.
 pub(crate) fn writes(tid: u32, wanted: bool) -> Option<WriteAhead> {
     let offset = |place: Place| if wanted { offset(tid, place) } else { None };
@@ -93,17 +92,17 @@ pub(crate) fn writes(tid: u32, wanted: bool) -> Option<WriteAhead> {
     }
 }
 
-/// Where a call of a thread writes; `None` for the end of the file, and where it cannot be told.
+/// Returns the offset of a thread's write; `None` for the end of the file, and where it is not known.
 fn offset(tid: u32, place: Place) -> Option<u64> {
     let mut text = [0_u8; 256];
     let read = File::open(format!("/proc/{tid}/fdinfo/{}", place.descriptor)).and_then(|mut file| file.read(&mut text));
     let length = read.inspect_err(|error| tracing::debug!(%error, tid, "where a thread is writing cannot be read"));
     let (position, flags) = position(text.get(..length.ok()?)?)?;
-    // At the end, whatever place the call names (pwrite(2)).
+    // At the end, whatever offset the call has (pwrite(2)).
     if flags & O_APPEND != 0 { None } else { Some(place.offset.unwrap_or(position)) }
 }
 
-/// Position and flags of an open file, as `/proc/TID/fdinfo/N` says them.
+/// Parses position and flags of an open file in `/proc/TID/fdinfo/N`.
 fn position(text: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(text).ok()?;
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
@@ -136,7 +135,7 @@ fn read(tid: u32, text: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{tid}/syscall"))?.read(text)
 }
 
-/// What `/proc/TID/syscall` says; `None` where the thread is running: to be asked again.
+/// Parses `/proc/TID/syscall`; `None` where the thread is running: to be read again.
 fn parse(text: &[u8]) -> Option<Doing> {
     let text = std::str::from_utf8(text).unwrap_or_default().trim_end();
     if text == "running" {
@@ -154,8 +153,8 @@ fn parse(text: &[u8]) -> Option<Doing> {
         given += 1;
     }
     let [first, second, third, fourth, _, sixth, stack, instruction] = values;
-    // Threads of the kernel, also those that work for a process (io_uring), show a call in which
-    // they are not; they have no stack there.
+    // Kernel threads, also those that work for a process (io_uring), show a call that they are not in; they have no
+    // stack there.
     let Some(call) = call.filter(|_| given == 8 && stack != 0 && instruction != 0) else { return Some(Doing::Unknown) };
     // pwritev2(2) takes -1 for the position of the open file.
     let offset = (calls::PLACED.contains(&call) && fourth != u64::MAX).then_some(fourth);

@@ -1,9 +1,8 @@
-//! How much the kernel can hold back: the limit of dirty pages of one mount.
+//! Limit of the kernel's dirty pages of one mount.
 //!
-//! FUSE mounts have a strict limit, a share of what the whole system may have dirty (1 % unless
-//! changed); `/sys/class/bdi` shows it. Tasks are checked against it only after they have dirtied
-//! some pages, so that each adds something to it. Asked at each charge of the layer's books, so the
-//! figures are kept for a moment.
+//! FUSE mounts have a strict limit, a share of the system's dirty limit (1 % unless changed); `/sys/class/bdi` shows
+//! it. Tasks are checked against it only after they have dirtied some pages, so that each task adds something to it.
+//! Read at each charge of the layer's books, so the values are cached for a moment.
 
 use parking_lot::Mutex;
 use std::{
@@ -13,35 +12,35 @@ use std::{
 };
 
 const MIB: u64 = 1 << 20;
-/// For how long a figure is taken for true.
+/// How long a value is cached.
 const FRESH: Duration = Duration::from_secs(1);
-/// What single writes that are under way when they are called in may still add, all together.
+/// Bytes that single writes in progress during a recall may still add, in total.
 const UNDER_WAY: u64 = 64 * MIB;
-/// For each file: what its writer dirties between two checks, and what is on its way to us.
+/// Bytes per file: dirtied by its writer between two checks, and in flight to us.
 const PER_FILE: u64 = MIB;
-/// So many count of those that may be written to where nothing tells which are open: most of them
-/// are closed. What all writers dirty between two checks is bounded for each processor
+/// Maximum number of files that count where it is not known which of them are open for writing: most of them are
+/// closed. The pages that all writers dirty between two checks are bounded per processor
 /// (`balance_dirty_pages_ratelimited_flags()`, Linux mm/page-writeback.c) and counted anyway.
 pub(crate) const UNOPENED_MOST: usize = 256;
-/// The limit that is set, bytes: the kernel's own share grows with memory.
+/// Limit that is set, bytes: the kernel's own share grows with memory.
 pub(crate) const WANTED: u64 = 32 * MIB;
-/// The most that is set where the layer has room for it, bytes: scattered small writes become few
-/// large ones where they are held back together.
+/// Maximum limit that is set where the layer has space for it, bytes: small scattered writes are merged into few
+/// large ones while they are dirty together.
 const WANTED_MOST: u64 = 1024 * MIB;
-/// This part of the layer's room may be held back, and of what the system may have dirty.
+/// Divisor: this part of the layer's free space may be dirty; and this part of the system's dirty limit.
 const PART_OF_ROOM: u64 = 16;
 const PART_OF_DIRTY: u64 = 4;
-/// The share of the dirty limit that a mount has at first, per cent.
+/// The default share of the system's dirty limit that a mount has, per cent.
 const SHARE: u64 = 1;
-/// Where `/proc/vmstat` cannot be read: more than any limit.
+/// Value where `/proc/vmstat` cannot be read: more than any limit.
 const UNKNOWN: u64 = u64::MAX / 4;
 
-/// The limit with the time when it was read.
+/// The limit and the time when it was read.
 #[derive(Default)]
 pub(crate) struct KnownLimit(Mutex<Option<(Instant, u64)>>);
 
 impl KnownLimit {
-    /// The most that is held back while `files` files are open for collected writes.
+    /// Maximum dirty bytes while `files` files are open for cached writes.
     #[expect(clippy::disallowed_methods, reason = "how long a figure of the kernel is believed")]
     pub fn dirty_limit(&self, device: u64, files: usize) -> u64 {
         let now = Instant::now();
@@ -58,7 +57,7 @@ impl KnownLimit {
     }
 }
 
-/// The limit that is wanted where a layer has so much room, bytes.
+/// Returns the limit wanted where a layer has this much free space, bytes.
 pub(crate) fn wanted(room: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
     let dirty =
@@ -70,10 +69,10 @@ fn wanted_of(room: u64, dirty: u64) -> u64 {
     (room / PART_OF_ROOM).min(dirty / PART_OF_DIRTY).clamp(WANTED, WANTED_MOST)
 }
 
-/// Makes sure that there is a strict limit, and sets it to what is wanted, bytes.
+/// Makes sure that there is a strict limit, and sets it to the wanted one, bytes.
 ///
 /// # Errors
-/// Why there is none.
+/// Why there is no strict limit.
 pub(crate) fn limit(device: u64, wanted: u64) -> Result<(), String> {
     let strict = path(device, "strict_limit");
     let is_strict = || fs::read_to_string(&strict).map(|text| text.trim() == "1");
@@ -88,7 +87,7 @@ pub(crate) fn limit(device: u64, wanted: u64) -> Result<(), String> {
         Err(error) => return Err(format!("{} cannot be read: {error}", strict.display())),
     }
     let most = path(device, "max_bytes");
-    // At first it is a share of memory, which may be less than is wanted here.
+    // By default it is a share of memory, which may be less than wanted.
     if wanted > WANTED || number(&most).is_none_or(|bytes| bytes > wanted) {
         let set = fs::write(&most, wanted.to_string());
         set.unwrap_or_else(|error| tracing::debug!(%error, path = %most.display(), "the limit stays as it is"));
@@ -96,13 +95,13 @@ pub(crate) fn limit(device: u64, wanted: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes that may be dirty before every writer waits.
+/// Returns the bytes that may be dirty before every writer waits.
 fn most_dirty(device: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
     let Some(pages) = fs::read_to_string("/proc/vmstat").ok().and_then(|text| threshold(&text)) else { return UNKNOWN };
     let all = pages.saturating_mul(page);
     let mount = number(&path(device, "max_bytes")).unwrap_or(all / 100 * SHARE).max(page);
-    // A task may dirty that much before it is checked (the kernel's `ratelimit_pages`).
+    // A task may dirty this much before it is checked (the kernel's `ratelimit_pages`).
     mount.saturating_add(all / 32)
 }
 

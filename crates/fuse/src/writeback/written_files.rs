@@ -1,19 +1,18 @@
-//! Files that may hold collected writes, where the kernel opens files without a request: nothing
-//! tells when one is opened for writing, or closed.
+//! Table of files that may have cached writes, where the kernel opens files without a request: no request shows when
+//! one is opened for writing, or closed.
 //!
-//! What the kernel tells is more than is needed: before the first write to an inode that it has
-//! fresh attributes of, it asks for `security.capability`. So a file is entered then
-//! (`ops/unopened.rs`), and leaves
-//! * when the kernel forgets it: it holds nothing of it any more;
-//! * after a while in which nothing was heard of it, or where there are too many, once the kernel
-//!   has taken new attributes, so that it asks before the next write, and has passed on what it
-//!   holds (`self_io/flush_timer.rs`).
+//! There is a request that comes more often than needed: before the first write to an inode with freshly fetched
+//! attributes, the kernel asks for `security.capability`. So a file is entered then (`ops/unopened.rs`), and removed
+//! * when the kernel forgets it: it has no dirty pages of it any more;
+//! * after a while without any use, or where there are too many files, once the kernel's attributes have been
+//!   expired, so that it asks before the next write, and its dirty pages have been written back
+//!   (`self_io/flush_timer.rs`).
 //!
-//! Of a mount that outlives its process they are noted, before anything can be collected, and entered again by
-//! the process that goes on: the kernel holds what it holds.
+//! Where the mount survives its process, files are recorded before anything can be cached, and entered again by the
+//! next process: the kernel keeps its dirty pages.
 //!
-//! Owned by `writeback.rs`. Invariants: a file that is used between a question and an answer here
-//! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
+//! Owned by `writeback.rs`. Invariants: a file that is used between a check and the removal stays
+//! ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
 
 use crate::{
     open_files::OpenHandle,
@@ -30,18 +29,19 @@ use std::{
     },
 };
 
-/// More than these are not kept for long, nor more than descriptors and memory allow. To let one go
-/// costs a request, so who makes thousands of files is not to pay for each at once.
+/// Maximum number of files kept for long, also bounded by descriptors and memory. Removing one costs a request, so
+/// that a program that creates thousands of files should not pay for each at once.
 const MOST: usize = 8192;
-/// One takes about 1 KiB: all together a small part of the memory, far too many an eighth.
+/// Divisor of memory: a file takes about 1 KiB, so all together take a small part of the memory, and at
+/// [`FAR_TOO_MANY`] an eighth.
 const MEMORY_FOR_ONE: u64 = 32 << 10;
-/// So many leave at a beat at most: whoever has a file passed on is in the mount meanwhile, and who
-/// unmounts it then is told that it is busy. More where there are too many files, and all where there
-/// are far too many (so many times [`MOST`]).
+/// Maximum number of files removed per tick: the thread that writes one back is in the mount meanwhile, and an
+/// unmount then is EBUSY. More where there are too many files, and all where there are far too many (this many times
+/// [`MOST`]).
 const LEAVING: usize = 100;
 const FAR_TOO_MANY: usize = 4;
-/// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves; of one on a file
-/// system that is mounted inside the source, which could not be unmounted meanwhile.
+/// Ticks ([`WrittenFiles::beat`]) without a use after which a file is removed; the same for a file on a file system
+/// mounted inside the source, which could not be unmounted meanwhile.
 const QUIET: u64 = 10;
 const QUIET_ON_INNER_MOUNT: u64 = 1;
 
@@ -49,38 +49,38 @@ const QUIET_ON_INNER_MOUNT: u64 = 1;
 pub(crate) struct WrittenFiles {
     files: Mutex<HashMap<u64, Written>>,
     count: AtomicUsize,
-    /// How many are kept for long.
+    /// Number of files kept for long.
     most: AtomicUsize,
-    /// Counts beats.
+    /// Number of ticks.
     beats: AtomicU64,
-    /// Files are becoming others: none is entered.
+    /// A rollback is in progress: no file is entered.
     closed: AtomicBool,
-    /// Where the mount outlives its process.
+    /// Handoff records, where the mount survives its process.
     noted: OnceLock<Words>,
 }
 
 struct Written {
     handle: Arc<OpenHandle>,
-    /// Where it is noted.
+    /// Index of its record.
     place: Option<usize>,
     on_inner_mount: bool,
     uses: u64,
-    /// The beat of the last use.
+    /// Tick of the last use.
     last: u64,
-    /// How often it was used when the kernel took new attributes.
+    /// Count of uses when the kernel's attributes were expired.
     asked: Option<Uses>,
 }
 
-/// What is to be done at a beat.
+/// Work for a tick.
 #[derive(Debug, Default)]
 pub(crate) struct Beat {
-    /// The kernel is to take new attributes of these, so that it asks before the next write.
+    /// Files whose attributes are to be expired, so that the kernel asks before the next write.
     pub asked: Vec<u64>,
-    /// These leave when the kernel has passed on what it holds of them.
+    /// Files to be removed when their dirty pages have been written back.
     pub leaving: Vec<(u64, Uses)>,
 }
 
-/// How often a file had been used.
+/// A file's count of uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uses(u64);
 
@@ -98,29 +98,29 @@ impl Default for WrittenFiles {
 }
 
 impl WrittenFiles {
-    /// No more than these are kept for long, of which each may hold a descriptor, in so much memory.
+    /// Sets the maximum number of files kept for long: each may hold a descriptor, and takes memory.
     pub fn hold(&self, descriptors: usize, memory: Option<u64>) {
         let room = memory.and_then(|memory| usize::try_from(memory / MEMORY_FOR_ONE).ok()).unwrap_or(MOST);
         self.most.store(room.max(LEAVING).min(descriptors).min(MOST), Ordering::Relaxed);
     }
 
-    /// They are noted from now on; answers those that are noted already, with their places, which go when
-    /// they have been entered ([`WrittenFiles::entered`]).
+    /// Starts recording; returns the files recorded already, with their indices, whose records are removed when they
+    /// have been entered ([`WrittenFiles::entered`]).
     pub fn note_in(&self, memory: &Survival) -> Vec<(usize, u64)> {
         self.noted.get_or_init(|| Words::written(memory)).all()
     }
 
-    /// What was noted at this place is entered, or gone.
+    /// Removes a record from a previous process, whose file has been entered, or is gone.
     pub fn entered(&self, place: usize) {
         self.noted.get().iter().for_each(|noted| noted.remove(place));
     }
 
-    /// How many there are.
+    /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The file of a node, which is used now.
+    /// Returns the file of a node, and counts a use.
     pub fn get(&self, nodeid: u64) -> Option<Arc<OpenHandle>> {
         if self.len() == 0 {
             return None;
@@ -133,7 +133,7 @@ impl WrittenFiles {
         Some(Arc::clone(&written.handle))
     }
 
-    /// The open file of a node; that is no use of it.
+    /// Returns the open file of a node, without counting a use.
     pub fn peek(&self, nodeid: u64) -> Option<Opened> {
         if self.len() == 0 {
             return None;
@@ -141,8 +141,8 @@ impl WrittenFiles {
         self.files.lock().get(&nodeid).map(|written| Arc::clone(&written.handle.file))
     }
 
-    /// Enters a file, which is used now; answers which one of its node is there, that or one before.
-    /// None where none may be entered.
+    /// Enters a file, and counts a use; returns the file of the node in the table, this one or an earlier one. None
+    /// where no file may be entered.
     pub fn add(&self, handle: Arc<OpenHandle>) -> Option<Arc<OpenHandle>> {
         let last = self.beats.load(Ordering::Relaxed);
         let on_inner_mount = handle.file.is_on_inner_mount();
@@ -166,7 +166,7 @@ impl WrittenFiles {
         Some(there)
     }
 
-    /// How often a file has been used, if it is there.
+    /// Returns a file's count of uses, if it is in the table.
     pub fn uses(&self, nodeid: u64) -> Option<Uses> {
         if self.len() == 0 {
             return None;
@@ -174,7 +174,7 @@ impl WrittenFiles {
         self.files.lock().get(&nodeid).map(|written| Uses(written.uses))
     }
 
-    /// Takes a file out that has not been used since.
+    /// Removes a file that has not been used since.
     pub fn remove_unused(&self, nodeid: u64, since: Uses) -> Option<Arc<OpenHandle>> {
         let mut files = self.files.lock();
         if files.get(&nodeid)?.uses != since.0 {
@@ -192,7 +192,7 @@ impl WrittenFiles {
         written.handle
     }
 
-    /// Takes out all files of these nodes.
+    /// Removes all files of these nodes.
     pub fn take(&self, of: impl Fn(u64) -> bool) -> Vec<Arc<OpenHandle>> {
         let mut files = self.files.lock();
         let gone = files.extract_if(|nodeid, _| of(*nodeid)).map(|(_, written)| self.left(written)).collect();
@@ -200,13 +200,13 @@ impl WrittenFiles {
         gone
     }
 
-    /// How the kernel's handles name them.
+    /// Returns the kernel's file handles of all files.
     pub fn keys(&self) -> Vec<InodeKey> {
         self.files.lock().values().map(|written| written.handle.key()).collect()
     }
 
-    /// Counts one beat. Files of which nothing was heard for a while, and the oldest where there are
-    /// too many, are asked about first, and leave with the next beat if nobody has used them since.
+    /// Counts a tick. Files without a use for a while, and the oldest ones where there are too many, get their
+    /// attributes expired first, and are removed at the next tick if they were not used since.
     pub fn beat(&self) -> Beat {
         let now = self.beats.fetch_add(1, Ordering::Relaxed);
         let mut beat = Beat::default();
@@ -246,7 +246,7 @@ impl WrittenFiles {
         beat
     }
 
-    /// Enters none from now on, or does so again.
+    /// Sets whether entering files is refused.
     pub fn close(&self, closed: bool) {
         let _files = self.files.lock();
         self.closed.store(closed, Ordering::Release);
