@@ -1,12 +1,10 @@
-//! What is known of a file: identity, attributes, changes to them, and the figures of a file
-//! system.
+//! Attributes of a file: identity, attributes, changes of them, and statistics of a file system.
 
 /// A file's stable identity across names and time.
 ///
-/// `fs` tells file systems below one mount apart (device number for a host directory); `generation`
-/// tells successive owners of one inode number apart (for host files: a digest of the birth time; 0
-/// where nothing is known), and a directory that shows at several places by mounts apart from
-/// itself.
+/// `fs` distinguishes file systems below one mount (device number for a host directory). `generation` distinguishes
+/// files that had one inode number one after the other (for host files: a digest of the birth time; 0 where nothing
+/// is known), and a directory that appears at several paths by mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// The file system below, unique within one stack.
@@ -83,7 +81,7 @@ pub struct Time {
 /// The attributes of a file, as `statx(2)` shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// Identity; `id.ino` is what users see.
+    /// Identity; users see `id.ino` as inode number.
     pub id: FileId,
     /// Type.
     pub kind: Kind,
@@ -152,24 +150,22 @@ pub enum SetTime {
     To(Time),
 }
 
-/// What a change of attributes does to the time of change, and to the time of modification where
-/// that is not said either. A door whose kernel keeps the times of a file itself says which ones it
-/// shows, and looks for no others in the answer where it says both. Layers whose storage takes no
-/// such time leave it to that.
+/// Effect of a change of attributes on the ctime, and on the mtime where no other value is given. A front end whose
+/// kernel keeps a file's times itself gives the ctime that the kernel shows, and ignores the times in the result
+/// where it gave both. Layers whose storage cannot set the ctime let the storage choose it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeTime {
-    /// It is now.
+    /// Set to the current time.
     #[default]
     Now,
-    /// It is this one.
+    /// Set to this time.
     To(Time),
-    /// It stays.
+    /// Unchanged.
     Stays,
 }
 
-/// A change of attributes; `None` leaves a field alone. Everything in one value is applied, or an
-/// error says which call failed first: owner, then mode, then size, then times (each step clears
-/// what the native call would).
+/// A change of attributes; `None` leaves a field unchanged. All of it is applied, or the error is that of the first
+/// failed call: owner, then mode, then size, then times (each step clears the bits that the native call would clear).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// New permission bits, `0..=0o7777`.
@@ -184,7 +180,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// What becomes of the time of change.
+    /// Effect on the ctime.
     pub ctime: ChangeTime,
     /// The kernel asks to drop set-user-id, set-group-id and file capabilities with this change (a
     /// write, truncate or chown by someone who may not keep them): `FUSE_HANDLE_KILLPRIV_V2`.
@@ -192,13 +188,13 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
-    /// Whether nothing is asked for.
+    /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
         *self == SetAttr::default()
     }
 }
 
-/// The figures of a file system (`statfs(2)`), in units of `fragment` bytes.
+/// Statistics of a file system (`statfs(2)`), in units of `fragment` bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     /// Preferred block size.

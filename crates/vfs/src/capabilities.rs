@@ -1,32 +1,32 @@
-//! What a layer offers beside the operations of [`crate::Layer`].
+//! Optional features of a layer, in addition to the operations of [`crate::Layer`].
 //!
-//! Asked by doors and by layers around layers. A capability that is not named here does not exist:
-//! the trait has no other way to one.
+//! Used by front ends and by layers around layers. All optional features are listed here: the trait has no other
+//! access to one.
 
 use crate::{FinishRename, LeftOpen, Numbered, OpenFileClient, WritebackLayer};
 
-/// See [`crate::Layer::capabilities`]. The default offers nothing.
+/// Optional features of a layer: see [`crate::Layer::capabilities`]. The default has none.
 #[derive(Clone, Copy, Default)]
 pub struct Capabilities<'a> {
-    /// POSIX ACLs can exist below: a door lets the kernel enforce them.
+    /// POSIX ACLs can exist below: a front end lets the kernel enforce them.
     pub acls: bool,
-    /// Changes are judged here by who asks, besides what a door checks: the door has to name the
-    /// caller of every request, even where that costs it something (idmapped mounts).
+    /// The layer checks who makes a change, in addition to the checks of a front end: the front end has to name the
+    /// caller of every request, even where that has a cost (idmapped mounts).
     pub judges_callers: bool,
-    /// A file that takes the place of a removed one may have its number, and nothing tells the two apart: a door
-    /// caches no targets of symbolic links.
+    /// A new file may have the inode number of a removed one, and cannot be distinguished from it: a front end caches
+    /// no targets of symbolic links.
     pub reuses_numbers: bool,
-    /// Files can be found again by their numbers. The same at each question.
+    /// Files can be found by inode number. The same in each call.
     pub numbered: Option<&'a dyn Numbered>,
-    /// A door that can hold writes back may offer to.
+    /// Write-back caching: a front end that can cache writes may offer it.
     pub writeback: Option<&'a dyn WritebackLayer>,
-    /// Why a door must be asked when a file is opened, where it could leave that to its kernel: what
-    /// the layer does at each open, or does with one.
+    /// Why a front end must send an open of each file, where it could leave that to its kernel: the layer's work at
+    /// each open, or with an open file.
     pub needs_opens: Option<&'static str>,
-    /// It may have to wait for files to be closed, and is told its door.
+    /// The layer may have to wait for files to be closed, and gets its front end for that.
     pub open_files: Option<&'a dyn OpenFileClient>,
-    /// Files that a process left open can be taken up by another one.
+    /// Open files of a previous process can be taken over.
     pub left_open: Option<&'a dyn LeftOpen>,
-    /// Renames take several steps that users may see, where the process is killed between them.
+    /// Renames take several steps, which users may see where the process is killed between them.
     pub interrupted: Option<&'a dyn FinishRename>,
 }

@@ -1,4 +1,4 @@
-//! What a stack looks like, for `status` and `--explain`.
+//! Description of a stack, for `status` and `--explain`.
 
 /// One layer and what lies below it.
 #[derive(Clone, Debug, PartialEq, Eq)]

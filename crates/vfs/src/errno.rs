@@ -1,7 +1,7 @@
 //! The error of every operation: a Linux error number.
 //!
-//! Layers return the number that the native file system would; doors translate it once (FUSE passes
-//! it on as it is).
+//! Layers return the number that the native file system would return; front ends translate it once (FUSE sends it
+//! unchanged).
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(i32);
 
-/// What every operation of a layer returns.
+/// Result of an operation of a layer.
 pub type Result<T, E = Errno> = std::result::Result<T, E>;
 
 macro_rules! errnos {
@@ -17,7 +17,7 @@ macro_rules! errnos {
         impl Errno {
             $(#[doc = $text] pub const $name: Errno = Errno($value);)*
 
-            /// The symbolic name (`ENOENT`), or `None` for a number that this table does not hold.
+            /// The symbolic name (`ENOENT`), or `None` for a number that is not in this table.
             pub fn symbol(self) -> Option<&'static str> {
                 match self.0 { $($value => Some(stringify!($name)),)* _ => None }
             }
@@ -79,8 +79,7 @@ errnos! {
 }
 
 impl Errno {
-    /// Takes a number as the kernel or libc gives it; the sign does not matter, zero becomes EIO
-    /// (an error must be one).
+    /// Converts a number from the kernel or libc; the sign is ignored, zero becomes EIO (an error must be one).
     pub const fn from_raw(number: i32) -> Errno {
         let number = if number < 0 { number.wrapping_neg() } else { number };
         if number <= 0 || number > 4095 { Errno(5) } else { Errno(number) }

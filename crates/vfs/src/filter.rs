@@ -1,12 +1,11 @@
 //! A layer with exactly one layer below, written as hooks with identity defaults.
 //!
-//! The hooks are applied in one generic place ([`crate::Filtered`]), so that no path can forget a
-//! rule: a remap that rewrites `getattr` but neither `lookup` nor a listing is the classic bug.
-//! Filters never wrap nodes.
+//! The hooks are called in one generic file ([`crate::Filtered`]), so that no code path can forget a rule: a remap
+//! that rewrites `getattr` but neither `lookup` nor a listing is the classic bug. Filters never wrap nodes.
 
 use crate::{Attr, Caller, Coherence, Description, Kind, Name, OpenFlags, Opened, Result, SetAttr, StatFs, XattrFlags};
 
-/// Asks for the attributes below, which is done only where they are needed.
+/// Reads the attributes below, which is done only where they are needed.
 pub type Before<'a> = &'a mut dyn FnMut() -> Result<Attr>;
 
 /// An operation about to happen, for [`Filter::allow`].
@@ -45,63 +44,62 @@ pub enum Op<'a> {
     Removexattr(&'a [u8]),
     /// An `ioctl(2)`.
     Ioctl(u32),
-    /// The file system's figures.
+    /// The file system's statistics are read.
     Statfs,
-    /// Durability is asked for.
+    /// Data is made durable (fsync, syncfs).
     Sync,
 }
 
-/// The owner, type and mode of something about to be created.
+/// Owner, type and mode of a file about to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Creation {
-    /// What.
+    /// Its type.
     pub kind: Kind,
-    /// Permission bits as asked for, before the umask.
+    /// Permission bits as requested, before the umask.
     pub mode: u32,
-    /// The group that it belongs to even where the directory passes on its own (set-group-id);
-    /// `None` leaves that to the layer below.
+    /// The group of the new file, even where the directory has set-group-id; `None`: the layer below chooses.
     pub group: Option<u32>,
 }
 
-/// The hooks. Identity unless overridden.
+/// Hooks of a filter. Identity unless overridden.
 #[allow(unused_variables)]
 pub trait Filter: Send + Sync + 'static {
     /// The name, as written in a stack.
     fn name(&self) -> &'static str;
 
-    /// Settings for `status` and `--explain`; the caller adds what is below.
+    /// Settings for `status` and `--explain`; the caller adds the layers below.
     fn describe(&self) -> Description;
 
     /// Refuses an operation.
     ///
     /// # Errors
-    /// Whatever the caller shall see.
+    /// The error that the caller gets.
     fn allow(&self, caller: &Caller, op: &Op<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Whether a name exists for users at all; a hidden one is ENOENT to look up and EACCES to
-    /// create.
+    /// Whether a name is visible to users; a hidden one is ENOENT in lookups and EACCES in creations.
     fn visible(&self, name: Name<'_>) -> bool {
         true
     }
 
-    /// The caller as the layer below shall see it. For creations this decides the owner.
+    /// The caller as seen by the layer below. For creations this decides the owner.
     fn caller_down(&self, caller: &Caller) -> Caller {
         *caller
     }
 
-    /// Changes what is about to be created: owner (through `caller`, already passed through
-    /// `caller_down`) and mode.
+    /// Changes the attributes of a file about to be created: owner (through `caller`, which has passed `caller_down`
+    /// already) and mode.
     ///
     /// # Errors
+    /// Where it must not be created.
     /// Where it must not be created.
     fn new_down(&self, caller: &mut Caller, creation: &mut Creation) -> Result<()> {
         Ok(())
     }
 
-    /// Changes a change of attributes; an empty one then succeeds without effect. `before` asks for
-    /// the present attributes below.
+    /// Rewrites a change of attributes; an empty one then succeeds without effect. `before` reads the present
+    /// attributes below.
     ///
     /// # Errors
     /// Where it must not happen.
@@ -109,7 +107,7 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Rewrites attributes on every way up: look-up, getattr, listing, creation, setattr.
+    /// Rewrites attributes in every result: lookup, getattr, listing, creation, setattr.
     ///
     /// # Errors
     /// EOVERFLOW where the result cannot be shown.
@@ -122,8 +120,7 @@ pub trait Filter: Send + Sync + 'static {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way down, in place. `before` asks for the
-    /// present attributes below.
+    /// Rewrites the value of an extended attribute to be set, in place. `before` reads the present attributes below.
     ///
     /// # Errors
     /// EINVAL where it cannot be translated.
@@ -131,14 +128,13 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether [`Filter::xattr_down`] and [`Filter::xattr_up`] look at this attribute at all (saves
-    /// the copy).
+    /// Whether [`Filter::xattr_down`] and [`Filter::xattr_up`] rewrite this attribute at all (saves the copy).
     fn rewrites_xattr(&self, name: &[u8]) -> bool {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way up, in place; the size does not
-    /// change. `attr` asks for the attributes below.
+    /// Rewrites the value of an extended attribute that was read, in place; the size does not change. `attr` reads
+    /// the attributes below.
     ///
     /// # Errors
     /// Where it cannot be shown.
@@ -146,25 +142,24 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Changes the flags with which a file is opened below. `before` asks for the present
-    /// attributes below; it is `None` where the file is being created (and an existing one may be
-    /// opened all the same).
+    /// Changes the flags with which a file is opened below. `before` reads the present attributes below; it is `None`
+    /// where the file is being created (and an existing one may be opened all the same).
     ///
     /// # Errors
-    /// Where it must not be opened so.
+    /// Where it must not be opened with these flags.
     fn open_down(&self, caller: &Caller, flags: &mut OpenFlags, before: Option<Before<'_>>) -> Result<()> {
         Ok(())
     }
 
-    /// Wraps an open file (to count, slow down or record), or returns it as it is.
+    /// Wraps an open file (to count, slow down or record), or returns it unchanged.
     fn file_up(&self, file: Opened, flags: OpenFlags) -> Opened {
         file
     }
 
-    /// Rewrites the figures of the file system.
+    /// Rewrites the statistics of the file system.
     fn statfs_up(&self, statfs: &mut StatFs) {}
 
-    /// Weakens the coherence of what is below.
+    /// Weakens the coherence of the layer below.
     fn coherence_up(&self, below: Coherence) -> Coherence {
         below
     }

@@ -1,6 +1,5 @@
-//! The one place where the hooks of a [`Filter`] meet the operations of the [`Layer`] below: order
-//! of each operation is visible? allow? caller, creation or change on the way down, the call,
-//! attributes or file on the way up.
+//! Calls the hooks of a [`Filter`] around the operations of the [`Layer`] below. The order in each operation is:
+//! visible? allow? caller, creation or change on the way down, the call, attributes or file on the way up.
 
 use crate::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Creation, Description, Dev, DirEntry, DirSink, Entry,
@@ -16,8 +15,7 @@ pub struct Filtered<F> {
 }
 
 impl<F: Filter> Filtered<F> {
-    /// Puts `filter` over `below`. The filter is shared so that its owner can go on steering it
-    /// (reload of rules).
+    /// Puts `filter` over `below`. The filter is shared so that its owner can still change it (reload of rules).
     pub fn new(filter: Arc<F>, below: Arc<dyn Layer>) -> Filtered<F> {
         Filtered { filter, below }
     }
@@ -27,12 +25,12 @@ impl<F: Filter> Filtered<F> {
         Ok(entry)
     }
 
-    /// A name that a user gives to something existing.
+    /// Checks the name of an existing file.
     fn existing(&self, name: Name<'_>) -> Result<()> {
         if self.filter.visible(name) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
-    /// A name that a user wants to make: a hidden one is taken, but cannot be seen.
+    /// Checks the name of a file to be created: a hidden name is taken, but cannot be seen.
     fn fresh(&self, name: Name<'_>) -> Result<()> {
         if self.filter.visible(name) { Ok(()) } else { Err(Errno::EACCES) }
     }
@@ -48,7 +46,7 @@ impl<F: Filter> Filtered<F> {
         Ok((down, creation))
     }
 
-    /// Something new on its way up, in its group.
+    /// Sets the group of a new file, and rewrites its attributes.
     fn created(
         &self,
         caller: &Caller,
@@ -80,7 +78,7 @@ impl<F: Filter> DirSink for FilteredSink<'_, F> {
         }
         if let Some(found) = &mut entry.entry {
             if self.filter.attr_up(self.caller, &mut found.attr).is_err() {
-                // The name is there, its attributes cannot be shown: let a look-up report why.
+                // The name exists, but its attributes cannot be shown: a lookup then reports why.
                 entry.entry = None;
             } else {
                 entry.kind = Some(found.attr.kind);
@@ -143,8 +141,7 @@ impl<F: Filter> Layer for Filtered<F> {
         let (down, creation) = self.creation(caller, Some(name), Kind::File, mode)?;
         let mut flags_down = flags;
         self.filter.open_down(caller, &mut flags_down, None)?;
-        // Only what is really new may change its group: an existing file that is opened instead
-        // keeps its own.
+        // Only a new file may change its group: an existing file that is opened instead keeps its own.
         let surely_new = if creation.group.is_some() { OpenFlags(flags_down.0 | OpenFlags::EXCL) } else { flags_down };
         match self.below.create(&down, parent, name, creation.mode, surely_new) {
             Err(Errno::EEXIST) if surely_new != flags_down => {
@@ -221,7 +218,7 @@ impl<F: Filter> Layer for Filtered<F> {
         if !self.filter.protects_targets() || asked_to_fail || flags.has(RenameFlags::EXCHANGE) {
             return self.below.rename(&down, parent, name, new_parent, new_name, flags);
         }
-        // The check is the storage's own, so that nothing can slip in between.
+        // The storage itself does the check, so that there is no race.
         let guarded = RenameFlags(flags.0 | RenameFlags::NOREPLACE);
         match self.below.rename(&down, parent, name, new_parent, new_name, guarded) {
             Err(Errno::EEXIST) => Err(Errno::EPERM),

@@ -1,12 +1,11 @@
-//! Forwarding for wrappers: `forward_layer!` and `forward_file!` write the methods of
-//! [`crate::Layer`] and [`crate::OpenFile`] that a wrapper leaves alone.
+//! Forwarding for wrappers: `forward_layer!` and `forward_file!` generate the methods of [`crate::Layer`] and
+//! [`crate::OpenFile`] that a wrapper does not change.
 //!
-//! Called by filters that wrap files, and by layers around layers, those of tests among them. A
-//! wrapper keeps what it wraps in a field `below` and lists the methods to forward by name, so that
-//! every method of the trait is either listed or written out: none can be forgotten. Here each
-//! method is its signature, after `=`.
+//! Used by filters that wrap files, and by layers around layers, including those of tests. A wrapper keeps the
+//! wrapped object in a field `below` and lists the methods to forward by name, so that every method of the trait is
+//! either listed or written out: none can be forgotten. In these macros each method is its signature, after `=`.
 
-/// Writes methods of [`crate::Layer`] that go to `self.below`.
+/// Generates methods of [`crate::Layer`] that call `self.below`.
 #[macro_export]
 macro_rules! forward_layer {
     ($($name:ident)*) => { $($crate::forward_layer!(@ $name);)* };
@@ -97,7 +96,7 @@ macro_rules! forward_layer {
     (@ describe) => { $crate::forward_layer!(= describe() -> $crate::Description); };
 }
 
-/// Writes methods of [`crate::OpenFile`] that go to `self.below`.
+/// Generates methods of [`crate::OpenFile`] that call `self.below`.
 #[macro_export]
 macro_rules! forward_file {
     ($($name:ident)*) => { $($crate::forward_file!(@ $name);)* };

@@ -1,7 +1,7 @@
-//! Renames that a process before this one was killed in the middle of.
+//! Renames during which a previous process was killed.
 //!
-//! Offered by layers that take several steps for one rename ([`crate::Capabilities::interrupted`]); used
-//! by a door to which a rename comes again that was begun and whose answer was not noted.
+//! Offered by layers that take several steps for one rename ([`crate::Capabilities::interrupted`]); used by a front
+//! end for a resent rename that was begun and whose reply was not recorded.
 
 use crate::{FileId, Name, Node, Result};
 
@@ -26,12 +26,12 @@ pub struct InterruptedRename<'a> {
     pub whiteout: bool,
 }
 
-/// See the module's head.
+/// Completes an interrupted rename.
 pub trait FinishRename {
-    /// Takes the steps that a rename lacks of which users can see something already. False where
-    /// they see nothing of it: it is to be carried out as if it had not begun.
+    /// Takes the missing steps of a rename that is already partly visible to users. False where it is not visible: it
+    /// has to be carried out as if it had not begun.
     ///
     /// # Errors
-    /// What the storage says: the rename is not complete.
+    /// Errors of the storage: the rename is not complete.
     fn finish_rename(&self, rename: &InterruptedRename<'_>) -> Result<bool>;
 }

@@ -1,8 +1,7 @@
-//! Open files that outlive the process that opened them.
+//! Handoff of open files: they survive the process that opened them.
 //!
-//! Offered by layers whose open files are descriptors of the process
-//! ([`crate::Capabilities::left_open`]); used by a door that goes on with what a process left which
-//! has died, with the same table of descriptors.
+//! Offered by layers whose open files are descriptors of the process ([`crate::Capabilities::left_open`]); used by a
+//! front end that takes over after a process has died, with the same table of descriptors.
 
 use crate::{Node, OpenFile, OpenFlags, Result};
 use std::{
@@ -10,12 +9,12 @@ use std::{
     sync::Arc,
 };
 
-/// What an open file leaves to a process after this one.
+/// Handoff state of an open file, for the next process.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftFile<'a> {
-    /// The descriptor with its bytes.
+    /// The descriptor of its content.
     pub descriptor: BorrowedFd<'a>,
-    /// Where the layer has it, in the layer's own words; 0 where that says nothing.
+    /// The file's location in the layer, as the layer encodes it; 0 where it has no meaning.
     pub place: u64,
 }
 
@@ -25,7 +24,7 @@ impl<'a> From<BorrowedFd<'a>> for LeftFile<'a> {
     }
 }
 
-/// The same as a process after that one finds it.
+/// The handoff state as the next process gets it.
 #[derive(Debug)]
 pub struct FoundOpen {
     /// See [`LeftFile::descriptor`].
@@ -34,35 +33,35 @@ pub struct FoundOpen {
     pub place: u64,
 }
 
-/// Numbers that a layer leaves to a process after this one, besides its files.
+/// Numbers that a layer hands to the next process, in addition to its files.
 pub trait LeftNumbers: Send + Sync {
-    /// What was noted last; none at first.
+    /// Returns the numbers recorded last; none at first.
     fn read(&self) -> Vec<u64>;
 
-    /// Notes these instead, before anything that follows from them is answered.
+    /// Records these instead, before any answer depends on them.
     fn note(&self, numbers: &[u64]);
 
-    /// Something cannot be noted: nobody goes on after this process.
+    /// Prevents a failover: something cannot be recorded.
     fn give_up(&self, why: &str);
 }
 
-/// What a layer gives out for good while it is in use, such as the upper bits of inode numbers: a process
-/// after this one has to give it to the same.
+/// Numbers that a layer assigns for good while it is in use, for example the upper bits of inode numbers: the next
+/// process has to assign them in the same way.
 pub trait GivenNumbers: Send + Sync {
-    /// All that was given out, in that order.
+    /// Returns all assignments, in their order.
     fn all(&self) -> Vec<[u64; 3]>;
 
-    /// Something is about to be given out.
+    /// Records an assignment before it is used.
     fn give(&self, given: [u64; 3]);
 }
 
-/// See the module's head.
+/// Takes over open files of a previous process.
 pub trait LeftOpen {
-    /// The open file that [`crate::OpenFile::left`] had answered in that process,
-    /// opened with these flags; nothing is created or cut off again. `node` is the file's where its
-    /// name leads to it still, and else there is none: then one is answered that no name leads to.
+    /// Takes over an open file by the state that [`crate::OpenFile::left`] returned in the previous process, opened
+    /// with these flags; nothing is created or truncated again. `node` is the file's node where its name still leads
+    /// to it; without it, a node without a name is returned.
     ///
     /// # Errors
-    /// ESTALE where the descriptor is another file's, or the layer does not have its place any more.
+    /// ESTALE where the descriptor belongs to another file, or the layer does not have its location any more.
     fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Arc<dyn OpenFile>)>;
 }

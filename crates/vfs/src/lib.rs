@@ -1,9 +1,8 @@
-//! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no
-//! dependencies.
+//! The interface between front ends (FUSE, NFS) and file systems (layers): plain values, one trait, no dependencies.
 //!
-//! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`]
-//! channel, which carries data, and two questions to the door: [`WritebackHost`] and
-//! [`OpenFileHost`]. A lower crate never names a higher one; this crate names none at all.
+//! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`] channel, which
+//! carries data, and two traits of the front end: [`WritebackHost`] and [`OpenFileHost`]. A lower crate never names a
+//! higher one; this crate names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

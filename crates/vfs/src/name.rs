@@ -1,9 +1,9 @@
-//! One component of a path, as bytes. Made at a door, checked once there; layers may trust it.
+//! One component of a path, as bytes. Created in a front end, checked once there; layers may trust it.
 
 use crate::{Errno, Result};
 use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};
 
-/// The longest name in bytes that Linux file systems take (limits.h).
+/// Maximum length of a name in Linux file systems, bytes (limits.h).
 pub const NAME_MAX: usize = 255;
 
 /// A borrowed file name: 1 to 255 bytes, no slash, no NUL, neither `.` nor `..`. Not necessarily
@@ -12,7 +12,7 @@ pub const NAME_MAX: usize = 255;
 pub struct Name<'a>(&'a [u8]);
 
 impl<'a> Name<'a> {
-    /// Checks a name that came from outside.
+    /// Checks a name from outside.
     ///
     /// # Errors
     /// ENAMETOOLONG over 255 bytes, ENOENT for the empty name, EINVAL for `.`, `..`, a slash or a
@@ -22,7 +22,7 @@ impl<'a> Name<'a> {
             [] => Err(Errno::ENOENT),
             b"." | b".." => Err(Errno::EINVAL),
             _ if bytes.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
-            // Without leaving early: many bytes are compared at a time.
+            // Without an early exit: many bytes are compared at a time.
             _ if bytes.iter().fold(false, |found, &b| found | (b == b'/') | (b == 0)) => Err(Errno::EINVAL),
             _ => Ok(Name(bytes)),
         }
@@ -33,7 +33,7 @@ impl<'a> Name<'a> {
         self.0
     }
 
-    /// The name as the standard library and `rustix` take it.
+    /// The name as an `OsStr`, for the standard library and `rustix`.
     pub fn os(self) -> &'a OsStr {
         OsStr::from_bytes(self.0)
     }

@@ -1,23 +1,22 @@
-//! A file of one layer, as the layer's callers hold it.
+//! A file of one layer, as a reference for the layer's callers.
 
 use std::{any::Any, fmt, sync::Arc};
 
-/// An owned, opaque reference to a file: made and understood by one layer, cheap to clone. Dropping
-/// the last clone is "forget": whatever the layer keeps for the file goes with it. Two nodes may
-/// stand for the same file; [`crate::FileId`] tells.
+/// An owned, opaque reference to a file: created and understood by one layer, cheap to clone. Dropping the last clone
+/// means "forget": it frees all of the layer's state of the file. Two nodes may stand for the same file; compare
+/// their [`crate::FileId`].
 ///
-/// Filters hand nodes through untouched, so a layer in a stack costs no memory per file.
+/// Filters forward nodes unchanged, so a layer in a stack costs no memory per file.
 #[derive(Clone)]
 pub struct Node(Arc<dyn Any + Send + Sync>);
 
 impl Node {
-    /// Wraps what a layer keeps for a file.
+    /// Wraps a layer's state of a file.
     pub fn new<T: Any + Send + Sync>(inner: Arc<T>) -> Node {
         Node(inner)
     }
 
-    /// What the layer wrapped; `None` where the node is another layer's (a wiring error: answer
-    /// EIO).
+    /// The wrapped state; `None` where the node belongs to another layer (a wiring error: return EIO).
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }

@@ -1,11 +1,10 @@
-//! An open file: what reads, writes and locks go through.
+//! An open file, for reading, writing and locks.
 
 use crate::Result;
 use std::{any::Any, os::fd::BorrowedFd};
 
-/// The flags of `open(2)` as the kernel gave them. Access mode, `O_TRUNC`, `O_EXCL` and `O_APPEND`
-/// have the same value on every architecture that we serve; layers that need others interpret
-/// [`OpenFlags::raw`] themselves.
+/// Flags of `open(2)` from the kernel. Access mode, `O_TRUNC`, `O_EXCL` and `O_APPEND` have the same value on every
+/// architecture that we serve; layers that need other flags interpret [`OpenFlags::raw`] themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlags(pub u32);
 
@@ -49,7 +48,7 @@ impl OpenFlags {
     pub fn appends(self) -> bool {
         self.0 & Self::APPEND != 0
     }
-    /// Whether the open waits for a lease that somebody holds on the file (`O_NONBLOCK` is not set).
+    /// Whether the open waits for a lease that another process holds on the file (`O_NONBLOCK` is not set).
     pub fn waits(self) -> bool {
         self.0 & Self::NONBLOCK == 0
     }
@@ -65,15 +64,15 @@ pub struct AllocateMode(pub u32);
 
 /// The bits, with the values of linux/falloc.h.
 impl AllocateMode {
-    /// The length stays, also where space is given behind the end.
+    /// The length stays, even where space is allocated past the end.
     pub const KEEP_SIZE: u32 = 0x01;
     /// The range becomes a hole; only together with [`AllocateMode::KEEP_SIZE`].
     pub const PUNCH_HOLE: u32 = 0x02;
-    /// The range is taken out, and what follows moves.
+    /// The range is removed, and the data after it moves.
     pub const COLLAPSE_RANGE: u32 = 0x08;
     /// The range reads as zeros.
     pub const ZERO_RANGE: u32 = 0x10;
-    /// A hole is put in, and what follows moves.
+    /// A hole is inserted, and the data after it moves.
     pub const INSERT_RANGE: u32 = 0x20;
 
     /// Whether any of `bits` is set.
@@ -82,32 +81,32 @@ impl AllocateMode {
     }
 }
 
-/// Who makes a write, for layers to which it matters.
+/// Origin of a write, for layers to which it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrigin {
-    /// A program, at this moment: it learns what becomes of it.
+    /// A program, at this moment: it gets the result.
     Caller,
-    /// A door's page cache, of what was taken before: nobody is left who could be refused.
+    /// A front end's page cache, with data accepted before: no caller remains who could get an error.
     Writeback {
-        /// The door keeps the times of the write and tells them by itself, before or after: the
-        /// file's times stay, where a layer can leave them.
+        /// The front end keeps the times of the write and sets them itself, before or after: the layer leaves the
+        /// file's times unchanged, where it can.
         timed: bool,
     },
 }
 
 impl WriteOrigin {
-    /// It comes from a page cache.
+    /// Whether it comes from a page cache.
     pub fn is_writeback(self) -> bool {
         matches!(self, WriteOrigin::Writeback { .. })
     }
 
-    /// Its time is told apart from it.
+    /// Whether its time is set separately.
     pub fn is_timed(self) -> bool {
         self == WriteOrigin::Writeback { timed: true }
     }
 }
 
-/// Where `lseek(2)` looks from: only the two that ask the file system.
+/// The two values of `whence` of `lseek(2)` for which the kernel asks the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// `SEEK_DATA`.
@@ -123,12 +122,11 @@ pub enum LockKind {
     Read,
     /// Exclusive.
     Write,
-    /// None: releases, or "nothing in the way".
+    /// None: releases a lock, or means that there is no conflicting lock.
     Unlock,
 }
 
-/// Who holds a lock: the door's number for the owner (a process for `fcntl`, an open file for
-/// `flock`).
+/// Owner of a lock: the front end's number (a process for `fcntl`, an open file for `flock`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
@@ -145,8 +143,7 @@ pub struct FileLock {
     pub pid: u32,
 }
 
-/// An `ioctl(2)` with its argument copied in (`input`) and the room for the result (`output`
-/// bytes).
+/// An `ioctl(2)` with its argument copied in (`input`); the result goes to a buffer of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {
     /// Command number.
@@ -169,7 +166,7 @@ impl Ioctl<'_> {
     /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
     pub const SET_EXTENDED: u32 = 0x401c_5820;
 
-    /// Whether the command changes the file: of those that layers know, the two that set flags.
+    /// Whether the command changes the file: among the commands known to layers, the two that set flags.
     #[must_use]
     pub fn may_change(&self) -> bool {
         matches!(self.command, Self::SET_FLAGS | Self::SET_EXTENDED)
@@ -191,17 +188,17 @@ impl Ioctl<'_> {
     }
 }
 
-/// An open regular file (or a special file opened through us). Closing is dropping; what has to be
-/// reported at close is `flush`.
+/// An open regular file (or a special file opened through us). Dropping it closes it; errors of close(2) are reported
+/// by `flush`.
 ///
-/// No default bodies but for the identity of wrappers: a layer that lacks something says so in one
+/// No default bodies except where a wrapper is the same as its inner file: a layer without a feature states so in one
 /// line.
 pub trait OpenFile: Any + Send + Sync {
-    /// This object, for the layer that made it (see [`OpenFile::inner`]).
+    /// This object, for the layer that created it (see [`OpenFile::inner`]).
     fn as_any(&self) -> &dyn Any;
 
-    /// The file that the layer which makes the *nodes* knows: a filter that wraps files (throttle,
-    /// trace) answers with the inner file of what it wraps, everybody else with itself.
+    /// The file of the layer that creates the *nodes*: a filter that wraps files (throttle, trace) returns the inner
+    /// file of the wrapped one, all others return themselves.
     fn inner(&self) -> &dyn OpenFile;
 
     /// Reads at an offset; short only at the end of the file.
@@ -210,23 +207,23 @@ pub trait OpenFile: Any + Send + Sync {
     /// As `pread(2)`.
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
 
-    /// Writes at an offset, whatever the flags it was opened with: whether a write appends is a
-    /// matter of the moment (`F_SETFL` of `fcntl(2)` sets and clears `O_APPEND`), so whoever knows
-    /// calls [`OpenFile::append`] instead. All of it or an error; a write that was cut short by a
-    /// full disk answers what was written. A wrapper passes `origin` on.
+    /// Writes at an offset, whatever the open flags are: whether a write appends can change at any time (`F_SETFL` of
+    /// `fcntl(2)` sets and clears `O_APPEND`), so a caller that knows calls [`OpenFile::append`] instead. Writes all
+    /// of it or returns an error; a write that was cut short by a full disk returns the length written. A wrapper
+    /// forwards `origin`.
     ///
     /// # Errors
     /// As `pwrite(2)`.
     fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize>;
 
-    /// Writes at the end of the file, as it is at that moment: two who append never overwrite each
-    /// other. Else as [`OpenFile::write`].
+    /// Writes at the end of the file, as it is at that moment: two concurrent appends never overwrite each other.
+    /// Otherwise like [`OpenFile::write`].
     ///
     /// # Errors
     /// As `write(2)` with `O_APPEND`.
     fn append(&self, data: &[u8]) -> Result<usize>;
 
-    /// What `close(2)` reports; called for each closed descriptor.
+    /// Returns errors for `close(2)`; called for each closed descriptor.
     ///
     /// # Errors
     /// As `close(2)`.
@@ -250,63 +247,60 @@ pub trait OpenFile: Any + Send + Sync {
     /// ENXIO past the end of the file.
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64>;
 
-    /// Copies a range to another file of the same layer, sharing storage where possible; answers
-    /// the bytes copied.
+    /// Copies a range to another file of the same layer, sharing storage where possible; returns the bytes copied.
     ///
     /// # Errors
     /// As `copy_file_range(2)`; EXDEV or EOPNOTSUPP let the kernel fall back to reading and
     /// writing.
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64>;
 
-    /// The first lock in the way of `lock`, or one of kind `Unlock`.
+    /// The first lock that conflicts with `lock`, or one of kind `Unlock`.
     ///
     /// # Errors
     /// As `fcntl(F_GETLK)`.
     fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock>;
 
-    /// Sets or releases a byte-range lock; with `wait`, blocks until it is free or a signal comes
-    /// (EINTR).
+    /// Sets or releases a byte-range lock; with `wait`, blocks until it is free or a signal arrives (EINTR).
     ///
     /// # Errors
-    /// As `fcntl(F_SETLK)`: EAGAIN where held by another.
+    /// As `fcntl(F_SETLK)`: EAGAIN where another owner has it.
     fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()>;
 
     /// `flock(2)` on this open file.
     ///
     /// # Errors
-    /// EWOULDBLOCK (EAGAIN) where held by another.
+    /// EWOULDBLOCK (EAGAIN) where another owner has it.
     fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()>;
 
-    /// An `ioctl(2)` of those whose arguments can be carried; writes its result to `output` and
-    /// answers the call's value and the bytes written.
+    /// `ioctl(2)` with arguments that can be transferred; writes the result to `output` and returns the call's value
+    /// and the bytes written.
     ///
     /// # Errors
     /// ENOTTY for commands that are not forwarded.
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)>;
 
-    /// A descriptor that holds exactly this file's bytes, which the kernel may read, write and map
-    /// in our place. A property of one open file: a layer that must see or change bytes answers
-    /// `None`.
+    /// Backing file for passthrough: a descriptor of exactly this file's bytes, which the kernel may read, write and
+    /// map directly. A property of one open file: a layer that must see or change bytes returns `None`.
     fn backing(&self) -> Option<BorrowedFd<'_>>;
 
-    /// What a process after this one takes the file up by ([`crate::LeftOpen`]): the descriptor of
-    /// [`Self::backing`], also where a layer has to see the bytes and lends it to nobody. Where it
-    /// becomes another one, the door is told ([`crate::OpenFileHost::left_changed`]).
+    /// Handoff state by which the next process takes the file over ([`crate::LeftOpen`]): the descriptor of
+    /// [`Self::backing`], even where a layer has to see the bytes and allows no passthrough. When it changes, the
+    /// front end is notified ([`crate::OpenFileHost::left_changed`]).
     fn left(&self) -> Option<crate::LeftFile<'_>> {
         self.backing().map(crate::LeftFile::from)
     }
 
-    /// Whether it is on another mount than the root of its source: as long as it is open, whatever is
-    /// mounted there cannot be unmounted. A door closes it with its last user.
+    /// Whether it is on another mount than the root of its source: as long as it is open, that mount cannot be
+    /// unmounted. A front end closes it with its last user.
     fn is_on_inner_mount(&self) -> bool;
 
-    /// The permission to collect writes through this open file before passing them on; `None` where
-    /// each must be passed on when it happens. Only of files opened for writing alone; they can be
-    /// read all the same, because whoever collects parts of pages has to.
+    /// Lease for caching writes through this open file before they are written back; `None` where each write must be
+    /// sent at once. Also for files opened for writing only; these can be read all the same, because caching parts of
+    /// pages needs that.
     fn writeback_lease(&self) -> Option<&dyn crate::WritebackLease>;
 
-    /// What [`crate::Numbered::generation`] says of the file; 0 of layers whose files have no
-    /// numbers. Asks nobody: a door finds the kernel's inode by it while everybody else waits.
+    /// Generation of the file ([`crate::Numbered::generation`]); 0 for layers without inode numbers. Without access
+    /// to the storage: a front end uses it to find the kernel's inode while requests are blocked.
     fn generation(&self) -> u32 {
         0
     }

@@ -1,76 +1,71 @@
-//! Write-back: a door's kernel takes write(2) into its page cache without asking anybody, and
-//! passes the pages on later.
+//! Write-back caching: a front end's kernel takes write(2) into its page cache without a request, and writes the
+//! pages back later.
 //!
-//! A layer that counts what is written (a size limit) cannot see such writes when they happen. So
-//! it decides file by file whether the door gets a lease on them
-//! ([`crate::OpenFile::writeback_lease`]), and while there is room it lets them be. What the door
-//! holds back is bounded ([`WritebackHost::dirty_limit`]); when less room than that is left, the
-//! layer recalls its leases ([`WritebackHost::recall`]), and the door announces every write from
-//! then on. What was accepted then always fits.
+//! A layer that counts written data (a size limit) cannot see these writes when they happen. So it decides file by
+//! file whether the front end gets a lease for them ([`crate::OpenFile::writeback_lease`]), and while there is space
+//! it allows all of them. The dirty data of the front end is bounded ([`WritebackHost::dirty_limit`]); when less
+//! space than that remains, the layer recalls its leases ([`WritebackHost::recall`]), and from then on the front end
+//! reserves every write. Accepted data then always fits.
 
 use crate::Result;
 use std::{sync::Arc, time::Duration};
 
-/// A layer that may let a door hold back writes to some of its files.
+/// A layer that may let a front end cache writes to some of its files.
 pub trait WritebackLayer: Send + Sync {
-    /// A door offers it; answers whether the layer takes the offer. Called once at most, before the
-    /// first look-up, by doors that can.
+    /// Offers write-back caching; returns whether the layer accepts. Called once at most, before the first lookup, by
+    /// front ends that can cache writes.
     fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool;
 
-    /// Whether writes to any file need not be announced at this moment, for doors that are not asked
-    /// when a file is opened. Cheap, as [`WritebackLease::unannounced`].
+    /// Whether writes to all files need no reservation at this moment, for front ends whose kernel opens files
+    /// without a request. Cheap, as [`WritebackLease::unannounced`].
     fn unannounced(&self) -> bool {
         false
     }
 
-    /// The door goes on after another process, of which it may hold writes back: all that it may, and
-    /// nobody knows which of them were announced. It has begun with the files that they may be of
+    /// Notes a failover: the front end may have dirty data of the previous process, up to its limit, and it is
+    /// unknown which of it was reserved. Called after it has entered the files that may have some
     /// ([`WritebackLease::begin_unopened`]).
     fn goes_on(&self) {}
 }
 
-/// The layer's side: the permission to hold back writes to one open file.
+/// The layer's side: the lease for caching writes to one open file.
 pub trait WritebackLease: Send + Sync {
-    /// A door is about to collect the writes to this file, until it closes it; answers whether it
-    /// may. Before this, and where the answer is no, each write is passed on when it happens.
-    /// Called at most once for an open file.
+    /// Asks whether writes to this file may be cached until it is closed. Before this call, and where it returns
+    /// false, each write is sent at once. Called at most once for an open file.
     fn begin(&self) -> bool;
 
-    /// The same where the door has no choice: its kernel opens files without a request, and collects
-    /// whatever is written to them. Where [`WritebackLease::begin`] would say no, each write is
-    /// announced.
+    /// The same where the front end has no choice: its kernel opens files without a request, and caches all writes to
+    /// them. Where [`WritebackLease::begin`] would return false, each write is reserved.
     fn begin_unopened(&self) {}
 
-    /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the
-    /// door's caches live on.
+    /// Whether writes need no reservation at this moment. Cheap: called with every reply that the kernel caches.
     fn unannounced(&self) -> bool;
 
-    /// Whether writes have to wait for a moment before they begin ([`WritebackLease::wait`]):
-    /// something needs to be true of all files at once. They are announced then.
+    /// Whether writes have to wait before they begin ([`WritebackLease::wait`]), during a write barrier over all
+    /// files. Writes are reserved then.
     fn stopped(&self) -> bool {
         false
     }
 
-    /// Waits until writes are stopped no more, at most so long: whoever waits may hold what those
-    /// need who have stopped them.
+    /// Waits for the end of the write barrier, for `most` at most: the waiting caller may hold locks that the owner
+    /// of the barrier needs.
     fn wait(&self, most: Duration) {
         let _ = most;
     }
 
-    /// A write is about to be collected. May wait until what the door held back has arrived.
+    /// Reserves a write that is about to be cached. May wait until dirty data of the front end has arrived.
     ///
     /// # Errors
     /// ENOSPC or EDQUOT: the write must not happen.
     fn announce(&self, write: WriteAhead) -> Result<()>;
 }
 
-/// What a door can tell of a write(2) that is about to begin.
+/// Location and length of a write(2) that is about to begin, as far as a front end knows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteAhead {
-    /// Where, bytes from the beginning of the file; `None` for its end, and where the door cannot
-    /// tell.
+    /// Offset from the beginning of the file, bytes; `None` for its end, and where it is not known.
     pub offset: Option<u64>,
-    /// How many bytes; `None` where the door cannot tell.
+    /// Length, bytes; `None` where it is not known.
     pub length: Option<u64>,
 }
 
@@ -81,36 +76,35 @@ impl WriteAhead {
     }
 }
 
-/// The door's side: what a layer that has taken the offer may ask of it.
+/// The front end's side, for a layer that has accepted write-back caching.
 pub trait WritebackHost: Send + Sync {
-    /// The most that the door can hold back while `files` files are open for collected writes,
-    /// bytes; including what single writes that are under way may still add after a recall.
+    /// Maximum dirty bytes of the front end while `files` files are open for cached writes; including the data that
+    /// single writes in progress may still add after a recall.
     fn dirty_limit(&self, files: usize) -> u64;
 
-    /// Whether files are opened without the door: any of them may be written to at any time, and what
-    /// is held back counts also while none is known to be.
+    /// Whether files are opened without a request: any of them may be written to at any time, and the limit counts
+    /// even while no file is known to be written to.
     fn opens_unasked(&self) -> bool {
         false
     }
 
-    /// The layer lets in whatever arrives, also what no permission covers: an answer of the door
-    /// that crosses a recall may be taken for true until the next write arrives. Called once, when
-    /// the layer takes the offer.
+    /// Notes that the layer accepts all data that arrives, even without a reservation: then a reply that crosses a
+    /// recall may stay valid until the next write arrives. Called once, when the layer accepts write-back caching.
     fn lets_in(&self);
 
-    /// From when this returns, every write that begins is announced. Does not wait for anything;
-    /// may be called inside a write. Of a file that nobody has written to lately, the first write
-    /// may begin without ([`WritebackHost::recall_unopened`]).
+    /// Requires reservations: when this returns, every write that begins is reserved. Does not wait for anything; may
+    /// be called inside a write. The first write to a file without recent writes may begin without
+    /// ([`WritebackHost::recall_unopened`]).
     fn recall(&self);
 
-    /// The same for files that nobody has written to lately, where a door is not asked when they are
-    /// opened. Takes longer than [`WritebackHost::recall`], as it concerns every file that is known.
+    /// The same for files without recent writes, where files are opened without a request. Takes longer than
+    /// [`WritebackHost::recall`], as it concerns every known file.
     fn recall_unopened(&self) {}
 
-    /// Makes the door pass on everything that it holds back; returns when all of it has been
-    /// written. Never called inside an operation of the layer: it waits for such.
+    /// Writes all dirty data of the front end back; returns when all of it has been written. Never called inside an
+    /// operation of the layer: it waits for those.
     ///
     /// # Errors
-    /// Where the door cannot; what is held back must then be counted as held back on.
+    /// Where the front end cannot; the dirty data must then still be counted as dirty.
     fn flush(&self) -> Result<()>;
 }
