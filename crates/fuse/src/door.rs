@@ -38,7 +38,7 @@ use std::{
 
 /// Attribute timeout for a getattr by file handle (the kernel seeks) of a file that may be written by mmap.
 const SOUGHT: Duration = Duration::from_millis(10);
-/// Cache timeouts from this one on require an invalidation when the entry changes.
+/// Minimum timeout of long-lived cache entries, of whose changes the kernel is notified.
 pub(crate) const LASTING: Duration = Duration::from_secs(60);
 
 /// State of one mount between the kernel and a layer.
@@ -158,7 +158,7 @@ impl Door {
         InodeKey { nodeid, generation: self.generation(attr) }
     }
 
-    /// The same with attributes from the layer; `None` where the file is gone.
+    /// The kernel's file handle of the file of a node id; `None` where the file is gone.
     pub fn key_of(&self, nodeid: u64) -> Option<InodeKey> {
         if !self.inodes.by_number() {
             return Some(InodeKey { nodeid, generation: 0 });
@@ -203,14 +203,14 @@ impl Door {
         self.attr_time_where(nodeid, node, attr, Some(node), Duration::ZERO)
     }
 
-    /// The same for an entry of a directory listing, where no further call of the layer is made: the file is assumed
-    /// to be open for shared mappings.
+    /// Attribute timeout of an entry of a directory listing, where no further call of the layer is made: the file is
+    /// assumed to be open for shared mappings.
     pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, None, Duration::ZERO)
     }
 
-    /// The same for a getattr by file handle. The kernel then wants the length, for lseek(2), which databases call
-    /// all the time; stores to a mapping do not change the length.
+    /// Attribute timeout in the reply to a getattr by file handle. The kernel then wants the length, for lseek(2),
+    /// which databases call all the time; stores to a mapping do not change the length.
     pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, Some(node), SOUGHT)
     }
@@ -279,7 +279,8 @@ impl Door {
         out
     }
 
-    /// The same for a reply that the kernel accepts even if an invalidation overtakes it.
+    /// Like [`Door::found`], for a reply that the kernel accepts even if an invalidation overtakes it: attributes of
+    /// regular files are not cached with write-back caching.
     pub fn made(&self, entry: &Entry, found: Found<'_>, names: Duration) -> abi::EntryOut {
         let mut out = self.found(entry, found, names);
         if entry.attr.kind == Kind::File && self.writeback.on() {

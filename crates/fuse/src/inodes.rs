@@ -398,8 +398,7 @@ impl Inodes {
         self.locate(nodeid, |slot| f(&mut InodeRecord { slot }))
     }
 
-    /// The same, but only where a record has more than the existence of the file: no record is created for a file
-    /// that nobody has open.
+    /// Reads or changes a record like [`Inodes::with`], but creates none for a file that nobody has open.
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         match &self.numbers {
             Some(numbers) => numbers.with_any(nodeid, f),
@@ -692,7 +691,7 @@ fn shard_of(nodeid: u64) -> usize {
     nodeid as usize & (SHARDS - 1)
 }
 
-/// The same in each process: node ids survive the process.
+/// The shard of a file. The same in each process: node ids survive the process.
 fn shard_of_id(id: &FileId) -> usize {
     let mixed = id.ino ^ id.generation.rotate_left(21) ^ id.fs.rotate_left(42);
     (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize & (SHARDS - 1)

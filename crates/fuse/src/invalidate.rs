@@ -56,7 +56,7 @@ pub(crate) trait CacheControl: Send + 'static {
     fn forget(&self, parent: u64, name: &[u8]);
     /// Invalidates all names.
     fn all_entries(&self);
-    /// The same a second time, if names have to be invalidated one by one.
+    /// Invalidates all names a second time, if that has to be done one by one.
     fn all_entries_again(&self);
     /// Whether the layer checks permissions, at lookup, and not the kernel.
     fn layer_checks(&self) -> bool;

@@ -209,7 +209,7 @@ impl Mount {
         self.door.change(Invalidation::Entry { parent: directory, name: name.into() });
     }
 
-    /// The same for the name of an existing file: its dentries are dropped as far as they are unused, and file
+    /// Drops the dentries of an existing file's name as far as they are unused, and the directory's listing; file
     /// systems that others have mounted on it are detached.
     pub fn give_up_name(&self, directory: FileId, name: &[u8]) {
         self.door.change(Invalidation::Forget { parent: directory, name: name.into() });

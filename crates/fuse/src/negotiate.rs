@@ -113,8 +113,8 @@ const ALWAYS: u64 = init::ASYNC_READ
 /// works is known only later, and untouched parts of buffers cost nothing.
 const MAX_IO: u32 = 1 << 20;
 
-/// The same with limited memory (bytes). Each serving thread has a buffer of that size, and a mount whose requests
-/// wait has tens of threads: together they take an eighth of memory at most. Pure.
+/// Maximum bytes of one request with this much memory ([`MAX_IO`] at most). Each serving thread has a buffer of that
+/// size, and a mount whose requests wait has tens of threads: together they take an eighth of memory at most. Pure.
 fn max_io(memory: Option<u64>) -> u32 {
     let share = memory.and_then(|memory| u32::try_from(memory / 256).ok()).unwrap_or(MAX_IO);
     (1 << share.max(1).ilog2()).clamp(MAX_IO / 8, MAX_IO)

@@ -155,8 +155,8 @@ impl Survival {
         Survival::of(SharedWords::new(c"nacre-mount", ALL)?)
     }
 
-    /// The same for a layer whose files are found by inode number, which needs few records: many of these fit in one
-    /// process.
+    /// Creates an empty state for a layer whose files are found by inode number, which needs few records: many of
+    /// these states fit in one process.
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -327,7 +327,7 @@ impl Writeback {
         true
     }
 
-    /// The same for a file that the kernel opens without a request: its writes are cached in any case.
+    /// Enters a file that the kernel opens without a request in the table: its writes are cached in any case.
     pub fn join_unopened(&self, nodeid: u64, file: &Opened) {
         if let Some(permission) = file.writeback_lease() {
             permission.begin_unopened();

@@ -71,7 +71,7 @@ impl Door {
         if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
             self.open.privileges.fetch_add(1, Ordering::AcqRel);
         }
-        // Search permission for everyone cannot revoke anything.
+        // A directory that everyone may search: no cached name has to be invalidated.
         let searchable = attr.mode & 0o111 == 0o111;
         if attr.kind == Kind::Directory
             && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some())

@@ -320,8 +320,9 @@ impl Door {
         Ok(out)
     }
 
-    /// The same with write-back caching: writes that the layer allows to be cached go to the page cache, all others
-    /// are direct writes, one request each. Reads are cached. `created` are the attributes of a new file.
+    /// Enters an open file like [`Door::grant`], with write-back caching: writes that the layer allows to be cached
+    /// go to the page cache, all others are direct writes, one request each. Reads are cached. `created` are the
+    /// attributes of a new file.
     fn grant_with_writeback(
         &self,
         header: &Header,

@@ -71,8 +71,8 @@ impl Writeback {
         self.flush_these(self.keys(), &|inode| self.caches_writes(inode.nodeid), place)
     }
 
-    /// The same for files that are open for writing, as long as `open` contains them: data stored to a mapping is
-    /// dirty as well where writes are not cached.
+    /// Writes back the dirty pages of files that are open for writing, as long as `open` contains them: data stored
+    /// to a mapping is dirty even where writes are not cached.
     pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<InodeKey>, names: Names) -> Result<()> {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
@@ -196,9 +196,9 @@ impl Writeback {
         }
     }
 
-    /// The same for a mount that is in no mount tree of ours any more, so that its files cannot be opened: the kernel
-    /// writes pages back before it drops them. A daemon that is killed meanwhile would hang, unless another process
-    /// takes over, so this is for these mounts only.
+    /// Writes back all dirty pages of a mount that is in no mount tree of ours any more, so that its files cannot be
+    /// opened: by invalidations, as the kernel writes pages back before it drops them. A daemon that is killed
+    /// meanwhile would hang, unless another process takes over, so this is for these mounts only.
     pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {

@@ -29,7 +29,7 @@ pub(crate) fn device(mountpoint: &Path) -> io::Result<u64> {
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// The same for a descriptor of the mount.
+/// Returns the device number of the mount of a descriptor, without a request.
 pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
     let stat = rustix::fs::statx(mount, c"", AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))

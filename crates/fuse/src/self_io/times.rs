@@ -99,7 +99,8 @@ pub(crate) fn one_more(times: &Arc<Times>) -> Arc<Times> {
     Arc::clone(times)
 }
 
-/// The same where it may be the first one, of an inode with these attributes in the kernel. Under the inode's lock.
+/// Counts a file open for direct writes where it may be the first one; `attr`: the inode's attributes in the kernel.
+/// Under the inode's lock.
 pub(crate) fn begin(times: &mut Option<Arc<Times>>, attr: &Attr, created: bool) -> Arc<Times> {
     one_more(times.get_or_insert_with(|| Arc::new(Times::new(attr, created))))
 }

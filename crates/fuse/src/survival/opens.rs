@@ -15,7 +15,7 @@ use std::{
 const MOST: usize = 1 << 23;
 const RECORD: usize = 8;
 pub(super) const WORDS: usize = MOST * RECORD;
-/// The same where most files are opened without a request.
+/// Words for a mount where most files are opened without a request.
 pub(super) const FEW_WORDS: usize = (1 << 20) * RECORD;
 
 /// A layer's handoff state of an open file ([`OpenFile::left`]).

@@ -86,7 +86,7 @@ impl Requests {
         Requests::again(memory)
     }
 
-    /// The same for a life that may have begun already.
+    /// Creates the records of a life that may have begun already.
     pub(super) fn again(memory: &Survival) -> Requests {
         let life = memory.life as usize;
         let part = life % LIVES * PART;

@@ -27,7 +27,7 @@ pub(crate) const WANTED: u64 = 32 * MIB;
 /// Maximum limit that is set where the layer has space for it, bytes: small scattered writes are merged into few
 /// large ones while they are dirty together.
 const WANTED_MOST: u64 = 1024 * MIB;
-/// Divisor: this part of the layer's free space may be dirty; and this part of the system's dirty limit.
+/// Divisors: this part of the layer's free space, and of the system's dirty limit, may be dirty.
 const PART_OF_ROOM: u64 = 16;
 const PART_OF_DIRTY: u64 = 4;
 /// The default share of the system's dirty limit that a mount has, per cent.

@@ -32,12 +32,12 @@ use std::{
 /// Maximum number of files kept for long, also bounded by descriptors and memory. Removing one costs a request, so
 /// that a program that creates thousands of files should not pay for each at once.
 const MOST: usize = 8192;
-/// Divisor of memory: a file takes about 1 KiB, so all together take a small part of the memory, and at
-/// [`FAR_TOO_MANY`] an eighth.
+/// Memory of the machine per file kept, bytes: a file takes about 1 KiB, so all together take a small part of the
+/// memory, and an eighth at [`FAR_TOO_MANY`].
 const MEMORY_FOR_ONE: u64 = 32 << 10;
 /// Maximum number of files removed per tick: the thread that writes one back is in the mount meanwhile, and an
-/// unmount then is EBUSY. More where there are too many files, and all where there are far too many (this many times
-/// [`MOST`]).
+/// unmount then is EBUSY. More where there are too many files, and all where there are far too many ([`FAR_TOO_MANY`]
+/// times the number kept for long).
 const LEAVING: usize = 100;
 const FAR_TOO_MANY: usize = 4;
 /// Ticks ([`WrittenFiles::beat`]) without a use after which a file is removed; the same for a file on a file system

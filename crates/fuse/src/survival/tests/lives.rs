@@ -1,7 +1,7 @@
-//! A door over a layer, in one life after the other.
+//! A front end over a layer, in one life after the other.
 //!
-//! Used by `repeated.rs`, `unions.rs` and `steps.rs`. There is no kernel: requests are handed to the door as the
-//! kernel would hand them, and handed again to the door of the next life.
+//! Used by `repeated.rs`, `unions.rs` and `steps.rs`. There is no kernel: requests are passed to the front end as the
+//! kernel would send them, and resent to the front end of the next life.
 
 use super::super::{Survival, Survives};
 use crate::{door::Door, options::FuseOptions};
@@ -15,16 +15,16 @@ use std::{
     sync::{Arc, mpsc::channel},
 };
 
-/// How a process dies with a request.
+/// When a process dies during a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Death {
-    /// It does not.
+    /// Not at all.
     None,
-    /// After it noted that it begins.
+    /// After it recorded that it begins.
     Begun,
     /// After the layer had carried it out.
     CarriedOut,
-    /// After it noted the answer.
+    /// After it recorded the reply.
     Answered,
 }
 
@@ -32,7 +32,7 @@ impl Death {
     pub const ALL: [Death; 3] = [Death::Begun, Death::CarriedOut, Death::Answered];
 }
 
-/// What a union notes, kept over deaths.
+/// Handoff state of a union, kept over crashes.
 #[derive(Debug, Default)]
 struct Numbers(Mutex<Vec<u64>>);
 
@@ -50,12 +50,12 @@ impl LeftNumbers for Numbers {
     }
 }
 
-/// Makes the layer of one life.
+/// Creates the layer of one life.
 type MakeLayer = Box<dyn Fn(Arc<dyn LeftNumbers>) -> Arc<dyn Layer>>;
 
 pub(super) struct Lives {
     _place: tempfile::TempDir,
-    /// Where what is made in the mount is to be found.
+    /// The directory with the files created in the mount.
     pub source: PathBuf,
     /// The branch below it, of a union.
     pub lower: PathBuf,
@@ -69,7 +69,7 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Over what this line makes of SOURCE and of LOWER, which is filled first.
+    /// Over the layer that this line creates from SOURCE and LOWER, which is filled first.
     pub fn over(line: &str, fill: impl FnOnce(&Path)) -> Lives {
         let place = tempfile::tempdir().unwrap();
         let [source, lower] = ["source", "lower"].map(|name| place.path().join(name));
@@ -79,7 +79,7 @@ impl Lives {
         Lives::made_by(place, Box::new(move |numbers| layer(&line, numbers)))
     }
 
-    /// Over what is made of the directories at a place.
+    /// Over the layer that `make` creates from the directories in `place`.
     pub fn made_by(place: tempfile::TempDir, make: MakeLayer) -> Lives {
         let [source, lower] = ["source", "lower"].map(|name| place.path().join(name));
         let (numbers, memory) = (Arc::<Numbers>::default(), Survival::new().unwrap());
@@ -88,18 +88,18 @@ impl Lives {
         Lives { _place: place, source, lower, make, numbers, memory, door, layer, dead: Vec::new(), unique: 1000 }
     }
 
-    /// The door dies with all that it has in memory of its own.
+    /// The front end dies with all of its own memory.
     pub fn die(&mut self) {
         self.memory.next_life();
         let next = (self.make)(Arc::clone(&self.numbers) as Arc<dyn LeftNumbers>);
         let next_door = door(&next, &self.memory);
-        // Nobody closes its descriptors, as in a table that is shared.
+        // Its descriptors are not closed, as in a shared table.
         let dead = (std::mem::replace(&mut self.door, next_door), std::mem::replace(&mut self.layer, next));
         self.dead.push(dead);
         self.door.take_up_open_files(self.survives());
     }
 
-    /// Closes the descriptors of those that have died, where none was taken over.
+    /// Closes the descriptors of dead front ends, where none was taken over.
     pub fn bury(&mut self) {
         self.dead.clear();
     }
@@ -115,12 +115,12 @@ impl Lives {
         done.map(|()| reply.built().to_vec()).map_err(|error| error.0)
     }
 
-    /// Notes that a request is about to be carried out.
+    /// Records that a request is about to be carried out.
     pub fn begin(&self, unique: u64, nodeid: u64, op: Op<'_>) {
         self.door.note_begun(self.survives(), &request(unique, nodeid, op)).unwrap();
     }
 
-    /// Asks, dies, and is asked the same again: the answer is the same.
+    /// Sends a request, dies, and sends it again: the reply is the same.
     pub fn again(&mut self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
         let first = self.ask(unique, nodeid, op);
         self.die();
@@ -128,20 +128,20 @@ impl Lives {
         first
     }
 
-    /// Is asked again what was begun by a door that died before it could note an answer.
+    /// Resends a request begun by a front end that died before it could record the reply.
     pub fn finish(&mut self, unique: u64, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
         self.carry_out_unanswered(unique, nodeid, op);
         self.die();
         self.ask(unique | abi::UNIQUE_RESEND, nodeid, op)
     }
 
-    /// Carries out a request as far as the answer of the layer: what is noted of the answer is lost.
+    /// Carries out a request until the layer has returned: the record of the reply is lost.
     pub fn carry_out_unanswered(&self, unique: u64, nodeid: u64, op: Op<'_>) {
         self.begin(unique, nodeid, op);
         let _ = self.door.dispatch(&request(unique, nodeid, op), &mut Reply::new(&mut vec![0; 8192]));
     }
 
-    /// Carries out a request with this death.
+    /// Carries out a request with this crash.
     pub fn carry_out(&mut self, death: Death, nodeid: u64, op: Op<'_>) -> Result<Vec<u8>, i32> {
         self.unique += 2;
         let unique = self.unique;
@@ -157,7 +157,7 @@ impl Lives {
         }
     }
 
-    /// The node at a path, by a look-up of each name.
+    /// The node at a path, by a lookup of each name.
     pub fn node(&mut self, path: &str) -> u64 {
         path.split('/').filter(|name| !name.is_empty()).fold(1, |parent, name| {
             let found = self.carry_out(Death::None, parent, Op::Lookup { name: name.as_bytes() });
@@ -172,7 +172,7 @@ impl Drop for Lives {
     }
 }
 
-/// The number at this place of an answer.
+/// The number at this offset of a reply.
 pub(super) fn number(body: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(body[at..at + 8].try_into().unwrap())
 }
@@ -191,6 +191,6 @@ fn layer(line: &str, numbers: Arc<dyn LeftNumbers>) -> Arc<dyn Layer> {
 
 fn door(layer: &Arc<dyn Layer>, memory: &Survival) -> Arc<Door> {
     let options = FuseOptions { survival: Some(memory.clone()), ..FuseOptions::new("/nowhere") };
-    // What nobody hears is not sent.
+    // Without a receiver nothing is sent.
     Arc::new(Door::new(Arc::clone(layer), options, channel().0, 0).unwrap())
 }

@@ -1,12 +1,12 @@
-//! Requests that come again after they were begun, carried out or answered, on layers of every kind that
-//! can outlive its process; nodes and open files that are found again.
+//! Resent requests after they were begun, carried out or answered, on layers of every kind that can survive its
+//! process; nodes and open files that are found again.
 
 use super::lives::{Death, Lives, number};
 use fusewire::{Handler, Op, abi};
 use nacre_vfs::Errno;
 use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 
-/// What each test is made over.
+/// The layers of each test.
 const LAYERS: [&str; 5] = [
     "host:SOURCE",
     "host:SOURCE | remap:perms=a+r | trace",
@@ -54,7 +54,7 @@ fn what_was_answered_is_answered_so_again() {
     });
 }
 
-/// What was only begun is refused where it would have been refused at first.
+/// A request that was only begun is refused where it would have been refused at first.
 #[test]
 fn attributes_that_were_there_before_are_not_the_requests_own() {
     over_all(|mut lives| {
@@ -89,7 +89,7 @@ fn what_was_carried_out_but_not_answered_is_not_done_twice() {
         lives.finish(44, 1, Op::Unlink { name: b"link" }).unwrap();
         lives.finish(46, 1, Op::Rmdir { name: b"directory" }).unwrap();
         assert!(!source.join("link").exists() && !source.join("directory").exists());
-        // What somebody made there since is not removed by it.
+        // It does not remove a file that others created there since.
         let unlink = Op::Unlink { name: b"moved" };
         lives.finish(48, 1, unlink).unwrap();
         std::fs::write(source.join("moved"), "new").unwrap();
@@ -138,7 +138,7 @@ fn nodes_and_open_files_are_found_again() {
         let read = Op::Read { fh, offset: 0, size: 100, flags: 2, lock_owner: None, read_flags: 0 };
         assert_eq!(lives.ask(16, file, read), Ok(b"nowhereafter".to_vec()));
         lives.ask(18, file, Op::Getattr { fh: Some(fh) }).unwrap();
-        // Two look-ups were counted, and with the last one it is forgotten.
+        // Two lookups were counted, and with the last one it is forgotten.
         lives.ask(20, file, Op::Release { fh, flags: 2, release_flags: 0, lock_owner: None }).unwrap();
         lives.die();
         assert!(lives.ask(22, file, read).is_err());

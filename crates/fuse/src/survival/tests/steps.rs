@@ -1,6 +1,5 @@
-//! Unions of several writable branches whose process dies between any two steps of a request: the same
-//! request, carried out by the next process, is answered truly, and the tree is what it would be if nobody
-//! had died.
+//! Unions of several writable branches whose process dies between any two steps of a request: the same request,
+//! carried out by the next process, gets the right reply, and the tree is the one without a crash.
 
 use super::lives::{Lives, number};
 use fusewire::{
@@ -34,7 +33,7 @@ const XATTR_CREATE: u32 = 1;
 /// Far more than any request takes.
 const STEPS_MAX: i64 = 400;
 
-/// Files on the branches; those in `empty` directories only make these.
+/// Files on the branches; files in `empty` directories only create these directories.
 const FILES: &[(&str, &[&str])] = &[
     ("first", &["above", "spread/one", "merged/one", "own/in/one", "replaced/sub/.keep", "every", "empty/.keep"]),
     ("second", &["middle", "spread/two", "second/two", "under", "empty/.keep", "linked", "every", "left"]),
@@ -63,7 +62,7 @@ fn fill(place: &Path) {
     rustix::fs::setxattr(&tagged, "user.tag", b"1", rustix::fs::XattrFlags::empty()).unwrap();
 }
 
-/// What a request acts on, found by the kernel before it is made.
+/// The files of a request, which the kernel looks up before it sends it.
 type Make = fn(&mut Lives) -> (u64, Op<'static>);
 
 fn rename(lives: &mut Lives, from: (&str, &'static str), to: (&str, &'static str), flags: u32) -> (u64, Op<'static>) {
@@ -232,7 +231,7 @@ impl Scene {
         tree(&World::new(Arc::clone(&self.lives.layer)))
     }
 
-    /// What the kernel gets for each file that it knows.
+    /// The kernel's state of each file that it knows.
     fn known(&mut self) -> BTreeMap<String, Result<(), i32>> {
         let lives = &mut self.lives;
         let asked = self.known.iter().map(|(path, nodeid)| {
@@ -260,7 +259,7 @@ enum Moment {
     After(i64),
 }
 
-/// What has come of a request.
+/// Result of a request.
 #[derive(Debug)]
 struct Outcome {
     answer: Result<(), i32>,
@@ -307,7 +306,7 @@ fn is_same(seen: Option<&Leaf>, wanted: Option<&Leaf>) -> bool {
     *seen == Leaf { links: if tolerated { seen.links } else { wanted.links }, ..wanted.clone() }
 }
 
-/// What differs, in words.
+/// Describes the differences.
 fn differences(seen: &Outcome, wanted: &Outcome) -> Vec<String> {
     let reference = wanted;
     let mut all = Vec::new();
@@ -323,7 +322,7 @@ fn differences(seen: &Outcome, wanted: &Outcome) -> Vec<String> {
         }
     }
     for (when, seen, wanted) in [("", &seen.known, &wanted.known), ("later ", &seen.known_later, &wanted.known_later)] {
-        // What has no name any more is found as long as its node lives.
+        // A file without names is found as long as its node lives.
         let has_name = |path: &String| reference.known_later[path].is_ok();
         let lost = wanted.iter().filter(|(path, answer)| answer.is_ok() && has_name(path) && seen[*path].is_err());
         all.extend(lost.map(|(path, _)| format!("{when}{path} is lost: {:?}", seen[path])));

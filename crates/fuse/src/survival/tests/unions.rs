@@ -1,5 +1,5 @@
-//! Requests that come again over a union, where they copy files of a lower branch, hide, move and
-//! replace them: what is left on the branches is the same as if nobody had died.
+//! Resent requests over a union, where they copy up files of a lower branch, hide, move and replace them: the content
+//! of the branches is the same as without a crash.
 
 use super::lives::{Death, Lives, number};
 use fusewire::{Op, abi};
@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-/// Filters pass on everything that is asked here.
+/// Filters forward everything that is used here.
 const LINE: &str = "union:SOURCE=rw:LOWER=ro | remap:perms=a+r";
 const WRITE: u32 = 0o2;
 const CREATE: u32 = 0o102;
@@ -54,7 +54,7 @@ fn fill(lower: &Path) {
     rustix::fs::setxattr(lower.join("low/untagged"), "user.x", b"1", rustix::fs::XattrFlags::empty()).unwrap();
 }
 
-/// All that is on a branch, as text: what it is, its links, its content, the names of its attributes.
+/// All content of a branch, as text: type, links, content, names of attributes.
 fn listing(top: &Path) -> BTreeMap<String, String> {
     fn walk(top: &Path, at: &Path, all: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(at).unwrap() {
@@ -82,12 +82,12 @@ fn listing(top: &Path) -> BTreeMap<String, String> {
     all
 }
 
-/// Everything that is noted, once, with this death each; what was answered but for node ids.
+/// All recorded requests, once, with this crash each; returns the replies without node ids.
 fn change_all(lives: &mut Lives, death: Death) -> Vec<Result<usize, i32>> {
     let low = lives.node("low");
     let mut answers = Vec::new();
     let mut ask = |lives: &mut Lives, parent: u64, op: Op<'_>| {
-        // The kernel asks for a name before it is removed or moved.
+        // The kernel looks a name up before it is removed or moved.
         if let Op::Unlink { name } | Op::Rmdir { name } | Op::Rename { name, .. } = op {
             lives.carry_out(Death::None, parent, Op::Lookup { name }).unwrap();
         }
@@ -98,7 +98,7 @@ fn change_all(lives: &mut Lives, death: Death) -> Vec<Result<usize, i32>> {
     };
     let rename =
         |name: &'static [u8], new_name: &'static [u8], flags| Op::Rename { name, new_dir: low, new_name, flags };
-    // What was below is hidden, and something else takes its place.
+    // The file below is hidden, and another file replaces it.
     for name in [&b"gone"[..], b"again", b"made", b"name", b"node", b"link", b"symlink"] {
         ask(lives, low, Op::Unlink { name }).unwrap();
     }
@@ -114,7 +114,7 @@ fn change_all(lives: &mut Lives, death: Death) -> Vec<Result<usize, i32>> {
     ask(lives, low, rename(b"over", b"replaced", 0)).unwrap();
     ask(lives, low, rename(b"left", b"right", EXCHANGE)).unwrap();
     ask(lives, low, rename(b"new", b"again", 0)).unwrap();
-    // What is in it is hidden first.
+    // Its content is hidden first.
     let directory = lives.node("low/dir");
     assert_eq!(ask(lives, low, Op::Rmdir { name: b"dir" }), Err(Errno::ENOTEMPTY.raw()));
     ask(lives, directory, Op::Unlink { name: b"x" }).unwrap();
@@ -164,7 +164,7 @@ fn branches_are_as_if_nobody_had_died() {
     }
 }
 
-/// A request has copied the file, and its process dies before it does the rest; or another one has.
+/// A request has copied the file up, and its process dies before the other steps; or another process has.
 #[test]
 fn what_a_copy_was_made_for_is_done() {
     let mut lives = Lives::over(LINE, fill);
@@ -189,7 +189,7 @@ fn what_a_copy_was_made_for_is_done() {
         (untagged, b"untagged", Op::Removexattr { name: b"user.x" }),
     ];
     for (unique, (parent, name, op)) in (10..).step_by(2).zip(requests) {
-        // The kernel asks for a name before it is removed or moved.
+        // The kernel looks a name up before it is removed or moved.
         lives.ask(unique + 1000, low, Op::Lookup { name }).unwrap();
         lives.begin(unique, parent, op);
         copy(&lives, name);
@@ -220,7 +220,7 @@ fn what_a_copy_was_made_for_is_done() {
     assert!(tags("tagged") && !tags("untagged"));
 }
 
-/// Something is made in a directory, which is copied for that, while its removal is refused.
+/// A file is created in a directory, which is copied up for that, while its removal is refused.
 #[test]
 fn a_directory_that_was_copied_meanwhile_is_not_taken_for_removed() {
     let mut lives = Lives::over(LINE, fill);
