@@ -93,7 +93,8 @@ pub trait DirSink {
         true
     }
 
-    /// The same for the file with this inode number, where files are found by inode number.
+    /// Where attributes were requested: whether they are needed for the file with this inode number, where files are
+    /// found by inode number.
     fn wants_number(&self, number: u64) -> bool {
         let _ = number;
         true

@@ -21,7 +21,7 @@ impl Node {
         self.0.downcast_ref()
     }
 
-    /// The same, as an owned reference.
+    /// The wrapped state as an owned reference.
     pub fn arc<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         Arc::clone(&self.0).downcast().ok()
     }

@@ -34,8 +34,8 @@ pub trait WritebackLease: Send + Sync {
     /// false, each write is sent at once. Called at most once for an open file.
     fn begin(&self) -> bool;
 
-    /// The same where the front end has no choice: its kernel opens files without a request, and caches all writes to
-    /// them. Where [`WritebackLease::begin`] would return false, each write is reserved.
+    /// Begins write-back caching where the front end has no choice: its kernel opens files without a request, and
+    /// caches all writes to them. Where [`WritebackLease::begin`] would return false, each write is reserved.
     fn begin_unopened(&self) {}
 
     /// Whether writes need no reservation at this moment. Cheap: called with every reply that the kernel caches.
@@ -97,8 +97,8 @@ pub trait WritebackHost: Send + Sync {
     /// ([`WritebackHost::recall_unopened`]).
     fn recall(&self);
 
-    /// The same for files without recent writes, where files are opened without a request. Takes longer than
-    /// [`WritebackHost::recall`], as it concerns every known file.
+    /// Requires reservations for files without recent writes, where files are opened without a request. Takes longer
+    /// than [`WritebackHost::recall`], as it concerns every known file.
     fn recall_unopened(&self) {}
 
     /// Writes all dirty data of the front end back; returns when all of it has been written. Never called inside an
