@@ -1,8 +1,8 @@
 //! The kernel's side of the protocol: numbers, flags and structs of FUSE 7.45.
 //!
-//! Called by everything else here and by handlers, which fill in reply structs. Constants keep the
-//! kernel's names, less the prefix that their module repeats. Nothing in here does I/O. Source:
-//! `include/uapi/linux/fuse.h`, which may be used under the BSD licence.
+//! Used by all other modules of this crate and by handlers, which fill in reply structs. Constants keep the kernel's
+//! names, without the prefix that their module repeats. No I/O. Source: `include/uapi/linux/fuse.h`, which may be
+//! used under the BSD licence.
 
 mod pod;
 mod structs;
@@ -10,16 +10,15 @@ mod structs;
 pub use pod::Pod;
 pub use structs::*;
 
-/// Protocol version spoken: major.
+/// Major version of the protocol that this crate implements.
 pub const KERNEL_VERSION: u32 = 7;
-/// Protocol version spoken: minor.
+/// Minor version of the protocol that this crate implements.
 pub const KERNEL_MINOR_VERSION: u32 = 45;
-/// The oldest minor version that is served (Linux 5.4).
+/// Oldest minor version that is supported (Linux 5.4).
 pub const OLDEST_MINOR_VERSION: u32 = 31;
 /// Node id of the root.
 pub const ROOT_ID: u64 = 1;
-/// The least buffer that a read of the device may offer, and the least payload area of a ring
-/// entry, bytes.
+/// Minimum size of the buffer for a read of the device, and of the payload area of a ring entry, bytes.
 pub const MIN_READ_BUFFER: usize = 8192;
 /// Set in `unique` of the reply to an INTERRUPT.
 pub const INT_REQ_BIT: u64 = 1;
@@ -27,7 +26,7 @@ pub const INT_REQ_BIT: u64 = 1;
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// User or group id of requests on idmapped mounts that do not create anything.
 pub const INVALID_UIDGID: u32 = u32::MAX;
-/// Most node ids that one PRUNE notification takes.
+/// Maximum number of node ids in one PRUNE notification.
 pub const MAX_PRUNE: usize = 512;
 
 /// Declares documented numbers.
@@ -104,7 +103,7 @@ pub mod opcode {
         CUSE_INIT = 4096, "Negotiate a character device.";
     }
 
-    /// One more than the greatest opcode of a file system.
+    /// The greatest opcode of a file system, plus one.
     pub const COUNT: usize = 54;
 }
 
@@ -170,7 +169,7 @@ pub mod fopen {
     }
 }
 
-/// Which fields of a SETATTR count.
+/// Flags for the valid fields of a SETATTR.
 pub mod fattr {
     numbers! { u32:
         MODE = 1 << 0, "`mode`.";
@@ -203,7 +202,7 @@ pub mod notify {
     }
 }
 
-/// Small flags of single requests and replies.
+/// Flags of single requests and replies.
 pub mod flag {
     numbers! { u32:
         GETATTR_FH = 1 << 0, "GETATTR: `fh` is valid.";
@@ -256,7 +255,7 @@ pub mod device {
     }
 }
 
-/// The header area of a ring entry: three parts of fixed place.
+/// Layout of a ring entry's header area: three parts at fixed offsets.
 pub mod uring {
     numbers! { usize:
         IN_OUT = 0, "Offset of the [`super::InHeader`] or [`super::OutHeader`].";
@@ -267,8 +266,7 @@ pub mod uring {
     }
 }
 
-/// A device number in the form that `rdev` of [`Attr`] and [`MknodIn`] has (the kernel's 12 bits of
-/// major, 20 of minor).
+/// Encodes a device number for `rdev` of [`Attr`] and [`MknodIn`] (the kernel's 12 bits of major, 20 of minor).
 pub const fn encode_dev(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

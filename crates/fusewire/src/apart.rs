@@ -1,27 +1,26 @@
-//! Acts on paths that may lead through a mount which this very process serves, by a thread that
-//! holds none of the process's descriptors.
+//! Runs operations on paths that may lead through a mount of this very process, in a thread that holds none of the
+//! process's descriptors.
 //!
-//! Used for mounting and unmounting, and offered to owners of sessions. A thread that waits for an
-//! answer of its own mount cannot be killed while it waits. If it shared the process's table of
-//! descriptors, a process that is killed would never let go of the fuse device (nor of any lock):
-//! the answer would never come, and every user of the mount would hang with it. The thread here has
-//! a table of its own, with nothing in it, so the device is closed when all the others have ended;
+//! Used for mounting and unmounting, and offered to owners of sessions. A thread that waits for a reply of its own
+//! mount cannot be killed while it waits. If it shared the process's table of descriptors, a killed process would
+//! never release the fuse device (nor any lock): the reply would never come, and every user of the mount would hang
+//! with it. This thread has an empty table of its own, so the device is closed when all other threads have ended;
 //! that ends the connection, and with it the wait.
 //!
-//! Invariant: nothing of the process's descriptors reaches such a thread, and none of its own
-//! leaves it. So the act must not use what was opened elsewhere (a log file counts), nor answer
-//! with a descriptor.
+//! Invariant: none of the process's descriptors reaches this thread, and none of its own leaves it. So the operation
+//! must not use anything that was opened elsewhere (a log file counts), nor return a descriptor.
 
 use std::io;
 use std::thread::Builder;
 
-/// The name of such threads.
+/// Name of these threads.
 pub const APART: &str = "fuse-apart";
 
-/// Does it there, and waits for it. The thread has a working directory of its own as well.
+/// Runs `act` in a thread without descriptors, and waits for it. The thread has a working directory of its own as
+/// well.
 ///
 /// # Errors
-/// Those of the act; where there can be no such thread.
+/// Errors of `act`; where the thread cannot be started.
 pub fn apart<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let body = || {

@@ -1,5 +1,4 @@
-//! The descriptors of a connection: the one that is shared by everything that writes to it out of turn, and
-//! those that threads read from.
+//! The descriptors of a connection: the shared one for all writes except replies, and those from which threads read.
 //!
 //! Used by [`crate::Notifier`], [`crate::Backing`] and the session. Invariant: after
 //! [`Connection::close`] no descriptor in here keeps the kernel's connection alive, whether a
@@ -35,7 +34,7 @@ impl Connection {
         self.shared.read().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }
 
-    /// Takes in a clone of the device that a thread reads from.
+    /// Adds a clone of the device from which a thread reads.
     pub(crate) fn add(&self, clone: OwnedFd) -> Arc<OwnedFd> {
         let clone = Arc::new(clone);
         let mut descriptors = self.descriptors.lock();
@@ -44,8 +43,7 @@ impl Connection {
         clone
     }
 
-    /// Closes all descriptors. Those that are in use have nothing behind them from then on: reads answer
-    /// that there is nothing, replies lead nowhere.
+    /// Closes all descriptors. Those in use are redirected to /dev/null: reads return 0 bytes, replies are discarded.
     pub(crate) fn close(&self) {
         drop(self.shared.write().take());
         let descriptors = std::mem::take(&mut *self.descriptors.lock());
@@ -56,7 +54,7 @@ impl Connection {
         }
     }
 
-    /// Writes one message made of parts; the kernel takes it whole or not at all.
+    /// Writes one message made of parts; the kernel takes it completely or not at all.
     pub(crate) fn send(&self, parts: &[io::IoSlice<'_>]) -> io::Result<()> {
         let device = self.device()?;
         loop {

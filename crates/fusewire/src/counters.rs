@@ -1,8 +1,7 @@
 //! Counts and times of requests, per opcode.
 //!
-//! Written by the transports with relaxed atomics (a request costs two or three additions and two
-//! readings of the clock), read by whoever shows them. The numbers of one snapshot may be a request
-//! apart.
+//! Written by the transports with relaxed atomics (a request costs two or three additions and two clock reads), read
+//! for status and metrics. The numbers of one snapshot may differ by a request.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,20 +26,20 @@ impl Op {
     }
 }
 
-/// What one opcode has cost so far.
+/// Counts and times of one opcode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpCounts {
     /// The opcode: [`crate::abi::opcode`].
     pub opcode: u32,
-    /// Its name in the kernel's spelling, `OTHER` for all unknown ones.
+    /// Its name as in the kernel, `OTHER` for all unknown ones.
     pub name: &'static str,
-    /// Requests handled.
+    /// Number of requests handled.
     pub requests: u64,
-    /// Requests answered with an error (ENOENT for a name that is not there is one).
+    /// Number of requests answered with an error (ENOENT for a missing name is one).
     pub errors: u64,
-    /// Time in the handler, all requests together, nanoseconds.
+    /// Total time in the handler, nanoseconds.
     pub total_ns: u64,
-    /// Time in the handler, see [`BUCKETS`].
+    /// Histogram of the time in the handler, see [`BUCKETS`].
     pub buckets: [u64; BUCKETS],
 }
 
@@ -57,7 +56,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Counts a request. Opcode 0, which the protocol does not have, collects the unknown ones.
+    /// Counts a request. Opcode 0, which the protocol does not have, counts the unknown ones.
     pub(crate) fn count(&self, opcode: u32, time: Duration, error: bool) {
         let Some(op) = self.ops.get(opcode as usize).or(self.ops.first()) else { return };
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -78,13 +77,12 @@ impl Counters {
         }
     }
 
-    /// The number of requests with this opcode.
+    /// Returns the number of requests with this opcode.
     pub fn requests(&self, opcode: u32) -> u64 {
         self.ops.get(opcode as usize).map_or(0, |op| op.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum())
     }
 
-    /// The number of requests that the kernel waited for: all but FORGET, BATCH_FORGET and
-    /// INTERRUPT.
+    /// Returns the number of requests for which the kernel waited: all but FORGET, BATCH_FORGET and INTERRUPT.
     pub fn total(&self) -> u64 {
         self.snapshot().iter().map(|op| op.requests).sum::<u64>()
             - [opcode::FORGET, opcode::BATCH_FORGET, opcode::INTERRUPT]
@@ -93,7 +91,7 @@ impl Counters {
                 .sum::<u64>()
     }
 
-    /// Every opcode that occurred, in the order of opcodes.
+    /// Returns every opcode that occurred, in the order of opcodes.
     pub fn snapshot(&self) -> Vec<OpCounts> {
         let all = self.ops.iter().zip(0_u32..).map(|(op, opcode)| {
             let buckets = std::array::from_fn(|i| op.buckets.get(i).map_or(0, |bucket| bucket.load(Relaxed)));

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// A positive Linux error number. The kernel takes 1 to 511 in a reply; anything else is sent as
-/// EIO.
+/// A positive Linux error number. The kernel accepts 1 to 511 in a reply; anything else is sent as EIO.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 

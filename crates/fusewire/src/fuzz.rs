@@ -1,11 +1,10 @@
-//! Doors for the fuzzer (crates/fuzz) to parsers that nobody else outside needs. No part of what
-//! this crate offers.
+//! Entry points for the fuzzer (crates/fuzz) to parsers that are otherwise private. Not part of this crate's API.
 
 use crate::abi::{InHeader, Pod};
 use crate::mount::see_all;
 use crate::request::{Form, fixed_size, parse};
 
-/// A request as the device delivers it: header, struct, names and data.
+/// Parses a request as the device delivers it: header, struct, names and data.
 pub fn request(message: &[u8]) {
     let Some(header) = InHeader::read(message) else { return };
     let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
@@ -19,7 +18,7 @@ pub fn request(message: &[u8]) {
     }
 }
 
-/// A table of mounts, and the way to each of them.
+/// Parses a mount table, and resolves the path of each mount in it.
 pub fn mount_table(table: &[u8]) {
     see_all(table);
 }

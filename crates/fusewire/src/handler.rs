@@ -1,4 +1,4 @@
-//! What a file system implements: [`Handler`], and what is negotiated before its first request.
+//! The trait of a file system: [`Handler`], and the negotiation before its first request.
 //!
 //! Called by the session (once) and by its worker threads (many at a time).
 
@@ -7,15 +7,15 @@ use crate::errno::Errno;
 use crate::reply::Reply;
 use crate::request::{Header, Request};
 
-/// What the kernel offers at INIT.
+/// The kernel's offer at INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Minor version of the kernel's protocol; the one that is spoken is the lesser of this and
+    /// Minor version of the kernel's protocol; the version in use is the lesser of this and
     /// [`crate::abi::KERNEL_MINOR_VERSION`].
     pub minor: u32,
     /// Offered flags: [`crate::abi::init`].
     pub flags: u64,
-    /// The greatest read-ahead that the kernel will do, bytes.
+    /// Maximum read-ahead of the kernel, bytes.
     pub max_readahead: u32,
 }
 
@@ -26,36 +26,33 @@ impl Offer {
     }
 }
 
-/// What the file system chooses at INIT.
+/// The file system's choice at INIT.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Chosen flags; those not offered are dropped. `INIT_EXT`, `MAX_PAGES` and `OVER_IO_URING` are
     /// set by the session as needed.
     pub flags: u64,
-    /// The most data in one READ, WRITE or listing, bytes; rounded up to pages, at least 8 KiB.
-    /// Each thread has one or two buffers of this size, of which untouched pages cost nothing. 128
-    /// KiB is enough with passthrough; 1 MiB (what the kernel takes unless
-    /// `fs.fuse.max_pages_limit` was raised) where the daemon serves data.
+    /// Maximum data of one READ, WRITE or listing, bytes; rounded up to pages, at least 8 KiB. Each thread has one or
+    /// two buffers of this size, of which untouched pages cost nothing. 128 KiB is enough with passthrough; 1 MiB
+    /// (the kernel's maximum unless `fs.fuse.max_pages_limit` was raised) where the daemon serves data.
     pub max_io: u32,
-    /// Greatest read-ahead, bytes; cut to the offer. The mount's bdi has a limit of its own.
+    /// Maximum read-ahead, bytes; limited to the offer. The mount's bdi has a limit of its own.
     pub max_readahead: u32,
-    /// Most background requests (read-ahead, asynchronous direct I/O, RELEASE) at a time; 0 leaves
-    /// the kernel's default.
+    /// Maximum number of concurrent background requests (read-ahead, asynchronous direct I/O, RELEASE); 0 keeps the
+    /// kernel's default.
     pub max_background: u16,
-    /// Background requests at which the kernel considers the mount congested; 0 leaves the default.
+    /// Number of background requests at which the kernel considers the mount congested; 0 keeps the default.
     pub congestion_threshold: u16,
     /// Granularity of times, nanoseconds: a power of ten up to 1,000,000,000.
     pub time_gran: u32,
-    /// With passthrough: how deep file systems may be stacked with this one on top; 1 or 2. 0
-    /// without passthrough.
+    /// With passthrough: maximum stacking depth with this file system on top; 1 or 2. 0 without passthrough.
     pub max_stack_depth: u32,
-    /// Abort the connection when a request is not answered within so many seconds; 0 for never.
+    /// The kernel aborts the connection when a request is not answered within this many seconds; 0 for never.
     pub request_timeout: u16,
 }
 
 impl Default for Settings {
-    /// What nearly every file system wants: parallel operations, large requests, readdirplus where
-    /// it pays.
+    /// Defaults for most file systems: parallel operations, large requests, adaptive readdirplus.
     fn default() -> Settings {
         Settings {
             flags: init::ASYNC_READ
@@ -77,49 +74,46 @@ impl Default for Settings {
     }
 }
 
-/// A file system, as the kernel sees it.
+/// A file system, as seen by the kernel.
 ///
-/// All methods but `init` are called from worker threads, many at a time. A panic in one of them is
-/// caught, logged once, and answered with EIO.
+/// All methods but `init` are called from worker threads, many at a time. A panic in one of them is caught, logged
+/// once, and answered with EIO.
 pub trait Handler: Send + Sync + 'static {
     /// Chooses from the offer. Called once, before any other method; a second time only if io_uring
     /// failed after the choice and the session had to mount again without it.
     fn init(&self, offer: &Offer) -> Settings;
 
-    /// Called in each worker thread before its first request. Workers are scheduled as SCHED_BATCH,
-    /// have all signals blocked but one, and over io_uring are pinned to a CPU; threads that they
-    /// start inherit that.
+    /// Called in each worker thread before its first request. Workers are scheduled as SCHED_BATCH, have all signals
+    /// blocked but one, and over io_uring are pinned to a CPU; threads started by them inherit that.
     fn worker_started(&self) {}
 
-    /// Handles one request. `Err` becomes an error reply, and what `reply` holds is dropped.
+    /// Handles one request. `Err` is sent as an error reply, and the content of `reply` is dropped.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno>;
 
-    /// Whether requests of this kind ([`crate::abi::opcode`]) are answered from memory, with no
-    /// lock held for longer than a moment. A thread over io_uring need not leave SCHED_IDLE for
-    /// them, to which it may have changed while it waited. Asked with each request; an OPEN that
-    /// cuts the file off is never taken to be brief.
+    /// Whether requests of this kind ([`crate::abi::opcode`]) are answered from memory, with no lock held for longer
+    /// than a moment. For these, a thread over io_uring need not leave SCHED_IDLE, to which it may have changed while
+    /// it waited. Called with each request; an OPEN that truncates the file never counts as brief.
     fn is_brief(&self, opcode: u32) -> bool {
         let _ = opcode;
         false
     }
 
-    /// The kernel gives `lookups` look-ups of a node back (FORGET and BATCH_FORGET).
+    /// Subtracts `lookups` from the lookup count of a node (FORGET and BATCH_FORGET).
     fn forget(&self, nodeid: u64, lookups: u64);
 
-    /// The kernel did not take a successful reply (the request was aborted meanwhile): whatever it
-    /// granted (a look-up counted, a handle opened) must be taken back. `reply` is the body that
-    /// was not taken.
+    /// Undoes a successful reply that the kernel did not accept (the request was aborted meanwhile): everything that
+    /// it granted (a counted lookup, an open handle). `reply` is the body of that reply.
     fn undelivered(&self, request: &Header, reply: &[u8]) {
         let _ = (request, reply);
     }
 
-    /// Data that a RETRIEVE notification asked for: the number it bore, where the data starts in
+    /// Receives the data requested by a RETRIEVE notification: the notification's number, the offset of the data in
     /// the file, and the data.
     fn retrieved(&self, unique: u64, nodeid: u64, offset: u64, data: &[u8]) {
         let _ = (unique, nodeid, offset, data);
     }
 
-    /// The last call: the connection has ended and no other call is running. The kernel has
-    /// forgotten all nodes and handles then, mostly without FORGETs and RELEASEs.
+    /// Called last: the connection has ended and no other call is running. The kernel has forgotten all nodes and
+    /// handles then, mostly without FORGETs and RELEASEs.
     fn destroy(&self) {}
 }

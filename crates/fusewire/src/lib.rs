@@ -1,9 +1,8 @@
 //! Linux FUSE, the kernel's side: protocol 7.45 over the fuse device and over io_uring.
 //!
-//! This crate speaks with the kernel and knows nothing of files: a [`Handler`] gets parsed requests
-//! and builds replies straight in the transport's buffer. Everything the protocol can do is in
-//! reach: passthrough ([`Backing`]), all notifications ([`Notifier`]), idmapped mounts, extensions,
-//! interrupts ([`blocking`]).
+//! This crate implements the protocol and knows nothing of files: a [`Handler`] gets parsed requests and builds
+//! replies directly in the transport's buffer. All features of the protocol are available: passthrough ([`Backing`]),
+//! all notifications ([`Notifier`]), idmapped mounts, extensions, interrupts ([`blocking`]).
 //!
 //! ```no_run
 //! use std::{path::Path, sync::Arc};
@@ -14,7 +13,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! `examples/hello.rs` is a whole file system.
+//! `examples/hello.rs` is a complete file system.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -1,12 +1,11 @@
 //! Mounting and unmounting.
 //!
-//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the
-//! set-user-id program `fusermount3`. Invariants: an unmount takes away only the mount that is
-//! meant, whatever has become of the path at which it was made (directories above it may be others'
-//! to move and to replace by links); if it is gone already, it succeeds and does nothing. No path
-//! is used by a thread that holds the process's descriptors (`apart.rs`), but the one of mount(2)
-//! itself: whoever mounts below a mount of his own makes the mount at no place ([`mount_detached`])
-//! and has it moved there.
+//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the set-user-id program
+//! `fusermount3`. Invariants: an unmount only removes the intended mount, whatever has happened to the path of its
+//! mount point (others may move directories above it and replace them by links); if it is gone already, it succeeds
+//! and does nothing. No path is used by a thread that holds the process's descriptors (`apart.rs`), except the one of
+//! mount(2) itself: to mount below another mount of this process, make a detached mount ([`mount_detached`]) and
+//! attach it there.
 
 mod detached;
 mod fusermount;
@@ -32,12 +31,12 @@ use crate::apart::apart;
 pub use table::Identity;
 use table::{Seen, Table};
 
-/// For the fuzzer.
+/// Parses a mount table, for the fuzzer.
 pub(crate) fn see_all(table: &[u8]) {
     Table::see_all(table);
 }
 
-/// How to mount.
+/// Method of mounting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     /// `mount(2)`, and `fusermount3` where that is not permitted.
@@ -49,29 +48,28 @@ pub enum Method {
     Fusermount,
 }
 
-/// What is mounted, and how.
+/// Options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What is shown as the mount's source. Any bytes but NUL.
+    /// The mount's source, as shown in the mount table. Any bytes but NUL.
     pub fsname: OsString,
-    /// What is shown as the file system's type, after `fuse.`; empty for plain `fuse`.
+    /// The file system's type after `fuse.`, as shown in the mount table; empty for plain `fuse`.
     pub subtype: String,
-    /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so
-    /// on). For an unprivileged user `fusermount3` adds nosuid and nodev in any case; nodiratime,
-    /// strictatime and the like are left out there, other flags without a word are refused.
+    /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so on). For an
+    /// unprivileged user `fusermount3` adds nosuid and nodev in any case; nodiratime, strictatime and similar flags
+    /// are omitted there, other flags without a name are refused.
     pub flags: u64,
-    /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` says
-    /// `user_allow_other`).
+    /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` has `user_allow_other`).
     pub allow_other: bool,
     /// The kernel checks permissions by mode, owner and ACL.
     pub default_permissions: bool,
-    /// Greatest READ, bytes; 0 leaves it to INIT.
+    /// Maximum READ, bytes; 0 leaves it to INIT.
     pub max_read: u32,
-    /// Further words for the kernel's option string (`context=...`), as they are.
+    /// Further words for the kernel's option string (`context=...`), unchanged.
     pub extra: Vec<OsString>,
-    /// How to mount.
+    /// Method of mounting.
     pub method: Method,
-    /// The program to use instead of `fusermount3` from the search path.
+    /// Program to use instead of `fusermount3` from the search path.
     pub fusermount: Option<PathBuf>,
 }
 
@@ -91,8 +89,7 @@ impl Default for MountOptions {
     }
 }
 
-/// An open fuse device with its mount, ready for [`crate::Session::start`]. Dropped without that,
-/// it unmounts.
+/// An open fuse device with its mount, ready for [`crate::Session::start`]. Dropping it before that unmounts it.
 #[derive(Debug)]
 pub struct Device {
     fd: Option<OwnedFd>,
@@ -100,7 +97,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A connection that somebody else mounted (and will unmount).
+    /// A connection that another process mounted (and will unmount).
     pub fn from_fd(fd: OwnedFd) -> Device {
         Device { fd: Some(fd), mount: None }
     }
@@ -110,7 +107,7 @@ impl Device {
         self.fd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// A connection that another process mounted there, and that this one will unmount.
+    /// A connection that another process mounted at `mountpoint`, and that this process will unmount.
     pub fn resumed(
         fd: OwnedFd,
         mountpoint: PathBuf,
@@ -125,18 +122,18 @@ impl Device {
         }
     }
 
-    /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a
-    /// path that leads there as long as that lasts, for threads with the process's descriptors.
+    /// The mount point, absolute; `None` for [`Device::from_fd`]. For a detached mount, a path to it in /proc, valid
+    /// for threads with the process's descriptors.
     pub fn mountpoint(&self) -> Option<&Path> {
         self.mount.as_ref().map(|mount| mount.path.as_path())
     }
 
-    /// Whether it is mounted at no place.
+    /// Whether it is a detached mount.
     pub fn is_detached(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.detached.is_some())
     }
 
-    /// Takes it apart; the caller unmounts from now on.
+    /// Splits it into its parts; the caller unmounts from now on.
     pub(crate) fn into_parts(mut self) -> io::Result<(OwnedFd, Option<Mounted>)> {
         let fd = self.fd.take().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         Ok((fd, self.mount.take()))
@@ -159,14 +156,14 @@ pub(crate) struct Mounted {
     path: PathBuf,
     options: MountOptions,
     by_fusermount: bool,
-    /// `None` if it could not be found in the table of mounts (other mount namespace).
+    /// `None` if it could not be found in the mount table (other mount namespace).
     identity: Option<Identity>,
-    /// The mount, as long as it is at no place; it goes with this.
+    /// The mount, as long as it is detached; dropping this ends it.
     detached: Option<OwnedFd>,
 }
 
-/// Mounts a new FUSE connection on a directory or regular file. The file system answers nothing
-/// before [`crate::Session::start`]: until then every access to it waits.
+/// Mounts a new FUSE connection on a directory or regular file. The file system answers nothing before
+/// [`crate::Session::start`]: until then every access to it waits.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Device> {
     let path = apart(|| std::fs::canonicalize(mountpoint))
         .map_err(|error| about(mountpoint, "cannot use mountpoint", error))?;
@@ -194,12 +191,11 @@ fn mounted(fd: OwnedFd, path: PathBuf, options: &MountOptions, by_fusermount: bo
     }
 }
 
-/// Mounts a new FUSE connection, whose root is a directory, at no place: nobody sees it before its
-/// owner attaches the mount ([`crate::Session::detached`]) somewhere, and says so
-/// ([`crate::Session::relocated`]).
+/// Makes a detached mount of a new FUSE connection, whose root is a directory: it is invisible until its owner
+/// attaches it ([`crate::Session::detached`]) to a mount point, and calls [`crate::Session::relocated`].
 ///
 /// # Errors
-/// Where [`mount`] may still do: without privilege, before Linux 5.2, and for names of more than
+/// Where [`mount`] may still work: without privilege, before Linux 5.2, and for names of more than
 /// 255 bytes.
 pub fn mount_detached(options: &MountOptions) -> io::Result<Device> {
     let (fd, mount) = detached::connection(options)?;
@@ -242,7 +238,7 @@ fn kernel_options(options: &MountOptions, fd: i32, kind: u32, (uid, gid): (u32, 
     data
 }
 
-/// The words that both ways of mounting pass on.
+/// Options that both methods of mounting use.
 fn words(options: &MountOptions) -> Vec<OsString> {
     let mut words = Vec::new();
     if options.allow_other {
@@ -263,11 +259,11 @@ impl Mounted {
         &self.path
     }
 
-    /// Takes the mount away, wherever its directory is now; fine if it is gone. Not lazy: EBUSY
-    /// while in use. Lazy: it vanishes from the tree at once and ends with its last user.
+    /// Unmounts, wherever its mount point is now; succeeds if it is gone. Not lazy: EBUSY while in use. Lazy: it is
+    /// detached from the mount tree at once and ends with its last user.
     pub(crate) fn unmount(&self, lazy: bool) -> io::Result<()> {
         if self.detached.is_some() {
-            // It goes with this value.
+            // It ends when this value is dropped.
             return Ok(());
         }
         let how = if self.by_fusermount { How::Fusermount(self.options.fusermount.as_deref()) } else { How::Direct };
@@ -277,13 +273,12 @@ impl Mounted {
         }
     }
 
-    /// Whether somebody uses the mount, or something is mounted on it, so that it could not be
-    /// unmounted. Only the kernel's privileged interface can say so: false for other mounts. Has no
-    /// effect.
+    /// Whether the mount is in use, or something is mounted on it, so that it could not be unmounted. Only the
+    /// kernel's privileged interface can check that: false for other mounts. Has no effect.
     pub(crate) fn in_use(&self) -> io::Result<bool> {
         let (Some(identity), false) = (self.identity, self.by_fusermount) else { return Ok(false) };
-        // The first call marks the mount (umount(2)), unless it is in use; the mark goes with the
-        // next look at it.
+        // The first call marks the mount as expired (umount(2)), unless it is in use; the next access clears the
+        // mark.
         match patiently(|| end(identity, How::Direct, UnmountFlags::EXPIRE)) {
             Ok(()) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
@@ -291,9 +286,9 @@ impl Mounted {
         }
     }
 
-    /// Cuts the connection off even while it is in use: every waiting caller gets an error.
-    /// Privileged mounts only; EPERM otherwise. EBUSY, and nothing is done, where something else is
-    /// mounted on top: that would be hit instead.
+    /// Aborts the connection even while it is in use: every waiting caller gets an error. Privileged mounts only;
+    /// EPERM otherwise. EBUSY, and nothing is done, where something else is mounted on top: that would be hit
+    /// instead.
     pub(crate) fn abort(&self) -> io::Result<()> {
         if self.detached.is_some() {
             return Ok(());
@@ -302,25 +297,25 @@ impl Mounted {
         end(identity, How::Direct, UnmountFlags::FORCE | UnmountFlags::DETACH)
     }
 
-    /// A new one in its stead, at the same place or at none.
+    /// Unmounts, and mounts a new connection at the same mount point, or detached.
     pub(crate) fn again(&self) -> io::Result<Device> {
         self.unmount(true)?;
         if self.detached.is_some() { mount_detached(&self.options) } else { mount(&self.path, &self.options) }
     }
 
-    /// The mount, if it is at no place.
+    /// The mount, if it is detached.
     pub(crate) fn detached(&self) -> Option<BorrowedFd<'_>> {
         self.detached.as_ref().map(AsFd::as_fd)
     }
 
-    /// From now on this mount of the same connection is meant: its owner has just put it there.
+    /// Sets the mount point and identity, after the owner has attached this mount of the same connection there.
     pub(crate) fn relocate(&mut self, path: PathBuf, identity: Identity) {
         self.path = path;
         self.identity = Some(identity);
         self.detached = None;
     }
 
-    /// Whether the mount is still there; true where the table cannot be read.
+    /// Whether the mount still exists; true where the table cannot be read.
     pub(crate) fn present(&self) -> bool {
         match (self.identity, Table::read()) {
             (Some(identity), Ok(table)) => table.find(identity).is_some(),
@@ -333,37 +328,35 @@ impl Mounted {
         self.by_fusermount
     }
 
-    /// Which it is, where that is known.
+    /// Its identity in the mount table, where it is known.
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.identity
     }
 }
 
-/// Those of these mounts to which no path leads: something was mounted over a directory above them,
-/// or they are gone from here, and served for those who hold them in other mount namespaces or by
-/// open files.
+/// Returns the mounts among these to which no path leads: something was mounted over a directory above them, or they
+/// are gone from this mount namespace, and only exist in others or by open files.
 pub fn hidden(mounts: &[Identity]) -> io::Result<Vec<Identity>> {
     let table = Table::read()?;
     let is_hidden = |mount: &Identity| table.find(*mount).is_none_or(|row| matches!(table.seen(row), Seen::Hidden(_)));
     Ok(mounts.iter().copied().filter(is_hidden).collect())
 }
 
-/// Whether anything is mounted on a file of the file system with this device number, in the mount
-/// namespace of any process that can be seen.
+/// Whether anything is mounted on a file of the file system with this device number, in the mount namespace of any
+/// visible process.
 #[must_use]
 pub fn carries_mounts(device: (u32, u32)) -> bool {
     in_any_namespace(|table| table.carries(device))
 }
 
-/// Whether the file system with this device number is mounted in the mount namespace of any process
-/// that can be seen.
+/// Whether the file system with this device number is mounted in the mount namespace of any visible process.
 #[must_use]
 pub fn mounted_anywhere(device: (u32, u32)) -> bool {
     in_any_namespace(|table| table.has(device))
 }
 
-/// The processes of other mount namespaces, one of each, in which a mount's file system stays mounted when it
-/// is unmounted here, as far as they can be seen.
+/// Returns processes, one for each other mount namespace in which a mount's file system stays mounted when it is
+/// unmounted here, as far as they are visible.
 #[must_use]
 pub fn kept_by(mount: Identity) -> Vec<u32> {
     let group = Table::read().ok().and_then(|table| table.group_above(mount));
@@ -373,7 +366,7 @@ pub fn kept_by(mount: Identity) -> Vec<u32> {
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let process = entry.file_name();
         let Some(pid) = process.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Of one that has ended, or is another user's, nothing can be read.
+        // Nothing can be read of a process that has ended, or belongs to another user.
         let Ok(namespace) = std::fs::read_link(entry.path().join("ns/mnt")) else { continue };
         if seen.insert(namespace) && Table::of(&process).is_ok_and(|table| table.keeps(mount.device, group)) {
             found.push(pid);
@@ -387,20 +380,19 @@ fn in_any_namespace(is_so: impl Fn(&Table) -> bool) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
     let processes = processes.filter(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
     std::iter::once(OsString::from("self")).chain(processes).any(|process| {
-        // Of one that has ended, or is another user's, nothing can be read.
+        // Nothing can be read of a process that has ended, or belongs to another user.
         let namespace = std::fs::read_link(Path::new("/proc").join(&process).join("ns/mnt"));
         namespace.is_ok_and(|namespace| seen.insert(namespace)) && Table::of(&process).is_ok_and(|table| is_so(&table))
     })
 }
 
-/// Unmounts whatever is mounted topmost at a path without links, for commands that have no session.
-/// Tries `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
+/// Unmounts the topmost mount at a path without links, for commands that have no session. Tries `umount2(2)`, then
+/// `fusermount3`. Fails with EINVAL if nothing is mounted there.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     unmount(topmost(mountpoint)?, lazy)
 }
 
-/// Unmounts this mount, wherever it is now; fine if it is gone. Tries `umount2(2)`, then
-/// `fusermount3`.
+/// Unmounts this mount, wherever it is now; succeeds if it is gone. Tries `umount2(2)`, then `fusermount3`.
 pub fn unmount(mount: Identity, lazy: bool) -> io::Result<()> {
     patiently(|| match end(mount, How::Direct, detaching(lazy)) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -419,25 +411,25 @@ fn detaching(lazy: bool) -> UnmountFlags {
     if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() }
 }
 
-/// By which means a mount is ended.
+/// Method of unmounting.
 #[derive(Clone, Copy, Debug)]
 enum How<'a> {
     /// `umount2(2)`.
     Direct,
-    /// This program, or `fusermount3` from the search path. It follows no link, either, and ends
-    /// nothing but FUSE mounts of its caller.
+    /// This program, or `fusermount3` from the search path. It follows no link, either, and unmounts only FUSE mounts
+    /// of its caller.
     Fusermount(Option<&'a Path>),
 }
 
-/// How often a mount is looked for whose path leads elsewhere as soon as it has been read: somebody
-/// moves directories above it all the time.
+/// Number of attempts for a mount whose path leads elsewhere as soon as it has been read: directories above it are
+/// moved all the time.
 const LOOKED_FOR: u32 = 2000;
-/// How often one is seen below another before that is believed, for the same reason: the table is
-/// not read at one moment.
+/// Number of times that a mount must be found hidden below another before it counts, for the same reason: reading the
+/// table is not atomic.
 const BELIEVED: u32 = 10;
 
-/// Ends a mount by what it is: its path is read anew each time, and only what is found there and is
-/// this mount is unmounted.
+/// Unmounts a mount by its identity: its path is read again each time, and only a mount found there with this
+/// identity is unmounted.
 fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
     let (mut hidden, mut last) = (0, None);
     for _ in 0..LOOKED_FOR {
@@ -459,7 +451,7 @@ fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
             How::Direct => end_at(&row.path, mount.id, flags),
             How::Fusermount(program) => {
                 match fusermount::unmount(&row.path, program, flags.contains(UnmountFlags::DETACH)) {
-                    // Somebody else was faster, or it was moved meanwhile.
+                    // Another process was faster, or it was moved meanwhile.
                     Err(_) if Table::read()?.find(mount).is_none_or(|now| now.path != row.path) => Ok(false),
                     other => other.map(|()| true),
                 }
@@ -472,7 +464,7 @@ fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => {
                 last = Some(error)
             }
-            // Somebody else was faster.
+            // Another process was faster.
             Err(_) if Table::read()?.find(mount).is_none() => return Ok(()),
             Err(error) => return Err(about(&row.path, "cannot unmount", error)),
         }
@@ -481,9 +473,9 @@ fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
     Err(about(Path::new("a mount"), "cannot reach, because directories above it are moved all the time,", why))
 }
 
-/// Unmounts this mount if it is what is seen at the path, in which no link is followed; false, and
-/// nothing is done, if something else is. The path may lead through mounts of this process, and
-/// what the kernel passes on last is written to it: so it is done apart.
+/// Unmounts this mount if the path leads to it without following links; false, and nothing is done, if something else
+/// is there. The path may lead through mounts of this process, to which the kernel writes its last dirty pages: so it
+/// is done in a thread without descriptors.
 fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
     apart(|| {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
@@ -494,8 +486,8 @@ fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
         for part in above.components().skip(1) {
             here = rustix::fs::openat(&here, part.as_os_str(), directory, Mode::empty())?;
         }
-        // From here on the name means the mount as long as that is there: the kernel lets nobody
-        // move or replace the directory of a mount.
+        // From here on the name means the mount as long as that exists: the kernel does not allow the directory of a
+        // mount to be moved or replaced.
         let is_there = || {
             let stat = rustix::fs::statx(
                 &here,
@@ -511,23 +503,23 @@ fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
         rustix::process::fchdir(&here)?;
         let ended = rustix::mount::unmount(name, flags | UnmountFlags::NOFOLLOW);
         if flags.contains(UnmountFlags::EXPIRE) && ended == Err(Errno::AGAIN) {
-            // Takes the mark away again.
+            // This access clears the mark.
             return is_there();
         }
         Ok(ended.map(|()| true)?)
     })
 }
 
-/// The pauses between attempts at a mount that is busy: 310 ms in all.
+/// Pauses between attempts at a busy mount, milliseconds: 310 ms in total.
 const PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
-/// Unmounts, or makes read-only, and tries again for a moment while the mount is busy. A mount that
-/// nobody uses is busy for microseconds whenever somebody walks over it, reads the table of mounts or
-/// copies the mount namespace, as each fusermount3 does that unmounts something else; and one that
-/// nobody has a file open in for writing is being written to while somebody sets a file's times.
+/// Unmounts, or makes read-only, with retries for a moment while the mount is busy. An unused mount is busy for
+/// microseconds whenever a process walks over it, reads the mount table or copies the mount namespace, as each
+/// fusermount3 does that unmounts something else; and a mount without files open for writing is being written to
+/// while a process sets a file's times.
 ///
 /// # Errors
-/// Those of the last attempt.
+/// The error of the last attempt.
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a mount is not busy any more")]
 pub fn patiently(mut change: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for pause in PAUSES {
@@ -549,8 +541,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
 }
 
-/// An error with what failed and on what; keeps the error number in the text and the kind, and as
-/// source.
+/// Adds the failed operation and its path to an error; keeps the error number in the text, the kind, and as source.
 fn about(path: &Path, what: &str, error: io::Error) -> io::Error {
     crate::sys::with_context(format!("{what} {}", path.display()), error)
 }

@@ -1,9 +1,8 @@
-//! Messages to the kernel that no request asked for: invalidations, data for its cache, wake-ups.
+//! Notifications to the kernel: invalidations, data for its cache, wake-ups.
 //!
-//! Called by file systems from any thread but one that handles a request on the same directory: the
-//! kernel takes the parent's lock for [`Notifier::inval_entry`] and [`Notifier::delete`], and that
-//! request's caller holds it. ENOENT means that the kernel does not know the node or name, which is
-//! normal.
+//! Called by file systems from any thread but one that handles a request on the same directory: the kernel takes the
+//! parent's lock for [`Notifier::inval_entry`] and [`Notifier::delete`], and that request's caller holds it. ENOENT
+//! means that the kernel does not know the node or name, which is normal.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -26,22 +25,22 @@ impl Notifier {
         Notifier { connection }
     }
 
-    /// Forgets the attributes of a node, and its cached pages from `offset` on for `length` bytes:
-    /// `offset` < 0 keeps all pages, `length` <= 0 means to the end. Waits for pages under I/O.
+    /// Invalidates the attributes of a node, and its cached pages from `offset` on for `length` bytes: `offset` < 0
+    /// keeps all pages, `length` <= 0 means to the end. Waits for pages under I/O.
     pub fn inval_inode(&self, nodeid: u64, offset: i64, length: i64) -> io::Result<()> {
         self.send(notify::INVAL_INODE, &NotifyInvalInodeOut { ino: nodeid, off: offset, len: length }, &[])
     }
 
-    /// Forgets a name, positive or negative, and the parent's attributes and listing. With
-    /// `expire_only` (`HAS_EXPIRE_ONLY`) the name is only looked up again at its next use, which
-    /// spares mounts and open directories below it.
+    /// Invalidates a name, positive or negative, and the parent's attributes and listing. With `expire_only`
+    /// (`HAS_EXPIRE_ONLY`) the name is only revalidated at its next use, which keeps mounts and open directories
+    /// below it.
     pub fn inval_entry(&self, parent: u64, name: &[u8], expire_only: bool) -> io::Result<()> {
         let flags = if expire_only { abi::flag::EXPIRE_ONLY } else { 0 };
         self.send(notify::INVAL_ENTRY, &NotifyInvalEntryOut { parent, namelen: length(name)?, flags }, &[name, &[0]])
     }
 
-    /// Says that a name was removed: as [`Notifier::inval_entry`], and watchers of the directory
-    /// are told, if it still means `child`.
+    /// Notifies the removal of a name: as [`Notifier::inval_entry`], and inotify watchers of the directory get an
+    /// event if it still refers to `child`.
     pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
         self.send(notify::DELETE, &NotifyDeleteOut { parent, child, namelen: length(name)?, padding: 0 }, &[name, &[0]])
     }
@@ -51,18 +50,18 @@ impl Notifier {
         self.send(notify::STORE, &NotifyStoreOut { nodeid, offset, size: length(data)?, padding: 0 }, &[data])
     }
 
-    /// Asks for data in the page cache of a node; it comes to [`crate::Handler::retrieved`] with
-    /// this number, which must be even and less than 2^62 (larger ones are the crate's own).
+    /// Requests data in the page cache of a node; it arrives in [`crate::Handler::retrieved`] with this number, which
+    /// must be even and less than 2^62 (larger ones are used by this crate).
     pub fn retrieve(&self, unique: u64, nodeid: u64, offset: u64, size: u32) -> io::Result<()> {
         self.send(notify::RETRIEVE, &NotifyRetrieveOut { notify_unique: unique, nodeid, offset, size, padding: 0 }, &[])
     }
 
-    /// Makes all cached names stale at once (attributes and pages stay). Linux 6.16.
+    /// Invalidates all cached names at once (attributes and pages stay). Linux 6.16.
     pub fn inc_epoch(&self) -> io::Result<()> {
         self.head(notify::INC_EPOCH, &[])
     }
 
-    /// Asks the kernel to drop these nodes if nobody uses them; FORGETs follow. Linux 6.18.
+    /// Asks the kernel to drop these nodes if they are unused; FORGETs follow. Linux 6.18.
     pub fn prune(&self, nodeids: &[u64]) -> io::Result<()> {
         for some in nodeids.chunks(MAX_PRUNE) {
             let mut bytes = [0_u8; MAX_PRUNE * 8];
@@ -76,13 +75,12 @@ impl Notifier {
         Ok(())
     }
 
-    /// Asks the kernel to send all unanswered requests again (`HAS_RESEND`), after a restart of the
-    /// daemon.
+    /// Asks the kernel to resend all unanswered requests (`HAS_RESEND`), after a restart of the daemon.
     pub fn resend(&self) -> io::Result<()> {
         self.head(notify::RESEND, &[])
     }
 
-    /// Wakes the pollers of a handle that a POLL request named.
+    /// Wakes up the pollers of the handle in a POLL request.
     pub fn poll_wakeup(&self, kh: u64) -> io::Result<()> {
         self.send(notify::POLL, &NotifyPollWakeupOut { kh }, &[])
     }

@@ -1,8 +1,8 @@
-//! Replies, built straight in the transport's buffer.
+//! Replies, built directly in the transport's buffer.
 //!
-//! A handler calls one of the methods per request and returns what it returned. A second call
-//! replaces the first. Nothing is allocated and nothing is sent before the handler returns.
-//! Invariant: `len <= body.len()`; the body never includes the reply's header.
+//! A handler calls one of the methods per request and returns its result. A second call replaces the first. Nothing
+//! is allocated and nothing is sent before the handler returns. Invariant: `len <= body.len()`; the body never
+//! includes the reply's header.
 
 use crate::abi::{
     AttrOut, BmapOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, IoctlOut, Kstatfs, LkOut, LseekOut,
@@ -10,8 +10,7 @@ use crate::abi::{
 };
 use crate::errno::Errno;
 
-/// The reply to one request. A handler that returns `Ok` without building anything sends an empty
-/// success.
+/// The reply to one request. A handler that returns `Ok` without building anything sends an empty reply of success.
 #[derive(Debug)]
 pub struct Reply<'a> {
     body: &'a mut [u8],
@@ -19,64 +18,63 @@ pub struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// A reply over a transport's buffer; tests of handlers may give any.
+    /// A reply in a transport's buffer; tests of handlers may use any buffer.
     pub fn new(body: &'a mut [u8]) -> Reply<'a> {
         Reply { body, len: 0 }
     }
 
-    /// How much data a reply can carry here, bytes. At least the `size` of any READ, READDIR or
-    /// GETXATTR.
+    /// Maximum data of this reply, bytes. At least the `size` of any READ, READDIR or GETXATTR.
     pub fn capacity(&self) -> usize {
         self.body.len()
     }
 
-    /// What has been built so far.
+    /// The bytes built so far.
     pub fn built(&self) -> &[u8] {
         self.body.get(..self.len).unwrap_or_default()
     }
 
-    /// Bytes built so far.
+    /// Number of bytes built so far.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// A node: reply to LOOKUP, MKNOD, MKDIR, SYMLINK and LINK.
+    /// Builds a reply with a node, to LOOKUP, MKNOD, MKDIR, SYMLINK and LINK.
     pub fn entry(&mut self, entry: &EntryOut) -> Result<(), Errno> {
         self.plain(entry)
     }
 
-    /// "No such name", cacheable for the time given: reply to LOOKUP.
+    /// Builds a negative reply to LOOKUP, which may be cached for this time.
     pub fn no_entry(&mut self, valid: u64, valid_nsec: u32) -> Result<(), Errno> {
         self.plain(&EntryOut { entry_valid: valid, entry_valid_nsec: valid_nsec, ..EntryOut::default() })
     }
 
-    /// Attributes: reply to GETATTR and SETATTR.
+    /// Builds a reply with attributes, to GETATTR and SETATTR.
     pub fn attr(&mut self, attr: &AttrOut) -> Result<(), Errno> {
         self.plain(attr)
     }
 
-    /// Attributes: reply to STATX.
+    /// Builds a reply with attributes, to STATX.
     pub fn statx(&mut self, statx: &StatxOut) -> Result<(), Errno> {
         self.plain(statx)
     }
 
-    /// A handle: reply to OPEN and OPENDIR.
+    /// Builds a reply with a handle, to OPEN and OPENDIR.
     pub fn open(&mut self, open: &OpenOut) -> Result<(), Errno> {
         self.plain(open)
     }
 
-    /// A node and a handle: reply to CREATE and TMPFILE.
+    /// Builds a reply with a node and a handle, to CREATE and TMPFILE.
     pub fn created(&mut self, entry: &EntryOut, open: &OpenOut) -> Result<(), Errno> {
         self.plain(entry)?;
         self.append(open.bytes())
     }
 
-    /// Bytes taken: reply to WRITE.
+    /// Builds a reply with the bytes written, to WRITE.
     pub fn written(&mut self, size: u32) -> Result<(), Errno> {
         self.plain(&WriteOut { size, padding: 0 })
     }
 
-    /// Bytes copied: reply to COPY_FILE_RANGE, in the form that the request asked for.
+    /// Builds a reply with the bytes copied, to COPY_FILE_RANGE, in the form of the request.
     pub fn copied(&mut self, size: u64, wide: bool) -> Result<(), Errno> {
         if wide {
             self.plain(&CopyFileRangeOut { bytes_copied: size })
@@ -85,58 +83,57 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Figures: reply to STATFS.
+    /// Builds a reply with statistics, to STATFS.
     pub fn statfs(&mut self, figures: &Kstatfs) -> Result<(), Errno> {
         self.plain(figures)
     }
 
-    /// The size of an attribute or list: reply to GETXATTR and LISTXATTR of size 0.
+    /// Builds a reply with the size of an attribute or list, to GETXATTR and LISTXATTR of size 0.
     pub fn xattr_size(&mut self, size: u32) -> Result<(), Errno> {
         self.plain(&GetxattrOut { size, padding: 0 })
     }
 
-    /// The lock in the way (`F_UNLCK`: none): reply to GETLK.
+    /// Builds a reply with the conflicting lock (`F_UNLCK`: none), to GETLK.
     pub fn lock(&mut self, lock: &FileLock) -> Result<(), Errno> {
         self.plain(&LkOut { lk: *lock })
     }
 
-    /// A position: reply to LSEEK.
+    /// Builds a reply with a position, to LSEEK.
     pub fn lseek(&mut self, offset: u64) -> Result<(), Errno> {
         self.plain(&LseekOut { offset })
     }
 
-    /// Result and data: reply to IOCTL. At most the request's `out_size` bytes.
+    /// Builds a reply with result and data, to IOCTL. At most the request's `out_size` bytes.
     pub fn ioctl(&mut self, result: i32, data: &[u8]) -> Result<(), Errno> {
         self.plain(&IoctlOut { result, ..IoctlOut::default() })?;
         self.append(data)
     }
 
-    /// Ready events: reply to POLL.
+    /// Builds a reply with ready events, to POLL.
     pub fn poll(&mut self, revents: u32) -> Result<(), Errno> {
         self.plain(&PollOut { revents, padding: 0 })
     }
 
-    /// A block number: reply to BMAP.
+    /// Builds a reply with a block number, to BMAP.
     pub fn bmap(&mut self, block: u64) -> Result<(), Errno> {
         self.plain(&BmapOut { block })
     }
 
-    /// Data: reply to READ, READLINK, GETXATTR and LISTXATTR. ERANGE if it exceeds
-    /// [`Reply::capacity`].
+    /// Builds a reply with data, to READ, READLINK, GETXATTR and LISTXATTR. ERANGE if it exceeds [`Reply::capacity`].
     pub fn bytes(&mut self, data: &[u8]) -> Result<(), Errno> {
         self.len = 0;
         self.append(data)
     }
 
-    /// Where to put up to `max` bytes of data without a copy (shorter if the buffer is); then call
-    /// [`Reply::filled`]. What it holds is left from earlier requests.
+    /// Returns the buffer for up to `max` bytes of data without a copy (less if the buffer is smaller); then call
+    /// [`Reply::filled`]. It contains data of earlier requests.
     pub fn buffer(&mut self, max: usize) -> &mut [u8] {
         self.len = 0;
         let max = max.min(self.body.len());
         self.body.get_mut(..max).unwrap_or_default()
     }
 
-    /// The first `size` bytes of the buffer are the reply.
+    /// Builds a reply of the first `size` bytes of the buffer.
     pub fn filled(&mut self, size: usize) -> Result<(), Errno> {
         if size > self.body.len() {
             return Err(Errno::EIO);
@@ -145,8 +142,8 @@ impl<'a> Reply<'a> {
         Ok(())
     }
 
-    /// A listing of at most `size` bytes: reply to READDIR and READDIRPLUS. What is added is in the
-    /// reply at once.
+    /// Builds a listing of at most `size` bytes, the reply to READDIR and READDIRPLUS. Added entries are in the reply
+    /// at once.
     pub fn directory(&mut self, size: u32) -> Directory<'_, 'a> {
         self.len = 0;
         let limit = self.body.len().min(size as usize);
@@ -174,16 +171,14 @@ pub struct Directory<'r, 'a> {
 }
 
 impl Directory<'_, '_> {
-    /// Adds an entry for READDIR. `off` is what the next request starts from to continue after this
-    /// entry; `d_type` a `DT_*`. Returns false, and adds nothing, if there is no room: the listing
-    /// is then to be sent as it is.
+    /// Adds an entry for READDIR. `off` is the offset of the next request that continues after this entry; `d_type` a
+    /// `DT_*`. Returns false, and adds nothing, if there is no space: then the listing has to be sent.
     #[must_use]
     pub fn add(&mut self, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
         self.put(None, ino, off, d_type, name)
     }
 
-    /// Adds an entry for READDIRPLUS. `entry.nodeid` 0 means "not looked up": no attributes, no
-    /// look-up counted.
+    /// Adds an entry for READDIRPLUS. `entry.nodeid` 0 means "not looked up": no attributes, no lookup counted.
     #[must_use]
     pub fn add_plus(&mut self, entry: &EntryOut, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
         self.put(Some(entry), ino, off, d_type, name)
@@ -196,7 +191,7 @@ impl Directory<'_, '_> {
         self.reply.len + (head + name_len).next_multiple_of(8) <= self.limit
     }
 
-    /// About how many entries with names of 24 bytes would still fit.
+    /// Approximate number of entries with names of 24 bytes that would still fit.
     pub fn room(&self, plus: bool) -> usize {
         let head = if plus { size_of::<EntryOut>() } else { 0 } + size_of::<Dirent>();
         self.limit.saturating_sub(self.reply.len) / (head + 24)
@@ -219,7 +214,7 @@ impl Directory<'_, '_> {
         let placed = self.reply.body.get_mut(self.reply.len..end).and_then(|place| {
             let (first, rest) = place.split_at_mut_checked(before)?;
             let (second, rest) = rest.split_first_chunk_mut::<{ size_of::<Dirent>() }>()?;
-            // What is left behind the name is zero.
+            // The padding after the name is zero.
             if let Some(last) = rest.last_chunk_mut::<8>() {
                 *last = [0; 8];
             }

@@ -1,9 +1,9 @@
 //! A running connection: negotiation, worker threads, and its end.
 //!
-//! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports),
-//! `dispatch` (one request), `workers` (what each thread does), `stuck` (requests that take long),
-//! `state` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return,
-//! no thread of the session runs, `destroy` has been called, and the kernel's connection is closed.
+//! Created and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports), `dispatch` (one
+//! request), `workers` (state of each thread), `stuck` (requests that take long), `state` (shared state, and
+//! [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session runs, `destroy` has
+//! been called, and the kernel's connection is closed.
 
 mod device;
 mod dispatch;
@@ -39,7 +39,7 @@ use workers::{QueueId, Worker};
 pub use negotiate::Agreed;
 pub use state::blocking;
 
-/// Which transport to use.
+/// Choice of the transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
     /// io_uring where the kernel offers and permits it, the device otherwise.
@@ -51,7 +51,7 @@ pub enum TransportChoice {
     Device,
 }
 
-/// Which transport is used.
+/// Transport in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// io_uring (FORGET and INTERRUPT come over the device all the same).
@@ -60,26 +60,27 @@ pub enum Transport {
     Device,
 }
 
-/// How to serve a connection.
+/// Options of a session.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Which transport to use.
+    /// Choice of the transport.
     pub transport: TransportChoice,
-    /// Threads to start with: in all on the device (at least 2), per CPU on io_uring. 0 chooses:
-    /// one per CPU and one more; 3 (2 with more than 8 CPUs).
+    /// Number of threads at the start: total on the device (at least 2), per CPU on io_uring. 0 selects a default:
+    /// one per CPU plus one; 3 (2 with more than 8 CPUs).
     pub threads: u32,
-    /// Most threads that are not inside [`blocking`]: in all on the device, per CPU on io_uring.
-    /// More are made when all are busy. 0 chooses: 32; 16. Threads that have been at one request for
+    /// Maximum number of threads that are not inside [`blocking`]: total on the device, per CPU on io_uring. More
+    /// threads are started when all are busy. 0 selects a default: 32; 16. Threads that have handled one request for
     /// long while all were busy do not count either.
     pub max_threads: u32,
-    /// Stack of a worker, bytes; only what is touched costs memory.
+    /// Stack size of a worker, bytes; only touched pages cost memory.
     pub stack_size: usize,
-    /// Over the device: buffers for requests are in memory from the start. A process that is killed
-    /// while it reads gets no memory any more, and the request that it reads fails (EIO) instead of
-    /// being there for [`resend`].
+    /// Over the device: request buffers are resident from the start. A process that is killed while it reads cannot
+    /// allocate pages any more, and the request that it reads would fail (EIO) instead of staying available for
+    /// [`resend`].
     pub resident: bool,
-    /// Over the device: all threads use the session's descriptor, and none has one of its own. What is read by
-    /// one of those fails when it closes; for a process whose descriptors close with it, but for that one.
+    /// Over the device: all threads use the session's descriptor, and none has a clone of its own. Requests read
+    /// through a clone fail when it is closed; for a process whose descriptors are all closed at its death, except
+    /// the session's.
     pub one_device: bool,
 }
 
@@ -96,7 +97,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// A connection being served. Dropped, it unmounts and ends the connection, even if it is in use.
+/// A connection being served. Dropping it unmounts and ends the connection, even if it is in use.
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<SessionState>,
@@ -108,7 +109,7 @@ pub struct Session {
 
 /// Why a session did not start.
 enum StartError {
-    /// The kernel took our word for rings and then refused them: this connection can never be used.
+    /// The kernel accepted rings and then refused them: this connection can never be used.
     Register(io::Error),
     Other(io::Error),
 }
@@ -120,8 +121,7 @@ impl From<io::Error> for StartError {
 }
 
 impl Session {
-    /// Negotiates and starts the workers; returns when the file system can be used. On error the
-    /// mount is taken away again.
+    /// Negotiates and starts the workers; returns when the file system can be used. On error it is unmounted.
     pub fn start(device: Device, handler: Arc<dyn Handler>, options: SessionOptions) -> io::Result<Session> {
         let (fd, mounted) = device.into_parts()?;
         let error = match serve(fd, &handler, &options) {
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    /// Mounts anew at the same place, or at none again, and uses the device.
+    /// Mounts again at the same mount point, or detached, and uses the device.
     fn start_again(
         mounted: &Mounted,
         handler: &Arc<dyn Handler>,
@@ -160,12 +160,12 @@ impl Session {
         Ok(session)
     }
 
-    /// Goes on with a connection that another process served over the device, and that agreed on this
-    /// with the kernel. That process is dead, and [`resend`] has been called. Before any request is read,
-    /// `ready` is called. On error the mount is left as it is.
+    /// Takes over a connection that another process served over the device, with the features agreed on by that
+    /// process. That process is dead, and [`resend`] has been called. `ready` is called before any request is read.
+    /// On error the mount stays unchanged.
     ///
     /// # Errors
-    /// EINVAL where the handler would not agree on the same now.
+    /// EINVAL where the handler would agree on other features now.
     pub fn resume(
         device: Device,
         handler: Arc<dyn Handler>,
@@ -189,7 +189,7 @@ impl Session {
         }
     }
 
-    /// What a process has to know that goes on with this connection, and the number of its descriptor.
+    /// Returns the state that the next process needs to take this connection over, and the number of its descriptor.
     ///
     /// # Errors
     /// ENOTCONN after the end.
@@ -217,17 +217,17 @@ impl Session {
         &self.agreement.offer
     }
 
-    /// What is in force of what the handler chose.
+    /// The handler's settings as far as they are in force.
     pub fn settings(&self) -> &Settings {
         &self.agreement.settings
     }
 
-    /// For notifications.
+    /// Returns a handle for notifications.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.shared.connection))
     }
 
-    /// For passthrough.
+    /// Returns a handle for passthrough.
     pub fn backing(&self) -> Backing {
         let negotiated = self.agreement.settings.flags & init::PASSTHROUGH != 0;
         Backing::new(Arc::clone(&self.shared.connection), negotiated)
@@ -238,24 +238,23 @@ impl Session {
         Arc::clone(&self.shared.counters)
     }
 
-    /// Requests that a thread has taken and the kernel has no reply to yet.
+    /// Number of requests that a thread has taken and whose reply the kernel does not have yet.
     pub fn in_flight(&self) -> usize {
         self.shared.workers().iter().filter(|worker| worker.in_flight()).count()
     }
 
-    /// Worker threads running now.
+    /// Number of worker threads running now.
     pub fn threads(&self) -> usize {
         self.shared.threads()
     }
 
-    /// Whether a thread id (`Header::pid`) is one of our workers. A request that one of them causes
-    /// on its own mount may have to wait for a thread that it occupies itself, so a handler should
-    /// refuse it. Cheap.
+    /// Whether a thread id (`Header::pid`) is one of our workers. A request by one of them on its own mount may have
+    /// to wait for a thread that it occupies itself, so a handler should refuse it. Cheap.
     pub fn is_own_thread(&self, tid: u32) -> bool {
         self.shared.is_own_thread(tid)
     }
 
-    /// Access to what a handler needs of its session while the session is owned by somebody else.
+    /// Returns a handle for handlers, independent of the session's owner.
     pub fn observer(&self) -> Observer {
         Observer(Arc::clone(&self.shared))
     }
@@ -265,12 +264,12 @@ impl Session {
         Moment::of(&self.shared)
     }
 
-    /// Waits until the connection has ended: unmounted and not in use any more, or aborted.
+    /// Waits until the connection has ended: unmounted and no longer in use, or aborted.
     pub fn wait(&self) {
         self.shared.wait();
     }
 
-    /// Waits for the end of the connection no longer than this; whether it has ended.
+    /// Waits for the end of the connection, for `patience` at most; returns whether it has ended.
     pub fn ends_within(&self, patience: Duration) -> bool {
         self.shared.ends_within(patience)
     }
@@ -280,33 +279,33 @@ impl Session {
         self.shared.over()
     }
 
-    /// Whether our mount is (as far as can be seen) still there: false after somebody else
-    /// unmounted it. True for a device that somebody else mounted.
+    /// Whether our mount still exists (as far as can be seen): false after another process unmounted it. True for a
+    /// device that another process mounted.
     pub fn is_mounted(&self) -> bool {
         self.mounted.as_ref().is_none_or(Mounted::present)
     }
 
-    /// Where it is mounted, as [`Device::mountpoint`] says.
+    /// The mount point, as in [`Device::mountpoint`].
     pub fn mountpoint(&self) -> Option<&std::path::Path> {
         self.mounted.as_ref().map(Mounted::path)
     }
 
-    /// The mount, where it is at no place ([`crate::mount_detached`]).
+    /// The mount, while it is detached ([`crate::mount_detached`]).
     pub fn detached(&self) -> Option<BorrowedFd<'_>> {
         self.mounted.as_ref().and_then(Mounted::detached)
     }
 
-    /// This mount at `mountpoint`, a path without links, is the session's from now on. For owners
-    /// that have shown a mount there that was at no place, or another one of the same connection (a
-    /// subdirectory, a clone with other attributes); the first one goes.
+    /// Sets the session's mount to this one at `mountpoint`, a path without links. For owners that have attached a
+    /// detached mount there, or another one of the same connection (a subdirectory, a clone with other attributes);
+    /// the first mount is dropped.
     pub fn relocated(&mut self, mountpoint: std::path::PathBuf, identity: Identity) {
         if let Some(mounted) = &mut self.mounted {
             mounted.relocate(mountpoint, identity);
         }
     }
 
-    /// Whether somebody uses our mount, or something is mounted on it, so that it could not be
-    /// unmounted now. False where that cannot be asked without trying (an ordinary user's mount).
+    /// Whether our mount is in use, or something is mounted on it, so that it could not be unmounted now. False where
+    /// that cannot be checked without trying (an ordinary user's mount).
     ///
     /// # Errors
     /// Where the mount cannot be reached.
@@ -314,29 +313,28 @@ impl Session {
         self.mounted.as_ref().map_or(Ok(false), Mounted::in_use)
     }
 
-    /// Which mount is ours, where that is known.
+    /// Identity of our mount in the mount table, where it is known.
     pub fn identity(&self) -> Option<Identity> {
         self.mounted.as_ref().and_then(Mounted::identity)
     }
 
-    /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree
-    /// at once, served until its last user is gone. Does not wait; see [`Session::wait`].
+    /// Unmounts; succeeds if that has been done already. Not lazy: EBUSY while in use. Lazy: detached from the mount
+    /// tree at once, served until its last user is gone. Does not wait; see [`Session::wait`].
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         self.mounted.as_ref().map_or(Ok(()), |mounted| mounted.unmount(lazy))
     }
 
-    /// Ends the connection even while it is in use (a process that uses its own mount needs this
-    /// before it exits: it could wait for itself): callers get errors, threads that wait inside
-    /// [`blocking`] are interrupted. Does not wait for handlers that are running; see
-    /// [`Session::wait`]. Over io_uring, callers get errors while a handler runs only if the mount
-    /// is in the tree and the process may force its end: to be called before a lazy unmount.
+    /// Aborts the connection even while it is in use (a process that uses its own mount needs this before it exits:
+    /// it could wait for itself): callers get errors, threads that wait inside [`blocking`] are interrupted. Does not
+    /// wait for running handlers; see [`Session::wait`]. Over io_uring, callers get errors while a handler runs only
+    /// if the mount is in the mount tree and the process may force the unmount: to be called before a lazy unmount.
     pub fn abort(&self) {
         if let Some(mounted) = &self.mounted
             && mounted.present()
             && let Err(error) = mounted.abort()
         {
-            // Without privilege closing all descriptors, below, has the same effect, but the mount
-            // stays in the tree.
+            // Without privilege, closing all descriptors (below) has the same effect, but the mount stays in the
+            // tree.
             tracing::debug!(%error, "no forced unmount");
             if let Err(error) = mounted.unmount(true) {
                 tracing::warn!(mountpoint = %mounted.path().display(), %error, "cannot unmount");
@@ -351,8 +349,7 @@ impl Drop for Session {
         if self.shared.over() {
             return;
         }
-        // Nobody serves those who still use it. Left to themselves they would wait for good where
-        // one of them has inherited the device.
+        // No thread serves the remaining users. They would wait forever if one of them had inherited the device.
         if let Err(error) = self.unmount(false) {
             tracing::debug!(%error, "still in use: it is cut off");
             self.abort();
@@ -431,9 +428,9 @@ fn parts(
     }
 }
 
-/// Makes the kernel send all requests again that the last process which served a connection has left
-/// unanswered. To be called when that one is dead, and before any descriptor of the connection that it
-/// left is closed: with that, the requests would end that were read from it.
+/// Makes the kernel resend all requests that the last process serving a connection has not answered. To be called
+/// when that process is dead, and before any of its descriptors of the connection is closed: that would abort the
+/// requests read through it.
 ///
 /// # Errors
 /// EINVAL before Linux 6.9; ENOTCONN after the end of the connection.
@@ -443,10 +440,10 @@ pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel's switch of FUSE over io_uring, where it has that at all.
+/// The kernel's module parameter for FUSE over io_uring, if the kernel supports it at all.
 const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Why a kernel with or without this switch does not offer rings.
+/// Why a kernel with or without this parameter does not offer rings.
 fn why_no_rings(switch: &Path) -> &'static str {
     if switch.exists() {
         "FUSE over io_uring is switched off: root can `echo 1 > /sys/module/fuse/parameters/enable_uring`"
@@ -455,7 +452,7 @@ fn why_no_rings(switch: &Path) -> &'static str {
     }
 }
 
-/// Makes the rings, if the kernel offers to use them.
+/// Creates the rings, if the kernel offers to use them.
 fn prepare_rings(
     agreement: &Agreement,
     shared: impl FnOnce(Vec<workers::Queue>) -> Arc<SessionState>,
@@ -469,7 +466,7 @@ fn prepare_rings(
     Ok((shared, prepared))
 }
 
-/// Never one thread: a request that waits for another would wait for ever.
+/// Starts the device threads. Never only one: a request that waits for another would wait forever.
 fn start_device_threads(shared: &Arc<SessionState>) -> io::Result<()> {
     let threads = match shared.options.threads {
         0 => shared.few(std::thread::available_parallelism().map_or(2, |cpus| cpus.get().min(8) as i32) + 1),
@@ -487,7 +484,7 @@ fn start_device_threads(shared: &Arc<SessionState>) -> io::Result<()> {
     Ok(())
 }
 
-/// What a handler may ask its session, from any thread; cheap to clone.
+/// A handle to a session for its handler, usable from any thread; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Observer(Arc<SessionState>);
 
@@ -508,14 +505,12 @@ impl Observer {
     }
 }
 
-/// A moment in the life of a session, made by [`Session::quiescent_after`]: reached when all
-/// requests that were being handled then have been answered, that is, when the kernel has their
-/// replies.
+/// A point in the life of a session, created by [`Session::quiescent_after`]: reached when all requests that were
+/// being handled then have been answered, that is, when the kernel has their replies.
 ///
-/// Closes the race between a reply that was computed before a change and the invalidation for that
-/// change: make the change visible, take a `Moment`, wait for it, then notify. Requests inside
-/// [`blocking`] are not waited for; they must not answer with what they looked at before the call.
-/// Do not wait in a worker thread: it would wait for itself.
+/// Closes the race between a reply that was computed before a change and the invalidation for that change: make the
+/// change visible, take a `Moment`, wait for it, then notify. Requests inside [`blocking`] are not waited for; their
+/// reply must not depend on state read before that call. Do not wait in a worker thread: it would wait for itself.
 #[derive(Debug)]
 pub struct Moment {
     unanswered: Vec<(Arc<Worker>, u32)>,
@@ -527,13 +522,13 @@ impl Moment {
         Moment { unanswered: workers.filter_map(|worker| worker.mark().map(|mark| (worker, mark))).collect() }
     }
 
-    /// Whether it is reached.
+    /// Whether the point is reached.
     pub fn reached(&mut self) -> bool {
         self.unanswered.retain(|(worker, mark)| !worker.passed(*mark));
         self.unanswered.is_empty()
     }
 
-    /// Waits for it, looking again after 20 microseconds at first and after 1 millisecond at last.
+    /// Waits until it is reached, polling after 20 microseconds at first, and after 1 millisecond at last.
     #[expect(clippy::disallowed_methods, reason = "threads pass on without a word, so that requests cost nothing")]
     pub fn wait(mut self) {
         let mut pause = Duration::from_micros(20);

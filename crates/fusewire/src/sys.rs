@@ -36,21 +36,20 @@ pub(crate) fn clone_device(fuse: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
-/// Closes what a descriptor leads to and has it lead to /dev/null, for owners that are using it: its number
-/// stays theirs.
+/// Redirects a descriptor to /dev/null, for owners that are still using it: its number stays theirs.
 pub(crate) fn close_in_place(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     // SAFETY: both are open for the call, and the number of `descriptor` stays open for its owner.
     check(unsafe { libc::dup3(null.as_raw_fd(), descriptor.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
 }
 
-/// How many descriptors the process may have.
+/// Maximum number of descriptors of the process.
 pub(crate) fn descriptor_limit() -> i32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.and_then(|limit| i32::try_from(limit).ok()).unwrap_or(i32::MAX)
 }
 
-/// The request argument has another type in each C library.
+/// Converts a request number to the C library's type.
 fn ioctl(number: u32) -> libc::Ioctl {
     number as libc::Ioctl
 }
@@ -69,9 +68,9 @@ pub(crate) fn pin_to_cpu(tid: u32, cpu: usize) -> io::Result<()> {
     rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(tid.cast_signed()), &set).map_err(io::Error::from)
 }
 
-/// Gives the calling thread a table of descriptors and a working directory of its own. Of
-/// descriptors only the standard ones are in it, and lead nowhere; the process keeps all of its. To
-/// be called first thing in a thread that opens what it needs itself.
+/// Gives the calling thread a table of descriptors and a working directory of its own. It contains only the standard
+/// descriptors, which lead to /dev/null; the process keeps all of its own. To be called first in a thread that opens
+/// everything itself.
 pub(crate) fn leave_descriptors_to_others() -> io::Result<()> {
     // SAFETY: from here on this thread shares no table with others, so what it closes below stays
     // open for them.
@@ -91,14 +90,14 @@ pub(crate) fn leave_descriptors_to_others() -> io::Result<()> {
     Ok(())
 }
 
-/// How a thread shares its CPU.
+/// Scheduling class of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// As any other.
+    /// SCHED_OTHER.
     Other,
-    /// For throughput: it does not preempt the caller that it has just answered.
+    /// SCHED_BATCH: does not preempt the caller that it has just answered.
     Batch,
-    /// Only where nobody else wants the CPU; to leave it takes CAP_SYS_NICE.
+    /// SCHED_IDLE: runs only where no other thread wants the CPU; leaving it takes CAP_SYS_NICE.
     Idle,
 }
 
@@ -145,8 +144,8 @@ pub(crate) fn wake_signal() -> Option<i32> {
     })
 }
 
-/// Blocks every signal in the calling thread but the wake signal (and those that a fault in the
-/// thread itself raises), so that the program's own signals go to its own threads.
+/// Blocks every signal in the calling thread but the wake signal (and those raised by a fault in the thread itself),
+/// so that the program's own signals go to its own threads.
 pub(crate) fn mask_signals() {
     // SAFETY: the sets are initialised by sigfillset; pthread_sigmask changes the calling thread
     // only.
@@ -188,8 +187,7 @@ impl Pages {
         let len = len.max(1).next_multiple_of(rustix::param::page_size());
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        // SAFETY: a new anonymous mapping at a place of the kernel's choice touches no existing
-        // memory.
+        // SAFETY: a new anonymous mapping at an address chosen by the kernel touches no existing memory.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -199,15 +197,15 @@ impl Pages {
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
-    /// Has all of it in memory, and writable by the kernel at once: a thread that is killed while the kernel
-    /// writes to a page that it would have to make first has the request answered with EIO. A process that
-    /// forks shares its pages, each of which it has to make its own again: so these are not for forks.
+    /// Makes all pages resident, and writable by the kernel at once. If a thread is killed while the kernel writes to
+    /// a page that has to be allocated first, the request fails with EIO. A fork would share the pages, which then
+    /// have to be copied on write: so these are excluded from forks.
     ///
     /// # Errors
     /// As `madvise(2)`.
     pub(crate) fn make_resident(&mut self) -> io::Result<()> {
-        // SAFETY: the range is this mapping, whose content stays; a process that is forked does not have it,
-        // and begins another program without looking at it.
+        // SAFETY: the range is this mapping, whose content stays; a forked process does not have it, and calls
+        // execve(2) without accessing it.
         if unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -240,7 +238,7 @@ impl Drop for Pages {
     }
 }
 
-/// An error of the system with what failed and on what; keeps its number reachable as source.
+/// A system error with the failed operation; keeps its number reachable as source.
 #[derive(Debug)]
 struct Context {
     text: String,
@@ -259,7 +257,7 @@ impl std::error::Error for Context {
     }
 }
 
-/// Adds what failed and on what to an error; its kind stays.
+/// Adds the failed operation to an error; its kind stays.
 pub(crate) fn with_context(text: String, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), Context { text, error })
 }

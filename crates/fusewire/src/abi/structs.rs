@@ -21,14 +21,14 @@ wire! {
     }
     /// A time within [`Statx`].
     pub struct SxTime = 16 { pub tv_sec: i64, pub tv_nsec: u32, pub reserved: i32 }
-    /// Attributes in the form of `statx(2)`; `mask` says which fields are valid (`STATX_*`).
+    /// Attributes in the form of `statx(2)`; `mask` has the flags of the valid fields (`STATX_*`).
     pub struct Statx = 256 {
         pub mask: u32, pub blksize: u32, pub attributes: u64, pub nlink: u32, pub uid: u32, pub gid: u32, pub mode: u16, pub spare0: u16,
         pub ino: u64, pub size: u64, pub blocks: u64, pub attributes_mask: u64,
         pub atime: SxTime, pub btime: SxTime, pub ctime: SxTime, pub mtime: SxTime,
         pub rdev_major: u32, pub rdev_minor: u32, pub dev_major: u32, pub dev_minor: u32, pub spare2: [u64; 14],
     }
-    /// Figures of the file system, as in `statfs(2)`; counts are in units of `frsize` bytes.
+    /// Statistics of the file system, as in `statfs(2)`; counts are in units of `frsize` bytes.
     pub struct Kstatfs = 80 {
         pub blocks: u64, pub bfree: u64, pub bavail: u64, pub files: u64, pub ffree: u64,
         pub bsize: u32, pub namelen: u32, pub frsize: u32, pub padding: u32, pub spare: [u32; 6],
@@ -36,14 +36,13 @@ wire! {
     /// A POSIX lock: first and last byte (inclusive, `OFFSET_MAX` for "to the end"),
     /// `F_RDLCK`/`F_WRLCK`/`F_UNLCK`, process.
     pub struct FileLock = 24 { pub start: u64, pub end: u64, pub r#type: u32, pub pid: u32 }
-    /// Reply to LOOKUP, MKNOD, MKDIR, SYMLINK, LINK, and the first half of CREATE's. `nodeid` 0
-    /// with a validity is a cacheable "no such name". (nodeid, generation) must be unique for the
-    /// life of the mount.
+    /// Reply to LOOKUP, MKNOD, MKDIR, SYMLINK, LINK, and the first half of CREATE's. `nodeid` 0 with a validity is a
+    /// cacheable negative dentry. (nodeid, generation) must be unique for the life of the mount.
     pub struct EntryOut = 128 {
         pub nodeid: u64, pub generation: u64, pub entry_valid: u64, pub attr_valid: u64,
         pub entry_valid_nsec: u32, pub attr_valid_nsec: u32, pub attr: Attr,
     }
-    /// FORGET: how many look-ups of this node the kernel gives back.
+    /// FORGET: number of lookups of this node that the kernel forgets.
     pub struct ForgetIn = 8 { pub nlookup: u64 }
     /// One node of a BATCH_FORGET.
     pub struct ForgetOne = 16 { pub nodeid: u64, pub nlookup: u64 }
@@ -51,7 +50,7 @@ wire! {
     pub struct BatchForgetIn = 8 { pub count: u32, pub dummy: u32 }
     /// GETATTR; `fh` is valid with `GETATTR_FH`.
     pub struct GetattrIn = 16 { pub getattr_flags: u32, pub dummy: u32, pub fh: u64 }
-    /// Reply to GETATTR and SETATTR: attributes and how long they stay valid.
+    /// Reply to GETATTR and SETATTR: attributes and their timeout.
     pub struct AttrOut = 104 { pub attr_valid: u64, pub attr_valid_nsec: u32, pub dummy: u32, pub attr: Attr }
     /// STATX.
     pub struct StatxIn = 24 { pub getattr_flags: u32, pub reserved: u32, pub fh: u64, pub sx_flags: u32, pub sx_mask: u32 }
@@ -67,7 +66,7 @@ wire! {
     pub struct Rename2In = 16 { pub newdir: u64, pub flags: u32, pub padding: u32 }
     /// LINK; followed by the new name.
     pub struct LinkIn = 8 { pub oldnodeid: u64 }
-    /// SETATTR: `valid` says which fields count ([`super::fattr`]).
+    /// SETATTR: `valid` has the flags of the valid fields ([`super::fattr`]).
     pub struct SetattrIn = 88 {
         pub valid: u32, pub padding: u32, pub fh: u64, pub size: u64, pub lock_owner: u64, pub atime: u64, pub mtime: u64, pub ctime: u64,
         pub atimensec: u32, pub mtimensec: u32, pub ctimensec: u32, pub mode: u32, pub unused4: u32, pub uid: u32, pub gid: u32, pub unused5: u32,
@@ -119,7 +118,7 @@ wire! {
         pub max_write: u32, pub time_gran: u32, pub max_pages: u16, pub map_alignment: u16, pub flags2: u32, pub max_stack_depth: u32,
         pub request_timeout: u16, pub unused: [u16; 11],
     }
-    /// INTERRUPT: the request that is meant.
+    /// INTERRUPT: the number of the interrupted request.
     pub struct InterruptIn = 8 { pub unique: u64 }
     /// BMAP.
     pub struct BmapIn = 16 { pub block: u64, pub blocksize: u32, pub padding: u32 }
@@ -155,16 +154,15 @@ wire! {
     pub struct RemovemappingOne = 16 { pub moffset: u64, pub len: u64 }
     /// SYNCFS.
     pub struct SyncfsIn = 8 { pub padding: u64 }
-    /// Head of every request. `total_extlen` is the length of the extensions at its end, in units
-    /// of 8 bytes.
+    /// Header of every request. `total_extlen` is the length of the extensions at its end, in units of 8 bytes.
     pub struct InHeader = 40 {
         pub len: u32, pub opcode: u32, pub unique: u64, pub nodeid: u64, pub uid: u32, pub gid: u32, pub pid: u32,
         pub total_extlen: u16, pub padding: u16,
     }
-    /// Head of every reply: `error` is 0 or a negative error number. With `unique` 0 it heads a
+    /// Header of every reply: `error` is 0 or a negative error number. With `unique` 0 it is the header of a
     /// notification and `error` is its code.
     pub struct OutHeader = 16 { pub len: u32, pub error: i32, pub unique: u64 }
-    /// Head of a directory entry; followed by the name, padded to 8 bytes. `type` is a `DT_*`.
+    /// Header of a directory entry; followed by the name, padded to 8 bytes. `type` is a `DT_*`.
     pub struct Dirent = 24 { pub ino: u64, pub off: u64, pub namelen: u32, pub r#type: u32 }
     /// Notification POLL.
     pub struct NotifyPollWakeupOut = 8 { pub kh: u64 }
@@ -184,16 +182,15 @@ wire! {
     pub struct NotifyPruneOut = 16 { pub count: u32, pub padding: u32, pub spare: u64 }
     /// Argument of the ioctl BACKING_OPEN.
     pub struct BackingMap = 16 { pub fd: i32, pub flags: u32, pub padding: u64 }
-    /// Head of a security context extension: `size` of the whole and the number of contexts.
+    /// Header of a security context extension: total `size` and the number of contexts.
     pub struct SecctxHeader = 8 { pub size: u32, pub nr_secctx: u32 }
     /// One security context: followed by its name, a NUL, and `size` bytes of label.
     pub struct Secctx = 8 { pub size: u32, pub padding: u32 }
-    /// Head of an extension: `size` of the whole, padded to 8 bytes; types up to 31 are a
-    /// [`SecctxHeader`].
+    /// Header of an extension: total `size`, padded to 8 bytes; types up to 31 are a [`SecctxHeader`].
     pub struct ExtHeader = 8 { pub size: u32, pub r#type: u32 }
     /// Supplementary groups; followed by `nr_groups` group ids.
     pub struct SuppGroups = 4 { pub nr_groups: u32 }
-    /// What identifies a request in a ring entry, and how much payload it has (in both directions).
+    /// Identifies a request in a ring entry, with the size of its payload (in both directions).
     pub struct UringEntInOut = 32 { pub flags: u64, pub commit_id: u64, pub payload_sz: u32, pub padding: u32, pub reserved: u64 }
     /// The command area of a submission queue entry.
     pub struct UringCmdReq = 24 { pub flags: u64, pub commit_id: u64, pub qid: u16, pub padding: [u8; 6] }

@@ -1,9 +1,8 @@
-//! A mount at no place: it is in no table of mounts, no path leads to it, and it ends with its
-//! descriptor.
+//! Detached mounts: they are in no mount table, no path leads to them, and they end with their descriptor.
 //!
-//! Called by root's mounts, which are shown when they can be used and not before, and by whoever
-//! wants to hear what the kernel tells every file system. Needs root and Linux 5.2. Only a file
-//! system on a block device (`fuseblk`) is told of sync(2) and syncfs(2), from Linux 6.18 on.
+//! Used for root's mounts, which are attached only when they can be used, and for a mount that intercepts sync(2).
+//! Needs root and Linux 5.2. Only a file system on a block device (`fuseblk`) gets SYNCFS for sync(2) and syncfs(2),
+//! from Linux 6.18 on.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -17,11 +16,10 @@ use rustix::mount::{
 
 use super::{Device, MountOptions, about, words};
 
-/// Flags of mount(2) that belong to the file system, by their words; all others belong to the
-/// mount.
+/// Flags of mount(2) that belong to the file system, with their names; all others belong to the mount.
 const OF_THE_FILE_SYSTEM: &[(u64, &str)] =
     &[(libc::MS_RDONLY, "ro"), (libc::MS_SYNCHRONOUS, "sync"), (libc::MS_DIRSYNC, "dirsync")];
-/// Those of the mount.
+/// Flags of mount(2) that belong to the mount.
 const OF_THE_MOUNT: &[(u64, MountAttrFlags)] = &[
     (libc::MS_RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
     (libc::MS_NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -30,9 +28,8 @@ const OF_THE_MOUNT: &[(u64, MountAttrFlags)] = &[
     (libc::MS_NOATIME, MountAttrFlags::MOUNT_ATTR_NOATIME),
 ];
 
-/// Mounts a connection on a block device that nobody else uses. The mount goes with the second
-/// value; whoever serves it lets go of the connection before, because the kernel would wait for an
-/// answer to its farewell.
+/// Mounts a connection on a block device that nobody else uses. The mount ends when the second value is dropped; the
+/// connection must be closed before, because the kernel would wait for a reply to DESTROY.
 ///
 /// # Errors
 /// EPERM without privilege; ENODEV where the kernel has no `fuseblk`; EBUSY where the device is in
@@ -47,11 +44,11 @@ pub fn mount_on_device(block_device: &Path) -> io::Result<(Device, OwnedFd)> {
     Ok((Device::from_fd(fuse), mount))
 }
 
-/// Mounts a new connection, whose root is a directory.
+/// Makes a detached mount of a new connection, whose root is a directory.
 ///
 /// # Errors
-/// Where mount(2) may still do: EPERM without privilege, ENOSYS before Linux 5.2, EINVAL for names
-/// of more than 255 bytes and for flags and words that are not known here.
+/// Where mount(2) may still work: EPERM without privilege, ENOSYS before Linux 5.2, EINVAL for names of more than 255
+/// bytes and for unknown flags and words.
 pub(super) fn connection(options: &MountOptions) -> io::Result<(OwnedFd, OwnedFd)> {
     let known = OF_THE_FILE_SYSTEM
         .iter()
@@ -87,7 +84,7 @@ pub(super) fn connection(options: &MountOptions) -> io::Result<(OwnedFd, OwnedFd
     Ok((fuse, mount))
 }
 
-/// The device, and a file system of this type that is to use it.
+/// Opens the device, and a file system context of this type for it.
 fn open(kind: &str) -> io::Result<(OwnedFd, OwnedFd)> {
     let path = Path::new("/dev/fuse");
     let fuse =

@@ -1,8 +1,8 @@
 //! Mounting by `fusermount3`, which is set-user-id root and checks what an ordinary user may do.
 //!
-//! It opens the device, mounts, and passes the descriptor back over a socket whose number stands in
-//! `_FUSE_COMMFD`. The socket is handed over as its standard input, so that no descriptor has to
-//! survive an exec by accident. What it writes to standard error becomes part of the error.
+//! It opens the device, mounts, and sends the descriptor back over a socket whose number is in `_FUSE_COMMFD`. The
+//! socket is its standard input, so that no descriptor has to survive an exec by accident. Its output on standard
+//! error is included in the error.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -29,8 +29,8 @@ const FLAG_WORDS: [(u64, &str); 7] = [
     (libc::MS_NOATIME, "noatime"),
 ];
 
-/// Flags that `fusermount3` has no word for and that change no answer of a file system: how eagerly
-/// access times are kept, which FUSE leaves to the daemon.
+/// Flags for which `fusermount3` has no name and that change no answer of a file system: how access times are
+/// updated, which FUSE leaves to the daemon.
 const WITHOUT_WORD: u64 =
     libc::MS_NODIRATIME | libc::MS_RELATIME | libc::MS_STRICTATIME | libc::MS_LAZYTIME | libc::MS_SILENT;
 
@@ -50,7 +50,7 @@ pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> 
         .iter()
         .any(|words| words.as_bytes().split(|byte| *byte == b',').any(|word| word == b"auto_unmount"))
     {
-        // It would stay behind as long as the mount, and we would wait for its end.
+        // It would keep running as long as the mount, and we would wait for its end.
         return Err(super::invalid("fusermount3's auto_unmount is not supported"));
     }
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -96,8 +96,7 @@ fn run(mut command: Command) -> io::Result<Output> {
         stderr.read_to_end(&mut said)?;
     }
     let status = match child.wait() {
-        // Who started us ignores SIGCHLD, and so do we then: the status is lost. It is silent when
-        // all went well.
+        // Our parent ignores SIGCHLD, and we inherit that: the exit status is lost. fusermount3 is silent on success.
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
             ExitStatus::from_raw(if said.is_empty() { 0 } else { 1 << 8 })
         }
@@ -106,24 +105,24 @@ fn run(mut command: Command) -> io::Result<Output> {
     Ok(Output { status, stdout: Vec::new(), stderr: said })
 }
 
-/// Why `fusermount3` refused, where its words are known.
+/// Why `fusermount3` refused, where its message is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FusermountRefusal {
-    /// `/etc/fuse.conf` lets no ordinary user show a mount to others.
+    /// `/etc/fuse.conf` does not allow ordinary users to share a mount with others.
     OthersNotAllowed,
-    /// The user cannot reach the mount point; it may lie in a mount that is another user's.
+    /// The user cannot reach the mount point; it may be in a mount of another user.
     Unreachable,
 }
 
 impl FusermountRefusal {
-    /// Why, for an error that came from `fusermount3`.
+    /// Returns the reason, for an error from `fusermount3`.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<FusermountRefusal> {
         error.get_ref()?.downcast_ref::<Refused>()?.why
     }
 }
 
-/// What `fusermount3` said, and what that means.
+/// The message of `fusermount3`, and its meaning.
 #[derive(Debug)]
 struct Refused {
     text: String,
@@ -138,7 +137,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Its exit code says nothing: its words are read here, and nowhere else.
+/// Makes an error of its output. Its exit code has no meaning: only its messages show the reason.
 fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
     let said = String::from_utf8_lossy(&output.stderr);
     let why = match () {
@@ -171,8 +170,7 @@ fn option_string(options: &MountOptions) -> OsString {
     all.join(OsStr::new(","))
 }
 
-/// A value in which commas and backslashes are escaped, as the option parser of `fusermount3` takes
-/// them.
+/// Escapes commas and backslashes in a value, for the option parser of `fusermount3`.
 fn escaped(key: &str, value: &OsStr) -> OsString {
     let mut bytes = key.as_bytes().to_vec();
     for byte in value.as_bytes() {
@@ -184,7 +182,7 @@ fn escaped(key: &str, value: &OsStr) -> OsString {
     os_string(bytes)
 }
 
-/// Takes the descriptor off the socket.
+/// Receives the descriptor from the socket.
 fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

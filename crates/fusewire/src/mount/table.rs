@@ -1,31 +1,31 @@
-//! The mounts of this process's namespace, from `/proc/self/mountinfo`: which are at a path, where
-//! one is, whether a path still leads to it.
+//! The mount table of a mount namespace, from `/proc/self/mountinfo`: mounts at a path, the path of a mount, and
+//! whether the path still leads to the mount.
 //!
-//! Called at mount (to remember which is ours) and at unmount (to find it, wherever its directory
-//! has been moved since). Reading the table sends no request to any file system, unlike `stat(2)`.
+//! Used at mount (to remember which is ours) and at unmount (to find it, wherever its directory has been moved
+//! since). Reading the table sends no request to any file system, unlike `stat(2)`.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Which mount: two that are there at the same time differ in the number. A number is given again
-/// when its mount is gone, but not one together with the device of a connection that lives.
+/// Identity of a mount: two that exist at the same time differ in the id. An id is reused when its mount is gone, but
+/// not together with the device of a connection that lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Number of the mount, as mountinfo and statx(2) have it.
+    /// Id of the mount, as in mountinfo and statx(2).
     pub id: u64,
     /// Device of the file system, major and minor.
     pub device: (u32, u32),
 }
 
-/// One mount.
+/// A row of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub identity: Identity,
-    /// The mount that it is on.
+    /// Id of the parent mount.
     parent: u64,
-    /// Where it is now, absolute and without links.
+    /// Its current mount point, absolute and without links.
     pub path: PathBuf,
     /// The peer group whose mounts and unmounts it sends and receives (`shared`).
     shared: Option<u64>,
@@ -33,33 +33,33 @@ pub(super) struct Row {
     master: Option<u64>,
 }
 
-/// Whether the path of a mount leads to it.
+/// Result of resolving the path of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// It does.
+    /// The path leads to the mount.
     Yes,
-    /// To one that lies on it, at the same place.
+    /// It leads to another mount on top of it, at the same path.
     Covered,
-    /// Past it, into the mount at this place.
+    /// It leads into another mount, at this path.
     Hidden(PathBuf),
 }
 
-/// All of them at one time, each after those that it is on.
+/// All mounts at one time, each after those below it.
 #[derive(Debug)]
 pub(super) struct Table(Vec<Row>);
 
 impl Table {
-    /// As it is now.
+    /// Reads this process's table.
     pub fn read() -> io::Result<Table> {
         Table::of("self".as_ref())
     }
 
-    /// The one that a process sees.
+    /// Reads the table of a process.
     pub fn of(process: &OsStr) -> io::Result<Table> {
         Ok(Table::parse(&std::fs::read(Path::new("/proc").join(process).join("mountinfo"))?))
     }
 
-    /// A line is: id, parent, device, root, mountpoint, ...; separated by spaces.
+    /// Parses lines of: id, parent, device, root, mountpoint, ...; separated by spaces.
     fn parse(table: &[u8]) -> Table {
         let row = |line: &[u8]| {
             let mut fields = line.split(|byte| *byte == b' ');
@@ -68,7 +68,7 @@ impl Table {
             let (major, minor) = text()?.split_once(':')?;
             let device = (major.parse().ok()?, minor.parse().ok()?);
             let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-            // Behind the options, up to a hyphen.
+            // After the options, up to a hyphen.
             let groups: Vec<&[u8]> = fields.skip(1).take_while(|field| *field != b"-").collect();
             let group = |name: &[u8]| {
                 let number = groups.iter().find_map(|field| field.strip_prefix(name))?;
@@ -80,7 +80,7 @@ impl Table {
         Table(table.split(|byte| *byte == b'\n').filter_map(row).collect())
     }
 
-    /// Goes the way to each of them, for the fuzzer.
+    /// Resolves the path of each mount, for the fuzzer.
     pub fn see_all(table: &[u8]) {
         let table = Table::parse(table);
         for row in &table.0 {
@@ -89,12 +89,12 @@ impl Table {
         }
     }
 
-    /// The topmost mount at this path.
+    /// Returns the topmost mount at this path.
     pub fn top(&self, path: &Path) -> Option<&Row> {
         self.0.iter().rfind(|row| row.path == path)
     }
 
-    /// This mount.
+    /// Returns the mount with this identity.
     pub fn find(&self, identity: Identity) -> Option<&Row> {
         self.0.iter().find(|row| row.identity == identity)
     }
@@ -104,14 +104,14 @@ impl Table {
         self.0.iter().any(|row| row.identity.device == device)
     }
 
-    /// The peer group of the mount that this one is on: to its members and slaves an unmount propagates.
+    /// Returns the peer group of the parent mount: an unmount propagates to its members and slaves.
     pub fn group_above(&self, mount: Identity) -> Option<u64> {
         let row = self.find(mount)?;
         self.0.iter().find(|above| above.identity.id == row.parent)?.shared
     }
 
-    /// Whether this file system stays mounted here after it was unmounted from a directory in this peer
-    /// group (of the mount above it).
+    /// Whether this file system stays mounted in this table after it was unmounted from a directory in this peer
+    /// group (of the parent mount).
     pub fn keeps(&self, device: (u32, u32), group: Option<u64>) -> bool {
         self.0.iter().filter(|row| row.identity.device == device).any(|row| {
             let above = self.0.iter().find(|above| above.identity.id == row.parent);
@@ -126,18 +126,17 @@ impl Table {
         self.0.iter().any(is_below)
     }
 
-    /// Goes the way of a mount's path as the kernel would.
+    /// Resolves a mount's path as the kernel would.
     pub fn seen(&self, row: &Row) -> Seen {
         let own = row.identity.id;
-        // The one that is on none of these: that at the root directory, or what it lies on.
+        // The mount whose parent is not listed: the one at the root directory, or the one below that.
         let listed = |id| self.0.iter().any(|row| row.identity.id == id);
         let first = self.0.iter().find(|row| row.parent == row.identity.id || !listed(row.parent));
         let mut here = first.map_or(own, |first| first.parent);
         let (mut passed, mut at) = (here == own, PathBuf::new());
         for part in row.path.components() {
             at.push(part);
-            // No more steps than mounts: a table that was read while it changed may go round in a
-            // circle.
+            // No more steps than mounts: a table that was read while it changed may have cycles.
             for _ in &self.0 {
                 let on = self.0.iter().find(|row| row.parent == here && row.identity.id != here && row.path == at);
                 let Some(next) = on else { break };

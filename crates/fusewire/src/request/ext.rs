@@ -1,7 +1,7 @@
 //! Extensions at the end of creating requests: supplementary groups and security contexts.
 //!
-//! Called by `parse` and by handlers that asked for them in INIT. Both types are checked when made,
-//! so that iterating cannot fail.
+//! Called by `parse` and by handlers that chose them in INIT. Both types are checked when created, so that iterating
+//! cannot fail.
 
 use crate::abi::{ExtHeader, Pod, Secctx, SecctxHeader, SuppGroups, ext};
 
@@ -32,7 +32,7 @@ impl<'a> SecurityContexts<'a> {
     }
 }
 
-/// Splits the first security context off: name, value, what follows it.
+/// Splits the first security context off: name, value, remainder.
 fn context(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let head = Secctx::read(bytes)?;
     let body = bytes.get(size_of::<Secctx>()..)?;
@@ -66,7 +66,7 @@ pub(crate) fn extensions(mut bytes: &[u8]) -> Option<(Groups<'_>, SecurityContex
     Some((groups, security))
 }
 
-/// Checks that as many contexts are there as announced, and keeps exactly them.
+/// Checks that there are as many contexts as the header has, and keeps exactly those.
 fn contexts(body: &[u8], header: SecctxHeader) -> Option<SecurityContexts<'_>> {
     let mut rest = body;
     for _ in 0..header.nr_secctx {

@@ -1,14 +1,13 @@
-//! From the bytes of a request to [`Op`].
+//! Parses the bytes of a request into an [`Op`].
 //!
-//! Called by both transports. The device delivers the struct of a request and what follows it in
-//! one piece, the ring in two areas; so parsing takes the two apart: `fixed` (the struct) and
-//! `rest` (names, data, extensions).
+//! Called by both transports. The device delivers a request's struct and the data after it in one piece, the ring in
+//! two areas; so parsing has two arguments: `fixed` (the struct) and `rest` (names, data, extensions).
 
 use super::{Groups, Header, Op, Request, SecurityContexts, ext::extensions};
 use crate::abi::{self, InHeader, Pod, flag, opcode};
 use crate::errno::Errno;
 
-/// What was negotiated and changes the form of requests.
+/// Negotiated features that change the form of requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Form {
     /// SETXATTR has the long form.
@@ -55,9 +54,9 @@ pub(crate) fn fixed_size(opcode: u32, form: Form) -> usize {
     }
 }
 
-/// Parses a request that wants a reply (not FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY or INIT,
-/// which transports handle). `fixed` may be longer than the struct (ring); `rest` must end with the
-/// request. EIO for what contradicts itself.
+/// Parses a request that needs a reply (not FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY or INIT, which the
+/// transports handle). `fixed` may be longer than the struct (ring); `rest` must end with the request. EIO for
+/// contradicting lengths.
 pub(crate) fn parse<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Form) -> Result<Request<'a>, Errno> {
     parse_option(header, fixed, rest, form).ok_or(Errno::EIO)
 }
@@ -80,7 +79,7 @@ fn parse_option<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Fo
     Some(Request { header: Header::from(header), op, groups, security })
 }
 
-/// The bytes before the first NUL, not empty; and what follows the NUL.
+/// Returns the bytes before the first NUL, not empty; and the bytes after the NUL.
 fn name(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == 0)?;
     if end == 0 {
@@ -94,8 +93,7 @@ fn text(bytes: &[u8]) -> Option<&[u8]> {
     bytes.split(|byte| *byte == 0).next().filter(|text| text.len() < bytes.len())
 }
 
-/// Operations on names. The outer option says whether the opcode is one of these, the inner one
-/// whether it was well formed.
+/// Parses operations on names. The outer option is `None` for other opcodes, the inner one for malformed requests.
 fn names<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Option<Op<'a>>> {
     let op = match header.opcode {
         opcode::LOOKUP => name(rest).map(|(name, _)| Op::Lookup { name }),
@@ -140,7 +138,7 @@ fn rename(rest: &[u8], new_dir: u64, flags: u32) -> Option<Op<'_>> {
     Some(Op::Rename { name: name_from, new_dir, new_name: name(rest)?.0, flags })
 }
 
-/// Operations on open files.
+/// Parses operations on open files.
 fn files<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Option<Op<'a>>> {
     let op = match header.opcode {
         opcode::OPEN => abi::OpenIn::read(fixed).map(|arg| Op::Open { flags: arg.flags, open_flags: arg.open_flags }),
@@ -237,7 +235,7 @@ fn datasync(flags: u32) -> bool {
     flags & flag::FSYNC_FDATASYNC != 0
 }
 
-/// Operations on attributes and the rest.
+/// Parses operations on attributes and all others.
 fn attributes<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Form) -> Option<Option<Op<'a>>> {
     let op = match header.opcode {
         opcode::GETATTR => abi::GetattrIn::read(fixed)

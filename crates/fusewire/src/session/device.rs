@@ -1,8 +1,8 @@
 //! The transport over the fuse device: read a request, write its reply.
 //!
-//! Every thread has its own descriptor of the connection (a reply must go to the descriptor that
-//! its request came from) and reads from the one queue of the kernel. Beside rings the same loop
-//! serves what rings do not carry, FORGET and INTERRUPT, and is lazy then.
+//! Every thread has its own descriptor of the connection (a reply must go to the descriptor of its request) and reads
+//! from the kernel's single queue. In addition to rings, the same loop serves the messages that do not come over
+//! rings, FORGET and INTERRUPT, with a delay.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,8 +21,8 @@ use crate::errno::Errno;
 use crate::request::fixed_size;
 use crate::sys::{self, Pages};
 
-/// Beside rings: how long to leave FORGETs lying after some, so that they come in batches. An
-/// INTERRUPT waits no longer than that either.
+/// In addition to rings: pause after some FORGETs, so that they come in batches. It delays an INTERRUPT by no more
+/// than that either.
 const LAZINESS: Duration = Duration::from_millis(10);
 
 /// Adds a thread to the device's queue.
@@ -33,7 +33,7 @@ pub(super) fn spawn(shared: &Arc<SessionState>) -> io::Result<()> {
         shared.device.remove();
         match left {
             Ok(Left::End) => {}
-            // It may have been the last that waited.
+            // It may have been the last waiting thread.
             Ok(Left::Surplus) => shared.supply(QueueId::Device, shared.lack(QueueId::Device)),
             Err(error) => tracing::error!(%error, "a thread of the fuse device ends"),
         }
@@ -44,18 +44,18 @@ pub(super) fn spawn(shared: &Arc<SessionState>) -> io::Result<()> {
     result
 }
 
-/// What to do after an error of the device.
+/// Next step after an error of the device.
 enum Next {
     Again,
     Leave,
     Fail(io::Error),
 }
 
-/// Why a thread leaves its loop.
+/// Reason for which a thread leaves its loop.
 enum Left {
     /// The connection has ended, or we end it.
     End,
-    /// It was detached, and there are threads enough.
+    /// It was detached, and there are enough threads.
     Surplus,
 }
 
@@ -64,7 +64,7 @@ fn run(shared: &Arc<SessionState>) -> io::Result<Left> {
     shared.device.end_growing();
     let (mut thread, worker) = match result {
         Ok(both) => both,
-        // Ended before it began.
+        // The session ended before the thread began.
         Err(_) if shared.is_ending() => return Ok(Left::End),
         Err(error) => return Err(error),
     };
@@ -81,9 +81,9 @@ fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     let main = shared.connection.device()?;
     let clone =
         if !shared.options.one_device && shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
-    // Replies work as well over the shared one; only the kernel's lock is then shared, too.
+    // Replies work as well over the shared descriptor; then the kernel's lock is shared, too.
     let device = clone.map_or(main, |clone| shared.connection.add(clone));
-    // The kernel wants room for a whole WRITE, whatever it has to say.
+    // The kernel requires space for a maximum WRITE in each read.
     let mut input = Pages::new(shared.max_io + rustix::param::page_size())?;
     if shared.options.resident {
         input.make_resident()?;
@@ -119,11 +119,11 @@ impl Thread {
         while !self.shared.is_stopping() {
             self.shared.lead.wait_to_read(&mut self.reader);
             let size = match rustix::io::read(&self.device, self.input.bytes_mut()) {
-                // Closed by `Connection::close`: the kernel never answers so.
+                // Closed by `Connection::close`: the kernel never returns 0.
                 Ok(0) => return Ok(Left::End),
                 Ok(size) => size,
                 Err(Os::AGAIN) => {
-                    // Somebody gave us a descriptor that does not block.
+                    // The descriptor is non-blocking.
                     let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
                     match rustix::event::poll(&mut fds, None) {
                         Ok(_) | Err(Os::INTR) => continue,
@@ -153,7 +153,7 @@ impl Thread {
         Ok(Left::End)
     }
 
-    /// Handles a request and sends the reply; whether to leave then.
+    /// Handles a request and sends the reply; returns why to leave, if so.
     fn answer(&mut self, header: &InHeader) -> io::Result<Option<Left>> {
         let shared = Arc::clone(&self.shared);
         self.worker.called_by(CallerIds { uid: header.uid, pid: header.pid });
@@ -181,7 +181,7 @@ impl Thread {
         Ok(is_surplus.then_some(Left::Surplus))
     }
 
-    /// False at the end of the connection.
+    /// Sends a reply; false at the end of the connection.
     fn send(&mut self, header: &InHeader, outcome: Outcome) -> io::Result<bool> {
         let end = size_of::<OutHeader>() + outcome.len;
         let output = self.output.bytes_mut();
@@ -205,7 +205,7 @@ impl Thread {
                     return Ok(true);
                 }
                 Os::NODEV | Os::NOTCONN | Os::CONNABORTED | Os::PERM => return Ok(false),
-                // The kernel found the reply malformed and waits for a better one.
+                // The kernel considers the reply malformed and waits for another one.
                 error => {
                     tracing::error!(opcode = header.opcode, len = end, %error, "the kernel refuses a reply");
                     let failure = OutHeader { len: 16, error: Errno::EIO.wire(), unique: header.unique };
@@ -222,13 +222,13 @@ impl Thread {
     }
 }
 
-/// Splits what follows the header into the request's struct and the rest.
+/// Splits the bytes after the header into the request's struct and the remainder.
 fn split<'a>(input: &'a [u8], header: &InHeader, shared: &SessionState) -> (&'a [u8], &'a [u8]) {
     let body = input.get(size_of::<InHeader>()..header.len as usize).unwrap_or_default();
     body.split_at_checked(fixed_size(header.opcode, shared.form)).unwrap_or((body, &[]))
 }
 
-/// What an error of reading means.
+/// Classifies an error of reading.
 fn after(error: Os) -> Next {
     match error {
         // A signal; a request aborted between queue and buffer.

@@ -1,7 +1,7 @@
-//! One request, from bytes to the handler and back to bytes.
+//! Dispatches one request: parses it, calls the handler, and returns the data for the reply's header.
 //!
-//! Called by both transports with the areas of a request; answers what to put into the reply's
-//! header. Requests that want no reply (FORGET, INTERRUPT, NOTIFY_REPLY) have their own entry.
+//! Called by both transports with the areas of a request. Requests without a reply (FORGET, INTERRUPT, NOTIFY_REPLY)
+//! have their own function.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::errno::Errno;
 use crate::reply::Reply;
 use crate::request::{Header, parse};
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
     /// For the reply's header: 0 or a negative error number.
@@ -33,12 +33,12 @@ impl Outcome {
     }
 }
 
-/// Whether an opcode is one that wants no reply.
+/// Whether requests of an opcode have no reply.
 pub(super) fn is_one_way(opcode: u32) -> bool {
     matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY)
 }
 
-/// Whether a request is brief: one that cuts a file off never is.
+/// Whether a request is brief: one that truncates a file never is.
 pub(super) fn is_brief(shared: &SessionState, header: &InHeader, fixed: &[u8]) -> bool {
     let truncates = || {
         let flags = fixed.first_chunk::<4>();
@@ -74,8 +74,8 @@ pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], re
     outcome
 }
 
-/// Whether an error is counted as one. An attribute or a name that does not exist is an answer, and ENOSYS keeps the kernel
-/// from asking again.
+/// Whether an error counts as a failure. A missing attribute or name is a regular answer, and ENOSYS keeps the kernel
+/// from sending the request again.
 fn is_failure(opcode: u32, errno: Errno) -> bool {
     match errno {
         Errno::ENOSYS => false,
@@ -85,8 +85,8 @@ fn is_failure(opcode: u32, errno: Errno) -> bool {
     }
 }
 
-/// Logs a request, where all are logged. One that our own threads made while they logged another
-/// one is refused (EDEADLK), and not logged in its turn.
+/// Logs a request, if all are logged. A request by our own threads while they log another one is refused (EDEADLK),
+/// and not logged itself.
 fn told(header: &InHeader, result: Result<(), Errno>, time: Duration) {
     if result == Err(Errno(libc::EDEADLK)) {
         return;
@@ -102,12 +102,12 @@ fn told(header: &InHeader, result: Result<(), Errno>, time: Duration) {
     );
 }
 
-/// The kernel did not take a success.
+/// Notifies the handler that the kernel did not accept a successful reply.
 pub(super) fn undelivered(shared: &SessionState, header: &InHeader, body: &[u8]) {
     shared.guarded(|| shared.handler.undelivered(&Header::from(header), body));
 }
 
-/// Handles a request that wants no reply. `fixed` and `rest` as for parsing.
+/// Handles a request without a reply. `fixed` and `rest` as for parsing.
 pub(super) fn one_way(shared: &Arc<SessionState>, header: &InHeader, fixed: &[u8], rest: &[u8]) {
     let handled = match header.opcode {
         opcode::FORGET => ForgetIn::read(fixed).map(|forget| {

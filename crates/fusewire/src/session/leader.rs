@@ -1,34 +1,32 @@
-//! One reader of the fuse device, on the CPU of the one caller that asks.
+//! A single reader of the fuse device, on the CPU of its single caller.
 //!
-//! Threads that wait in read(2) get requests by turns, the one that has waited longest first. So a
-//! program that makes one call after the other wakes another thread with each, on another CPU,
-//! which on an idle machine has to be woken itself; and what it does not wait for (RELEASE, FORGET)
-//! wakes one more. Where one caller at a time asks, one thread is enough: it becomes the *leader*,
-//! stays on the CPU of the caller, and the others *park*: they do not read. Leader and caller then
-//! take turns on one CPU, and nobody else is awake. A caller that is seen to move, because another
-//! CPU is idle, is kept: the leader answers as SCHED_IDLE (`pace.rs` says why), and handles what is
-//! not brief as SCHED_BATCH.
+//! Threads that wait in read(2) get requests in rotation, the longest waiting thread first. So a program that makes
+//! one call after the other wakes up a different thread with each, on another CPU, which on an idle machine has to be
+//! woken up itself; and requests for which it does not wait (RELEASE, FORGET) wake up one more. Where only one caller
+//! at a time sends requests, one thread is enough: it becomes the *leader*, stays on the CPU of the caller, and the
+//! others *park*: they do not read. Leader and caller then alternate on one CPU, and no other thread is awake. A
+//! caller that moves, because another CPU is idle, is kept: the leader sends replies as SCHED_IDLE (`pace.rs` has the
+//! reason), and handles requests that are not brief as SCHED_BATCH.
 //!
-//! A leader that is held up holds up all others. So it stops being the leader (all threads read
-//! again) as soon as
-//! * it waits for users ([`crate::blocking`]), or leaves;
-//! * more than one caller asks, or data is moved;
-//! * it is busy with one request, or does not get its CPU, from one [`TICK`] to the next; then there
-//!   is no leader for some time, longer each time;
-//! * nobody asks for [`QUIET`] ticks.
+//! A leader that is held up holds up all others. So it stops being the leader (all threads read again) as soon as
+//! * it waits for users ([`crate::blocking`]), or ends;
+//! * more than one caller sends requests, or data is transferred;
+//! * it is busy with one request, or does not get its CPU, from one [`TICK`] to the next; then there is no leader for
+//!   some time, longer each time;
+//! * no request comes for [`QUIET`] ticks.
 //!
-//! One of the parked threads, the deputy, looks at every tick. It also has the leader follow a
-//! caller that has moved. Invariants: while there is a leader, it reads, or handles a request, or a
-//! parked thread looks at it (threads that are not parked yet read themselves); while nobody asks
-//! there is no leader, and nobody looks.
+//! One of the parked threads, the deputy, checks the leader at every tick. It also makes the leader follow a caller
+//! that has moved. Invariants: while there is a leader, it reads, or handles a request, or a parked thread checks it
+//! (threads that are not parked yet read themselves); while there are no requests there is no leader, and no thread
+//! checks.
 //!
-//! Any handler may wait for any other request, so all depends on the deputy. It waits for nobody but
-//! the clock and the lock of what is parked; and who has that lock waits for nobody. What looks
-//! harmless may wait for a caller, who waits for us: `/proc` tells nothing of a process that becomes
-//! another program and closes files meanwhile. So where a caller is, another thread finds out
-//! (`whereabouts.rs`), and the leader follows a tick later, or not at all.
+//! Any handler may wait for any other request, so all depends on the deputy. It waits only for the clock and the lock
+//! of the parked state; and the holder of that lock waits for nothing. Even calls that look harmless may wait for a
+//! caller, which waits for us: reading `/proc` blocks on a process that is in execve(2) and closes files meanwhile.
+//! So another thread looks up the CPU of a caller (`whereabouts.rs`), and the leader follows a tick later, or not at
+//! all.
 //!
-//! Used by `device.rs` (the threads) and `state.rs` (what ends a leader). Not used beside rings.
+//! Used by `device.rs` (the threads) and `state.rs` (events that end a leader). Not used in addition to rings.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -46,51 +44,51 @@ use super::workers::Worker;
 use crate::abi::{InHeader, opcode};
 use crate::sys::{self, Class};
 
-/// Between two looks of the deputy.
+/// Interval of the deputy's checks.
 const TICK: Duration = Duration::from_millis(2);
-/// Ticks without a request that end a leader.
+/// Number of ticks without a request that end a leader.
 const QUIET: u32 = 20;
-/// So many requests of one caller, one after the other ...
+/// Number of consecutive requests of one caller ...
 const STREAK: u32 = 16;
-/// ... within this time make a leader.
+/// ... within this time that make a thread the leader.
 const STREAK_WITHIN: Duration = Duration::from_millis(4);
-/// Among so many requests ...
+/// In this number of requests ...
 const WINDOW: u32 = 64;
-/// ... more changes of the caller than this end it: several ask at once.
+/// ... more changes of the caller than this end the leader: several callers at once.
 const MOST_CHANGES: u32 = 16;
-/// Bytes in a request or READ that are data.
+/// Size from which a request or READ counts as data, bytes.
 const DATA: u32 = 32 << 10;
-/// How long there is no leader after one that ended for a good reason ...
+/// Time without a leader after one that ended for a good reason ...
 const PAUSE: Duration = Duration::from_millis(20);
-/// ... and after the first that held others up, and at most.
+/// ... and after one that held others up: the first time, and at most.
 const FIRST_PENALTY: Duration = Duration::from_millis(20);
 const LAST_PENALTY: Duration = Duration::from_secs(5);
-/// Ticks in a row in which a caller was seen to move that make the leader yield ...
+/// Number of consecutive ticks with a moving caller that make the leader yield ...
 const MOVES: u32 = 2;
-/// ... for so many ticks; then it is tried without.
+/// ... for this number of ticks; then the leader runs without yielding, as a trial.
 const STRETCH: u32 = 50;
-/// Ticks without trouble after which the penalty is the first again.
+/// Number of ticks without trouble after which the penalty is reset.
 const FORGIVEN: u32 = 250;
 
-/// Who reads the device.
+/// Assignment of the device's reader.
 #[derive(Debug)]
 pub(super) struct Lead {
     began: Instant,
-    /// Thread id of the leader; 0: all read.
+    /// Thread id of the leader; 0: all threads read.
     leader: AtomicU32,
-    /// Whom it serves.
+    /// The leader's caller.
     caller: AtomicU32,
     callers: Whereabouts,
-    /// While all read: a caller, and how many requests in a row were its (32 bits each).
+    /// While all threads read: a caller, and its number of consecutive requests (32 bits each).
     streak: AtomicU64,
-    /// When that began, nanoseconds since `began`.
+    /// Start of the streak, nanoseconds since `began`.
     streak_since: AtomicU64,
-    /// No leader before.
+    /// No leader before this time.
     not_before: AtomicU64,
     over: AtomicBool,
-    /// The leader answers as SCHED_IDLE.
+    /// The leader sends replies as SCHED_IDLE.
     yielding: AtomicBool,
-    /// A thread could not change its class.
+    /// A thread could not change its scheduling class.
     refused: AtomicBool,
     parked: Mutex<Parked>,
     changed: Condvar,
@@ -101,24 +99,24 @@ struct Parked {
     leader: Option<Arc<Worker>>,
     /// The CPU that the leader is bound to.
     cpu: Option<usize>,
-    /// Those that it may use.
+    /// The CPUs that it may use.
     cpus: CpuSet,
-    /// A parked thread looks at every tick.
+    /// A parked thread checks the leader at every tick.
     deputy: bool,
     penalty: Duration,
-    /// Ticks without trouble.
+    /// Number of ticks without trouble.
     good: u32,
 }
 
-/// What a thread of the device knows of itself.
+/// A device thread's own state.
 #[derive(Debug)]
 pub(super) struct Reader {
     worker: Arc<Worker>,
     /// The CPUs that it may use.
     cpus: CpuSet,
-    /// It was the leader, and may be bound to a CPU still.
+    /// It was the leader, and may still be bound to a CPU.
     led: bool,
-    /// It is SCHED_IDLE, unless it has been brought back.
+    /// It is SCHED_IDLE, unless another thread has reset it.
     idle: bool,
     caller: u32,
     requests: u32,
@@ -126,21 +124,21 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Of the calling thread.
+    /// State of the calling thread.
     pub(super) fn new(worker: Arc<Worker>) -> Reader {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Reader { worker, cpus, led: false, idle: false, caller: 0, requests: 0, changes: 0 }
     }
 }
 
-/// What the deputy has seen at the tick before.
+/// The deputy's observations at the previous tick.
 #[derive(Debug, Default)]
 struct Seen {
     taken: u32,
     mark: Option<u32>,
     quiet: u32,
     starving: u32,
-    /// Ticks in a row in which the caller had moved, or for which the leader yields still.
+    /// Number of consecutive ticks with a moving caller; remaining ticks for which the leader yields.
     moves: u32,
     stretch: u32,
 }
@@ -188,7 +186,7 @@ impl Lead {
         }
     }
 
-    /// The calling thread has taken this request, which may be known to be brief.
+    /// Notes a request that the calling thread has taken; `brief`: it is known to be brief.
     pub(super) fn came(&self, reader: &mut Reader, header: &InHeader, fixed: &[u8], brief: bool) {
         let leader = self.leader.load(Relaxed);
         if !brief || !self.yielding.load(Relaxed) {
@@ -201,19 +199,19 @@ impl Lead {
         }
     }
 
-    /// The calling thread is about to answer.
+    /// Changes to SCHED_IDLE, if needed, before the calling thread sends a reply.
     pub(super) fn yields(&self, reader: &mut Reader) {
         if reader.idle || !self.yielding.load(Relaxed) || self.leader.load(Relaxed) != reader.worker.tid {
             return;
         }
-        // Under the lock: who ends a leader brings it back.
+        // Under the lock: the thread that ends a leader also resets its class.
         let _parked = self.parked.lock();
         if self.leader.load(SeqCst) == reader.worker.tid && self.yielding.load(Relaxed) {
             reader.idle = self.change(0, Class::Idle);
         }
     }
 
-    /// The calling thread is about to do what may take long.
+    /// Changes back to SCHED_BATCH before work that may take long.
     fn works(&self, reader: &mut Reader) {
         if std::mem::take(&mut reader.idle) {
             self.change(0, Class::Batch);
@@ -230,12 +228,12 @@ impl Lead {
         changed.is_ok()
     }
 
-    /// The leader has taken a request.
+    /// Checks a request of the leader.
     fn led(&self, reader: &mut Reader, header: &InHeader, fixed: &[u8]) {
         if moves_data(header, fixed) {
             return self.end(reader.worker.tid, PAUSE);
         }
-        // What nobody waits for bears no caller.
+        // Requests without a waiting process have no caller.
         if header.pid == 0 {
             return;
         }
@@ -253,8 +251,8 @@ impl Lead {
         }
     }
 
-    /// A request while all read. Others may be here at the same moment: what they count for each
-    /// other is a guess, and need be no more.
+    /// Counts a request while all threads read. Other threads may count at the same moment: the result is an
+    /// estimate, and need not be more.
     fn follows(&self, reader: &mut Reader, header: &InHeader, fixed: &[u8]) {
         let (caller, count) = unpack(self.streak.load(Relaxed));
         if caller != header.pid || count == STREAK || moves_data(header, fixed) {
@@ -273,7 +271,7 @@ impl Lead {
         }
     }
 
-    /// The calling thread becomes the leader, if there is none.
+    /// Makes the calling thread the leader, if there is none.
     fn begin(&self, reader: &mut Reader, caller: u32) {
         let mut parked = self.parked.lock();
         if self.over.load(SeqCst) || self.leader.load(SeqCst) != 0 {
@@ -287,7 +285,7 @@ impl Lead {
         follow(&mut parked, self.callers.of(caller));
     }
 
-    /// This thread is not the leader any more, if it was; there is none for so long.
+    /// Ends this thread's leadership, if it is the leader; there is no leader for `pause`.
     pub(super) fn end(&self, tid: u32, pause: Duration) {
         if self.leader.load(SeqCst) == tid {
             self.not_before.store(self.now() + nanoseconds(pause), Relaxed);
@@ -295,12 +293,12 @@ impl Lead {
         }
     }
 
-    /// The same, for a thread that waits for users.
+    /// Ends this thread's leadership while it waits for users.
     pub(super) fn end_for_now(&self, tid: u32) {
         self.end(tid, PAUSE);
     }
 
-    /// There is no leader from now on.
+    /// Ends the use of leaders.
     pub(super) fn end_for_good(&self) {
         let mut parked = self.parked.lock();
         self.over.store(true, SeqCst);
@@ -330,7 +328,7 @@ impl Lead {
         }
     }
 
-    /// Waits as long as there is a leader; looks at it, if no other parked thread does.
+    /// Waits as long as there is a leader; checks it, if no other parked thread does.
     fn park(&self) {
         let mut seen = Seen::default();
         let mut parked = self.parked.lock();
@@ -348,7 +346,7 @@ impl Lead {
         }
     }
 
-    /// What the deputy does at each tick.
+    /// Checks the leader, at each tick of the deputy.
     fn look(&self, parked: &mut Parked, seen: &mut Seen) {
         let Some(leader) = parked.leader.clone() else { return };
         let (taken, mark) = (leader.taken(), leader.mark());
@@ -377,7 +375,7 @@ impl Lead {
         }
     }
 
-    /// Whether the leader is to yield, after what the deputy has seen.
+    /// Decides whether the leader has to yield, from the deputy's observations.
     fn keep_caller(&self, moved: bool, seen: &mut Seen) {
         if seen.stretch > 0 {
             seen.stretch -= 1;
@@ -394,7 +392,7 @@ impl Lead {
     }
 }
 
-/// Binds the leader to a CPU, if it may use that one; whether it was bound to another.
+/// Binds the leader to a CPU, if it may use that one; returns whether it was bound to another.
 fn follow(parked: &mut Parked, cpu: Option<usize>) -> bool {
     let (Some(leader), Some(cpu)) = (&parked.leader, cpu) else { return false };
     if parked.cpu == Some(cpu) || cpu >= CpuSet::MAX_CPU || !parked.cpus.is_set(cpu) {
@@ -409,7 +407,7 @@ fn follow(parked: &mut Parked, cpu: Option<usize>) -> bool {
     }
 }
 
-/// Whether a request is about data, of which several are under way at a time.
+/// Whether a request transfers data; several of those are in flight at a time.
 fn moves_data(header: &InHeader, fixed: &[u8]) -> bool {
     // `size` of READ.
     let size = || fixed.get(16..).and_then(|rest| rest.first_chunk::<4>()).map_or(0, |size| u32::from_ne_bytes(*size));
@@ -460,7 +458,7 @@ mod tests {
         assert_eq!(shared.leader.load(SeqCst), 0);
         lead(&shared, &mut reader);
         for _ in 0..1_000 {
-            // What nobody waits for, and one caller after the other.
+            // Requests without a waiting process, and one caller after the other.
             shared.came(&mut reader, &request(0, opcode::RELEASE, 64), &[], true);
             shared.came(&mut reader, &request(1, opcode::LOOKUP, 50), &[], true);
         }

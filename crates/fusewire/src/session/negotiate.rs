@@ -10,32 +10,32 @@ use crate::abi::{
 };
 use crate::handler::{Handler, Offer, Settings};
 
-/// Room for INIT with all that its successors may add.
+/// Size of the buffer for INIT and its future extensions.
 const BUFFER: usize = 8192 + 4096;
 
-/// What was agreed.
+/// Result of the negotiation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreement {
     pub(super) offer: Offer,
     /// Flags are those in force.
     pub(super) settings: Settings,
-    /// Most data of one request, bytes; whole pages.
+    /// Maximum data of one request, bytes; whole pages.
     pub(super) max_io: usize,
     unique: u64,
 }
 
-/// What was agreed with the kernel, once for a connection, for a process that goes on with it.
+/// Result of the negotiation with the kernel, once for a connection, for a process that takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The kernel's offer.
     pub offer: Offer,
     /// The flags in force.
     pub flags: u64,
-    /// Most data of one request, bytes.
+    /// Maximum data of one request, bytes.
     pub max_io: u32,
 }
 
-/// Reads INIT and lets the handler choose. ENODEV if the mount went away before.
+/// Reads INIT and lets the handler choose. ENODEV if it was unmounted before.
 pub(super) fn read_init(device: &OwnedFd, handler: &dyn Handler) -> io::Result<Agreement> {
     let mut buffer = vec![0_u8; BUFFER];
     loop {
@@ -54,7 +54,7 @@ pub(super) fn read_init(device: &OwnedFd, handler: &dyn Handler) -> io::Result<A
         let message = buffer.get(..size).unwrap_or_default();
         let (header, offer) = parse_init(message)?;
         if offer.major > KERNEL_VERSION {
-            // A newer kernel: say what we speak, it asks again in that.
+            // A newer kernel: send our version, it repeats INIT with that.
             reply(
                 device,
                 header.unique,
@@ -95,8 +95,7 @@ fn agree(unique: u64, kernel: &InitIn, handler: &dyn Handler) -> Agreement {
     settings.flags = ((settings.flags & !init::OVER_IO_URING) | own) & offer.flags;
     settings.max_readahead = settings.max_readahead.min(offer.max_readahead);
     let page = rustix::param::page_size();
-    // Without MAX_PAGES the kernel sends 32 pages at most, whatever we say. The count of pages has
-    // 16 bits.
+    // Without MAX_PAGES the kernel sends 32 pages at most, regardless of our settings. The page count has 16 bits.
     let most = if settings.flags & init::MAX_PAGES != 0 { usize::from(u16::MAX) * page } else { 32 * page };
     let max_io = (settings.max_io as usize).clamp(2 * page, most).next_multiple_of(page).min(most);
     settings.max_io = u32::try_from(max_io).unwrap_or(u32::MAX);
@@ -109,7 +108,7 @@ fn agree(unique: u64, kernel: &InitIn, handler: &dyn Handler) -> Agreement {
 }
 
 impl Agreement {
-    /// What another process had agreed on.
+    /// Repeats the agreement of a previous process.
     pub(super) fn resumed(agreed: &Agreed, handler: &dyn Handler) -> io::Result<Agreement> {
         let kernel = InitIn {
             major: KERNEL_VERSION,
@@ -132,7 +131,7 @@ impl Agreement {
         Ok(agreement)
     }
 
-    /// For a process that goes on.
+    /// Returns the agreement for the next process.
     pub(super) fn agreed(&self) -> Agreed {
         Agreed { offer: self.offer, flags: self.settings.flags, max_io: self.settings.max_io }
     }
@@ -232,7 +231,7 @@ mod tests {
         let wants = |flags, max_io| Wants(Settings { flags, max_io, ..Settings::default() });
         let offered = init::ASYNC_READ | init::INIT_EXT | init::MAX_PAGES | init::PARALLEL_DIROPS;
         let first = agree(2, &kernel(offered), &wants(init::ASYNC_READ, 1 << 20));
-        // The size of requests is what the kernel was told, whatever would be chosen now.
+        // The maximum request size is the one in the kernel's INIT reply, even if another would be chosen now.
         let again = Agreement::resumed(&first.agreed(), &wants(init::ASYNC_READ, 8192)).unwrap();
         assert_eq!((again.max_io, again.agreed()), (first.max_io, first.agreed()));
         assert!(Agreement::resumed(&first.agreed(), &wants(init::PARALLEL_DIROPS, 1 << 20)).is_err());

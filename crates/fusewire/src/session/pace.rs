@@ -1,25 +1,23 @@
 //! Keeps a caller on its CPU while it is answered from there.
 //!
-//! When a ring thread answers, the kernel looks for a CPU for the caller. The caller's own CPU is
-//! busy with the ring thread, so on an otherwise idle machine it takes another one, wakes that up,
-//! and the next request comes from there: round trips of 50 us instead of 10. A CPU on which only
-//! SCHED_IDLE threads run counts as free (`sched_idle_cpu()` in `select_idle_sibling()`,
-//! kernel/sched/fair.c, since Linux 5.4). So while a session is busy and its threads get their
-//! turns at once, they are SCHED_IDLE in the system call in which they answer and wait, and only
-//! there: handlers, which take locks of the file system below, run as SCHED_BATCH, unless they are
-//! known to be brief ([`crate::Handler::is_brief`]). It costs two changes of class for each request
-//! that is not, so it is done only where callers are seen to move, and once a second it is tried
-//! without.
+//! When a ring thread replies, the kernel selects a CPU for the caller. The caller's own CPU is busy with the ring
+//! thread, so on an otherwise idle machine it takes another one, wakes that up, and the next request comes from
+//! there: round trips of 50 us instead of 10. A CPU on which only SCHED_IDLE threads run counts as free
+//! (`sched_idle_cpu()` in `select_idle_sibling()`, kernel/sched/fair.c, since Linux 5.4). So while a session is busy
+//! and its threads get the CPU at once, they are SCHED_IDLE in the system call in which they reply and wait, and only
+//! there: handlers, which take locks of the file system below, run as SCHED_BATCH, unless they are known to be brief
+//! ([`crate::Handler::is_brief`]). It costs two changes of class for each request that is not brief, so it is done
+//! only where callers are seen to move, and once a second it is tried without.
 //!
-//! A SCHED_IDLE thread gets next to nothing while others want the CPU, and a brief handler may be
-//! interrupted with a lock held. So one thread of ordinary priority watches: a ring thread that
-//! could run and did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait
-//! long for their turns, ends it for all, at first for a second and longer each time; such a lock
-//! is held no longer than that. Everything else (an idle mount, a mount that has little to do, a
-//! process that may not return from SCHED_IDLE, which takes CAP_SYS_NICE) stays SCHED_BATCH.
+//! A SCHED_IDLE thread gets almost no time while others want the CPU, and a brief handler may be interrupted with a
+//! lock held. So one thread of ordinary priority watches: if one ring thread was runnable and did not run for
+//! [`PATIENCE`] ticks, or all of them did not for one, or they wait long for the CPU, it ends SCHED_IDLE for all, at
+//! first for a second and longer each time; such a lock is held no longer than that. Everything else (an idle mount,
+//! a mount with few requests, a process that may not return from SCHED_IDLE, which takes CAP_SYS_NICE) stays
+//! SCHED_BATCH.
 //!
-//! Invariants: while nobody watches, all threads are SCHED_BATCH; the watcher sleeps without a
-//! timer while the session is not busy.
+//! Invariants: while the watcher sleeps, all threads are SCHED_BATCH; the watcher sleeps without a timer while the
+//! session is not busy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,36 +30,36 @@ use super::state::SessionState;
 use super::threads::{is_runnable, may_yield};
 use crate::sys::{self, Class};
 
-/// Between two looks.
+/// Interval of the watcher's checks.
 const TICK: Duration = Duration::from_millis(10);
-/// Ticks for which one thread may starve while others are served: a RELEASE may well wait until its
-/// caller has done other things.
+/// Number of ticks for which one thread may starve while others run: a RELEASE may well wait until its caller has
+/// done other work.
 const PATIENCE: u32 = 3;
-/// Ticks without a request after which the watcher sleeps.
+/// Number of ticks without a request after which the watcher sleeps.
 const QUIET: u32 = 20;
-/// Requests in a tick that make a session busy.
+/// Number of requests in a tick that make a session busy.
 const BUSY: u64 = 32;
-/// Ticks of SCHED_BATCH after the first trouble ...
+/// Number of ticks of SCHED_BATCH after the first trouble ...
 const FIRST_PENALTY: u32 = 100;
 /// ... and at most.
 const LAST_PENALTY: u32 = 6_000;
-/// Ticks without trouble after which the penalty is the first again.
+/// Number of ticks without trouble after which the penalty is reset.
 const FORGIVEN: u32 = 3_000;
-/// Ticks of SCHED_IDLE after which it is tried without.
+/// Number of ticks of SCHED_IDLE after which it is tried without.
 const STRETCH: u32 = 100;
-/// Callers whose last CPU is remembered.
+/// Number of callers whose last CPU is remembered.
 const CALLERS: usize = 64;
-/// Longest mean wait for a turn.
+/// Maximum mean wait for the CPU.
 const MEAN_WAIT_NS: u64 = 1_000_000;
 
-/// How the watcher is woken.
+/// State shared by the watcher and the ring threads.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// A caller and the CPU that it asked from last, packed, by a hash of the caller.
+    /// A caller and the CPU of its last request, packed, by a hash of the caller.
     last_seen: [AtomicU64; CALLERS],
     moved: AtomicU64,
     yielding: AtomicBool,
-    /// How often threads were brought back by the watcher.
+    /// Number of times that the watcher reset threads to SCHED_BATCH.
     brought: AtomicU32,
     /// A thread could not change its class.
     refused: AtomicBool,
@@ -86,14 +84,14 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// There is much to do. Cheap where the watcher is awake.
+    /// Wakes the watcher up: the session is busy. Cheap where the watcher is awake.
     pub(super) fn busy(&self) {
         if self.asleep.load(Relaxed) {
             self.wake();
         }
     }
 
-    /// A request of this caller (0: nobody in particular) has come in on this CPU.
+    /// Notes a request of this caller (0: no particular one) on this CPU.
     pub(super) fn came(&self, caller: u32, cpu: u16) {
         let Some(place) = self.last_seen.get(caller as usize % CALLERS).filter(|_| caller != 0) else { return };
         let (now, last) = (u64::from(caller) << 16 | u64::from(cpu), place.load(Relaxed));
@@ -105,7 +103,7 @@ impl Pace {
         }
     }
 
-    /// The calling thread is about to answer and wait: as SCHED_IDLE where that helps.
+    /// Changes to SCHED_IDLE, where that helps, before the calling thread replies and waits.
     pub(super) fn yields(&self, own: &mut Own) {
         if !self.yielding.load(Relaxed) {
             return self.works(own);
@@ -117,14 +115,14 @@ impl Pace {
         }
     }
 
-    /// The calling thread is about to do what may take long: as SCHED_BATCH.
+    /// Changes back to SCHED_BATCH before work that may take long.
     pub(super) fn works(&self, own: &mut Own) {
         if own.idle.take().is_some() {
             self.change(Class::Batch);
         }
     }
 
-    /// Changes the calling thread; after a thread that may not, no other tries.
+    /// Changes the class of the calling thread; after a failure no other thread tries.
     fn change(&self, class: Class) {
         if let Err(error) = sys::schedule(0, class) {
             self.refused.store(true, Relaxed);
@@ -133,7 +131,7 @@ impl Pace {
         }
     }
 
-    /// Wakes the watcher: it looks whether the session has ended.
+    /// Wakes the watcher up, to check whether the session has ended.
     pub(super) fn wake(&self) {
         *self.woken.lock() = true;
         self.changed.notify_one();
@@ -154,34 +152,34 @@ impl Pace {
     }
 }
 
-/// What a ring thread knows of its own class.
+/// A ring thread's own scheduling state.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    /// It made itself SCHED_IDLE, after the watcher had brought threads back so often.
+    /// It made itself SCHED_IDLE, when the watcher had reset threads this number of times.
     idle: Option<u32>,
 }
 
-/// What a ring thread did in one tick.
+/// Scheduling of the ring threads in one tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Turns {
-    /// Turns that it got.
+    /// Number of times that they got the CPU.
     turns: u64,
-    /// Requests whose caller had asked from another CPU before.
+    /// Number of requests whose caller had sent the previous one from another CPU.
     moved: u64,
-    /// How long it waited for these.
+    /// Time spent waiting for the CPU.
     waited_ns: u64,
-    /// It could have run all the time, and never did.
+    /// A thread was runnable all the time, and never ran.
     starved: bool,
 }
 
-/// Decides from what is seen; pure.
+/// Decides on SCHED_IDLE from the observations; pure.
 #[derive(Debug)]
 struct Judge {
     yielding: bool,
     cooldown: u32,
     penalty: u32,
     good: u32,
-    /// Ticks since yielding began.
+    /// Number of ticks since yielding began.
     stretch: u32,
 }
 
@@ -216,13 +214,13 @@ impl Judge {
     }
 }
 
-/// What the kernel has counted for a thread so far (`/proc/PID/task/TID/schedstat`).
+/// The kernel's counters of a thread (`/proc/PID/task/TID/schedstat`).
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     ran_ns: u64,
     waited_ns: u64,
     turns: u64,
-    /// Ticks without a turn, though it could have run.
+    /// Number of ticks for which it was runnable, but did not run.
     starving: u32,
 }
 
@@ -233,7 +231,7 @@ fn counted(tid: u32) -> Option<Counted> {
     Some(Counted { ran_ns: next()?, waited_ns: next()?, turns: next()?, starving: 0 })
 }
 
-/// Starts the watcher of a session over rings, where the process may use SCHED_IDLE and return.
+/// Starts the watcher of a session over rings, where the process can return from SCHED_IDLE.
 pub(super) fn spawn(shared: &Arc<SessionState>) {
     let started = shared.spawn("fuse pace".to_owned(), |shared| {
         if may_yield() {
@@ -264,8 +262,8 @@ fn watch(shared: &Arc<SessionState>) {
             }
         }
         shared.pace.yielding.store(false, Relaxed);
-        // A thread may have seen the old value just now, and be about to yield: so once more, a
-        // tick after there was none.
+        // A thread may have read the old value just now, and be about to yield: so check again, until there was none
+        // for a tick.
         let mut clean = 0;
         while clean < 2 && !shared.is_ending() {
             shared.pace.rest();
@@ -274,18 +272,18 @@ fn watch(shared: &Arc<SessionState>) {
     }
 }
 
-/// Makes threads SCHED_BATCH that yield; whether there were any.
+/// Resets yielding threads to SCHED_BATCH; returns whether there were any.
 fn bring_back(shared: &SessionState, tids: &[u32]) -> bool {
     let mut any = false;
     for &tid in tids {
         if sys::yields(tid) {
             if !any {
-                // What threads know of themselves is not true any more.
+                // The threads' own states are no longer true.
                 shared.pace.brought.fetch_add(1, Relaxed);
             }
             any = true;
             if let Err(error) = sys::schedule(tid, Class::Batch) {
-                // It has just ended, at worst.
+                // At worst it has just ended.
                 tracing::debug!(tid, %error, "a ring thread keeps its scheduling class");
             }
         }

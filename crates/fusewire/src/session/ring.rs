@@ -1,15 +1,14 @@
 //! The transport over io_uring: one queue per CPU, several threads per queue, each with a ring of
 //! its own and one entry in it.
 //!
-//! A thread waits in the same system call in which it gives its reply, on the CPU of its queue, so
-//! that request and reply are two context switches and nothing else. One entry per ring, because a
-//! handler that takes long would hold up whatever else its ring was given. CPUs that are offline
-//! need an entry too (the kernel starts only when every possible CPU has one): one thread holds
-//! those of all of them.
+//! A thread waits in the same system call that sends its reply, on the CPU of its queue, so that request and reply
+//! cost only two context switches. One entry per ring, because a handler that takes long would delay all other
+//! requests of its ring. CPUs that are offline need an entry too (the kernel starts only when every possible CPU has
+//! one): one thread holds the entries of all of them.
 //!
-//! Invariant: while an entry is with the kernel nothing here touches its memory; between a
-//! completion and the next submission the kernel does not. A thread never leaves before the
-//! connection ends: an entry that disappears could take a request with it.
+//! Invariant: while an entry is with the kernel nothing here touches its memory; between a completion and the next
+//! submission the kernel does not. A thread never leaves before the connection ends: an entry that disappears could
+//! take a request with it.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,19 +28,19 @@ use crate::abi::{
 };
 use crate::sys::{self, Pages};
 
-/// So many refusals in a row of one entry end its thread.
+/// Number of consecutive refusals of one entry that end its thread.
 const MOST_REFUSALS: u32 = 3;
-/// Room for the reply to a request whose data is in the payload area (WRITE: 8 bytes).
+/// Size of the reply to a request whose data is in the payload area (WRITE: 8 bytes).
 const SMALL_REPLY: usize = 64;
 
 /// Marks our own requests for cached data: see [`Thread::kick`].
 const KICK: u64 = 1 << 62;
 const _: () = assert!(size_of::<OutHeader>() + size_of::<NotifyRetrieveOut>() == 48);
 
-/// What is known of the CPUs.
+/// The machine's CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cpus {
-    /// The kernel has so many queues.
+    /// Number of the kernel's queues.
     possible: usize,
     online: Vec<usize>,
 }
@@ -59,7 +58,7 @@ impl Cpus {
         Ok(Cpus { possible: list("possible")?.len(), online: list("online")? })
     }
 
-    /// The queues of a session.
+    /// Creates the queues of a session.
     pub(super) fn queues(&self) -> io::Result<Vec<Queue>> {
         let queue = |cpu| u16::try_from(cpu).map(Queue::new).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG));
         (0..self.possible).map(queue).collect()
@@ -86,7 +85,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits; whether to go on.
+    /// Waits until it is set; returns whether to continue.
     fn pass(&self) -> bool {
         let mut open = self.open.lock();
         loop {
@@ -103,13 +102,13 @@ impl Gate {
     }
 }
 
-/// How a first thread reports: its ring is made; its entries are registered.
+/// Reports of a first thread: its ring is created; its entries are registered.
 struct Report {
     sender: Sender<io::Result<()>>,
     gate: Arc<Gate>,
 }
 
-/// Threads with rings that wait for INIT to be answered.
+/// Threads with rings that wait until INIT has been answered.
 pub(super) struct Prepared {
     shared: Arc<SessionState>,
     reports: Receiver<io::Result<()>>,
@@ -117,9 +116,9 @@ pub(super) struct Prepared {
     threads: usize,
 }
 
-/// Starts the first threads and makes their rings. All that can fail for lack of permission or
-/// memory fails here, when the device can still be chosen: once the kernel has been told that there
-/// will be rings, it holds all requests back until they are there.
+/// Starts the first threads and creates their rings. All steps that can fail for lack of permission or memory fail
+/// here, when the device can still be chosen: once the kernel knows that there will be rings, it holds all requests
+/// back until they exist.
 pub(super) fn prepare(shared: &Arc<SessionState>, cpus: &Cpus) -> io::Result<Prepared> {
     let each = match shared.options.threads {
         0 if cpus.online.len() <= 8 => 3,
@@ -169,14 +168,13 @@ impl Prepared {
         Ok(())
     }
 
-    /// INIT has been answered: hands all entries to the kernel. After an error the connection
-    /// cannot be used.
+    /// Hands all entries to the kernel, after INIT has been answered. After an error the connection cannot be used.
     pub(super) fn go(self) -> io::Result<()> {
         self.gate.set(true);
         self.all_report()
     }
 
-    /// Ends the threads and waits for them; the session can go on with the device.
+    /// Ends the threads and waits for them; the session can continue with the device.
     pub(super) fn cancel(self) {
         self.gate.set(false);
         self.shared.wait();
@@ -208,7 +206,7 @@ fn run(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>, repor
     let mut thread = match (made, &report) {
         (Ok(thread), None) => thread,
         (Ok(thread), Some(report)) => {
-            // The receiver is only gone when the start has failed; then the gate says so.
+            // The receiver is only gone when the start has failed; then the gate is set to false.
             let _ = report.sender.send(Ok(()));
             if !report.gate.pass() {
                 return;
@@ -259,14 +257,14 @@ fn run(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>, repor
     shared.leave(&worker);
 }
 
-/// One entry of a ring: header area, payload area, and a place for small inputs (which share the
-/// payload area with the reply).
+/// One entry of a ring: header area, payload area, and a buffer for small inputs (which share the payload area with
+/// the reply).
 struct Entry {
     place: QueueId,
     memory: Pages,
     /// The two areas as an array of `struct iovec`, for the kernel.
     areas: [usize; 4],
-    /// The request that was answered last and the length of a success, until the next comes.
+    /// The request that was answered last and the length of a successful reply, until the next request.
     last: Option<(InHeader, usize)>,
     refusals: u32,
 }
@@ -315,8 +313,8 @@ impl Thread {
         })
     }
 
-    /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the
-    /// end of the connection.
+    /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the end of the
+    /// connection.
     fn register_all(&mut self) -> io::Result<Vec<Completion>> {
         for index in 0..self.entries.len() {
             self.register(index)?;
@@ -333,12 +331,11 @@ impl Thread {
         Ok(early)
     }
 
-    /// Frees requests that came while this thread was being made and no other was waiting. The
-    /// kernel has put them into a list from which only the end of another request of the same queue
-    /// takes them, not a new entry. So there must be another request: asking for cached data of
-    /// length 0 makes the kernel send one, on this CPU, hence to this queue. It takes a regular
-    /// file for that, which the requests that are being handled lead to (if all are about
-    /// directories, their own end does it: only locks are waited for without limit).
+    /// Unblocks requests that came while this thread was being started and no other was waiting. The kernel has put
+    /// them into a list from which only the end of another request of the same queue takes them, not a new entry. So
+    /// another request is needed: a RETRIEVE of length 0 makes the kernel send one, on this CPU, hence to this queue.
+    /// That needs a regular file, which is taken from the requests being handled (if all are about directories, their
+    /// own end unblocks the list: only locks are waited for without limit).
     fn kick(&self) {
         let unique = KICK | u64::from(self.worker.tid) << 1;
         let nodes = self.shared.workers().into_iter().map(|worker| worker.node()).filter(|node| *node != 0);
@@ -382,7 +379,7 @@ impl Thread {
                 self.answer(index)?;
             }
             if self.ring.ready() {
-                // Several entries in one ring: no reply waits for the next request to be handled.
+                // Several entries in one ring: no reply is delayed by the handling of the next request.
                 self.enter(false)?;
             }
         }
@@ -400,12 +397,12 @@ impl Thread {
         }
     }
 
-    /// The kernel did not take an entry back, or ended it; false at the end of the connection.
+    /// Handles an entry that the kernel refused or ended; false at the end of the connection.
     fn refused(&mut self, index: usize, result: i32) -> io::Result<bool> {
         self.shared.pace.works(&mut self.class);
         if is_end(result) || self.shared.is_ending() {
-            // Whether the entry's last reply was taken does not show, and does not matter: the
-            // kernel forgets everything now.
+            // It is unknown whether the kernel accepted the entry's last reply, and does not matter: the kernel
+            // forgets everything now.
             return Ok(false);
         }
         let error = io::Error::from_raw_os_error(-result);
@@ -419,7 +416,7 @@ impl Thread {
         Ok(true)
     }
 
-    /// The reply that this entry carried was not taken; an entry that only waited carried none.
+    /// Notifies the handler that the kernel did not accept this entry's reply; an entry that only waited had none.
     fn undelivered(&mut self, index: usize) {
         let page = rustix::param::page_size();
         if let Some(entry) = self.entries.get_mut(index)
@@ -470,13 +467,13 @@ impl Thread {
     }
 }
 
-/// Whether a completion says that the connection has ended.
+/// Whether a completion means that the connection has ended.
 fn is_end(result: i32) -> bool {
     matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)
 }
 
-/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None`
-/// if the areas are too small for what they should hold.
+/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are
+/// too small for their content.
 fn handle(
     shared: &Arc<SessionState>,
     header: &InHeader,

@@ -1,9 +1,9 @@
-//! What all threads of a session share, and the end of a session.
+//! Shared state of all threads of a session, and the end of a session.
 //!
-//! Used by the transports, by [`blocking`] and by `Session`. Invariants: every started thread is in
-//! `alive` until it has left its loop; the last one to leave calls the handler's `destroy`, once; a
-//! thread that waits for users is woken again and again until it gives up, because a signal that
-//! arrives just before its system call would be lost otherwise.
+//! Used by the transports, by [`blocking`] and by `Session`. Invariants: every started thread is in `alive` until it
+//! has left its loop; the last one to leave calls the handler's `destroy`, once; a thread that waits for users is
+//! signalled again and again until it gives up, because a signal that arrives just before its system call would be
+//! lost otherwise.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,31 +26,32 @@ use crate::handler::Handler;
 use crate::request::Form;
 use crate::sys;
 
-/// Interrupts for requests that no thread has taken yet are remembered, the last so many.
+/// Maximum number of remembered interrupts of requests that no thread has taken yet; the oldest are dropped.
 const EARLY_INTERRUPTS: usize = 64;
-/// Threads of one session, however many wait for users; beyond them each queue may have [`LEAST_OF_QUEUE`].
+/// Maximum number of threads of a session, however many wait for users; beyond it each queue may have
+/// [`LEAST_OF_QUEUE`].
 const MOST_THREADS: i32 = 2048;
-/// As many as each queue may have whatever the others have: on io_uring threads stay with their queue until the session
-/// ends, so that a burst on one CPU must not leave none for another.
+/// Number of threads that each queue may have regardless of the others: on io_uring threads stay with their queue
+/// until the session ends, so a burst on one CPU must not leave none for another.
 const LEAST_OF_QUEUE: i32 = 128;
-/// Threads that wait for users, of which one user may not have more than its share from then on.
+/// Number of threads waiting for users from which on one user may not have more than its share.
 const MANY_BLOCKED: i32 = MOST_THREADS / 2;
-/// Between two wake-ups of a thread that does not leave its blocking call.
+/// Interval of the signals to a thread that does not leave its blocking call.
 const WAKE_AGAIN: Duration = Duration::from_millis(5);
 
-/// Where the session is in its life.
+/// State of the session's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     /// INIT has not been answered; `destroy` is not due.
     Starting,
     Serving,
-    /// No thread is left; `destroy` is being called.
+    /// No thread remains; `destroy` is being called.
     Ending,
-    /// No thread is left and `destroy` has been called.
+    /// No thread remains and `destroy` has been called.
     Over,
 }
 
-/// Whether no thread is left and `destroy` has returned, if it was due.
+/// Whether no thread remains and `destroy` has returned, if it was due.
 fn is_over((threads, life): (i32, Life)) -> bool {
     threads == 0 && matches!(life, Life::Starting | Life::Over)
 }
@@ -60,16 +61,16 @@ pub(super) struct SessionState {
     pub(super) connection: Arc<Connection>,
     pub(super) counters: Arc<Counters>,
     pub(super) form: Form,
-    /// Most data of a request or reply, bytes; whole pages.
+    /// Maximum data of a request or reply, bytes; whole pages.
     pub(super) max_io: usize,
     pub(super) options: SessionOptions,
     add_thread: AddThread,
     /// Queues of the rings, by CPU; empty on the device.
     pub(super) rings: Vec<Queue>,
-    /// The device's own queue: all requests without rings; FORGET and INTERRUPT beside rings.
+    /// The device's own queue: all requests without rings; FORGET and INTERRUPT in addition to rings.
     pub(super) device: Queue,
     workers: RwLock<Vec<Arc<Worker>>>,
-    /// Bit `tid % 64` for each worker: most questions of [`SessionState::is_own_thread`] end here.
+    /// Bit `tid % 64` for each worker: most calls of [`SessionState::is_own_thread`] end here.
     tid_filter: AtomicU64,
     alive: Mutex<(i32, Life)>,
     changed: Condvar,
@@ -77,16 +78,16 @@ pub(super) struct SessionState {
     ending: AtomicBool,
     /// We want to end it: threads leave as soon as they are woken.
     stopping: AtomicBool,
-    /// Threads inside [`blocking`], all queues together.
+    /// Number of threads inside [`blocking`], of all queues.
     blocked: AtomicI32,
     early_interrupts: Mutex<VecDeque<u64>>,
-    /// Who reads the device.
+    /// Assignment of the device's reader.
     pub(super) lead: Lead,
-    /// Of the ring threads.
+    /// Scheduling of the ring threads.
     pub(super) pace: Pace,
     /// Requests that take long.
     pub(super) stuck: Stuck,
-    /// How many descriptors the process might have at the start.
+    /// Maximum number of descriptors of the process at the start.
     descriptors: i32,
     waking: AtomicBool,
     panic_logged: AtomicBool,
@@ -102,7 +103,7 @@ impl std::fmt::Debug for SessionState {
     }
 }
 
-/// Who the calling thread is: its session, itself, and the queue that it serves at the moment.
+/// The calling thread: its session, its worker, and the queue that it serves at the moment.
 type Current = (Arc<SessionState>, Arc<Worker>, QueueId);
 
 thread_local! {
@@ -110,7 +111,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
-/// What a session starts with.
+/// Initial values of a session.
 pub(super) struct Parts {
     pub(super) handler: Arc<dyn Handler>,
     pub(super) connection: Arc<Connection>,
@@ -122,7 +123,7 @@ pub(super) struct Parts {
     pub(super) rings: Vec<Queue>,
 }
 
-/// Starts one more thread for a queue.
+/// Starts another thread for a queue.
 pub(super) type AddThread = fn(&Arc<SessionState>, QueueId) -> std::io::Result<()>;
 
 impl SessionState {
@@ -162,8 +163,7 @@ impl SessionState {
         }
     }
 
-    /// Starts a thread that is counted in `alive`. It calls `body` with the session; no panic
-    /// leaves it.
+    /// Starts a thread that is counted in `alive`. It calls `body` with the session; panics are caught.
     pub(super) fn spawn(
         self: &Arc<Self>,
         name: String,
@@ -185,8 +185,7 @@ impl SessionState {
         thread.map(drop)
     }
 
-    /// The calling thread becomes a worker: known to the session, to [`blocking`] and to the
-    /// handler.
+    /// Registers the calling thread as a worker, with the session, [`blocking`] and the handler.
     pub(super) fn enter(self: &Arc<Self>, worker: &Arc<Worker>, place: QueueId) {
         self.workers.write().push(Arc::clone(worker));
         self.tid_filter.fetch_or(1 << (worker.tid % 64), SeqCst);
@@ -194,7 +193,7 @@ impl SessionState {
         self.guarded(|| self.handler.worker_started());
     }
 
-    /// Tells [`blocking`] which queue the calling thread serves now.
+    /// Sets the queue that the calling thread serves now, for [`blocking`].
     pub(super) fn set_place(self: &Arc<Self>, worker: &Arc<Worker>, place: QueueId) {
         worker.set_place(place);
         CURRENT.with_borrow_mut(|current| match current {
@@ -203,7 +202,7 @@ impl SessionState {
         });
     }
 
-    /// The calling thread is no worker any more.
+    /// Unregisters the calling thread.
     pub(super) fn leave(&self, worker: &Arc<Worker>) {
         worker.exit();
         CURRENT.with_borrow_mut(Option::take);
@@ -219,21 +218,21 @@ impl SessionState {
         result.ok()
     }
 
-    /// A thread has left its loop.
+    /// Counts a thread that has left its loop.
     fn left(&self) {
         let mut alive = self.alive.lock();
         alive.0 -= 1;
         self.finish(alive);
     }
 
-    /// INIT has been answered: from now on the last thread calls `destroy`.
+    /// Notes that INIT has been answered: from now on the last thread calls `destroy`.
     pub(super) fn serving(&self) {
         let mut alive = self.alive.lock();
         alive.1 = Life::Serving;
         self.finish(alive);
     }
 
-    /// The end, if no thread is left.
+    /// Ends the session, if no thread remains.
     fn finish(&self, mut alive: MutexGuard<'_, (i32, Life)>) {
         if alive.0 == 0 && alive.1 == Life::Serving {
             alive.1 = Life::Ending;
@@ -245,7 +244,7 @@ impl SessionState {
         self.changed.notify_all();
     }
 
-    /// Waits until no thread is left (and `destroy` has returned, if it was due).
+    /// Waits until no thread remains (and `destroy` has returned, if it was due).
     pub(super) fn wait(&self) {
         let mut alive = self.alive.lock();
         while !is_over(*alive) {
@@ -253,7 +252,7 @@ impl SessionState {
         }
     }
 
-    /// Waits as [`Self::wait`] does, no longer than this; whether it is over.
+    /// Waits like [`Self::wait`], for `patience` at most; returns whether it is over.
     pub(super) fn ends_within(&self, patience: Duration) -> bool {
         let mut alive = self.alive.lock();
         self.changed.wait_while_for(&mut alive, |alive| !is_over(*alive), patience);
@@ -264,7 +263,7 @@ impl SessionState {
         is_over(*self.alive.lock())
     }
 
-    /// Thread ids of those that serve rings.
+    /// Thread ids of the workers that serve rings.
     pub(super) fn ring_threads(&self) -> Vec<u32> {
         self.workers.read().iter().filter(|worker| worker.has_rings()).map(|worker| worker.tid).collect()
     }
@@ -273,7 +272,7 @@ impl SessionState {
         usize::try_from(self.alive.lock().0).unwrap_or(0)
     }
 
-    /// The kernel has ended the connection: threads that wait for users give up, the others see it
+    /// Notes that the kernel has ended the connection: threads that wait for users give up, the others notice it
     /// themselves.
     pub(super) fn ended(self: &Arc<Self>) {
         if !self.ending.swap(true, SeqCst) {
@@ -283,8 +282,8 @@ impl SessionState {
         }
     }
 
-    /// A thread leaves its loop: because the connection has ended (`fine`), or on an error, which ends
-    /// the session, because half of one would let requests wait for ever.
+    /// Notes that a thread leaves its loop: because the connection has ended (`fine`), or on an error, which ends the
+    /// session, because with some threads missing requests could wait forever.
     pub(super) fn left_loop(self: &Arc<Self>, fine: bool) {
         if !fine {
             self.stop();
@@ -293,8 +292,8 @@ impl SessionState {
         }
     }
 
-    /// Ends the connection from our side: all threads leave, and with the last descriptor the
-    /// kernel cuts it off.
+    /// Ends the connection from our side: all threads leave, and when the last descriptor is closed the kernel aborts
+    /// it.
     pub(super) fn stop(self: &Arc<Self>) {
         self.ending.store(true, SeqCst);
         self.lead.end_for_good();
@@ -326,13 +325,12 @@ impl SessionState {
             && self.workers.read().iter().any(|worker| worker.tid == tid)
     }
 
-    /// A signal arrived for the caller of a request.
+    /// Handles a signal for the caller of a request.
     pub(super) fn interrupt(self: &Arc<Self>, unique: u64) {
         let find = || self.workers.read().iter().find_map(|worker| worker.interrupt(unique));
         let found = find().or_else(|| {
             self.remember_interrupt(unique);
-            // A thread may have taken the request meanwhile and have looked for its number before
-            // that was there.
+            // A thread may have taken the request meanwhile, and have searched for its number before it was added.
             find()
         });
         if found == Some(true) {
@@ -348,8 +346,7 @@ impl SessionState {
         early.push_back(unique);
     }
 
-    /// Signals threads that have to leave a system call, until none is left; from a thread of its
-    /// own.
+    /// Signals threads that have to leave a system call, until none remains; in a thread of its own.
     fn wake_up(self: &Arc<Self>) {
         if self.waking.swap(true, SeqCst) {
             return;
@@ -369,23 +366,21 @@ impl SessionState {
     fn wake_loop(mut shared: Arc<Self>) {
         sys::mask_signals();
         loop {
-            // A thread that died of a panic stays in the list; with the last thread there is nobody
-            // left to wake.
+            // A thread that died of a panic stays in the list; without any thread there is none to be signalled.
             let due = if shared.threads() == 0 { Vec::new() } else { shared.due() };
             if due.is_empty() {
                 shared.waking.store(false, SeqCst);
-                // Somebody may have become due while `waking` was still set.
+                // A thread may have become due while `waking` was still set.
                 let nobody = shared.threads() == 0 || shared.due().is_empty() && !shared.is_stopping();
                 if nobody || shared.waking.swap(true, SeqCst) {
                     return;
                 }
             }
             for worker in &due {
-                // A thread that has ended meanwhile (ESRCH) is what we want.
+                // A thread that has ended meanwhile (ESRCH) is fine.
                 let _ = sys::wake_thread(worker.tid);
             }
-            // Whoever has waited for the end expects the handler, and all that it holds, to be let
-            // go of.
+            // A caller that has waited for the end expects the handler, and all that it holds, to be released.
             let waiting = Arc::downgrade(&shared);
             drop(shared);
             std::thread::sleep(WAKE_AGAIN);
@@ -394,7 +389,7 @@ impl SessionState {
         }
     }
 
-    /// Threads that have to be signalled now.
+    /// Returns the threads that have to be signalled now.
     fn due(&self) -> Vec<Arc<Worker>> {
         let (ending, stopping) = (self.is_ending(), self.is_stopping());
         let due = |worker: &Arc<Worker>| {
@@ -403,7 +398,7 @@ impl SessionState {
         self.workers.read().iter().filter(|worker| due(worker)).cloned().collect()
     }
 
-    /// A worker's handler has returned; whether the thread was detached.
+    /// Notes that a worker's handler has returned; returns whether the thread was detached.
     pub(super) fn handled(&self, worker: &Worker, place: QueueId) -> bool {
         let was_detached = worker.handled();
         if was_detached {
@@ -413,12 +408,12 @@ impl SessionState {
         was_detached
     }
 
-    /// What a queue lacks.
+    /// Checks whether a queue lacks threads.
     pub(super) fn lack(&self, place: QueueId) -> Lack {
         self.queue(place).lack(self.limit(place))
     }
 
-    /// Sees to what a queue lacks.
+    /// Starts a thread, or the watch for stuck requests, as the queue needs.
     pub(super) fn supply(self: &Arc<Self>, place: QueueId, lack: Lack) {
         match lack {
             Lack::Nothing => {}
@@ -427,7 +422,7 @@ impl SessionState {
         }
     }
 
-    /// Adds a thread to a queue, unless that is going on already.
+    /// Adds a thread to a queue, unless one is being started already.
     pub(super) fn grow(self: &Arc<Self>, place: QueueId) {
         let queue = self.queue(place);
         let is_full = self.alive.lock().0 >= MOST_THREADS && queue.threads() >= LEAST_OF_QUEUE;
@@ -442,12 +437,12 @@ impl SessionState {
         }
     }
 
-    /// The calling worker starts to wait for users.
+    /// Begins a wait for users in the calling worker.
     fn start_blocking(self: &Arc<Self>, worker: &Worker, place: QueueId) -> Result<(), Errno> {
         let before = worker.start_blocking();
         self.lead.end_for_now(worker.tid);
         if before.was_detached {
-            // The queue has counted it.
+            // Its detachment is already counted in the queue.
             self.stuck.reattached(worker.tid);
         } else {
             self.queue(place).block();
@@ -467,14 +462,13 @@ impl SessionState {
         Err(error)
     }
 
-    /// Whether a thread of the queue is left that does not wait for users: it waits for requests,
-    /// is being made, or handles a request to its end. The last one that starts to wait sees that
-    /// there is none, and makes one.
+    /// Whether a thread of the queue does not wait for users: it waits for requests, is being started, or handles a
+    /// request to its end. The last thread that begins to wait sees that there is none, and starts one.
     fn is_served(self: &Arc<Self>, place: QueueId) -> bool {
         let queue = self.queue(place);
         while !queue.served() {
             if queue.is_growing() {
-                // Somebody is about to count the thread that he makes, or to say that he could not.
+                // Another thread is about to count the thread that it starts, or to report that it could not.
                 std::thread::yield_now();
                 continue;
             }
@@ -499,23 +493,22 @@ impl SessionState {
         early.len() < before
     }
 
-    /// So many threads, or fewer where the process may have few descriptors: a request may need
-    /// several at a time.
+    /// Limits a number of threads where the process may have few descriptors: a request may need several at a time.
     pub(super) fn few(&self, threads: i32) -> i32 {
         threads.min(self.descriptors / 48).max(1)
     }
 
-    /// Whether the device may be opened once more for one more thread.
+    /// Whether the device may be opened once more for another thread.
     pub(super) fn affords_clone(&self) -> bool {
         i32::try_from(self.threads()).is_ok_and(|threads| threads < self.descriptors / 128)
     }
 
-    /// Whether so many descriptors can be spent on rings.
+    /// Whether this number of descriptors can be spent on rings.
     pub(super) fn affords_rings(&self, rings: usize) -> bool {
         i32::try_from(rings).is_ok_and(|rings| rings <= self.descriptors / 8)
     }
 
-    /// Most threads of a queue that neither wait for users nor are detached.
+    /// Maximum number of threads of a queue that neither wait for users nor are detached.
     pub(super) fn limit(&self, place: QueueId) -> i32 {
         let chosen = i32::try_from(self.options.max_threads).unwrap_or(i32::MAX);
         match (chosen, place, self.rings.is_empty()) {
@@ -530,12 +523,11 @@ impl SessionState {
 
 /// Runs a call that may wait for users: a lock, a pipe, another request on the same mount.
 ///
-/// To be used by handlers in their worker thread. It makes sure that another thread serves the
-/// queue meanwhile, and that the call is interrupted when the caller of the request gets a signal
-/// or the session ends: a system call in it then returns EINTR (its own retry loop, such as those
-/// of the standard library, must not swallow that). Fails without having made the call: EINTR if
-/// the signal came before, EAGAIN if no other thread could be had or too many wait for the same
-/// user. Outside of a request it only makes the call.
+/// To be used by handlers in their worker thread. It makes sure that another thread serves the queue meanwhile, and
+/// that the call is interrupted when the caller of the request gets a signal or the session ends: a system call in it
+/// then returns EINTR (which a retry loop, for example in the standard library, must not swallow). Fails without
+/// having made the call: EINTR if the signal came before, EAGAIN if no other thread could be started or too many wait
+/// for the same user. Outside of a request it only makes the call.
 pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
     struct Guard(Arc<SessionState>, Arc<Worker>, QueueId);
     impl Drop for Guard {

@@ -1,20 +1,19 @@
-//! Requests that take long: their threads are not counted, and one user does not take all.
+//! Requests that take long: their threads are not counted, and no single user occupies all threads.
 //!
-//! Any call of a handler may wait for another user: for an inode's lock that a write from an absent
-//! page holds, for a lease, for a server that does not answer. The number of threads is limited, so
-//! a user who arranges for enough of such waits would stop the mount for everybody. So while all
-//! threads of a queue are busy, a thread watches them: a worker that has been at one request for
-//! [`STUCK_AFTER`] is *detached*, that is, not counted any more, as one inside [`crate::blocking`],
-//! and another thread takes its place.
+//! Any call of a handler may wait for another user: for an inode's lock held by a write(2) whose buffer is not in
+//! memory, for a lease, for a server that does not answer. The number of threads is limited, so a user who causes
+//! enough of these waits would stop the mount for all. So while all threads of a queue are busy, a thread watches them:
+//! a worker that has handled one request for [`STUCK_AFTER`] is *detached*, that is, not counted any more, like one
+//! inside [`crate::blocking`], and another thread replaces it.
 //!
-//! The number of all threads is limited, too. So while many are detached ([`Bounds::many`]), a user with
-//! more than its share is refused further requests (EAGAIN): first those that begin something by a name,
-//! and reads and writes at twice the share. What makes durable, ends something, or releases a lock is never
-//! refused. Requests are not left waiting instead: the kernel holds locks of directories and pages for
-//! them, which other users want.
+//! The total number of threads is limited, too. So while many are detached ([`Bounds::many`]), a user with more than
+//! its share gets EAGAIN for further requests: first for those that begin an operation by a name, and for reads and
+//! writes at twice the share. Requests that make data durable, end an operation, or release a lock are never refused.
+//! Requests are not left waiting instead: the kernel holds locks of directories and pages for them, which other users
+//! want.
 //!
-//! Used by the transports and by `state.rs`. Invariants: a worker's detachment ends with its request;
-//! the lock is held for no system call.
+//! Used by the transports and by `state.rs`. Invariants: a worker's detachment ends with its request; the lock is
+//! held during no system call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,17 +29,17 @@ use super::state::SessionState;
 use super::workers::{Lack, QueueId, Worker};
 use crate::abi::{INVALID_UIDGID, InHeader, opcode};
 
-/// A request that has been handled for at least this long, and at most twice as long, is stuck.
+/// Time after which a request is stuck; detected after at most twice as long.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
-/// The share of one user while many threads wait inside [`crate::blocking`].
+/// Share of one user while many threads wait inside [`crate::blocking`].
 const MOST_BLOCKED: usize = 512;
 
-/// From how many detached threads on requests are refused.
+/// Numbers of detached threads from which on requests are refused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Of all users together.
+    /// For all users together.
     pub(super) many: usize,
-    /// The share of one user.
+    /// For one user.
     pub(super) share: usize,
 }
 
@@ -49,16 +48,16 @@ pub(super) struct Bounds {
 pub(super) struct Stuck {
     /// A thread watches the workers.
     watched: AtomicBool,
-    /// How many there are.
+    /// Number of detached threads.
     count: AtomicUsize,
-    /// By thread id, with the user that each is counted to.
+    /// By thread id, with the user to which each is charged.
     threads: Mutex<HashMap<u32, Option<u32>>>,
 }
 
 impl Stuck {
-    /// Detaches a worker's thread from now on, for this user, if it is still at this request.
+    /// Detaches a worker's thread from now on, charged to this user, if it still handles this request.
     fn detach(&self, worker: &Worker, request: u64, user: Option<u32>) -> bool {
-        // Under the lock: the worker removes what is noted here.
+        // Under the lock: the worker removes the entry added here.
         let mut threads = self.threads.lock();
         if !worker.detach(request) {
             return false;
@@ -68,7 +67,7 @@ impl Stuck {
         true
     }
 
-    /// A thread is detached no longer.
+    /// Ends a thread's detachment.
     pub(super) fn reattached(&self, tid: u32) {
         let mut threads = self.threads.lock();
         threads.remove(&tid);
@@ -89,7 +88,7 @@ impl Stuck {
             | opcode::RELEASEDIR => {
                 return false;
             }
-            // Whose waits are bounded by themselves: see `SessionState::has_too_many_blocked`.
+            // Their waits are bounded by themselves: see `SessionState::has_too_many_blocked`.
             opcode::GETLK | opcode::SETLK | opcode::SETLKW | opcode::INIT | opcode::DESTROY => return false,
             opcode::READ | opcode::WRITE => 2 * bounds.share,
             _ => bounds.share,
@@ -103,8 +102,8 @@ fn count(threads: &HashMap<u32, Option<u32>>, user: Option<u32>) -> usize {
     threads.values().filter(|other| **other == user).count()
 }
 
-/// The user that a request is counted to: its caller's user id, and the real one of a caller that is root
-/// by a set-user-id program. `None` for requests that nobody waits for, whose number the kernel limits.
+/// The user to which a request is charged: its caller's user id, or the real one of a caller that is root by a
+/// set-user-id program. `None` for requests without a waiting process, whose number the kernel limits.
 fn user_of(uid: u32, pid: u32) -> Option<u32> {
     if pid == 0 {
         return None;
@@ -112,15 +111,15 @@ fn user_of(uid: u32, pid: u32) -> Option<u32> {
     if uid != INVALID_UIDGID && uid != 0 {
         return Some(uid);
     }
-    // On mounts that can be idmapped most requests bear no ids. Callers that cannot be seen from here
-    // (`hidepid`) are one user together.
+    // On mounts that can be idmapped most requests have no ids. Callers that are invisible here (`hidepid`) count as
+    // one user.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    // Real, effective, saved, of the file system.
+    // Real, effective, saved, file system.
     Some(ids.split_ascii_whitespace().next().and_then(|id| id.parse().ok()).unwrap_or(INVALID_UIDGID))
 }
 
-/// The user that the request of a worker is counted to.
+/// The user to which a worker's request is charged.
 fn worker_user(worker: &Worker) -> Option<u32> {
     let taken = worker.taken();
     if let Some(user) = worker.user(taken) {
@@ -133,14 +132,13 @@ fn worker_user(worker: &Worker) -> Option<u32> {
 }
 
 impl SessionState {
-    /// From how many detached threads on requests are refused.
+    /// Returns the numbers of detached threads from which on requests are refused.
     pub(super) fn bounds(&self) -> Bounds {
         let at_least = |threads: i32, least: usize| usize::try_from(self.few(threads)).unwrap_or(0).max(least);
         Bounds { many: at_least(1024, 128), share: at_least(512, 64) }
     }
 
-    /// Whether so many threads wait for users in the name of this worker's user that others might find
-    /// none for that.
+    /// Whether so many threads wait for this worker's user that none may remain for others.
     pub(super) fn has_too_many_blocked(&self, worker: &Worker) -> bool {
         let user = worker_user(worker);
         user.is_some() && {
@@ -149,7 +147,7 @@ impl SessionState {
         }
     }
 
-    /// Has the workers watched: a queue has as many threads as it may have, and all are busy.
+    /// Starts watching the workers: a queue has its maximum number of threads, and all are busy.
     pub(super) fn watch(self: &Arc<Self>) {
         if self.stuck.watched.load(SeqCst) || self.stuck.watched.swap(true, SeqCst) {
             return;
@@ -165,8 +163,8 @@ impl SessionState {
         }
     }
 
-    /// Detaches the workers that are at the same request as they were at the last look, where their
-    /// queue lacks threads. Answers what they are at now.
+    /// Detaches the workers that still handle the request of the last check, where their queue lacks threads. Returns
+    /// the present requests.
     fn detach_stuck(self: &Arc<Self>, seen: &HashMap<u32, u32>) -> HashMap<u32, u32> {
         let mut marks = HashMap::new();
         let mut stuck = Vec::new();

@@ -1,7 +1,7 @@
-//! What the kernel says of threads, and what it lets them do.
+//! State of threads in the kernel, and permission to change their scheduling.
 //!
-//! Asked by those who watch the threads that serve: `pace.rs` (rings), `leader.rs` (device), and of
-//! other processes by `whereabouts.rs`.
+//! Used by the watchers of serving threads: `pace.rs` (rings), `leader.rs` (device), and for other processes by
+//! `whereabouts.rs`.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 
 use crate::sys::{self, Class};
 
-/// Where a thread of any process is, or was last. May wait for that process.
+/// Returns the CPU on which a thread of any process runs, or ran last. May wait for that process.
 pub(super) fn cpu_of(tid: u32) -> Option<usize> {
     stat_field(&format!("/proc/{tid}/task/{tid}/stat"), 39)?.parse().ok()
 }
 
-/// Whether a thread could run or does.
+/// Whether a thread is runnable or running.
 pub(super) fn is_runnable(tid: u32) -> bool {
     stat_field(&format!("/proc/self/task/{tid}/stat"), 3).is_some_and(|state| state == "R")
 }
@@ -24,11 +24,11 @@ fn stat_field(path: &str, number: usize) -> Option<String> {
     let mut text = [0; 1024];
     let len = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;
     let text = String::from_utf8_lossy(text.get(..len)?);
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain anything.
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(number.checked_sub(3)?).map(str::to_owned)
 }
 
-/// Whether threads of this process may leave SCHED_IDLE again: a thread that is not needed tries.
+/// Whether threads of this process may leave SCHED_IDLE again: tried by a temporary thread.
 pub(super) fn may_yield() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {

@@ -1,14 +1,14 @@
 //! A minimal io_uring: 128-byte entries, `URING_CMD` only, one submitting thread, completions run
 //! in that thread when it waits.
 //!
-//! Used by `ring.rs`. Why not a general library: the number of entries that the kernel has consumed
-//! must be readable from other threads ([`Consumed`]), because that is how one knows that a reply
-//! has been taken while the thread that gave it already waits for the next request in the same
-//! system call. Invariant: one thread creates, submits and reaps (`SINGLE_ISSUER`).
+//! Used by `ring.rs`. Why not a general library: the number of entries that the kernel has consumed must be readable
+//! from other threads ([`Consumed`]), because that shows that a reply has been accepted while the thread that sent it
+//! already waits for the next request in the same system call. Invariant: one thread creates, submits and reaps
+//! (`SINGLE_ISSUER`).
 //!
-//! The memory of the ring is ours (`NO_MMAP`): mapped from the ring's file it would keep that file,
-//! and with it the fuse device, as long as any thread of a killed process lives, and one that waits
-//! for the mount lives until the device is closed.
+//! The memory of the ring is ours (`NO_MMAP`): mapped from the ring's file it would keep that file, and with it the
+//! fuse device, as long as any thread of a killed process lives, and a thread that waits for the mount lives until
+//! the device is closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -24,7 +24,7 @@ const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
 const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
 const SETUP_NO_MMAP: u32 = 1 << 14;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// More than the heads and flags of both queues take in front of the completions.
+/// More than the space of both queues' heads and flags before the completions.
 const RING_HEAD: usize = 1024;
 const ENTER_GETEVENTS: u32 = 1;
 const OP_URING_CMD: u8 = 46;
@@ -71,8 +71,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is not bound to a thread; all shared words in it are accessed as atomics, and
-// the rest by the owning thread only.
+// SAFETY: the mapping is not bound to a thread; all shared words in it are accessed as atomics, and all other memory
+// by the owning thread only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; through a shared reference only `Consumed` reads, atomically.
 unsafe impl Sync for Mapping {}
@@ -81,9 +81,9 @@ impl Mapping {
     /// At least `len` bytes of zeros, whole pages.
     fn new(len: usize) -> io::Result<Mapping> {
         let len = len.next_multiple_of(rustix::param::page_size());
-        // SessionState, so that a fork does not separate it from the pages that the kernel has.
+        // Shared, so that a fork does not separate it from the pages that the kernel has.
         let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        // SAFETY: a new mapping at an address chosen by the kernel touches no existing memory.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -111,14 +111,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; whoever holds pointers into it holds the `Arc`
-        // around it.
+        // SAFETY: mapped in `new` with this length; every holder of pointers into it holds the `Arc` around it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// How many submission entries the kernel has consumed, readable from any thread and beyond the
-/// life of the ring. The kernel publishes the number after it has carried the entries out.
+/// Number of submission entries that the kernel has consumed, readable from any thread and beyond the life of the
+/// ring. The kernel publishes it after it has processed the entries.
 #[derive(Debug)]
 pub(super) struct Consumed {
     _rings: Arc<Mapping>,
@@ -150,13 +149,13 @@ struct RawCompletion {
 /// A completion.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
-    /// What the submission said.
+    /// The user data of the submission.
     pub(super) user_data: u64,
     /// 0 or more, or a negative error number.
     pub(super) result: i32,
 }
 
-/// The ring.
+/// An io_uring.
 #[derive(Debug)]
 pub(super) struct Uring {
     fd: OwnedFd,
@@ -169,7 +168,7 @@ pub(super) struct Uring {
     cqes: usize,
     sq_entries: u32,
     cq_entries: u32,
-    /// Makes the type stay in its thread.
+    /// Keeps the value in its thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
@@ -196,7 +195,7 @@ impl Uring {
         // asserted above), and takes the pages of the two mappings, which outlive the ring.
         let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, &raw mut params) };
         let raw = RawFd::try_from(raw).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: made just now, and owned by nobody else.
+        // SAFETY: created just now, and owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let cqes = params.cq_off.dropped_or_cqes as usize;
         if cqes + params.cq_entries as usize * CQE_SIZE > rings.len || params.sq_entries as usize * SQE_SIZE > sqes.len
@@ -218,7 +217,7 @@ impl Uring {
         })
     }
 
-    /// A view of the progress for other threads.
+    /// Returns a view of the progress for other threads.
     pub(super) fn consumed(&self) -> Consumed {
         Consumed { _rings: Arc::clone(&self.rings), head: self.sq_head }
     }
@@ -251,9 +250,8 @@ impl Uring {
         put(32, &user_data.to_ne_bytes());
         put(48, request.bytes());
         let index = (tail & (self.sq_entries - 1)) as usize;
-        // SAFETY: `index` is less than the number of entries, so the place lies within the mapping;
-        // the kernel does not read it before the tail is published below, and has read what was
-        // there before (checked above).
+        // SAFETY: `index` is less than the number of entries, so the entry lies within the mapping; the kernel does
+        // not read it before the tail is published below, and has read the previous content (checked above).
         unsafe {
             std::ptr::copy_nonoverlapping(entry.as_ptr(), self.sqes.start.as_ptr().add(index * SQE_SIZE), SQE_SIZE)
         };
@@ -261,8 +259,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Submits what is queued, and with `wait` sleeps until there is a completion: one system call
-    /// for both.
+    /// Submits the queued commands, and with `wait` sleeps until there is a completion: one system call for both.
     pub(super) fn enter(&mut self, wait: bool) -> io::Result<()> {
         let pending =
             word(self.sq_tail).load(Ordering::Relaxed).wrapping_sub(word(self.sq_head).load(Ordering::Acquire));
@@ -307,7 +304,7 @@ impl Uring {
     }
 }
 
-/// A word of the ring, through the pointers that `Uring` keeps beside the mapping.
+/// A word of the ring, through a pointer that `Uring` keeps in addition to the mapping.
 fn word<'a>(word: NonNull<AtomicU32>) -> &'a AtomicU32 {
     // SAFETY: all callers pass pointers of a `Uring` whose mapping they hold, and drop the
     // reference at once; aligned by `Mapping::word`.

@@ -1,9 +1,9 @@
-//! On which CPU a caller is, looked up by a thread that nobody waits for.
+//! Looks up the CPU of a caller, in a thread for which no other thread waits.
 //!
-//! Asked by `leader.rs`, which is told a tick later. Only `/proc` tells it, and who reads about a
-//! process there waits while that one becomes another program (execve(2), as of Linux 6.18: the
-//! `exec_update_lock`); meanwhile it closes files, and waits for our answer to each FLUSH. Invariants:
-//! no lock is held while `/proc` is read; the thread is not one of the session's, and ends by itself.
+//! Used by `leader.rs`, which gets the result a tick later. Only `/proc` has it, and reading about a process there
+//! waits while that process is in execve(2) (as of Linux 6.18: the `exec_update_lock`); meanwhile it closes files,
+//! and waits for our reply to each FLUSH. Invariants: no lock is held while `/proc` is read; the thread is not one of
+//! the session's, and ends by itself.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use super::threads::cpu_of;
 use crate::sys;
 
-/// The callers of one session.
+/// CPUs of the callers of one session.
 #[derive(Debug, Default)]
 pub(super) struct Whereabouts(Arc<Shared>);
 
@@ -26,15 +26,15 @@ struct Shared {
 struct State {
     started: bool,
     over: bool,
-    /// Thread id of a caller that is to be looked for.
+    /// Thread id of a caller to be looked up.
     wanted: Option<u32>,
-    /// The one that was found last, and its CPU.
+    /// The caller looked up last, and its CPU.
     found: Option<(u32, usize)>,
 }
 
 impl Whereabouts {
-    /// Has somebody look where a caller is; tells what was found since this was asked last, if that
-    /// was about the same one.
+    /// Requests a lookup of a caller's CPU; returns the last result since the previous call, if it is about the same
+    /// caller.
     pub(super) fn of(&self, caller: u32) -> Option<usize> {
         let mut state = self.0.state.lock();
         if !state.started {

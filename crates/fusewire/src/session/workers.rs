@@ -1,11 +1,9 @@
-//! The threads of a session as seen from outside: what each is doing, how many wait, when there
-//! must be more.
+//! State of a session's threads: the request of each, the number of waiting threads, and when more are needed.
 //!
-//! Used by both transports, by [`crate::blocking`] and by the session. Invariants: a queue whose
-//! last waiting thread takes a request gets another thread first (up to the limit); `taken -
-//! answered` of a worker is 1 while a request is between being taken and its reply being in the
-//! kernel, 0 otherwise; flags are only ever set on the request that they are meant for, because
-//! they share a word with its number.
+//! Used by both transports, by [`crate::blocking`] and by the session. Invariants: a queue whose last waiting thread
+//! takes a request gets another thread first (up to the limit); `taken - answered` of a worker is 1 while a request
+//! is between being taken and its reply being in the kernel, 0 otherwise; flags are only ever set on their own
+//! request, because they share a word with its number.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{
@@ -30,24 +28,24 @@ fn key(unique: u64) -> u64 {
     (unique & !UNIQUE_RESEND) << 2 & !FLAGS
 }
 
-/// Whose request it is, as its header says.
+/// The caller of a request, as in its header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallerIds {
     pub(super) uid: u32,
     pub(super) pid: u32,
 }
 
-/// What a queue lacks.
+/// What a queue needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
     Nothing,
-    /// One more thread.
+    /// Another thread.
     Thread,
-    /// The same, but it has as many as it may have.
+    /// Another thread, but it has its maximum number.
     Room,
 }
 
-/// What a worker was when it started to wait for users.
+/// State of a worker when it started to wait for users.
 pub(super) struct Before {
     pub(super) was_interrupted: bool,
     pub(super) was_detached: bool,
@@ -57,24 +55,24 @@ pub(super) struct Before {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) tid: u32,
-    /// Number of the request being handled with its flags; 0 between requests. Only the thread itself
-    /// removes [`DETACHED`].
+    /// Number of the request being handled, with its flags; 0 between requests. Only the thread itself removes
+    /// [`DETACHED`].
     state: AtomicU64,
-    /// The node of the request that was taken last.
+    /// The node of the last request taken.
     node: AtomicU64,
-    /// Its caller's user and thread id, as in its header.
+    /// User and thread id of its caller, as in its header.
     uid: AtomicU32,
     pid: AtomicU32,
-    /// The user of a request (low 32 bits) and which of the requests taken it is (high 32 bits, as [`Worker::taken`] counts).
+    /// The user of a request (low 32 bits) and the count of that request (high 32 bits, as in [`Worker::taken`]).
     user: AtomicU64,
     /// The queue that it serves: see [`QueueId::number`].
     place: AtomicU32,
     taken: AtomicU32,
-    /// Replies that the kernel has, where the thread itself counts them (device).
+    /// Number of replies that the kernel has, where the thread itself counts them (device).
     answered: AtomicU32,
-    /// Where it does not (ring): submissions consumed by the kernel ...
+    /// On rings: number of submissions consumed by the kernel ...
     consumed: OnceLock<Consumed>,
-    /// ... of which so many were no replies.
+    /// ... of which this number were no replies.
     other_submissions: AtomicU32,
     exited: AtomicBool,
 }
@@ -92,7 +90,7 @@ impl Worker {
             node: AtomicU64::new(0),
             uid: AtomicU32::new(0),
             pid: AtomicU32::new(0),
-            // Of a request that is not reached: the first one has the count 1.
+            // For a request that is never reached: the first one has the count 1.
             user: AtomicU64::new(u64::MAX),
             place: AtomicU32::new(QueueId::Device.number()),
             taken: AtomicU32::new(0),
@@ -103,20 +101,20 @@ impl Worker {
         }
     }
 
-    /// A request has been taken from the kernel. Whether it is one of many: true now and then.
+    /// Notes that a request has been taken from the kernel. True once in 256 requests, as a sign of load.
     pub(super) fn begin(&self, unique: u64, node: u64) -> bool {
         self.node.store(node, Relaxed);
         self.state.store(key(unique), SeqCst);
         self.taken.fetch_add(1, SeqCst) % 256 == 255
     }
 
-    /// Whose request is about to begin.
+    /// Sets the caller of the request that is about to begin.
     pub(super) fn called_by(&self, ids: CallerIds) {
         self.uid.store(ids.uid, Relaxed);
         self.pid.store(ids.pid, Relaxed);
     }
 
-    /// Whose request it has taken last.
+    /// Returns the caller of the last request taken.
     pub(super) fn caller(&self) -> CallerIds {
         CallerIds { uid: self.uid.load(Relaxed), pid: self.pid.load(Relaxed) }
     }
@@ -129,7 +127,7 @@ impl Worker {
         QueueId::from_number(self.place.load(Relaxed))
     }
 
-    /// How many requests it has taken.
+    /// Number of requests taken.
     pub(super) fn taken(&self) -> u32 {
         self.taken.load(SeqCst)
     }
@@ -139,40 +137,40 @@ impl Worker {
         self.consumed.get().is_some()
     }
 
-    /// The node of the request that was taken last; 0 before the first.
+    /// The node of the last request taken; 0 before the first.
     pub(super) fn node(&self) -> u64 {
         self.node.load(Relaxed)
     }
 
-    /// The handler has returned; the reply is on its way. Whether the thread is detached.
+    /// Notes that the handler has returned, before the reply is sent; returns whether the thread was detached.
     pub(super) fn handled(&self) -> bool {
         self.state.swap(0, SeqCst) & DETACHED != 0
     }
 
-    /// Marks the request with this number (as [`key`]) as one of a detached thread; false if it is
-    /// handled here no longer, or waits for users.
+    /// Marks the request with this number (as [`key`]) as one of a detached thread; false if it is no longer handled
+    /// here, or waits for users.
     pub(super) fn detach(&self, request: u64) -> bool {
         let set = |state: u64| (request != 0 && state & !INTERRUPTED == request).then_some(state | DETACHED);
         self.state.fetch_update(SeqCst, SeqCst, set).is_ok()
     }
 
-    /// Notes the user of the request with this count of [`Self::taken`]. The thread may be at another one meanwhile.
+    /// Notes the user of the request with this count of [`Self::taken`]. The thread may handle another one meanwhile.
     pub(super) fn set_user(&self, taken: u32, user: u32) {
         self.user.store(u64::from(taken) << 32 | u64::from(user), SeqCst);
     }
 
-    /// The user of the request with this count of [`Self::taken`], where it is noted.
+    /// The user of the request with this count of [`Self::taken`], where it is known.
     pub(super) fn user(&self, taken: u32) -> Option<u32> {
         let noted = self.user.load(SeqCst);
         (noted >> 32 == u64::from(taken)).then_some(noted as u32)
     }
 
-    /// The kernel has the reply (device only; on the ring the kernel itself counts).
+    /// Counts a reply that the kernel has (device only; on the ring the kernel itself counts).
     pub(super) fn answered(&self) {
         self.answered.fetch_add(1, SeqCst);
     }
 
-    /// A submission is about to be queued that is not a reply.
+    /// Counts a submission that is not a reply, before it is queued.
     pub(super) fn other_submission(&self) {
         self.other_submissions.fetch_add(1, SeqCst);
     }
@@ -188,8 +186,7 @@ impl Worker {
         }
     }
 
-    /// Number of the request being handled, as a mark for [`Worker::passed`]; `None` if there is
-    /// none, or it waits for users.
+    /// The request being handled, as a mark for [`Worker::passed`]; `None` if there is none, or it waits for users.
     pub(super) fn mark(&self) -> Option<u32> {
         let taken = self.taken.load(SeqCst);
         (!self.passed(taken)).then_some(taken)
@@ -220,8 +217,8 @@ impl Worker {
         self.state.load(SeqCst) & (BLOCKING | INTERRUPTED) == BLOCKING | INTERRUPTED
     }
 
-    /// Enters a blocking call, which must not be made if the caller got a signal before. The thread is
-    /// detached no longer.
+    /// Begins a blocking call, which must not be made if the caller got a signal before. Ends the thread's
+    /// detachment.
     pub(super) fn start_blocking(&self) -> Before {
         let enter = |state: u64| Some((state | BLOCKING) & !DETACHED);
         let (Ok(old) | Err(old)) = self.state.fetch_update(SeqCst, SeqCst, enter);
@@ -237,8 +234,8 @@ impl Worker {
         self.state.load(SeqCst) & !FLAGS
     }
 
-    /// Marks the request with this number as interrupted. `None` if it is not handled here; else
-    /// whether it waits for users.
+    /// Marks the request with this number as interrupted. `None` if it is not handled here; else whether it waits for
+    /// users.
     pub(super) fn interrupt(&self, unique: u64) -> Option<bool> {
         let set = |state: u64| (state & !FLAGS == key(unique)).then_some(state | INTERRUPTED);
         self.state.fetch_update(SeqCst, SeqCst, set).ok().map(|old| old & BLOCKING != 0)
@@ -250,7 +247,7 @@ impl Worker {
     }
 }
 
-/// Which queue a worker serves at the moment.
+/// The queue that a worker serves at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueId {
     Device,
@@ -259,7 +256,7 @@ pub(super) enum QueueId {
 }
 
 impl QueueId {
-    /// It as a number, for an atomic.
+    /// The queue as a number, for an atomic.
     pub(super) fn number(self) -> u32 {
         match self {
             QueueId::Device => u32::MAX,
@@ -272,15 +269,15 @@ impl QueueId {
     }
 }
 
-/// Requests that the same threads wait for: one per CPU on io_uring, one in all on the device.
+/// Requests for which the same threads wait: one queue per CPU on io_uring, one in total on the device.
 #[derive(Debug)]
 pub(super) struct Queue {
     /// Index of the kernel's queue, which is the CPU's number; not used on the device.
     pub(super) qid: u16,
-    /// Threads that wait, and those that are about to.
+    /// Number of threads that wait, or are about to.
     idle: AtomicI32,
     threads: AtomicI32,
-    /// Threads inside [`crate::blocking`], and detached ones.
+    /// Number of threads inside [`crate::blocking`], and detached ones.
     blocked: AtomicI32,
     growing: AtomicBool,
 }
@@ -296,35 +293,35 @@ impl Queue {
         }
     }
 
-    /// A thread has been, or is about to be, added.
+    /// Counts a thread that has been, or is about to be, added.
     pub(super) fn add(&self) {
         self.threads.fetch_add(1, SeqCst);
         self.idle.fetch_add(1, SeqCst);
     }
 
-    /// A thread that waited is gone, or could not be made.
+    /// Removes a waiting thread that has ended, or could not be started.
     pub(super) fn remove(&self) {
         self.threads.fetch_sub(1, SeqCst);
         self.idle.fetch_sub(1, SeqCst);
     }
 
-    /// How many threads it has.
+    /// Number of threads.
     pub(super) fn threads(&self) -> i32 {
         self.threads.load(SeqCst)
     }
 
-    /// A waiting thread took a request; what is lacking then.
+    /// Counts a request taken by a waiting thread; returns what the queue lacks then.
     pub(super) fn take(&self, limit: i32) -> Lack {
         self.idle.fetch_sub(1, SeqCst);
         self.lack(limit)
     }
 
-    /// A thread waits again.
+    /// Counts a thread that waits again.
     pub(super) fn give_back(&self) {
         self.idle.fetch_add(1, SeqCst);
     }
 
-    /// A thread starts to wait for users, or is detached.
+    /// Counts a thread that starts to wait for users, or is detached.
     pub(super) fn block(&self) {
         self.blocked.fetch_add(1, SeqCst);
     }
@@ -333,15 +330,14 @@ impl Queue {
         self.blocked.fetch_sub(1, SeqCst);
     }
 
-    /// Whether not all threads wait for users. Of those that do, each asks this after it has been
+    /// Whether some thread does not wait for users. Each thread that starts to wait calls this after it has been
     /// counted, so the last one gets the right answer.
     pub(super) fn served(&self) -> bool {
         self.threads.load(SeqCst) > self.blocked.load(SeqCst)
     }
 
-    /// One thread must be left waiting, and two while some wait for users (a new thread does not
-    /// get the requests that came while it was being made, so it must not be made at the last
-    /// moment).
+    /// Checks the number of threads: one must remain waiting, and two while some wait for users (a new thread does
+    /// not get the requests that came while it was being started, so it must not be started at the last moment).
     pub(super) fn lack(&self, limit: i32) -> Lack {
         let blocked = self.blocked.load(SeqCst);
         let least = if blocked > 0 { 2 } else { 1 };
@@ -354,17 +350,17 @@ impl Queue {
         }
     }
 
-    /// Whether it has more threads than it may have: one that was detached can end.
+    /// Whether it has more threads than its limit: a detached one can end.
     pub(super) fn has_surplus(&self, limit: i32) -> bool {
         self.threads.load(SeqCst) - self.blocked.load(SeqCst) > limit
     }
 
-    /// At most one thread at a time makes another.
+    /// Claims the start of a thread: at most one thread at a time starts another.
     pub(super) fn start_growing(&self) -> bool {
         !self.growing.swap(true, SeqCst)
     }
 
-    /// Whether a thread is being made.
+    /// Whether a thread is being started.
     pub(super) fn is_growing(&self) -> bool {
         self.growing.load(SeqCst)
     }
