@@ -305,7 +305,7 @@ impl Door {
         self.forgotten(nodeid, uses, removed);
     }
 
-    /// Cleans up after the kernel may have forgotten a file. `uses`: its count of writes before that; `removed`: the
+    /// Cleans up after the kernel may have forgotten a file. `uses`: its count of uses before that; `removed`: the
     /// state of its record.
     pub fn forgotten(&self, nodeid: u64, uses: Option<Uses>, removed: Option<Removed>) {
         self.unknown(nodeid, uses);

@@ -77,7 +77,7 @@ fn gathers(doubts: &Receiver<u64>, most: Duration, into: &mut BTreeSet<u64>) -> 
 /// A file about which the kernel is asked.
 struct Asked {
     nodeid: u64,
-    /// Number of its lookups when it was asked about, and its count of writes.
+    /// Number of its lookups when it was asked about, and its count of uses.
     told: u64,
     uses: Option<Uses>,
 }
