@@ -1,9 +1,9 @@
-//! Whether a program could go on with a mount: it is started and asked, before anything is touched.
+//! Asks a program whether it can take over a mount: starts it and reads its answer, before anything is changed.
 //!
-//! Asked by [`crate::upgrade`] for all mounts, and once more by the process of each
-//! ([`crate::handover::note`]): in its namespaces, and with its limits, the program may not start. Answered by the
-//! program itself, first thing. What a mount would leave is its standard input; the answer is a line
-//! that no other program says.
+//! [`crate::upgrade`] asks for all mounts, and the process of each mount asks once more
+//! ([`crate::handover::note`]): in its namespaces and with its limits the program may fail to start. The program
+//! answers as its first action. It reads the handoff state of the mount from standard input; the answer is a line
+//! that no other program prints.
 
 use crate::{
     clock,
@@ -24,19 +24,19 @@ use std::{
     time::Duration,
 };
 
-/// In the environment of a program that is asked.
+/// Environment variable that is set for the program that is asked.
 const NAME: &str = "NACRE_COULD_GO_ON";
 const YES: &str = "nacre can go on";
 const NO: &str = "nacre cannot go on: ";
-/// How long it may take to say so.
+/// How long the program may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest answer that is read.
 const LONGEST: u64 = 4096;
 
-/// Starts a program and asks it.
+/// Starts a program and asks whether it can take over a mount.
 ///
 /// # Errors
-/// Why it cannot go on.
+/// The reason why it cannot.
 pub fn ask(program: &Path, handed: &HandedOver) -> Result<(), Failure> {
     let name = path_text(program);
     let failed = |error: &io::Error| Failure::new(format!("{name} cannot be started: {}", reason(error)));
@@ -55,7 +55,8 @@ pub fn ask(program: &Path, handed: &HandedOver) -> Result<(), Failure> {
     }
 }
 
-/// Whether a program is none for this machine: what cannot be executed is else given to a shell.
+/// Whether an executable is for another kind of machine. A file that cannot be executed would be run by a shell
+/// otherwise.
 fn is_foreign(program: &Path) -> io::Result<bool> {
     let head = |path: &Path| {
         let mut head = Vec::new();
@@ -67,7 +68,7 @@ fn is_foreign(program: &Path) -> io::Result<bool> {
     Ok(!its.starts_with(b"#!") && (its.get(..4) != ours.get(..4) || kind(&its) != kind(&ours)))
 }
 
-/// What becomes of a program with this input, and what it says.
+/// Runs a program with this input; returns how it ended and its output.
 fn started(program: &Path, input: &[u8]) -> io::Result<(Ended, Vec<u8>)> {
     let file = |name| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
     let (mut given, mut said) = (file(c"nacre-given")?, file(c"nacre-said")?);
@@ -83,15 +84,15 @@ fn started(program: &Path, input: &[u8]) -> io::Result<(Ended, Vec<u8>)> {
     Ok((ended, answer))
 }
 
-/// Whether this program was started to be asked.
+/// Whether this process was started by [`ask`].
 pub fn is_asked() -> bool {
     std::env::var_os(NAME).is_some()
 }
 
-/// What this program says.
+/// Answers [`ask`] on standard output, in the program that was asked.
 ///
 /// # Errors
-/// Nobody hears it.
+/// Standard input cannot be read, or standard output cannot be written.
 pub fn answer() -> Result<(), Failure> {
     let mut given = Vec::new();
     let read = io::stdin().lock().read_to_end(&mut given);

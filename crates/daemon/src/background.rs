@@ -1,10 +1,10 @@
-//! Into the background and back: a mount that is not in the foreground is served by a second
-//! process of the same program, and the first one returns when the mount answers.
+//! Starts the background process of a mount: a mount that is not in the foreground is served by a second process of
+//! the same program, and the first one returns when the mount answers.
 //!
-//! The second process is started anew rather than forked, so it has no threads or locks of the
-//! first. It is told apart by an environment variable that holds its parent's number, reports over
-//! its standard output, and says what goes wrong on the standard error that it shares with the
-//! first until then. Its exit code is the first one's.
+//! The second process is executed anew rather than forked, so it has no threads or locks of the first. An
+//! environment variable with its parent's process id identifies it. It reports readiness over its standard output,
+//! and until then prints errors on the standard error that it shares with the first. Its exit code becomes the
+//! first one's.
 
 use crate::failure::Failure;
 use rustix::{
@@ -21,13 +21,14 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
-/// Tells the second process that it is one.
+/// Environment variable with the parent's process id: identifies the second process.
 const MARK: &str = "NACRE_SERVES_FOR";
-/// Why it serves the mount, and not the kernel alone.
+/// Environment variable with the reason why this program serves the mount, and not the kernel alone.
 const REASON: &str = "NACRE_ENGINE_REASON";
-/// What it says when the mount answers.
+/// Line that the second process prints when the mount answers.
 const READY: &[u8] = b"ready\n";
-/// As many descriptors as a mount could want; more would only cost the kernel memory.
+/// Limit of open descriptors that is asked for: as many as a mount could need; more would only cost the kernel
+/// memory.
 const DESCRIPTORS: u64 = 1 << 20;
 
 /// How the background process ended its start.
@@ -35,28 +36,28 @@ const DESCRIPTORS: u64 = 1 << 20;
 pub enum Started {
     /// The mount answers.
     Ready,
-    /// It said why not, and ended with this code.
+    /// The second process failed: it printed the reason and ended with this exit code.
     Failed(u8),
 }
 
-/// Whether this process was started by another one of this program, which waits for it or was the same.
+/// Whether this process was started by another process of this program that waits for it, or became it by exec.
 pub fn is_started() -> bool {
     is_background() || std::env::var(MARK).ok() == Some(std::process::id().to_string())
 }
 
-/// Whether this process is the second one.
+/// Whether this process is a background process, started by its parent to serve a mount.
 pub fn is_background() -> bool {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().to_string());
     parent.is_some() && std::env::var(MARK).ok() == parent
 }
 
-/// Why this second process serves the mount.
+/// Returns the reason why this process, and not the kernel, serves the mount.
 pub fn reason() -> String {
     std::env::var(REASON).unwrap_or_default()
 }
 
-/// Becomes a process that will serve mounts, which has nothing of this one but its number. `settings` go into its
-/// environment. Answers why not.
+/// Replaces this process by one that will serve mounts and inherits only its process id. `settings` are added to
+/// its environment. Returns the failure if it cannot.
 pub fn instead(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[(&str, &str)]) -> Failure {
     let error = match nacre_sys::descriptors::close_on_exec_from(3) {
         Ok(()) => command(name, arguments, settings).exec(),
@@ -72,7 +73,7 @@ fn command(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[
         .args(arguments)
         .env(MARK, std::process::id().to_string())
         .envs(settings.iter().copied())
-        // What a service manager gave to this process it does not have under the same numbers.
+        // Descriptors that a service manager passed to this process do not have the same numbers there.
         .env_remove("LISTEN_PID")
         .stdin(Stdio::null());
     command
@@ -88,8 +89,8 @@ pub fn start(reason: &str) -> Result<Started, Failure> {
     spawn(&name, arguments, &[(REASON, reason)])
 }
 
-/// Starts a process that will serve mounts, and waits until it says that it is ready. `settings` go
-/// into its environment.
+/// Starts a process that will serve mounts, and waits until it reports readiness. `settings` are added to its
+/// environment.
 ///
 /// # Errors
 /// The process cannot be started.
@@ -98,7 +99,7 @@ pub fn spawn(
     arguments: impl Iterator<Item = OsString>,
     settings: &[(&str, &str)],
 ) -> Result<Started, Failure> {
-    // A script's open files and locks are its own, not those of a process that outlives it.
+    // A script's open files and locks are its own, not those of a process that lives longer than the script.
     if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
         tracing::debug!(%error, "descriptors of the caller stay open");
     }
@@ -127,7 +128,7 @@ fn program() -> PathBuf {
     fs::read_link(&link).ok().filter(|path| path.exists()).unwrap_or(link)
 }
 
-/// The second process leaves the session of the first, so that no terminal's signals reach it.
+/// Makes the second process leave the session of the first, so that no terminal's signals reach it.
 ///
 /// # Errors
 /// As `setsid(2)`.
@@ -135,11 +136,11 @@ pub fn leave_session() -> Result<(), Failure> {
     setsid().map(drop).map_err(|error| Failure::io("cannot leave", "the session of the terminal", &error.into()))
 }
 
-/// Says that the mount answers, and lets go of everything that belongs to the first process: its
-/// descriptors and its directory.
+/// Reports that the mount answers, and releases everything that belongs to the first process: its descriptors and
+/// its directory.
 ///
 /// # Errors
-/// Nobody listens any more: whoever called for the mount does not want it.
+/// The first process is gone, so the mount is not wanted any more.
 pub fn report_ready() -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("cannot report to", "the process that asked for the mount", &error);
     let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -150,7 +151,7 @@ pub fn report_ready() -> Result<(), Failure> {
     written.and(done.map_err(|error| failed(error.into())))
 }
 
-/// Does not keep the directory that it was called in from being unmounted.
+/// Changes to the root directory, so that the directory of the caller can be unmounted.
 ///
 /// # Errors
 /// As `chdir(2)`.
@@ -158,10 +159,10 @@ pub fn leave_directory() -> Result<(), Failure> {
     std::env::set_current_dir("/").map_err(|error| Failure::io("cannot change to", "/", &error))
 }
 
-/// What every process that serves mounts does first.
+/// Prepares a process that serves mounts: limit of descriptors, allocator.
 pub fn settle() {
     raise_descriptor_limit();
-    // What a large listing or copy needed goes back when it is over.
+    // Memory that a large listing or copy needed is returned afterwards.
     nacre_sys::memory::keep_large_blocks_apart();
 }
 
@@ -185,7 +186,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Has a second process serve the mount, for this reason; answers when the mount does.
+/// Serves the mount in a second process, for this reason; returns when the mount answers.
 ///
 /// # Errors
 /// The process cannot be started.

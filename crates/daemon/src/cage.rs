@@ -1,4 +1,4 @@
-//! Cages: what enforces their limits, and what is known of those that there are.
+//! Cages: engines that enforce their limits, and reports on existing cages.
 //!
 //! One of three engines holds a cage: this program through FUSE (a stack of the layers `host` and
 //! `cage`, served like any other mount: [`serving`]), or one of the kernel's ([`engine`]).

@@ -1,24 +1,23 @@
-//! Time: the one place of this crate that reads clocks, and that waits for what tells nobody when it
-//! comes.
+//! Time: the only file of this crate that reads clocks, and that polls for events without notification.
 
 use std::{
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Now, for deadlines and for what is measured.
+/// Returns the monotonic time, for deadlines and measurements.
 #[expect(clippy::disallowed_methods, reason = "deadlines of waits, and how long mounts have been there")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Now, seconds since 1970, for people.
+/// Returns the date in seconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "records say when they were made; nothing depends on it")]
 pub(crate) fn date() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The same for a line of a log, in the local time zone: `2026-11-20 23:11:59`.
+/// Returns the date for a line of a log, in the local time zone: `2026-11-20 23:11:59`.
 pub(crate) fn stamp() -> String {
     let date = date();
     match nacre_sys::local_time::local_time(i64::try_from(date).unwrap_or(i64::MAX)) {
@@ -27,14 +26,13 @@ pub(crate) fn stamp() -> String {
     }
 }
 
-/// Lets time go by.
+/// Sleeps.
 #[expect(clippy::disallowed_methods, reason = "callers say who tells nobody")]
 pub(crate) fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// Looks every now and then whether something has come that tells nobody when it does; false where
-/// it has not within `patience`.
+/// Polls `come` every `every` until it returns true; returns false after `patience`.
 pub(crate) fn look_until(patience: Duration, every: Duration, mut come: impl FnMut() -> bool) -> bool {
     let until = now() + patience;
     loop {

@@ -1,9 +1,7 @@
-//! How commands talk to the process that serves a mount: what can be asked of it, and how mounts are
-//! found.
+//! Control protocol of mounts: requests to the process that serves a mount, and how commands find mounts.
 //!
-//! The sockets ([`crate::control_sockets`]) are of [`crate::serving`] and of the mounts of pools; the rest is used by the
-//! commands.
-//! The other side is not trusted: what is shown on a terminal is made printable first.
+//! [`crate::serving`] and the mounts of pools make the sockets ([`crate::control_sockets`]); commands use
+//! everything else. The other side is not trusted: its texts are made printable before they reach a terminal.
 
 use crate::{
     cage::{
@@ -36,84 +34,84 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is taken from a process that serves a mount, whoever owns it.
+/// Limits on answers of a process that serves a mount, of any user.
 const REPORT: Source = Source { most: 4 << 20, harmless: false };
-/// As many links after one another as the kernel follows.
+/// Longest chain of symbolic links, as in the kernel.
 const LINKS_MOST: usize = 40;
-/// How long to wait for the other side. Of another user's process, for all of its answer.
+/// Deadline for the other side. For another user's process it covers the whole answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The same for the end of a mount that is unmounted already.
+/// Deadline for the end of the process after an unmount.
 const END_PATIENCE: Duration = Duration::from_secs(30);
-/// The same for the figures of all mounts of ours together, which are at hand at any time.
+/// Deadline for the reports of all of our mounts together; they need no work to make.
 pub const STATUS_PATIENCE: Duration = Duration::from_secs(2);
-/// The same for those of all other users together.
+/// Deadline for the reports of all other users' mounts together.
 pub const FOREIGN_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a mount is waited for that another process is taking over: with a hundred thousand open files, that takes
+/// How long to wait for a mount that another process is taking over: with a hundred thousand open files, that takes
 /// some seconds.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(20);
-/// How often it is asked.
+/// Interval of polling.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What can be asked of a mount.
+/// Request to a mount.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// Its figures.
+    /// Asks for its report.
     Status,
-    /// New rules, or (without) users and groups read again.
+    /// Replaces the rules, or (without) reads users and groups again.
     Reload {
         /// The new rules.
         rules: Option<Box<RemapSpec>>,
     },
-    /// Another limit for a cage.
+    /// Changes the limits of a cage.
     ResizeCage {
-        /// Which of the mount's cages, from the bottom up.
+        /// Index of the cage among those of the mount, from the bottom up.
         cage: usize,
         /// The new size.
         size: Option<SizeChange>,
         /// The new number of inodes.
         inodes: Option<InodeChange>,
     },
-    /// Something about its union.
+    /// Request to its union.
     Union(UnionRequest),
-    /// What another program has to know that goes on with it.
+    /// Asks for the handoff state that another program needs to take the mount over.
     HandOver,
-    /// Another program is to go on with it, when its guardian is called.
+    /// Has the supervisor replace itself by another program that takes over the mount.
     Upgrade {
-        /// Its path.
+        /// Path of that program.
         program: PathBuf,
     },
-    /// The end.
+    /// Unmounts the mount.
     Unmount {
-        /// Even while it is in use.
+        /// Detach the mount even while it is in use (lazily).
         lazy: bool,
     },
 }
 
-/// What a mount answers.
+/// Answer of a mount.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// Its figures.
+    /// Report of the mount.
     Status(Box<Report>),
-    /// It is done, and this is what the cage is like now.
+    /// The limits are changed; report of the cage after it.
     Cage(Box<CageReport>),
-    /// What its union says.
+    /// Answer of its union.
     Union(UnionAnswer),
-    /// See [`Request::HandOver`].
+    /// Handoff state, for [`Request::HandOver`].
     HandOver(Box<HandedOver>),
     /// A process is taking over the mount of a crashed one, and cannot answer yet.
     TakingOver {
-        /// Where the mount is.
+        /// Mount point of that mount.
         mountpoint: String,
-        /// The process.
+        /// Process id of that process.
         pid: u32,
     },
-    /// It is done.
+    /// The request is carried out.
     Done,
 }
 
-/// Where the own socket of a mount is, named by the process that makes it.
+/// Path of a mount's own control socket, named by the process that makes it.
 ///
 /// # Errors
 /// As [`runtime::own`].
@@ -121,14 +119,14 @@ pub fn place(name: &str) -> Result<PathBuf, Failure> {
     Ok(runtime::own()?.join(format!("{name}.sock")))
 }
 
-/// Serves the owner of a mount, and root: they may ask for anything.
+/// Makes the service for the owner of a mount and root: they may make all requests.
 pub fn owners(answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static) -> Service {
     Arc::new(move |caller| caller.serve(|request, _| answer(request)))
 }
 
-/// Makes the socket at which a mount that is not its owner's alone answers what all may know ([`Report::for_all`])
-/// to each user who has `device`, its number, in his table of mounts. It has the name of the own one; none where it cannot
-/// be made, or this is not root.
+/// Makes the public socket of a mount that other users can see: it answers [`Report::for_all`] to each user who has
+/// `device`, the mount's device number, in his mount table. It has the file name of the own socket; `None` where it
+/// cannot be made, or this process is not root's.
 pub fn for_all(
     listener: &Arc<Listener>,
     own: &Path,
@@ -146,7 +144,7 @@ pub fn for_all(
     })
 }
 
-/// What somebody is answered who is neither root nor the owner.
+/// Answers a user who is neither root nor the owner.
 fn to_all(
     answer: &dyn Fn(Request) -> Result<Answer, Failure>,
     device: u64,
@@ -169,15 +167,15 @@ fn to_all(
 #[derive(Debug)]
 pub struct Peer {
     socket: Socket,
-    /// What it said last.
+    /// Last report of the mount.
     pub report: Report,
 }
 
 impl Peer {
-    /// Asks a mount.
+    /// Sends a request to the mount.
     ///
     /// # Errors
-    /// What it answers, or that it does not.
+    /// The failure that it answers, or that it does not answer.
     pub fn ask(&self, request: &Request) -> Result<Answer, Failure> {
         converse(&self.socket, request).map_err(|error| match error {
             CallError::Failed(failure) => failure.printable(),
@@ -188,25 +186,25 @@ impl Peer {
     }
 }
 
-/// What [`find`] found.
+/// Result of [`find`].
 #[derive(Debug, Default)]
 pub struct FoundMounts {
-    /// The mounts that answer, by where they are mounted.
+    /// Mounts that answer, by mount point.
     pub peers: Vec<Peer>,
-    /// The numbers of processes of ours that serve a mount and do not answer.
+    /// Process ids of ours that serve a mount and do not answer.
     pub silent: Vec<String>,
-    /// Other users who keep sockets at which nobody answers in time.
+    /// Other users with sockets that do not answer in time.
     pub unheard: BTreeSet<u32>,
     /// Mounts that are still being taken over, with the processes that do so.
     pub taken_over: Vec<(String, u32)>,
-    /// Everybody was waited for.
+    /// No socket was skipped: all answers were waited for.
     pub is_whole: bool,
 }
 
 impl FoundMounts {
-    /// Says who does not answer.
+    /// Prints which processes do not answer.
     pub fn tell_silent(&self) {
-        // Warnings that nobody can read are not worth failing for.
+        // A failure to print a warning is ignored.
         for pid in &self.silent {
             let _ = writeln!(io::stderr(), "nacre: process {pid} serves a mount and does not answer");
         }
@@ -219,23 +217,23 @@ impl FoundMounts {
     }
 }
 
-/// A mount that another process is still taking over.
+/// Makes the failure for a mount that another process is still taking over.
 #[must_use]
 pub fn taken_over(mountpoint: &str) -> Failure {
     let what = format!("the mount at {mountpoint} is still being taken over: the process that served it died");
     Failure::new(what).next("ask again in a while")
 }
 
-/// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
-/// other side, whatever it says itself.
+/// Asks all mounts of these users concurrently. A peer's user and process id are taken from the kernel
+/// (`SO_PEERCRED`), not from its answer.
 pub fn find(whose: &Whose) -> FoundMounts {
     when_taken_over(|| find_until(whose, STATUS_PATIENCE, &mut |_| false))
 }
 
-/// Looks again as long as another process is taking a mount over, for a while.
+/// Repeats `find` while another process is taking a mount over, until a deadline.
 fn when_taken_over(mut find: impl FnMut() -> FoundMounts) -> FoundMounts {
     let mut found = FoundMounts::default();
-    // The end of a takeover is not announced.
+    // The end of a takeover is not notified.
     clock::look_until(TAKEOVER_PATIENCE, LOOK, || {
         found = find();
         found.taken_over.is_empty() || !found.is_whole
@@ -243,8 +241,8 @@ fn when_taken_over(mut find: impl FnMut() -> FoundMounts) -> FoundMounts {
     found
 }
 
-/// The same of those who can tell of these places. Where the table of mounts says which mounts these are,
-/// nobody else is waited for.
+/// Finds the mounts at these mount points. Where the mount table names their devices and users, the search ends
+/// when all of them have answered.
 pub fn find_at(mountpoints: &[PathBuf]) -> FoundMounts {
     let table = mountinfo::read().unwrap_or_default();
     let shown = |mountpoint: &PathBuf| {
@@ -264,7 +262,7 @@ pub fn find_at(mountpoints: &[PathBuf]) -> FoundMounts {
     })
 }
 
-/// The same until those who were heard are `enough`, or somebody keeps silent for so long.
+/// Asks mounts until `enough` returns true, or until the deadline.
 pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Report) -> bool) -> FoundMounts {
     let uid = rustix::process::geteuid().as_raw();
     let mut found = FoundMounts::default();
@@ -287,14 +285,14 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
                     continue;
                 }
                 Some(Ok(Answer::TakingOver { mountpoint, pid })) => {
-                    // Whose is another user's is for him to wait for.
+                    // A takeover of another user's mount is not waited for.
                     if socket.foreign().is_none() {
                         found.taken_over.push((crate::report::printable(mountpoint.as_bytes()), pid));
                     }
                     continue;
                 }
-                // Nobody listens: the process died without cleaning up. Others' directories are
-                // theirs to clean.
+                // Nobody listens: the process died without cleaning up. Other users' directories are cleaned by
+                // them.
                 Some(Err(CallError::Unreachable(error)))
                     if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() =>
                 {
@@ -317,8 +315,8 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
         }
     }
     found.is_whole = !is_enough;
-    // Of several at one place our own come first, since others may claim any place; of these the
-    // topmost, which is the youngest: within one second, the higher process number.
+    // Of several peers at one mount point our own come first, since other users may claim any path; of these the
+    // topmost, which is the youngest: within one second, the higher process id.
     let order = |peer: &Peer| {
         (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid))
     };
@@ -327,7 +325,8 @@ pub fn find_until(whose: &Whose, patience: Duration, enough: &mut dyn FnMut(&Rep
     found
 }
 
-/// The number of the process that listens at a socket: what the kernel says, since the name may be that of one before it.
+/// Returns the process id of the listener at a socket: from the kernel, since the file name may be of an earlier
+/// process.
 fn listener(socket: &Socket) -> Option<String> {
     let stream = socket.connect(LOOK).ok();
     let peer = stream.and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok());
@@ -338,16 +337,16 @@ fn listener(socket: &Socket) -> Option<String> {
     name.split(|byte| *byte == b'-').next().map(crate::report::printable)
 }
 
-/// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel
-/// says. Who names a place wants to hear of it.
+/// Returns whose mounts to ask about these paths: ours, and those of other users who mounted a file system there
+/// according to the mount table.
 pub fn whose(paths: &[PathBuf]) -> Whose {
     let uid = rustix::process::geteuid().as_raw();
-    // Without a table of mounts there are ours, or none.
+    // Without a mount table only our own mounts are asked.
     let table = mountinfo::read().unwrap_or_default();
     let owner = |path: &PathBuf| {
         let path = lexical(path).ok()?;
         let around = table.iter().filter(|entry| entry.is_served() && path.starts_with(&entry.mountpoint));
-        // The last one of the deepest.
+        // The last mount of the deepest ones.
         let nearest = around.max_by_key(|entry| entry.mountpoint.components().count())?;
         nearest.user().filter(|user| *user != uid)
     };
@@ -357,8 +356,8 @@ pub fn whose(paths: &[PathBuf]) -> Whose {
     if users.is_empty() { Whose::Ours } else { Whose::These(users) }
 }
 
-/// Asks something that may take its time. After an unmount that was not lazy, also waits for the
-/// end of whatever served it, so that what lies below is free when the command returns.
+/// Sends a request that may take long. After an unmount that was not lazy, also waits for the end of the process
+/// that served the mount, so that the directory below is free when the command returns.
 fn converse(socket: &Socket, request: &Request) -> Result<Answer, CallError> {
     let stream = socket.connect(PATIENCE)?;
     let until = socket.foreign().map(|_| clock::now() + PATIENCE);
@@ -372,13 +371,13 @@ fn converse(socket: &Socket, request: &Request) -> Result<Answer, CallError> {
         if until.is_none() {
             stream.set_read_timeout(Some(END_PATIENCE))?;
         }
-        // The end of the stream or the end of our patience: the mount is gone either way.
+        // The end of the stream or the deadline: the mount is gone either way.
         let _ = reader.read(&mut [0]);
     }
     Ok(answer)
 }
 
-/// Asks a mount for its figures; once more where the process that was asked has died, since another one may go on.
+/// Asks a mount for its report; once more if the process died meanwhile, since its successor may answer.
 fn status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
     match ask_status(socket, until) {
         Err(CallError::Ended) => ask_status(socket, until),
@@ -397,10 +396,11 @@ fn ask_status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
     Ok(answer)
 }
 
-/// The peers at these mount points. The path is not touched: a mount that hangs would hang us.
+/// Returns the peers at these mount points. The paths are not accessed: an access to a hanging mount would hang the
+/// caller.
 ///
 /// # Errors
-/// A mount point where no mount of ours answers.
+/// No mount of ours answers at a mount point.
 pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
     let mut found = find_at(mountpoints);
     let mut peers = std::mem::take(&mut found.peers);
@@ -427,19 +427,19 @@ pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
     Ok(chosen)
 }
 
-/// An absolute path without `.`, `..` and symbolic links. What is mounted there is not asked: it
-/// may hang.
+/// Returns an absolute path without `.`, `..` and symbolic links. The last component is not accessed beyond
+/// readlink(2): its mount may hang.
 ///
 /// # Errors
-/// A parent that does not exist, links that lead in a circle.
+/// A parent that does not exist, or a loop of links.
 pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
     if path.as_os_str().is_empty() {
         return Err(Failure::usage("an empty word is no path"));
     }
     let mut place = without_links_above(path)?;
     for _ in 0..LINKS_MOST {
-        // The root of a mount is a directory, and the kernel answers that it is no link without
-        // asking whoever serves it.
+        // The root of a mount is a directory, and the kernel answers that it is no link without a request to its
+        // server.
         let Ok(target) = fs::read_link(&place) else { return Ok(place) };
         place = without_links_above(&place.parent().unwrap_or(Path::new("/")).join(target))?;
     }
@@ -525,7 +525,7 @@ mod tests {
         });
         assert!(ask(&path).is_err());
         let listener = dribble.join().unwrap();
-        // Nobody accepts any more: at some number of callers the queue is full.
+        // Connections are not accepted: after some callers the backlog is full.
         rustix::net::listen(&listener, 0).unwrap();
         let waiting: Vec<UnixStream> =
             (0..3).map_while(|_| runtime::connect(&path, Duration::from_millis(50)).ok()).collect();

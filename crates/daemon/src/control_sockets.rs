@@ -1,9 +1,9 @@
-//! The control sockets of a mount, from before it answers to its end.
+//! The control sockets of a mount, open from before it answers to its end.
 //!
-//! Used by [`crate::serving`] and by the mounts of pools. The own socket of a mount that outlives its process is noted
-//! ([`LeftSocket`]): the next process listens to it at once, so that commands find the mount while it is being taken
-//! over, and needs no room in the runtime directory. Where a socket cannot be made, that is tried again until it can:
-//! files matter more than figures.
+//! Used by [`crate::serving`] and by the mounts of pools. The own socket of a mount that survives its process is
+//! recorded ([`LeftSocket`]): the next process listens on it at once, so that commands find the mount during the
+//! failover, and no space in the runtime directory is needed. If a socket cannot be made, the mount is served
+//! without it, and the attempt is repeated until it succeeds.
 
 use crate::{
     clock,
@@ -22,23 +22,23 @@ use std::{
     time::Duration,
 };
 
-/// How often a socket is tried to be made for which there was no room.
+/// Interval of attempts to make a socket.
 pub const RETRY: Duration = Duration::from_secs(2);
 
-/// How a mount answers requests.
+/// Function that answers the requests to a mount.
 pub type Answering = Arc<dyn Fn(Request) -> Result<Answer, Failure> + Send + Sync>;
 
-/// The own socket of a mount that a process leaves to the next one.
+/// The own socket of a mount, as part of the handoff state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftSocket {
-    /// The number of the descriptor that listens.
+    /// Number of the listening descriptor.
     pub descriptor: i32,
     path: PathBuf,
 }
 
 impl LeftSocket {
-    /// Listens to it from now on; until `answering` is there, the answer is that `mountpoint` is being taken
-    /// over. None where it is lost.
+    /// Listens on it from now on; until `answering` is set, it answers that `mountpoint` is being taken over.
+    /// `None` where the socket's file is gone.
     pub fn take_over(
         &self,
         listener: &Arc<Listener>,
@@ -62,17 +62,17 @@ impl LeftSocket {
     }
 }
 
-/// What makes the control sockets of a mount.
+/// Parameters of the control sockets of a mount.
 pub struct Maker {
-    /// Who listens.
+    /// Thread that listens.
     pub listener: Arc<Listener>,
-    /// The name of the own socket, where it is to be made.
+    /// Name of the own socket.
     pub name: String,
-    /// The mount's device number, where other users than its owner may see it.
+    /// The mount's device number; `Some` if other users than the owner may see the mount.
     pub device: Option<u64>,
-    /// What answers.
+    /// Function that answers requests.
     pub answering: Answering,
-    /// Called with each own socket that is made.
+    /// Called with each own socket that is made, to record it.
     pub note: Box<dyn Fn(LeftSocket) + Send + Sync>,
 }
 
@@ -94,7 +94,7 @@ impl Maker {
     }
 }
 
-/// The sockets of a mount: its owner's, and one for all where other users may see the mount.
+/// Open sockets: the owner's, and a public one where other users may see the mount.
 struct Sockets {
     own: Endpoint,
     for_all: Option<Endpoint>,
@@ -102,7 +102,7 @@ struct Sockets {
 
 enum State {
     Open(Sockets),
-    /// There was no room for them.
+    /// They could not be made yet.
     Missing,
     Closed,
 }
@@ -111,7 +111,7 @@ enum State {
 pub struct ControlSockets(Mutex<State>);
 
 impl ControlSockets {
-    /// Makes the sockets, or takes over the own one that the crashed process handed over.
+    /// Makes the sockets, or takes over the own one of a crashed process.
     pub fn open(maker: Maker, left: Option<Endpoint>) -> Arc<ControlSockets> {
         let state = match left.map_or_else(|| maker.own(), Ok) {
             Ok(own) => return Arc::new(ControlSockets(Mutex::new(State::Open(maker.with_one_for_all(own))))),
@@ -136,7 +136,7 @@ impl ControlSockets {
         sockets
     }
 
-    /// Whether there is nothing more to try.
+    /// Tries to make the sockets; returns whether no further attempt is needed.
     fn retry(&self, maker: &Maker) -> bool {
         let mut state = self.0.lock();
         if let State::Missing = *state
@@ -148,7 +148,7 @@ impl ControlSockets {
         !matches!(*state, State::Missing)
     }
 
-    /// As [`Endpoint::close`].
+    /// Closes the sockets, as [`Endpoint::close`].
     pub fn close(&self) {
         let mut state = self.0.lock();
         match &*state {

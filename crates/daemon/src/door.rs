@@ -1,4 +1,4 @@
-//! What the FUSE door is told of a mount: from settings, the stack, and where the sources lie.
+//! Options of the FUSE front end for a mount: from settings, the stack, and the file systems of the sources.
 
 use crate::plan::{Atime, Door, MountPlan, Transport};
 use nacre_fuse::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, XattrChoice};
@@ -6,7 +6,7 @@ use nacre_layers::context::Context;
 use nacre_stack::spec::{LayerSpec, RemapSpec, StackSpec, Symlinks};
 use std::{path::Path, sync::Arc};
 
-/// The type in the mount table, after `fuse.`: `mount.fuse.nacre` and `nacre` are the same there.
+/// Returns the type in the mount table, after `fuse.`: `mount.fuse.nacre` and `nacre` are the same there.
 pub fn subtype(plan: &MountPlan) -> String {
     let program = plan.program.rsplit('.').next().unwrap_or("nacre");
     plan.door.subtype.clone().unwrap_or_else(|| program.to_owned())
@@ -15,8 +15,8 @@ pub fn subtype(plan: &MountPlan) -> String {
 /// File systems that are themselves stacked on others.
 const STACKED: &[u64] = &[OVERLAY, FUSE];
 
-/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P,
-/// Ceph, AFS, and what FUSE may hide.
+/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P, Ceph, AFS, and
+/// FUSE, which may be any of these.
 const REPORTING_AT_CLOSE: &[u64] =
     &[0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x6b41_4653, FUSE];
 
@@ -26,16 +26,16 @@ const FUSE: u64 = 0x6573_5546;
 
 /// Whether a source lies on one of these kinds of file system.
 fn lies_on(spec: &StackSpec, context: &Context, kinds: &[u64]) -> bool {
-    // A source that cannot be asked fails with its own message when it is opened.
+    // A source that statfs(2) fails for fails with its own message when it is opened.
     spec.directories()
         .into_iter()
         .filter_map(|source| rustix::fs::statfs(context.reached(source)).ok())
         .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
 
-/// Whether the storage itself judges every access: of an ordinary user who mounts for himself
-/// alone, whose rights this process has, a directory as it is. The kernel would check the same once
-/// more by what it sees, at the price of requests (for ACLs, at each step).
+/// Whether permissions are checked by the file system below: an ordinary user mounts a directory without changes
+/// for himself alone, and this process has his rights. `default_permissions` would make the kernel check once more
+/// with the attributes that it sees, at the price of requests (for ACLs, at each component).
 fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
     let as_it_is = |layer: &LayerSpec| match layer {
         LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
@@ -50,7 +50,7 @@ fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
     !door.allow_other && !door.immutable && !door.no_open && spec.layers.iter().all(as_it_is) && is_ordinary()
 }
 
-/// Whether this process may do what its user may, and nothing else.
+/// Whether this process has the rights of its user, and no others.
 fn is_ordinary() -> bool {
     use rustix::{process, thread};
     let own_ids = process::geteuid() == process::getuid() && process::getegid() == process::getgid();
@@ -58,7 +58,7 @@ fn is_ordinary() -> bool {
     own_ids && powerless && !process::geteuid().is_root()
 }
 
-/// What the door is told.
+/// Returns the options of the FUSE front end.
 pub fn options(plan: &MountPlan, spec: &StackSpec, context: &Context, mountpoint: &Path, source: &str) -> FuseOptions {
     let door = &plan.door;
     FuseOptions {
@@ -94,7 +94,7 @@ pub fn options(plan: &MountPlan, spec: &StackSpec, context: &Context, mountpoint
         negative_timeout: door.negative_timeout,
         notify_watchers: door.notify_watchers,
         worker_setup: Some(Arc::new(|| {
-            // Threads without it are served correctly, only slower.
+            // Threads without it work correctly, only slower.
             if let Err(error) = nacre_layers::host::prepare_worker() {
                 tracing::debug!(%error, "a thread keeps switching ids");
             }

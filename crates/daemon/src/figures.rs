@@ -1,4 +1,4 @@
-//! The figures of a running mount as a [`Report`]: the one place that knows both sides.
+//! Makes the [`Report`] of a running mount from the status of its FUSE front end.
 
 use crate::left::Guarded;
 use crate::mountinfo::device_text;
@@ -8,23 +8,23 @@ use nacre_fuse::{OperationCounts, Status, Transport, Waiting};
 use nacre_vfs::Coherence;
 use std::time::Instant;
 
-/// Of a file system of a pool, in place of its stack: its name follows.
+/// Prefix in the field for the stack that a mount of a pool's dataset has: the dataset's name follows.
 pub const OF_POOL: &str = "dataset:";
 
-/// What does not change while a mount is served.
+/// Constant data of a mount.
 #[derive(Debug)]
 pub struct About {
     /// First column of the mount table.
     pub source: String,
-    /// Why FUSE serves it.
+    /// The reason why FUSE serves the mount.
     pub engine_reason: String,
-    /// When it was mounted.
+    /// Time of the mount.
     pub started: Instant,
-    /// Who goes on with it when this process dies.
+    /// Survival of the mount, if a supervisor restarts its process.
     pub guarded: Option<Guarded>,
 }
 
-/// Puts a report together.
+/// Makes a report.
 pub fn report(about: &About, stack: String, status: Status) -> Report {
     let errors = status.operations.iter().map(|operation| operation.errors).sum();
     let ends = || about.guarded.as_ref().map(|_| "requests under way would end with the process".to_owned());
@@ -67,7 +67,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
     }
 }
 
-/// How it goes on when this process is killed.
+/// Returns how the mount survives its process.
 pub fn survives(guarded: &Guarded) -> Survives {
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().unsigned_abs());
     Survives {
@@ -78,7 +78,7 @@ pub fn survives(guarded: &Guarded) -> Survives {
     }
 }
 
-/// In the words of `--coherence`, where there is one.
+/// Returns the word for it, as in `--coherence` where it has one.
 fn coherence(coherence: Coherence) -> &'static str {
     match coherence {
         Coherence::Exclusive => "exclusive",

@@ -1,18 +1,19 @@
-//! What `/etc/fuse.conf` lets ordinary users do (mount.fuse3(8)). Read by whoever mounts for them,
+//! Reads from `/etc/fuse.conf` what ordinary users may do (mount.fuse3(8)). Used where mounts are made for them,
 //! and by `nacre doctor`.
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// The file.
+/// Path of the file.
 pub const PATH: &str = "/etc/fuse.conf";
 
-/// Whether the system lets ordinary users show their mounts to others.
+/// Whether the system allows ordinary users to make mounts that others can access.
 #[must_use]
 pub fn may_show_others() -> bool {
     std::fs::read_to_string(PATH).is_ok_and(|text| allows_others(&text))
 }
 
-/// Whether a mount of this process can be shown to others: who may call mount(2) is not asked.
+/// Whether this process can make mounts that others can access: by CAP_SYS_ADMIN or by `/etc/fuse.conf`. Whether it
+/// may call mount(2) at all is not checked.
 #[must_use]
 pub(crate) fn can_show_others() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)) || may_show_others()

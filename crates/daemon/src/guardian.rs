@@ -1,15 +1,15 @@
-//! A mount, or a pool with its mounts, that outlives the process that serves it.
+//! Supervisor of a mount, or of a pool with its mounts, that survives the process that serves it.
 //!
-//! Called by [`crate::serve`] and [`crate::pool::process`] where that is asked for. This process becomes
-//! the *guardian*: it makes a worker, which serves and shares its table of descriptors with it, and
-//! waits. A worker that is killed is followed by another one, which goes on from what the last one noted
-//! ([`nacre_fuse::Survival`], [`crate::left`], [`crate::pool::left`]). One that ends by itself ends its
-//! guardian, with the same code. A guardian that is killed leaves what there is without one: the worker
-//! serves on, and when it dies so does what it serves ([docs/decisions/outliving-the-process.md]).
+//! Called by [`crate::serve`] and [`crate::pool::process`] where survival is requested. This process becomes the
+//! *supervisor* (`guardian`): it forks a worker, which serves and shares the descriptor table with it, and waits.
+//! When a worker is killed, the supervisor makes another one, which takes over from the handoff state of the last
+//! one ([`nacre_fuse::Survival`], [`crate::left`], [`crate::pool::left`]). When a worker ends by itself, its
+//! supervisor ends with the same code. When the supervisor is killed, the worker continues without one, and its
+//! mount or pool ends with it ([docs/decisions/outliving-the-process.md]).
 //!
-//! Invariants: the guardian has one thread, and opens nothing while a worker runs, so that each worker
-//! begins sound; the next worker is made when the last one is dead in all of its threads but those that
-//! wait for its mounts, and so for the next one.
+//! Invariants: the supervisor has one thread, and opens nothing while a worker runs, so that each worker starts
+//! from a consistent state; the next worker is made when all threads of the last one are dead except those that
+//! wait for its mounts, and so for the next worker.
 
 use crate::{
     background, clock,
@@ -39,31 +39,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So many deaths ...
+/// This number of deaths ...
 const DEATHS: usize = 3;
-/// ... within this time, and it stays down.
+/// ... within this time, and the worker is not restarted.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// So long after another program went on, the one before it goes on again where that one's workers die so.
+/// Trial time of a program after an upgrade: if its workers die repeatedly within it, the program before it takes
+/// over again.
 const TRIAL: Duration = Duration::from_secs(600);
 
-/// Threads of a worker that was killed which may wait for the next one: they tell the kernel something,
-/// or act on paths without any of its descriptors.
+/// Threads of a killed worker that may wait for the next one: they write notifications to the kernel, or act on
+/// paths, and use none of the worker's descriptors.
 pub const NEED_NO_END: [&str; 2] = [worker::WAITS, fusewire::APART];
 
-/// What is served, and what stays of it when its worker dies.
+/// A mount or pool, and the handoff state that stays when its worker dies.
 struct Guardian {
     served: Survivor,
     memory: Survival,
     background: bool,
-    /// The descriptor of the program that went on before this one, and since when this one does.
+    /// Descriptor of the previous program, and the time when this one took over from it.
     before: Option<(i32, Instant)>,
 }
 
-/// Serves a plan by one worker after the other until the mount ends.
+/// Serves a plan, one worker after the other, until the mount ends.
 ///
 /// # Errors
-/// Why nothing was mounted, or why the mount ended before its time.
+/// Nothing was mounted, or the mount ended prematurely.
 pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failure> {
     let mut resolved = serve::resolve(plan)?;
     outliving::check(&resolved.spec, &resolved.mountpoint, plan)?;
@@ -75,21 +76,21 @@ pub fn run(plan: &MountPlan, reason: &str, background: bool) -> Result<(), Failu
     Guardian::new(Survivor::Mount(Box::new(mount)), background)?.run()
 }
 
-/// Owns a pool by one worker after the other until it is let go.
+/// Owns a pool, one worker after the other, until it is exported.
 ///
 /// # Errors
-/// Why it is not imported, or why it was let go before its time.
+/// The pool is not imported, or it was released prematurely.
 pub fn run_pool(start: &Start) -> Result<(), Failure> {
     outliving::check_pool(start)?;
     Guardian::new(Survivor::Pool(Box::new(start.clone())), !start.foreground)?.run()
 }
 
-/// Goes on with what is served for the program that became this one.
+/// Takes over from the program that replaced itself by this one (exec).
 ///
 /// # Errors
-/// Why it cannot, or why it ended before its time.
+/// The takeover fails, or mount or pool end prematurely.
 pub fn go_on(left: Handover) -> Result<(), Failure> {
-    // What was kept open for this program is nothing for those that it starts.
+    // Descriptors that were kept open for this program are not inherited by programs that it starts.
     descriptors::close_on_exec_from(3).map_err(|error| failed(&error))?;
     let memory = descriptors::take_over(left.memory).and_then(Survival::taken_over);
     let mut memory = memory.map_err(|error| failed(&error))?;
@@ -125,7 +126,7 @@ impl Guardian {
             let (memory, guardian, kept) = (self.memory.clone(), process::id(), self.kept(&guard));
             let handover_text = Arc::clone(&handover_text);
             let guarded = Guarded { memory, guardian, handover: handover_text, service: service.clone() };
-            // From here on it waits.
+            // From here on the supervisor only waits.
             memory::leave_code();
             let worker = guard.start(move || served.work(guarded, &kept, background));
             let worker = worker.map_err(|error| failed(&error))?;
@@ -135,7 +136,7 @@ impl Guardian {
             let (ended, program) = self.wait(&guard, worker).map_err(|error| failed(&error))?;
             let how = match ended {
                 Some(Ended::Code(0)) => return Ok(()),
-                // It has said why.
+                // The worker has reported the reason.
                 Some(Ended::Code(code)) => process::exit(code),
                 Some(Ended::Signal(_)) if self.memory.has_ended() => return Ok(()),
                 Some(Ended::Signal(signal)) => format!("was killed by signal {signal}"),
@@ -143,7 +144,7 @@ impl Guardian {
             };
             if let Some(program) = program.filter(|_| self.memory.can_resume()) {
                 self.become_program(&program, &handover.from(current_program()), &guard);
-                // It cannot be started: whoever asked sees that this one goes on.
+                // The new program cannot be started: this one continues, which the requester sees in the status.
                 self.memory.next_life();
                 continue;
             }
@@ -156,7 +157,7 @@ impl Guardian {
             }
             let over = deaths.len() >= DEATHS || !self.memory.can_resume();
             if over && guard.has_threads_left() {
-                // They would keep devices of mounts open, and nobody were told.
+                // They would keep devices of mounts open, and nobody would be notified.
                 let kept = [guard.descriptor(), self.memory.descriptor()].map(i32::cast_unsigned);
                 descriptors::close_all_from_but(3, &kept).map_err(|error| failed(&error))?;
             }
@@ -169,7 +170,7 @@ impl Guardian {
             if over {
                 let failure = self.served.ended_badly(background, what);
                 if service.is_some() {
-                    // The service's next process begins anew.
+                    // The service's next process starts without handoff state.
                     self.memory.give_up("it stays down");
                 }
                 return Err(failure);
@@ -178,8 +179,8 @@ impl Guardian {
         }
     }
 
-    /// Waits for the end of a worker; how it ended is known if nothing of it is left. Also answers which
-    /// program is to go on, where it was killed for that.
+    /// Waits for the end of a worker; returns how it ended, if all of its threads are gone, and the program that is
+    /// to take over, if it was killed for an upgrade.
     fn wait(&self, guard: &Guard, worker: i32) -> io::Result<(Option<Ended>, Option<PathBuf>)> {
         let mut program = None;
         loop {
@@ -191,7 +192,7 @@ impl Guardian {
                     let ended = guard.outlasted(worker, &NEED_NO_END)?;
                     return Ok((ended, program));
                 }
-                // One that cannot be gone on with stays.
+                // A worker whose state cannot be taken over is not killed.
                 Heard::Called if self.memory.can_resume() => {
                     if let Some(next) = self.memory.take_program() {
                         worker::kill(worker)?;
@@ -203,23 +204,23 @@ impl Guardian {
         }
     }
 
-    /// The descriptors that are this guardian's own.
+    /// Returns the descriptors of the supervisor itself.
     fn kept(&self, guard: &Guard) -> Vec<i32> {
         [guard.descriptor()].into_iter().chain(self.before.map(|(program, _)| program)).collect()
     }
 
-    /// The program that went on before this one, if that was not long ago: this one's workers die, and they
-    /// may have died of it.
+    /// Returns the previous program, if the upgrade to this one was recent: the deaths of this program's workers
+    /// may be its fault.
     fn program_before(&self) -> Option<PathBuf> {
         let (program, since) = self.before?;
         let recently = clock::now().saturating_duration_since(since) < TRIAL;
         recently.then(|| PathBuf::from(format!("/proc/self/fd/{program}")))
     }
 
-    /// Becomes another program, which goes on. Returns where it cannot be started.
+    /// Replaces this process by another program (exec), which takes over. Returns only if it cannot be started.
     fn become_program(&self, program: &Path, handover: &Handover, guard: &Guard) {
-        // The kernel would end what was read by descriptors that close with this program.
-        // What is wrong the next worker finds as well.
+        // Unanswered requests are resent first: the kernel would abort those that were read by descriptors which
+        // this exec closes. Errors here are also found by the next worker.
         let Ok(text) = handover.text() else { return };
         let own: Vec<i32> = self.kept(guard).into_iter().chain(handover.before).collect();
         let Ok(mut kept) = self.served.take_over(&self.memory, &own) else { return };
@@ -230,7 +231,7 @@ impl Guardian {
 }
 
 impl Survivor {
-    /// Whose worker it is.
+    /// Names the process that the worker was, for messages.
     fn whose(&self) -> String {
         match self {
             Survivor::Mount(mount) => format!("the process that served {}", path_text(mount.mountpoint())),
@@ -245,8 +246,8 @@ impl Survivor {
         }
     }
 
-    /// Takes over what a worker before this one left, and closes what nobody needs, the guardian's own
-    /// among it not. Answers what stays open beside that.
+    /// Has the kernel resend the requests that the previous worker left unanswered, and closes all descriptors except
+    /// the recorded ones and `own`, those of the supervisor. Returns the recorded ones.
     fn take_over(&self, memory: &Survival, own: &[i32]) -> Result<Vec<i32>, Failure> {
         let cannot = |error: io::Error| Failure::io("cannot go on after", self.whose(), &error);
         match self {
@@ -260,7 +261,7 @@ impl Survivor {
         Ok(kept)
     }
 
-    /// The descriptors that are noted, beside the memory's own and those of open files.
+    /// Returns the recorded descriptors, except those of the memory itself and those of open files.
     pub(crate) fn noted(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
         Ok(match self {
             Survivor::Mount(_) => Left::read(&memory.text().unwrap_or_default())?.descriptors(),
@@ -268,7 +269,7 @@ impl Survivor {
         })
     }
 
-    /// Those of them that a service manager keeps.
+    /// Returns the recorded descriptors that a service manager stores.
     fn stored(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
         match self {
             Survivor::Mount(_) => self.noted(memory),
@@ -276,7 +277,7 @@ impl Survivor {
         }
     }
 
-    /// Those of these without which nobody can go on.
+    /// Returns the stored descriptors without which a takeover is impossible.
     pub(crate) fn needed(&self, memory: &Survival) -> Result<Vec<i32>, Failure> {
         match self {
             Survivor::Mount(_) => self.noted(memory),
@@ -284,7 +285,7 @@ impl Survivor {
         }
     }
 
-    /// What a worker does; its exit code.
+    /// Runs the worker; returns its exit code.
     fn work(&self, guarded: Guarded, own: &[i32], background: bool) -> u8 {
         let (memory, service) = (guarded.memory.clone(), guarded.service.clone());
         let _ends = Ends(memory.clone());
@@ -320,7 +321,7 @@ impl Survivor {
         Ok(())
     }
 
-    /// The end that nobody asked for. There is no other worker from here on, so the log may have threads.
+    /// Logs a premature end. There is no other worker from here on, so the log may have threads.
     fn ended_badly(&self, background: bool, what: String) -> Failure {
         let logged = match self {
             Survivor::Mount(mount) => mount.plan().and_then(|plan| log::start(&plan, background)),
@@ -333,7 +334,7 @@ impl Survivor {
     }
 }
 
-/// Notes that a worker ends by itself, when it does: one that panics has died.
+/// Records, when dropped, that a worker ends by itself; a panic counts as a crash.
 struct Ends(Survival);
 
 impl Drop for Ends {
@@ -344,28 +345,29 @@ impl Drop for Ends {
     }
 }
 
-/// Closes what a worker has not, which has nothing left to do: whoever waits for its end takes what it
-/// had, and the guardian, which has the same table, is there for a moment still.
+/// Closes the descriptors of a worker that ends: they would stay open, and the supervisor, which shares the
+/// descriptor table, lives a moment longer.
 fn close_for_others(memory: &Survival, own: &[i32]) {
     let kept = memory.main().into_iter().chain([memory.descriptor()]).chain(own.iter().copied());
     let kept: Vec<u32> = kept.map(i32::cast_unsigned).collect();
-    // What stays open goes with the guardian.
+    // Descriptors that stay open are closed when the supervisor ends.
     let _ = descriptors::close_all_from_but(3, &kept);
 }
 
-/// Has the guardian told when this thread is dead, the worker's main one.
+/// Notifies the supervisor when this thread, the worker's main thread, is dead.
 fn tell_of_death(memory: &Survival, guardian: u32) {
     match worker::death_of_this_thread() {
         Ok(death) => {
             memory.set_main(death);
-            // Without a guardian, there is nobody to be told.
+            // Without a supervisor, nobody is to be notified.
             let _ = worker::call(guardian);
         }
         Err(error) => tracing::debug!(%error, "the guardian waits for the end of all threads"),
     }
 }
 
-/// This program, by a descriptor: its file may be replaced. Where there is none, nobody goes back to it.
+/// Opens this program, since its file may be replaced. `None` where that fails: then no later program can go back
+/// to it.
 fn current_program() -> Option<i32> {
     let opened = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     opened.ok().map(IntoRawFd::into_raw_fd)

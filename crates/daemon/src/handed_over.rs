@@ -1,17 +1,17 @@
-//! What another program has to understand to go on with a mount or a pool: plain data, which a process
-//! gives on request and passes on.
+//! Handoff state as another program gets it to decide whether it can take over a mount or a pool: plain data, which
+//! a process returns on request and another one forwards.
 //!
-//! Made and judged by [`crate::handover`], carried by [`crate::control`] and [`crate::asked`].
+//! Made and checked by [`crate::handover`], transferred by [`crate::control`] and [`crate::asked`].
 
 use serde::{Deserialize, Serialize};
 
-/// See the file's head.
+/// Handoff state of a mount or a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HandedOver {
-    /// How it is noted: [`nacre_fuse::SURVIVAL_VERSION`].
+    /// Version of its format: [`nacre_fuse::SURVIVAL_VERSION`].
     pub version: u64,
-    /// What the guardian leaves.
+    /// State of the supervisor, as text.
     pub handover: String,
-    /// What its worker has noted.
+    /// State that its worker has recorded.
     pub left: Vec<u8>,
 }

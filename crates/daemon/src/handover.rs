@@ -1,9 +1,8 @@
-//! What a guardian leaves to another program that goes on with its mount or pool, and how that program
-//! takes it.
+//! State that a supervisor hands over to another program which takes over its mount or pool (upgrade).
 //!
-//! Used by [`crate::guardian`] and [`crate::serving`], which leave it, and by [`crate::upgrade`], which has
-//! the other program look at it first ([`crate::asked`]). Invariant: it says by a number how it is noted; a program that does not know that number
-//! takes nothing.
+//! Used by [`crate::guardian`] and [`crate::serving`], which hand it over, and by [`crate::upgrade`], which has the
+//! other program check it first ([`crate::asked`]). Invariant: it has a version number of its format; a program
+//! that does not know this version takes nothing over.
 
 use crate::{
     asked,
@@ -18,59 +17,59 @@ use nacre_fuse::{SURVIVAL_VERSION, Survival};
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, fs, path::Path, sync::Arc};
 
-/// In the environment of a program that goes on: what is left to it.
+/// Environment variable of a program that takes over: its [`Handover`].
 const NAME: &str = "NACRE_GOES_ON";
 
-/// What outlives the process that serves it.
+/// A mount or pool that survives the process that serves it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Survivor {
-    /// A mount.
+    /// A mount with its plan.
     Mount(Box<MountRequest>),
     /// A pool with its mounts.
     Pool(Box<Start>),
 }
 
-/// What a guardian leaves to the program that it becomes.
+/// State that a supervisor hands over to the program that it becomes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Handover {
-    /// The process, which stays the same.
+    /// Process id, which stays the same.
     process: u32,
-    /// The number of the descriptor of [`Survival`].
+    /// Number of the descriptor of [`Survival`].
     pub memory: i32,
-    /// Whether it serves in the background.
+    /// Whether the mount or pool is served in the background.
     pub background: bool,
-    /// What it serves.
+    /// The mount or pool.
     pub served: Survivor,
-    /// The number of the descriptor of the program that went on with it before.
+    /// Number of the descriptor of the previous program.
     #[serde(default)]
     pub before: Option<i32>,
 }
 
 impl Handover {
-    /// Of this process.
+    /// Returns the supervisor's state for a program that takes over.
     pub fn of(memory: &Survival, background: bool, served: &Survivor) -> Handover {
         let (process, memory) = (std::process::id(), memory.descriptor());
         Handover { process, memory, background, served: served.clone(), before: None }
     }
 
-    /// The same as text.
+    /// Returns the state as text.
     ///
     /// # Errors
-    /// It cannot be written down.
+    /// It cannot be serialized.
     pub fn text(&self) -> Result<Arc<str>, Failure> {
         serde_json::to_string(self)
             .map(Arc::from)
             .map_err(|error| Failure::new(format!("what is served cannot be noted: {error}")))
     }
 
-    /// The same with the program to which the next one can go back.
+    /// Returns the state with the program that the next one can go back to.
     #[must_use]
     pub fn from(&self, before: Option<i32>) -> Handover {
         Handover { before, ..self.clone() }
     }
 
-    /// From text.
+    /// Parses the text.
     ///
     /// # Errors
     /// It is not understood.
@@ -79,15 +78,15 @@ impl Handover {
     }
 }
 
-/// What another program has to understand to go on with what this process serves, which has noted `left`.
+/// Returns the state that another program needs to take over from this process, whose worker has recorded `left`.
 pub fn hand_over(guarded: &Guarded, left: Vec<u8>) -> HandedOver {
     HandedOver { version: SURVIVAL_VERSION, handover: guarded.handover.to_string(), left }
 }
 
-/// Whether this program can go on with it.
+/// Checks that this program can take over with this state.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn check(handed: &HandedOver) -> Result<(), Failure> {
     if handed.version != SURVIVAL_VERSION {
         let (its, ours) = (handed.version, SURVIVAL_VERSION);
@@ -102,18 +101,18 @@ pub fn check(handed: &HandedOver) -> Result<(), Failure> {
     }
 }
 
-/// What a guardian left to this program, if one became it.
+/// Returns the state that a supervisor handed over to this program, if it became this process.
 ///
 /// # Errors
 /// It is not understood.
 pub fn left() -> Option<Result<Handover, Failure>> {
     let text = std::env::var(NAME).ok()?;
-    // Programs that are started from here have the text, too, and another number.
+    // Programs started from here inherit the text, too, and have another process id.
     Some(Handover::read(text.as_bytes()))
         .filter(|left| left.as_ref().map_or(true, |left| left.process == std::process::id()))
 }
 
-/// The environment of a program that a guardian becomes.
+/// Returns the environment of a program that a supervisor becomes.
 pub fn settings(handover: &str) -> Vec<OsString> {
     let setting = |name: OsString, value: OsString| {
         let mut text = name;
@@ -121,16 +120,16 @@ pub fn settings(handover: &str) -> Vec<OsString> {
         text.push(value);
         text
     };
-    // What a service manager gave to this process the other one does not find under the same numbers.
+    // Descriptors that a service manager passed to this process do not have the same numbers there.
     let given = |name: &OsString| name.as_encoded_bytes().starts_with(b"LISTEN_");
     let kept = std::env::vars_os().filter(|(name, _)| name != NAME && !given(name));
     kept.chain([(NAME.into(), handover.into())]).map(|(name, value)| setting(name, value)).collect()
 }
 
-/// Notes which program is to go on with what this process serves, which has noted this itself.
+/// Records which program is to take over from this process, which has recorded `left` itself.
 ///
 /// # Errors
-/// Nobody can, or it is no program.
+/// No takeover is possible, `program` is no program, or it cannot take over with this state.
 pub fn note(guarded: &Guarded, left: Vec<u8>, program: &Path) -> Result<(), Failure> {
     if let Some(why) = guarded.memory.why_not() {
         return Err(Failure::new(format!("no program can go on with it: {why}")));

@@ -1,14 +1,14 @@
-//! Programs of the administrator that are told of events: each executable in
-//! `/etc/nacre/events.d` is called once for each event, with the event in its environment.
+//! Event programs of the administrator: each executable in `/etc/nacre/events.d` is called once for each event,
+//! with the event in its environment.
 //!
-//! Called by processes that own pools ([`crate::pool`]) and by those that serve cages, through
-//! [`tell`], from wherever something happens. Invariants:
-//! * nobody waits for a program: events wait in a queue of [`QUEUE`], and what finds it full is
-//!   left out, and said so in the log;
-//! * only root decides what is run: the file and every directory above it are root's, and nobody
-//!   else may write to them or put others in their place;
-//! * no shell sees a name: values are in the environment, as they are;
-//! * a program that does not end in time is killed with all that it has started.
+//! Called by processes that own pools ([`crate::pool`]) and by those that serve cages, through [`tell`], wherever
+//! an event occurs. Invariants:
+//! * nobody waits for a program: events wait in a queue of [`QUEUE`]; an event that finds it full is dropped, which
+//!   is logged;
+//! * only root decides which programs run: the file and every directory above it are root's, and nobody else may
+//!   write to them or replace them;
+//! * no shell sees a value: values are in the environment, unchanged;
+//! * a program that does not end before its deadline is killed with all processes that it has started.
 
 use crate::{clock, report::path_text};
 use nacre_sys::signals;
@@ -29,23 +29,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where the programs are, and the variable that names another place.
+/// Directory of the programs, and the variable that names another one.
 const DIRECTORY: (&str, &str) = ("/etc/nacre/events.d", "NACRE_EVENTS_DIR");
-/// How long a program may take, seconds, and the variable that says otherwise.
+/// Deadline of a program in seconds, and the variable that sets another one.
 const LIMIT: (u64, &str) = (30, "NACRE_EVENTS_SECONDS");
-/// Events that wait.
+/// Number of events that may wait.
 const QUEUE: usize = 64;
-/// Where programs find others.
+/// `PATH` of the programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Something that happened: its kind and what is known of it, by names of variables without
-/// `NACRE_`.
+/// An event: its kind and its details, by names of variables without `NACRE_`.
 type Happened = (&'static str, Vec<(String, String)>);
 
-/// The way to the thread that calls the programs, once something has happened.
+/// Queue of the thread that calls the programs; made with the first event.
 static WAY: Mutex<Option<SyncSender<Happened>>> = Mutex::new(None);
 
-/// Has all programs told of an event of this kind. Returns at once.
+/// Queues an event of this kind for all programs. Returns at once.
 pub fn tell(kind: &'static str, details: Vec<(String, String)>) {
     let mut way = WAY.lock();
     if way.is_none() {
@@ -66,10 +65,10 @@ pub fn tell(kind: &'static str, details: Vec<(String, String)>) {
     }
 }
 
-/// The same for a command that ends afterwards: returns when the programs have ended.
+/// Calls all programs for an event, for a command that ends afterwards: returns when they have ended.
 pub fn tell_and_wait(kind: &'static str, details: Vec<(String, String)>) {
     let (sender, receiver) = sync_channel(1);
-    // The queue is empty, and the other end is below.
+    // The queue is empty and its receiver exists.
     if sender.try_send((kind, details)).is_ok() {
         drop(sender);
         call(&receiver);
@@ -104,8 +103,8 @@ fn limit() -> Duration {
     Duration::from_secs(seconds.unwrap_or(LIMIT.0))
 }
 
-/// The programs in a directory, in the order of their names. What editors and package managers
-/// leave there is none of them.
+/// Returns the programs in a directory, in the order of their names. Files of editors and package managers are
+/// skipped.
 fn programs(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut found = Vec::new();
@@ -127,8 +126,8 @@ fn programs(directory: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, program)| program).collect()
 }
 
-/// Where a program really is, if it can be run and nobody but root has a say in what it is; `None`
-/// where it is no program.
+/// Returns the real path of a program, if it can be run and nobody but root can change or replace it; `None` where
+/// it is no program.
 fn trusted(path: &Path) -> io::Result<Option<PathBuf>> {
     let real = fs::canonicalize(path)?;
     let program = fs::metadata(&real)?;
@@ -137,7 +136,7 @@ fn trusted(path: &Path) -> io::Result<Option<PathBuf>> {
     }
     for part in real.ancestors() {
         let about = fs::symlink_metadata(part)?;
-        // In a directory with the sticky bit, only root takes away what is root's.
+        // In a directory with the sticky bit, only root removes root's files.
         let kept = about.mode() & 0o022 == 0 || (about.is_dir() && about.mode() & 0o1000 != 0);
         if about.uid() != 0 || !kept {
             return Err(io::Error::other(format!("others than root can change {}", path_text(part))));
@@ -148,16 +147,16 @@ fn trusted(path: &Path) -> io::Result<Option<PathBuf>> {
 
 /// How a program ended.
 pub(crate) enum Ended {
-    /// By itself, or by somebody else.
+    /// By itself, or by another process.
     By(ExitStatus),
-    /// It was killed.
+    /// The program was killed at the deadline.
     Late,
 }
 
 fn run(program: &Path, kind: &str, details: &[(String, String)], most: Duration) -> io::Result<Ended> {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", PATH).env("NACRE_EVENT", kind).env("NACRE_TIME", clock::date().to_string());
-    // A value with a zero byte cannot be handed over: whoever reads it sees where one was.
+    // A value with a zero byte cannot be in an environment: it is shown as `\x00`.
     let variables = details.iter().map(|(name, value)| {
         (OsString::from(format!("NACRE_{}", name.to_ascii_uppercase())), value.replace('\0', "\\x00"))
     });
@@ -166,8 +165,8 @@ fn run(program: &Path, kind: &str, details: &[(String, String)], most: Duration)
     ended(command.spawn()?, clock::now() + most)
 }
 
-/// Waits for the end of a program that has a process group of its own; what is there of it at that time is
-/// killed.
+/// Waits for the end of a program that has a process group of its own, and kills the processes of the group that
+/// are left then.
 ///
 /// # Errors
 /// It cannot be waited for.
@@ -185,7 +184,7 @@ pub(crate) fn ended(mut child: Child, until: Instant) -> io::Result<Ended> {
         }
     });
     if !matches!(ended, Ok(true)) {
-        // It is not waited for yet, so the number is its own still.
+        // The child is not reaped yet, so its process id is not reused.
         let _ = kill_process_group(pid, Signal::KILL);
     }
     let status = child.wait()?;

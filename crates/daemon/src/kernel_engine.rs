@@ -1,13 +1,11 @@
-//! Mounts that the kernel serves alone: a bind mount, read-only and with mapped owners if asked
-//! for.
+//! Mounts that the kernel serves alone: a bind mount, optionally read-only or with mapped ids.
 //!
-//! [`reduce`] decides (pure): either the whole plan is one such mount, or the reason why it is not.
-//! [`mount`] makes it, [`records`] remembers it for `nacre status`, because no process of ours
-//! stays behind.
+//! [`reduce`] decides (pure function): either the whole plan is one bind mount, or it returns the reason why not.
+//! [`mount`] makes it, [`records`] lists it for `nacre status`, because no process of ours stays behind.
 //!
-//! An id map of the kernel is one-to-one, and an id outside of it is shown as the overflow id
-//! (65534). A plan whose map covers all ids is exactly the same either way; otherwise the
-//! difference is told, and `--engine=auto` takes FUSE.
+//! An id map of the kernel is one-to-one, and an id outside of it is shown as the overflow id (65534). A plan whose
+//! map covers all ids behaves exactly the same either way; otherwise the difference is reported, and
+//! `--engine=auto` chooses FUSE.
 
 use crate::{
     failure::{Exit, Failure},
@@ -31,27 +29,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the kernel takes in one map (user_namespaces(7)).
+/// Maximum number of ranges in one map (user_namespaces(7)).
 const RANGES_MAX: usize = 340;
 /// The greatest id; the one above means "no change".
 const ID_MAX: u32 = u32::MAX - 1;
 
-/// A mount that the kernel can serve.
+/// Parameters of a bind mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelMount {
     /// The directory to show.
     pub source: PathBuf,
     /// Attributes of the mount.
     pub attributes: MountAttributes,
-    /// Owners; empty: as they are.
+    /// Map of users; empty: not mapped.
     pub users: Vec<IdRange>,
-    /// Groups; empty: as they are.
+    /// Map of groups; empty: not mapped.
     pub groups: Vec<IdRange>,
-    /// What differs from the same plan served through FUSE.
+    /// Differences to the same plan served through FUSE.
     pub differences: Vec<String>,
 }
 
-/// Whether a plan is one bind mount.
+/// Returns the bind mount that a plan is equal to.
 ///
 /// # Errors
 /// The reason why not, as the end of a sentence.
@@ -102,11 +100,11 @@ fn refuse_door(door: &Door) -> Result<(), String> {
     }
 }
 
-/// Whatever is left after the maps must be nothing.
+/// Refuses all rules except maps and offsets.
 fn refuse_remap(remap: RemapSpec) -> Result<(), String> {
     let rest = RemapSpec { map: None, uid_offset: None, gid_offset: None, ..remap };
     let rest = match rest.create_as {
-        // A bind mount gives new files to whoever makes them.
+        // On a bind mount new files belong to the process that makes them.
         CreateAs::Auto | CreateAs::User => RemapSpec { create_as: CreateAs::Auto, ..rest },
         CreateAs::Mounter => rest,
     };
@@ -145,7 +143,7 @@ fn maps(remap: &RemapSpec, accounts: &dyn Accounts, differences: &mut Vec<String
     }
     let users = ranges("users", &users, remap.uid_offset, differences)?;
     let groups = ranges("groups", &groups, remap.gid_offset, differences)?;
-    // One kind mapped means a map for both: the other one as it is.
+    // If only users or only groups are mapped, the other map is the identity.
     let whole = || vec![IdRange { inside: 0, outside: 0, count: u32::MAX }];
     Ok(match (users.is_empty(), groups.is_empty()) {
         (false, true) => (users, whole()),
@@ -168,7 +166,7 @@ fn ranges(
     }
 }
 
-/// Every id moved by `offset`; those that would leave the range of ids have no place.
+/// Returns the map that shifts every id by `offset`; ids that would leave the range are not mapped.
 fn shifted(offset: i64) -> Vec<IdRange> {
     let distance = u32::try_from(offset.unsigned_abs()).unwrap_or(u32::MAX);
     let count = u32::MAX - distance;
@@ -179,7 +177,7 @@ fn shifted(offset: i64) -> Vec<IdRange> {
     }
 }
 
-/// The rules as ranges, and every id that no rule names as itself.
+/// Returns the rules as ranges, and the identity for every id that no rule names.
 fn complete(kind: &str, rules: &[MapRule], differences: &mut Vec<String>) -> Result<Vec<IdRange>, String> {
     let mut ranges = Vec::new();
     for rule in rules {
@@ -220,7 +218,7 @@ fn span(ids: &RangeInclusive<u32>) -> String {
     if ids.start() == ids.end() { ids.start().to_string() } else { format!("{}-{}", ids.start(), ids.end()) }
 }
 
-/// What is in `all` and in none of `taken`, as ranges in ascending order.
+/// Returns the ids in `all` and in none of `taken`, as ranges in ascending order.
 fn without(all: &[RangeInclusive<u32>], taken: &[RangeInclusive<u32>]) -> Vec<RangeInclusive<u32>> {
     let mut taken = taken.to_vec();
     taken.sort_by_key(|ids| *ids.start());
@@ -242,7 +240,7 @@ fn without(all: &[RangeInclusive<u32>], taken: &[RangeInclusive<u32>]) -> Vec<Ra
     left
 }
 
-/// Both are within the range of ids where they come from.
+/// Makes a range of ids from numbers that are within the range of ids at all callers.
 fn narrow(first: u64, last: u64) -> RangeInclusive<u32> {
     u32::try_from(first).unwrap_or(ID_MAX)..=u32::try_from(last).unwrap_or(ID_MAX)
 }
@@ -250,7 +248,7 @@ fn narrow(first: u64, last: u64) -> RangeInclusive<u32> {
 /// Makes the mount.
 ///
 /// # Errors
-/// What the kernel says, with what to do instead.
+/// The kernel's error, with advice what to do instead.
 pub fn mount(mount: &KernelMount, mountpoint: &Path) -> Result<(), Failure> {
     let failed = |doing: &str| {
         let what = format!("cannot {doing} {}", path_text(&mount.source));
@@ -270,12 +268,11 @@ pub fn mount(mount: &KernelMount, mountpoint: &Path) -> Result<(), Failure> {
     set.map_err(failed("set the attributes of a mount of"))?;
     mounts::attach(clone.as_fd(), mountpoint)
         .map_err(failed(&format!("attach, at {}, a mount of", path_text(mountpoint))))?;
-    // Otherwise what is mounted below either place later would appear below the other one, without
-    // these attributes.
+    // Otherwise later mounts below either directory would be propagated to the other one, without these attributes.
     mounts::make_private(clone.as_fd()).map_err(failed("make private the mount of"))
 }
 
-/// What a bind mount of `source` does not show: the mounts below it in the table.
+/// Returns a message if there are mounts below `source`, which a bind mount does not show.
 pub fn hidden(source: &Path, table: &[MountEntry]) -> Option<String> {
     let below = table.iter().find(|entry| entry.mountpoint.starts_with(source) && entry.mountpoint != source)?;
     Some(format!("what is mounted below the source, such as {}, is not shown", path_text(&below.mountpoint)))
@@ -289,19 +286,19 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What is remembered of a mount that no process of ours serves.
+/// Record of a mount that no process of ours serves.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// Number of the mount.
+    /// Mount id.
     mount: u64,
-    /// Its mount namespace.
+    /// Mount namespace of the mount.
     namespace: String,
-    /// Seconds since the system started, when it was made.
+    /// Time of the mount, in seconds since the system started.
     made: u64,
     report: Report,
 }
 
-/// Remembers a mount that was just made.
+/// Records a mount that was just made.
 ///
 /// # Errors
 /// The mount is not in the table, or the record cannot be written.
@@ -329,10 +326,10 @@ pub fn remember(mountpoint: &Path, reason: String, stack: String, mount: &Kernel
     written.map_err(|error| Failure::io("cannot write", path.display(), &error))
 }
 
-/// The mounts remembered that are still there; records of others are removed.
+/// Returns the recorded mounts that still exist; removes other records.
 ///
 /// # Errors
-/// Where the table of mounts cannot be read.
+/// The mount table cannot be read.
 pub fn records() -> Result<Vec<Report>, Failure> {
     let table = mountinfo::read()?;
     let directory = runtime::ours();
@@ -351,7 +348,7 @@ pub fn records() -> Result<Vec<Report>, Failure> {
             record.report.uptime = uptime().saturating_sub(record.made);
             reports.push(record.report);
         } else if record.namespace == namespace() {
-            // Unmounted by other means. A record that cannot be removed is ignored again next time.
+            // It was unmounted by other means. A record that cannot be removed is ignored again next time.
             let _ = fs::remove_file(&path);
         }
     }

@@ -1,8 +1,8 @@
-//! What a process that serves a mount leaves to the one that goes on with it, beside what the door
-//! notes ([`nacre_fuse::Survival`]).
+//! Handoff state of a process that serves a mount for its successor, in addition to the state of the FUSE front end
+//! ([`nacre_fuse::Survival`]).
 //!
-//! Noted by [`crate::serving`], read by the next worker of the same guardian ([`crate::guardian`]).
-//! Invariant: a descriptor that is noted is open as long as it is; the next worker closes all others.
+//! Recorded by [`crate::serving`], read by the next worker of the same supervisor ([`crate::guardian`]). Invariant:
+//! a recorded descriptor is open as long as it is recorded; the next worker closes all others.
 
 use crate::{
     clock, control_sockets::LeftSocket, failure::Failure, opening::unusable_source, service::SystemdService,
@@ -24,21 +24,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a worker knows of its guardian.
+/// Data that a worker has about its supervision.
 #[derive(Clone, Debug)]
 pub struct Guarded {
-    /// What is left to the next worker.
+    /// Handoff state for the next worker.
     pub memory: Survival,
-    /// The guardian's process number.
+    /// The supervisor's process id.
     pub guardian: u32,
-    /// What the guardian leaves to another program ([`crate::upgrade`]).
+    /// State that the supervisor hands over to another program ([`crate::upgrade`]).
     pub handover: Arc<str>,
-    /// The service that this is, whose manager keeps descriptors for its next process.
+    /// The systemd service, if this is one: its manager stores descriptors for the next process.
     pub service: Option<Arc<SystemdService>>,
 }
 
 impl Guarded {
-    /// Notes something by which these descriptors are needed, beside the memory's own.
+    /// Records by `note` something that needs these descriptors, in addition to the memory's own.
     pub fn note<T>(&self, descriptors: Vec<i32>, note: impl FnOnce() -> T) -> T {
         match &self.service {
             Some(service) => service.keep(descriptors.into_iter().chain(self.memory.own()), note),
@@ -47,26 +47,26 @@ impl Guarded {
     }
 }
 
-/// The directories that layers are of, each held by a descriptor from before anything was mounted
-/// over it: by its path, the next worker might ask for the mount that it is to answer for.
+/// The source directories of layers, each held by a descriptor that was opened before the mount covered it: through
+/// the path, the next worker might send requests to the mount that it is to serve itself.
 #[derive(Debug, Default)]
 pub struct Directories(Vec<(PathBuf, OwnedFd)>);
 
 impl Directories {
-    /// Those of a stack.
+    /// Opens the source directories of a stack.
     ///
     /// # Errors
-    /// One that cannot be used.
+    /// One of them cannot be used.
     pub fn open(spec: &StackSpec) -> Result<Directories, Failure> {
         let mut directories = Directories::default();
         spec.directories().into_iter().try_for_each(|directory| directories.hold(directory))?;
         Ok(directories)
     }
 
-    /// Those that a process before this one held.
+    /// Takes over the directories of the previous process.
     ///
     /// # Errors
-    /// One is not open any more.
+    /// A descriptor is not open any more.
     pub fn left(left: &Left) -> Result<Directories, Failure> {
         let taken = left.directories.iter().map(|(path, number)| {
             let path = PathBuf::from(path);
@@ -76,7 +76,7 @@ impl Directories {
         taken.collect::<Result<_, Failure>>().map(Directories)
     }
 
-    /// One more, as it is now.
+    /// Opens one more source directory, or opens it again.
     ///
     /// # Errors
     /// It cannot be used.
@@ -90,7 +90,7 @@ impl Directories {
         Ok(())
     }
 
-    /// Takes out those that a stack does not have any more.
+    /// Removes and returns the directories that a stack does not use any more.
     pub fn take_all_but(&mut self, spec: &StackSpec) -> Directories {
         let present = spec.directories();
         let (kept, gone) =
@@ -99,38 +99,38 @@ impl Directories {
         Directories(gone)
     }
 
-    /// By which path each is reached whatever is mounted over it.
+    /// Returns for each directory the path through its descriptor, which also works if a mount covers it.
     pub fn reached(&self) -> HashMap<PathBuf, PathBuf> {
         let path = |descriptor: &OwnedFd| PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
         self.0.iter().map(|(directory, descriptor)| (directory.clone(), path(descriptor))).collect()
     }
 }
 
-/// What a worker has to know of the mount beside what the door notes.
+/// Handoff state of a mount, in addition to that of the FUSE front end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// The layers as they are now, in one line.
+    /// The present layers, in one line.
     stack: String,
     mountpoint: OsString,
     /// First column of the mount table.
     pub source: String,
-    /// When it was mounted, seconds since 1970.
+    /// Time of the mount, seconds since 1970.
     pub mounted: u64,
-    /// The numbers of the descriptors that hold directories.
+    /// Numbers of the descriptors of source directories.
     directories: Vec<(OsString, i32)>,
-    /// Branches that are not there yet.
+    /// Branches that are missing at present.
     pub absent: Vec<Absent>,
-    /// How files move between tiers, where a union is.
+    /// Rules by which files move between tiers, in a union.
     pub tier_rules: Option<String>,
-    /// What a union notes ([`LeftNumbers`]).
+    /// Numbers that a union records ([`LeftNumbers`]).
     numbers: Vec<u64>,
-    /// The control socket, once it is made.
+    /// Control socket of the mount, once it is made.
     #[serde(default)]
     pub socket: Option<LeftSocket>,
 }
 
 impl Left {
-    /// What is noted; none where this worker is the first.
+    /// Reads the handoff state; `None` where this worker is the first.
     ///
     /// # Errors
     /// It cannot be read.
@@ -141,7 +141,7 @@ impl Left {
         Left::read(&memory.text().unwrap_or_default()).map(Some)
     }
 
-    /// What is noted as this text.
+    /// Parses the handoff state.
     ///
     /// # Errors
     /// It cannot be read.
@@ -150,7 +150,7 @@ impl Left {
             .map_err(|error| Failure::new(format!("what the last process noted cannot be read: {error}")))
     }
 
-    /// The layers.
+    /// Returns the layers.
     ///
     /// # Errors
     /// They are not understood.
@@ -159,24 +159,24 @@ impl Left {
             .map_err(|error| Failure::new(format!("the stack that the last process noted is not understood: {error}")))
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mountpoint(&self) -> PathBuf {
         PathBuf::from(&self.mountpoint)
     }
 
-    /// When it was mounted, as far as this process can say it.
+    /// Returns the time of the mount as an `Instant`, as far as this process can represent it.
     pub fn started(&self) -> Instant {
         let age = Duration::from_secs(clock::date().saturating_sub(self.mounted));
         clock::now().checked_sub(age).unwrap_or_else(clock::now)
     }
 
-    /// The descriptors that the next worker keeps.
+    /// Returns the descriptors that the next worker keeps.
     pub fn descriptors(&self) -> Vec<i32> {
         let socket = self.socket.iter().map(|socket| socket.descriptor);
         self.directories.iter().map(|(_, number)| *number).chain(socket).collect()
     }
 
-    /// The layers are these, in these directories.
+    /// Sets the layers and their source directories.
     pub fn set_layers(&mut self, spec: &StackSpec, directories: &Directories) {
         self.stack = spec.to_line();
         let number = |(path, held): &(PathBuf, OwnedFd)| (path.as_os_str().to_owned(), held.as_raw_fd());
@@ -184,8 +184,7 @@ impl Left {
     }
 }
 
-/// What is noted, by whom it is kept in step. Until the mount is made nothing is written: nobody
-/// could go on.
+/// Handoff state that is kept up to date. Until the mount is made nothing is recorded: no process could take over.
 #[derive(Debug)]
 pub struct Notes {
     guarded: Guarded,
@@ -193,16 +192,16 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Those of a process before this one; empty where it is the first.
+    /// Reads the state of the previous process; it is empty where this is the first.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// It cannot be read.
     pub fn of(guarded: &Guarded) -> Result<Notes, Failure> {
         let now = Left::of(&guarded.memory)?.unwrap_or_default();
         Ok(Notes { guarded: guarded.clone(), now: Mutex::new(now) })
     }
 
-    /// A mount has been made.
+    /// Records a mount that has been made.
     pub fn begin(&self, mountpoint: &Path, source: &str, (spec, directories): (&StackSpec, &Directories)) {
         self.change(|left| {
             (left.mountpoint, left.source) = (mountpoint.as_os_str().to_owned(), source.to_owned());
@@ -211,7 +210,7 @@ impl Notes {
         });
     }
 
-    /// Something has changed.
+    /// Applies a change and records the result.
     pub fn change(&self, change: impl FnOnce(&mut Left)) {
         let mut left = self.now.lock();
         change(&mut left);

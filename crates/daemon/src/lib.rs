@@ -1,7 +1,7 @@
-//! Everything that lives on after a command has returned: processes that serve mounts, those that
-//! own pools, engines of cages, and how commands reach them.
+//! Everything that continues after a command has returned: processes that serve mounts, processes that own pools,
+//! engines of cages, and how commands reach them.
 //!
-//! Callers: the command line, which reads arguments and prints what is answered here.
+//! Called by the command line, which reads arguments and prints the results.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -1,19 +1,18 @@
-//! The log: of a process that serves one mount or owns a pool, or one for each mount of a process
-//! that serves several.
+//! The log: one for a process that serves one mount or owns a pool, or one for each mount of a process that serves
+//! several.
 //!
-//! Called by [`crate::serve`], [`crate::shared`] and [`crate::pool`]. In a shared process, a thread
-//! that works for one mount alone writes to the log of that mount ([`Log::enter`]); what other
-//! threads say (those that watch directories, for example) is written to the logs of all.
+//! Called by [`crate::serve`], [`crate::shared`] and [`crate::pool`]. In a shared process, a thread that works for
+//! one mount alone writes to the log of that mount ([`Log::enter`]); lines of other threads (those that watch
+//! directories, for example) are written to all logs.
 //!
 //! ```text
-//!  target    where it goes                     line      an event as one printable line
-//!  datagram  the journal, syslog               rate      how many lines at most
-//!  rotating  the file beside a pool's socket
+//!  target    where it goes                     line    an event as one printable line
+//!  datagram  the journal, syslog               rate    how many lines at most
+//!  rotating  the file next to a pool's socket
 //! ```
 //!
-//! A background process logs what happens to its mount ([`Verbosity::Info`]) to the journal or
-//! syslog. What is said on standard error until a mount answers is for whoever asked for it:
-//! warnings, unless he asked for more.
+//! A background process logs events of its mount ([`Verbosity::Info`]) to the journal or syslog. Standard error
+//! until the mount answers is for the user who requested it: warnings, unless he asked for more.
 
 mod datagram;
 mod line;
@@ -66,11 +65,11 @@ fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-/// Where lines of a level go.
+/// Destination of log lines.
 enum Sink {
     Stderr,
     File(File),
-    /// To whoever made the mount, as long as that is waited for.
+    /// Buffer for the process that requested the mount, as long as it waits.
     Said(Arc<Mutex<Option<Vec<u8>>>>),
     Datagrams(Datagrams),
     Rotating(Mutex<RotatingFile>),
@@ -81,7 +80,7 @@ impl Sink {
         let shown = || line.shown() + "\n";
         // A line that cannot be written has nowhere else to go.
         let _ = match self {
-            // In one piece: others write there, too.
+            // In one write: other processes write there, too.
             Sink::Stderr => io::stderr().write_all(shown().as_bytes()),
             Sink::File(file) => (&*file).write_all(format!("{} {}", clock::stamp(), shown()).as_bytes()),
             Sink::Said(said) => {
@@ -99,7 +98,7 @@ impl Sink {
     }
 }
 
-/// One place that lines go to.
+/// A destination with its level and rate limit.
 struct Outlet {
     level: LevelFilter,
     sink: Sink,
@@ -110,7 +109,7 @@ impl Outlet {
     fn new(level: LevelFilter, sink: Sink) -> Outlet {
         let most = match &sink {
             Sink::Stderr | Sink::Said(_) => None,
-            // Whoever asks for every request gets every one.
+            // A user who asks for every request in a file gets every one.
             Sink::File(_) if level > LevelFilter::INFO => None,
             _ if level > LevelFilter::INFO => Some(rate::REQUESTS_MOST),
             _ => Some(rate::LINES_MOST),
@@ -133,7 +132,7 @@ impl Outlet {
     }
 }
 
-/// All places that the lines of one log go to.
+/// All destinations of one log.
 struct Outlets(Vec<Outlet>);
 
 impl Outlets {
@@ -170,7 +169,7 @@ impl Subscriber for Outlets {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The outlet that a target stands for; none for `none` and where nobody listens.
+/// Returns the outlet of a target; `None` for `none`, and where no log service listens.
 fn outlet(
     target: Option<&LogTarget>,
     background: bool,
@@ -198,12 +197,12 @@ fn begin(subscriber: impl Subscriber + Send + Sync + 'static) -> Result<(), Fail
 }
 
 fn of_mount(plan: &MountPlan) -> Subject {
-    // One that cannot be resolved is not mounted.
+    // A mount point that cannot be resolved is never mounted.
     let place = std::path::absolute(&plan.mountpoint).unwrap_or_else(|_| plan.mountpoint.clone());
     Subject { kind: "mountpoint", name: path_text(&place) }
 }
 
-/// What whoever waits for a mount is told: no requests.
+/// Level of the lines for the process that waits for the mount: no requests.
 fn told(plan: &MountPlan) -> LevelFilter {
     level(plan.verbosity.unwrap_or_default()).min(LevelFilter::INFO)
 }
@@ -215,15 +214,15 @@ fn told(plan: &MountPlan) -> LevelFilter {
 pub fn start(plan: &MountPlan, background: bool) -> Result<(), Failure> {
     let outlet = outlet(plan.log_target.as_ref(), background, plan.verbosity, of_mount(plan))?;
     let mut outlets = Vec::from_iter(outlet);
-    // Whoever waits for the mount reads it.
+    // The process that waits for the mount reads it.
     if background && !outlets.iter().any(|outlet| matches!(outlet.sink, Sink::Stderr)) {
         outlets.push(Outlet::new(told(plan), Sink::Stderr));
     }
     begin(Outlets(outlets))
 }
 
-/// Starts the log of a process that owns a pool: to where the environment says, and what is wrong
-/// to a file beside its socket, too.
+/// Starts the log of a process that owns a pool: to the target of the environment, and warnings and errors to a
+/// file next to its socket, too.
 ///
 /// # Errors
 /// A file that cannot be opened.
@@ -248,23 +247,23 @@ pub fn start_shared() -> Result<(), Failure> {
 pub struct Log {
     dispatch: Dispatch,
     number: u64,
-    /// What was said while the mount was made; `None` from then on.
+    /// Lines logged while the mount was made; `None` from then on.
     said: Arc<Mutex<Option<Vec<u8>>>>,
 }
 
 /// All logs of this process.
 static LOGS: RwLock<(u64, Vec<Entry>)> = RwLock::new((0, Vec::new()));
 
-/// A log: its number, how much goes there, and where it is.
+/// A log: its number, its level, and its dispatcher.
 type Entry = (u64, LevelFilter, Dispatch);
 
 thread_local! {
-    /// Keeps the log of the mount that the thread works for.
+    /// Selects the log of the mount that the thread works for.
     static ENTERED: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
 }
 
 impl Log {
-    /// Opens it.
+    /// Opens the log of a mount.
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -284,20 +283,20 @@ impl Log {
         Ok(Log { dispatch, number, said })
     }
 
-    /// What the calling thread says goes here from now on.
+    /// Sends the lines of the calling thread to this log from now on.
     pub fn enter(&self) {
-        // The old one has to go first: a guard puts back what it found.
+        // The old guard has to be dropped first: a guard restores the dispatcher that it found.
         ENTERED.with_borrow_mut(|entered| drop(entered.take()));
         let guard = dispatcher::set_default(&self.dispatch);
         ENTERED.with_borrow_mut(|entered| *entered = Some(guard));
     }
 
-    /// What the calling thread says meanwhile goes here.
+    /// Sends the lines of the calling thread to this log during `call`.
     pub fn within<T>(&self, call: impl FnOnce() -> T) -> T {
         dispatcher::with_default(&self.dispatch, call)
     }
 
-    /// What was said so far, for whoever asked for the mount. He is not told of anything later.
+    /// Takes the lines logged so far, for the process that requested the mount. Later lines do not go there.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().take().unwrap_or_default()).into_owned()
     }
@@ -315,12 +314,12 @@ impl Drop for Log {
     }
 }
 
-/// Hands on what is said by threads that work for no mount in particular.
+/// Forwards the lines of threads that work for no mount in particular to all logs.
 struct All;
 
 impl Subscriber for All {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
-        // Logs come and go.
+        // Logs are opened and closed at any time.
         Interest::sometimes()
     }
 

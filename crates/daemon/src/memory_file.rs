@@ -1,6 +1,6 @@
-//! Text in a file in memory, which whoever has its descriptor can read, also another process.
+//! Text in a memory file (memfd), which every process with its descriptor can read.
 //!
-//! Called by [`crate::service`] and [`crate::pool::left`]. A text is never changed: another one is another file.
+//! Called by [`crate::service`] and [`crate::pool::left`]. A text is never changed: another text is another file.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::{
@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-/// A file with this text; `name` is for whoever looks at the process.
+/// Makes a file with this text; `name` shows in `/proc/PID/fd`.
 ///
 /// # Errors
 /// As `memfd_create(2)` and `write(2)`.
@@ -20,7 +20,7 @@ pub fn write(name: &CStr, text: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// All of its text, wherever others with the same descriptor have read to.
+/// Reads the whole text, independent of the file offset that is shared with other processes.
 ///
 /// # Errors
 /// As `fstat(2)` and `pread(2)`.

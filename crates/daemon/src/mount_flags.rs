@@ -1,10 +1,10 @@
-//! Words of the mount table as flags of mount(2). [`flags`] is pure.
+//! Converts words of the mount table to flags of mount(2). [`flags`] is pure.
 
 use crate::{failure::Failure, mountinfo, report::path_text};
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
 
-/// A word of the mount table, the word that takes it back, and its flag.
+/// A word of the mount table, the word that clears it, and its flag.
 const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("ro", "rw", MountFlags::RDONLY),
     ("nosuid", "suid", MountFlags::NOSUID),
@@ -19,10 +19,10 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
 /// `MS_NOSYMFOLLOW` (linux/mount.h).
 const NOSYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 
-/// Adds flags to a mount that was just made, without touching its superblock.
+/// Adds flags to a mount that was just made, without changing its superblock.
 ///
 /// # Errors
-/// EPERM for anybody but root.
+/// EPERM for users other than root.
 pub fn narrow(mountpoint: &Path, words: &[&'static str]) -> Result<(), Failure> {
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let options = entry.map(|entry| entry.options).unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn narrow(mountpoint: &Path, words: &[&'static str]) -> Result<(), Failure> 
     })
 }
 
-/// The flags that a mount has, changed by words in the order given.
+/// Returns the flags of a mount, changed by words in the order given.
 pub fn flags(has: &[String], words: &[&'static str]) -> MountFlags {
     let mut flags = MountFlags::empty();
     for word in has.iter().map(String::as_str).chain(words.iter().copied()) {

@@ -1,7 +1,7 @@
-//! The table of mounts, as `/proc/self/mountinfo` shows it (proc(5)).
+//! The mount table, as in `/proc/self/mountinfo` (proc(5)).
 //!
-//! Parsing is pure; only [`read`] looks at the system. Used to tell whether a path is a mount point
-//! without touching it: asking a mount whose daemon hangs would hang, too.
+//! Parsing is pure; only [`read`] accesses the system. The table shows whether a path is a mount point without an
+//! access to it: a request to a mount whose daemon hangs would hang, too.
 
 use crate::failure::Failure;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
@@ -9,11 +9,11 @@ use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Number of the mount.
+    /// Mount id.
     pub id: u64,
     /// Device of the file system, major and minor.
     pub device: (u32, u32),
-    /// Where it is mounted.
+    /// Mount point.
     pub mountpoint: PathBuf,
     /// Options of the mount (`ro`, `nosuid`).
     pub options: Vec<String>,
@@ -26,32 +26,32 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
-    /// What it is, whatever becomes of its path.
+    /// Returns the identity of the mount, which does not depend on its path.
     #[must_use]
     pub fn identity(&self) -> fusewire::Identity {
         fusewire::Identity { id: self.id, device: self.device }
     }
 
-    /// Whether a process of ours serves it, as far as its type tells.
+    /// Whether a process of ours serves it, judged by its type.
     pub fn is_served(&self) -> bool {
         ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"].contains(&self.kind.as_str())
     }
 
-    /// Who has mounted it, where FUSE serves it.
+    /// Returns the user who mounted it, for FUSE mounts.
     pub fn user(&self) -> Option<u32> {
         self.data.split(',').find_map(|word| word.strip_prefix("user_id=")?.parse().ok())
     }
 }
 
-/// A device number as the table has it.
+/// Formats a device number as in the table.
 pub fn device_text(major: u32, minor: u32) -> String {
     format!("{major}:{minor}")
 }
 
-/// Reads the table of this process' mount namespace.
+/// Reads the table of this process's mount namespace.
 ///
 /// # Errors
-/// Where `/proc` is not mounted.
+/// `/proc` is not mounted.
 pub fn read() -> Result<Vec<MountEntry>, Failure> {
     const TABLE: &str = "/proc/self/mountinfo";
     let table = std::fs::read(TABLE);
@@ -60,8 +60,8 @@ pub fn read() -> Result<Vec<MountEntry>, Failure> {
         .map_err(|error| Failure::io("cannot read", TABLE, &error).next("mount the proc file system at /proc"))
 }
 
-/// Whether a process sees the file system with this device number, as stat(2) shows it, in its table
-/// of mounts, and other users than its owner may use it.
+/// Whether the file system with this device number (as in stat(2)) is in a process's mount table, and other users
+/// than its owner may access it.
 #[must_use]
 pub fn shows_to_others(pid: rustix::process::Pid, device: u64) -> bool {
     let Ok(table) = std::fs::read(format!("/proc/{}/mountinfo", pid.as_raw_nonzero())) else { return false };
@@ -98,7 +98,7 @@ fn number(field: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// Blank, tab, newline and backslash are written as a backslash and three octal digits.
+/// Decodes a path: blank, tab, newline and backslash are written as a backslash and three octal digits.
 fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

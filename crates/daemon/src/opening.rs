@@ -1,4 +1,4 @@
-//! From a plan to what is served: sources that are looked at, paths made absolute, layers built.
+//! Prepares a mount from its plan: checks sources, makes paths absolute, builds layers.
 //!
 //! Nothing is mounted here.
 
@@ -22,19 +22,19 @@ use std::{
     sync::Arc,
 };
 
-/// Who we are, and how we wait.
+/// Makes the context of layers: ids of this process, notification of events, blocking calls.
 ///
 /// # Errors
-/// Groups that cannot be read.
+/// The groups of this process cannot be read.
 pub fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
     context.tell = Arc::new(crate::hooks::tell);
-    // Rate limits and directory services may wait long: another thread serves the queue meanwhile,
-    // and a killed caller ends the wait.
+    // Rate limits and directory services may block for long: another thread serves the queue meanwhile, and killing
+    // the caller ends the wait.
     context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {
         Ok(()) => Ok(()),
         Err(error) if error.0 == Errno::EAGAIN.raw() => {
-            // No further thread can be had: wait in this one.
+            // No further thread can be started: wait in this one.
             call();
             Ok(())
         }
@@ -43,10 +43,10 @@ pub fn surroundings() -> Result<Context, Failure> {
     Ok(context)
 }
 
-/// The stack with absolute sources, from wherever the plan has it.
+/// Returns the stack of the plan, from options or a file, with absolute sources.
 ///
 /// # Errors
-/// A file that cannot be read, a stack that is not understood, or one that cannot be mounted so.
+/// A file cannot be read, the stack is not understood, or it cannot be mounted with these options.
 pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
     let mut spec = match &plan.stack {
         StackSource::Spec(spec) => spec.clone(),
@@ -81,11 +81,11 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
     Ok(spec)
 }
 
-/// Makes the files that rules are read from independent of the directory that we are called in:
-/// they are read again on a reload.
+/// Makes the paths of files with rules absolute, since they are read again on a reload, perhaps from another
+/// working directory.
 ///
 /// # Errors
-/// Where that directory is gone; a file that cannot be read.
+/// The working directory is gone, or a file cannot be read.
 pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
     let RemapSpec { map_passwd, map_passwd_rev, map_group, map_group_rev, .. } = remap;
     [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(|file| {
@@ -95,27 +95,27 @@ pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
     })
 }
 
-/// Makes a path independent of the directory that we are called in.
+/// Makes a path absolute, independent of the working directory.
 ///
 /// # Errors
-/// Where that directory is gone.
+/// The working directory is gone.
 pub fn absolute(path: &mut PathBuf) -> Result<(), Failure> {
     *path = std::path::absolute(&*path).map_err(|error| Failure::io("cannot resolve", path_text(path), &error))?;
     Ok(())
 }
 
-/// The mount point, resolved.
+/// Returns the mount point, resolved.
 ///
 /// # Errors
-/// A path that leads nowhere, with what to do.
+/// It cannot be resolved; with advice what to do.
 pub fn target(mountpoint: &Path) -> Result<PathBuf, Failure> {
     fs::canonicalize(mountpoint).map_err(|error| unusable(mountpoint, &error))
 }
 
-/// Whether the sources can be shown at this place.
+/// Checks that the sources can be mounted at this mount point.
 ///
 /// # Errors
-/// Names what is in the way.
+/// What prevents it.
 pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     spec.layers.iter().try_for_each(|layer| match layer {
         LayerSpec::Host(host) => check_source(&host.source, mountpoint),
@@ -130,7 +130,7 @@ pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure>
     union::place::check(spec, mountpoint)
 }
 
-/// A directory is shown at a directory, anything else at a file.
+/// Checks that a directory is mounted at a directory, and another file at a file.
 pub(crate) fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
     let below = fs::metadata(source).map_err(|error| unusable_source(source, &error))?;
     let above = fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?;
@@ -146,10 +146,11 @@ pub(crate) fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failu
     Err(Failure::new(what).next(next))
 }
 
-/// A directory that is there, resolved; what for, and what is said of such directories.
+/// Returns an existing directory, resolved; `what` and `why` are for messages: what it is used for, and what is
+/// required of it.
 ///
 /// # Errors
-/// A path that leads nowhere, or to something else than a directory.
+/// The path does not exist, or is not a directory.
 pub(crate) fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, Failure> {
     let text = path_text(named);
     let found = fs::canonicalize(named).and_then(|real| Ok((fs::metadata(&real)?.is_dir(), real)));
@@ -166,23 +167,22 @@ pub(crate) fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, 
 /// Builds the layers.
 ///
 /// # Errors
-/// Names the layer that cannot be built.
+/// The failure names the layer that cannot be built.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
     nacre_stack::build(spec, context).map_err(|error| Failure::of_stack(&error, error.reason))
 }
 
-/// The first column of the mount table: as asked for, else the source, resolved.
+/// Returns the first column of the mount table: `fsname` of the plan, else the source, resolved.
 ///
 /// # Errors
-/// A source that leads nowhere.
+/// The source cannot be resolved.
 pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
     if let Some(name) = &plan.door.fsname {
         return Ok(name.clone());
     }
     Ok(match spec.layers.first() {
         Some(LayerSpec::Host(host)) => {
-            // A source below /proc names another process' view of the tree: resolving it would lead
-            // out of there.
+            // A source below /proc names another process's view of the tree: resolving it would leave that view.
             let kept = host.source.as_os_str().as_bytes().starts_with(b"/proc/");
             let resolved = if kept { Ok(host.source.clone()) } else { fs::canonicalize(&host.source) };
             let resolved = resolved.map_err(|error| unusable_source(&host.source, &error))?;
@@ -204,7 +204,7 @@ pub(crate) fn unusable_source(source: &Path, error: &io::Error) -> Failure {
     })
 }
 
-/// Whether a source that is not there is a list of directories that are.
+/// Whether a source that does not exist is a list of directories that do.
 fn are_branches(source: &Path) -> bool {
     let path = |part: &[u8]| part.split(|byte| *byte == b'=').next().map(|path| OsStr::from_bytes(path).to_owned());
     let text = source.as_os_str().as_bytes();

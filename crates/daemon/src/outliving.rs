@@ -1,4 +1,4 @@
-//! Which mounts and pools can outlive their process, and what that changes about them.
+//! Checks which mounts and pools can survive their process, and adapts their settings.
 //!
 //! Called by [`crate::guardian`] before it makes anything, and for branches that are added later.
 
@@ -13,10 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Whether a mount of these layers can outlive its process.
+/// Checks that a mount of these layers can survive its process.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
     let refused = |why: &str| Err(Failure::usage(format!("--survive is not possible here: {why}")));
     let door = &plan.door;
@@ -26,8 +26,7 @@ pub fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<()
     let reasons = [
         (plan.daemon.is_some(), "it serves one mount, and --daemon=NAME several"),
         (door.lock_forwarding, "locks on files of the source end with the process"),
-        // One that is killed while it waits for an answer of its own could not end, and nobody would
-        // give the answer.
+        // A process killed while it waits for an answer of its own mount could not end, and nobody would answer.
         (door.notify_watchers, "the process would use the mount itself, to raise events"),
         (door.no_open || door.immutable, "files are opened without a request"),
     ];
@@ -40,12 +39,12 @@ pub fn check(spec: &StackSpec, mountpoint: &Path, plan: &MountPlan) -> Result<()
     Ok(())
 }
 
-/// Why layers do not outlive their process. `whole`: of a mount, not of a branch.
+/// Returns why layers cannot survive their process. `whole`: of a mount, not of a branch.
 fn unable(spec: &StackSpec, mountpoint: &Path, whole: bool) -> Option<String> {
     let is_cage = |layer: &LayerSpec| matches!(layer, LayerSpec::Cage(_));
     spec.layers.iter().find_map(|layer| match layer {
         LayerSpec::Remap(remap) => {
-            // They would be asked for by the worker that is to answer.
+            // The worker would read them through the mount that it is to serve.
             let files = [&remap.map_passwd, &remap.map_passwd_rev, &remap.map_group, &remap.map_group_rev];
             let inside = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| file.starts_with(mountpoint));
             files
@@ -78,10 +77,10 @@ fn unable(spec: &StackSpec, mountpoint: &Path, whole: bool) -> Option<String> {
     })
 }
 
-/// Whether a branch can be added to a mount that outlives its process.
+/// Checks that a branch can be added to a mount that survives its process.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn check_branch(branch: &BranchSpec, mountpoint: &Path) -> Result<(), Failure> {
     let BranchSource::Stack(stack) = &branch.source else { return Ok(()) };
     match unable(stack, mountpoint, false) {
@@ -90,10 +89,10 @@ pub fn check_branch(branch: &BranchSpec, mountpoint: &Path) -> Result<(), Failur
     }
 }
 
-/// Whether a pool can outlive the process that owns it.
+/// Checks that a pool can survive the process that owns it.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn check_pool(start: &Start) -> Result<(), Failure> {
     let refused = |why: &str| Err(Failure::usage(format!("--survive is not possible here: {why}")));
     if let How::Import { read_only: true, .. } = &start.how {
@@ -102,11 +101,11 @@ pub fn check_pool(start: &Start) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has cages book each write when it happens. What a kernel collects was promised room, and nobody
-/// would know how much once the process is dead.
+/// Sets the cages to write-through, so that each write is charged when it happens. Write-back has room reserved for
+/// dirty pages of the kernel, and once the process is dead nobody would know how much.
 ///
 /// # Errors
-/// They were asked not to.
+/// Write-back was requested explicitly.
 pub fn write_through(spec: &mut StackSpec) -> Result<(), Failure> {
     for layer in &mut spec.layers {
         let LayerSpec::Cage(cage) = layer else { continue };

@@ -1,21 +1,21 @@
-//! What is to be mounted, as plain data: written by command lines, carried out by [`crate::serve`]
-//! and [`crate::kernel_engine`].
+//! The plan of a mount, as plain data: written by command lines, carried out by [`crate::serve`] and
+//! [`crate::kernel_engine`].
 //!
-//! Nothing here looks at the system: whether the source exists or a user is known is found out when
-//! the plan is carried out, before anything is mounted.
+//! Nothing here accesses the system: whether the source exists or a user is known is checked when the plan is
+//! carried out, before anything is mounted.
 
 use crate::log::target::LogTarget;
 use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, time::Duration};
 
-/// The name that the program is called by, and the type and the source in the mount table.
+/// Program name for which this program can stand in; also type and source in the mount table.
 pub const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
 
-/// The name of mergerfs, for which this program can stand.
+/// Name of mergerfs, for which this program can stand in.
 pub const MERGERFS: &str = "mergerfs";
 
-/// Where the layers come from.
+/// Source of the layers' settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StackSource {
     /// The options of the command line.
@@ -24,55 +24,55 @@ pub enum StackSource {
     File(PathBuf),
 }
 
-/// What stands before the directory of a cage in the first column of the mount table, and of fstab.
+/// Prefix of a cage's directory in the first column of the mount table, and of fstab.
 pub const CAGE_PREFIX: &str = "cage:";
-/// The same before the branches of a union.
+/// Prefix of a union's branches in the same places.
 pub const UNION_PREFIX: &str = "union:";
 
-/// A mount.
+/// Plan of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPlan {
-    /// The name that the program was called by: in messages, and the type in the mount table.
+    /// Name that the program was called by: in messages, and as the type in the mount table.
     pub program: String,
-    /// The layers.
+    /// Layers of the mount.
     pub stack: StackSource,
-    /// Where.
+    /// Mount point.
     pub mountpoint: PathBuf,
-    /// What stands before the source in the mount table.
+    /// Prefix of the source in the mount table.
     pub prefix: &'static str,
-    /// How.
+    /// Settings of the FUSE front end.
     pub door: Door,
-    /// What serves it.
+    /// Engine that serves the mount.
     pub engine: Engine,
-    /// In one process that ends with the mount.
+    /// Serve in this process, which ends with the mount.
     pub foreground: bool,
-    /// Only say what would be done.
+    /// Only print what would be done.
     pub explain: bool,
-    /// How much is logged; `None`: what happens to the mount, and on standard error warnings.
+    /// Level of the log; `None`: events of the mount, and on standard error warnings.
     pub verbosity: Option<Verbosity>,
-    /// Where the log goes; `None`: as the environment says, or [`LogTarget::Auto`].
+    /// Target of the log; `None`: from the environment, or [`LogTarget::Auto`].
     pub log_target: Option<LogTarget>,
-    /// The name of the process that serves it together with other mounts; `None`: one to itself.
+    /// Name of the process that serves it together with other mounts; `None`: a process of its own.
     pub daemon: Option<String>,
-    /// Nothing is said of a mount point that is not empty.
+    /// Do not warn of a mount point that is not empty.
     pub nonempty: bool,
-    /// Things worth a line on standard error.
+    /// Warnings for standard error.
     pub warnings: Vec<String>,
 }
 
 /// A change of the flags of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remount {
-    /// Which mount.
+    /// Mount point of the mount to change.
     pub mountpoint: PathBuf,
     /// The flags to change, as words, in the order given.
     pub flags: Vec<&'static str>,
 }
 
-/// What serves a mount.
+/// Engine that serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// This program, through FUSE.
+    /// This program serves the mount through FUSE.
     #[default]
     Fuse,
     /// The kernel alone: an idmapped, perhaps read-only bind mount.
@@ -81,12 +81,12 @@ pub enum Engine {
     Loop,
     /// A cage: quotas of the file system that the directory lies on.
     Quota,
-    /// The kernel where it can do all that was asked for, else FUSE.
+    /// The kernel where it supports all options, else FUSE.
     Auto,
 }
 
 impl Engine {
-    /// As it is written.
+    /// Returns the word of the option.
     pub fn word(self) -> &'static str {
         match self {
             Engine::Fuse => "fuse",
@@ -98,7 +98,7 @@ impl Engine {
     }
 }
 
-/// How the kernel and the daemon talk.
+/// Transport between kernel and daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
     /// Rings where the kernel has them, else the device.
@@ -110,31 +110,31 @@ pub enum Transport {
     Device,
 }
 
-/// Access times.
+/// Policy of access time updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Atime {
-    /// None.
+    /// Access times are never updated (`noatime`).
     No,
-    /// Now and then.
+    /// Access times are updated as with `relatime`.
     Relative,
-    /// All.
+    /// Access times are updated at each access (`strictatime`).
     Strict,
 }
 
-/// Settings of the mount itself, whatever is mounted.
+/// Settings of the FUSE front end, independent of the layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Door {
-    /// No writing, for root either.
+    /// Read-only, also for root.
     pub read_only: bool,
     /// Users other than the mounter may use it.
     pub allow_other: bool,
-    /// That was asked for: the mount is not made otherwise.
+    /// `allow_other` was requested: without it the mount fails.
     pub others_asked: bool,
     /// Set-user-id programs take effect.
     pub suid: bool,
     /// Device nodes work.
     pub dev: bool,
-    /// Programs run.
+    /// Programs can be executed.
     pub exec: bool,
     /// Symbolic links are followed.
     pub symfollow: bool,
@@ -142,41 +142,41 @@ pub struct Door {
     pub atime: Option<Atime>,
     /// No access times of directories.
     pub nodiratime: bool,
-    /// Write through.
+    /// Synchronous writes.
     pub sync: bool,
-    /// Write directories through.
+    /// Synchronous changes of directories.
     pub dirsync: bool,
     /// First column of the mount table, where it is not the source.
     pub fsname: Option<String>,
     /// Type after `fuse.`, where it is not the name of the program.
     pub subtype: Option<String>,
-    /// Words that go to the kernel as they are (security contexts).
+    /// Words that are passed to the kernel unchanged (security contexts).
     pub kernel_words: Vec<String>,
-    /// The kernel may read and write files of the source itself.
+    /// The kernel may read and write files of the source itself (passthrough).
     pub passthrough: bool,
-    /// Transport.
+    /// Transport of requests between kernel and daemon.
     pub transport: Transport,
-    /// Nothing below changes: opens cost no request.
+    /// Nothing below changes: opens need no request.
     pub immutable: bool,
-    /// Files of a read-only mount are opened without a request, where that can be.
+    /// Files of a read-only mount are opened without a request, where possible.
     pub no_open: bool,
-    /// Locks are taken below.
+    /// Locks are forwarded to the layers below.
     pub lock_forwarding: bool,
     /// No page cache.
     pub direct_io: bool,
-    /// There are extended attributes at all.
+    /// Extended attributes are supported.
     pub xattr: bool,
-    /// ACLs are enforced where there are any.
+    /// ACLs are enforced where they exist.
     pub acl: bool,
-    /// Names are cached for so long.
+    /// How long names are cached.
     pub entry_timeout: Option<Duration>,
-    /// Attributes are cached for so long.
+    /// How long attributes are cached.
     pub attr_timeout: Option<Duration>,
-    /// Missing names are cached for so long.
+    /// How long missing names are cached.
     pub negative_timeout: Option<Duration>,
     /// inotify events are raised for changes below.
     pub notify_watchers: bool,
-    /// It goes on when the process that serves it dies.
+    /// The mount survives the process that serves it.
     pub survive: bool,
 }
 
@@ -214,30 +214,30 @@ impl Default for Door {
     }
 }
 
-/// A plan that does not depend on the surroundings of this process any more: for one that another
-/// process carries out.
+/// A plan that does not depend on the environment of this process any more, so that another process can carry it
+/// out.
 #[derive(Debug)]
 pub struct Resolved {
     /// The layers, with absolute sources.
     pub spec: StackSpec,
-    /// Where, resolved.
+    /// Mount point, resolved.
     pub mountpoint: PathBuf,
-    /// The log.
+    /// Target of the log.
     pub log_target: Option<LogTarget>,
 }
 
-/// How much is logged; the default on standard error is [`Verbosity::Warn`].
+/// Level of the log; the default on standard error is [`Verbosity::Warn`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verbosity {
-    /// Only what failed.
+    /// Logs failures only.
     Error,
-    /// And what may be wrong.
+    /// Logs warnings, too.
     #[default]
     Warn,
-    /// And what happens to the mount.
+    /// Logs events of the mount, too.
     Info,
-    /// And each change.
+    /// Logs each change, too.
     Debug,
-    /// Everything.
+    /// Logs everything.
     Trace,
 }

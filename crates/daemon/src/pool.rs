@@ -1,7 +1,7 @@
 //! The process that owns an imported pool ([`process`], started by [`start`]), the mounts of its
 //! file systems, and how commands reach it ([`client`]).
 //!
-//! What the verbs mean is in the crate `nacre-admin`.
+//! The verbs are implemented in the crate `nacre-admin`.
 
 pub mod cachefile;
 mod carrier;

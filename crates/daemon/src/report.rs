@@ -1,9 +1,8 @@
-//! What a mount tells about itself: the data of `status`, `top` and `metrics`, as it goes over the
-//! control socket.
+//! Report of a mount: the data of `status`, `top` and `metrics`, as sent over the control socket.
 //!
 //! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`nacre_cli::status`],
-//! [`nacre_cli::top`] and [`nacre_cli::metrics`]. The JSON form is an interface for scripts: fields are
-//! added, never renamed.
+//! [`nacre_cli::top`] and [`nacre_cli::metrics`]. The JSON form is an interface for scripts: fields are added,
+//! never renamed.
 
 use crate::{cage::report::CageReport, union::report::BranchReport};
 use nacre_admin::pool::Survives;
@@ -12,24 +11,25 @@ use serde::{Deserialize, Serialize};
 use std::io::Write as _;
 use std::{fmt, os::unix::ffi::OsStrExt, path::Path};
 
-/// One layer of a stack and what lies below it.
+/// One layer of a stack and the layers below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerReport {
     /// The layer's name.
     pub layer: String,
-    /// Its settings: key and value.
+    /// Settings of the layer: key and value.
     pub settings: Vec<(String, String)>,
     /// The layers below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub below: Vec<LayerReport>,
 }
 
-/// How many layers below each other are told one by one: readers of JSON bound its depth
-/// (serde_json at 128, two for each layer).
+/// Number of nested layers that are listed one by one: JSON parsers limit the depth (serde_json to 128, two for
+/// each layer).
 const LAYERS_MAX: usize = 48;
 
 impl From<Description> for LayerReport {
-    /// Of a very high stack, the lower part is left out; [`Report::stack`] names all of it.
+    /// Converts a description; the lower part of a very deep stack is left out, while [`Report::stack`] names all
+    /// of it.
     fn from(description: Description) -> LayerReport {
         layers_within(description, LAYERS_MAX)
     }
@@ -43,43 +43,43 @@ fn layers_within(description: Description, most: usize) -> LayerReport {
     LayerReport { layer: description.layer, settings: description.settings, below }
 }
 
-/// The figures of one kind of request.
+/// Statistics of one kind of request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// What was asked for (`lookup`, `read`).
+    /// Kind of request (`lookup`, `read`).
     pub name: String,
-    /// How often.
+    /// Number of requests.
     pub requests: u64,
-    /// How often the answer was an error.
+    /// Number of answers that were errors.
     pub errors: u64,
     /// Time spent answering, nanoseconds.
     pub total_ns: u64,
-    /// Requests by time: upper bound in nanoseconds (the last one has none) and how many took no
-    /// longer, not cumulated.
+    /// Histogram of times: upper bound in nanoseconds (the last one has none) and number of requests in this
+    /// interval, not cumulated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency: Vec<(Option<u64>, u64)>,
 }
 
-/// How opened files were served.
+/// Passthrough of file content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughReport {
     /// The kernel reads and writes the source's files itself.
     pub on: bool,
-    /// Why not, where it does not.
+    /// Why there is no passthrough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
 }
 
-/// A request of a mount's own thread to the mount itself that has waited for too long.
+/// A request of one of a mount's own threads to the mount itself that has waited too long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingReport {
-    /// The system call or task, in words.
+    /// Description of the system call or task.
     pub request: String,
-    /// The thread.
+    /// Thread id.
     pub thread: u32,
-    /// The inode, as the kernel knows it.
+    /// Node id of the inode in the FUSE protocol.
     pub inode: u64,
-    /// For how long.
+    /// Waiting time in seconds.
     pub seconds: u64,
 }
 
@@ -90,88 +90,87 @@ impl fmt::Display for WaitingReport {
     }
 }
 
-/// Everything about one mount.
+/// Report of one mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Where.
+    /// Mount point.
     pub mountpoint: String,
-    /// Its device, as the table of mounts has it (`0:43`).
+    /// Device number as in the mount table (`0:43`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// What: the first column of the mount table.
+    /// Source: the first column of the mount table.
     pub source: String,
     /// The process that serves it; 0 where the kernel alone does.
     pub pid: u32,
-    /// Whose process that is.
+    /// User id of that process.
     pub uid: u32,
-    /// Seconds since it was mounted.
+    /// Seconds since the mount was made.
     pub uptime: u64,
     /// `fuse` or `kernel`.
     pub engine: String,
-    /// Why this engine.
+    /// Reason for this engine.
     pub engine_reason: String,
     /// The stack in one line.
     pub stack: String,
-    /// The stack as the layers see themselves.
+    /// The stack as described by its layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerReport>,
-    /// It is not to be seen at its place any more, and lives on for whoever has it open, or in
-    /// other mount namespaces.
+    /// The mount is detached: not visible at its mount point any more, and in use by open files or in other mount
+    /// namespaces.
     #[serde(default)]
     pub detached: bool,
-    /// It can never be made writable: a snapshot, `--immutable`, `--no-open`.
+    /// The mount can never be made writable: a snapshot, `--immutable`, `--no-open`.
     #[serde(default)]
     pub stays_read_only: bool,
-    /// How kernel and daemon talk, in one word.
+    /// Transport between kernel and daemon, in one word.
     pub transport: String,
-    /// Why not by io_uring, where that was wanted.
+    /// Why it is not io_uring, where that was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport_reason: Option<String>,
-    /// Whether the kernel serves data itself.
+    /// Passthrough of file content.
     pub passthrough: PassthroughReport,
-    /// Why opening a file is a request, where it is one.
+    /// Why opens need a request, where they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asks_at_open: Option<String>,
-    /// Who else may change what lies below.
+    /// Which changes of the source by others are expected.
     pub coherence: String,
-    /// How often all caches were dropped: watching what lies below lost count, or rules were
-    /// reloaded.
+    /// Number of times that all caches were dropped: the watcher lost events, or rules were reloaded.
     pub full_invalidations: u64,
-    /// Changes of what the kernel knew of the source, that it was told of.
+    /// Number of invalidations sent to the kernel.
     pub invalidations: u64,
-    /// All requests.
+    /// Number of requests.
     pub requests: u64,
-    /// All answers that were errors.
+    /// Number of answers that were errors.
     pub errors: u64,
-    /// Requests being answered now.
+    /// Number of requests being answered now.
     pub in_flight: u64,
-    /// Requests of its own threads to itself that are not answered.
+    /// Unanswered requests of its own threads to itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingReport>,
-    /// Files that the kernel knows.
+    /// Number of inodes that the kernel knows.
     pub inodes: u64,
-    /// Open files.
+    /// Number of open files.
     pub open_files: u64,
-    /// Opens that the kernel serves itself.
+    /// Number of opens with passthrough.
     pub passthrough_opens: u64,
-    /// Opens that were served without looking anything up again.
+    /// Number of opens that reused an open file of the source.
     pub cache_hits: u64,
-    /// The kinds of request that came at all.
+    /// Statistics of the kinds of request that occurred.
     pub operations: Vec<OperationReport>,
-    /// Whether it goes on when its process dies, where that was asked for.
+    /// How it survives its process, where that was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub survives: Option<Survives>,
     /// The cages in the stack, from the bottom up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cages: Vec<CageReport>,
-    /// The branches of its union, from the top.
+    /// The branches of its union, topmost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub branches: Vec<BranchReport>,
 }
 
 impl Report {
-    /// What everybody may know who sees the mount: what the table of mounts says of it, and figures.
-    /// Not where other directories lie, what rules say, or who uses how much.
+    /// Returns the part that everybody may know who can see the mount: data of the mount table, and figures. Paths
+    /// of other directories, rules and usage of users are left out.
     #[must_use]
     pub fn for_all(self) -> Report {
         let kinds = |layers: &LayerReport| {
@@ -197,19 +196,19 @@ impl Report {
         }
     }
 
-    /// Time spent answering, nanoseconds.
+    /// Returns the time spent answering, in nanoseconds.
     pub fn total_ns(&self) -> u64 {
         self.operations.iter().fold(0, |sum, operation| sum.saturating_add(operation.total_ns))
     }
 }
 
-/// A path as text that is the same everywhere and harmless on a terminal: bytes that are no
-/// printable UTF-8 are written `\xNN`.
+/// Formats a path as text that is the same everywhere and safe on a terminal: bytes that are no printable UTF-8 are
+/// written `\xNN`.
 pub fn path_text(path: &Path) -> String {
     printable(path.as_os_str().as_bytes())
 }
 
-/// The same for any bytes.
+/// Formats any bytes as printable text, like [`path_text`].
 pub fn printable(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -231,14 +230,14 @@ pub fn printable(bytes: &[u8]) -> String {
     text
 }
 
-/// What a mount is that only its users can still see.
+/// Description of a detached mount.
 pub const DETACHED: &str = "detached: in use by open files or in other mount namespaces";
 
-/// Says which mounts (place, detached or not, process) are not where they were.
+/// Prints which mounts (mount point, detached or not, process) are detached.
 pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) {
     for (place, _, pid) in mounts.filter(|(_, detached, _)| *detached) {
         let place = printable(place.as_bytes());
-        // A warning that nobody can read is not worth failing for.
+        // A failure to print a warning is ignored.
         let _ = writeln!(
             std::io::stderr(),
             "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it"
@@ -246,7 +245,7 @@ pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) 
     }
 }
 
-/// The layers from the top down, each indented below the one above.
+/// Formats the layers from the top down, each indented below the one above.
 pub fn tree(layer: &LayerReport, depth: usize) -> String {
     let settings: Vec<String> = layer.settings.iter().map(|(key, value)| setting(key, value)).collect();
     let mut text = format!("{}{} {}", "  ".repeat(depth), printable(layer.layer.as_bytes()), settings.join(" "));
@@ -261,10 +260,10 @@ fn setting(key: &str, value: &str) -> String {
     if value.is_empty() { key } else { format!("{key}={}", printable(value.as_bytes())) }
 }
 
-/// A note for whoever waits.
+/// Prints a note for the user.
 pub fn tell(line: &str) {
     if !line.is_empty() {
-        // A word that nobody can read is not worth failing for.
+        // A failure to print a note is ignored.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 }

@@ -1,13 +1,12 @@
-//! Requests and answers between commands and the processes that live on: those that serve mounts,
-//! those that serve several ([`crate::shared`]), and those that own pools.
+//! Requests and answers between commands and background processes: those that serve mounts, those that serve
+//! several ([`crate::shared`]), and those that own pools.
 //!
-//! A caller connects to a Unix socket in the directory of its owner ([`crate::runtime`]) and sends
-//! requests; to each come any number of notes, then an answer or a [`Failure`]: one JSON value a
-//! line ([`line`]). Only root and the owner of the process are served, by what the kernel says of
-//! the other side (`SO_PEERCRED`; [`endpoint`]). Bytes of streams of snapshots go over the same
-//! connection ([`stream`]): when either side dies, the other sees its end. Neither side trusts the other: lines have a longest
-//! length, waiting has a limit ([`deadline`]), and what another user's process says is made
-//! printable before it is shown.
+//! A caller connects to a Unix socket in the directory of its owner ([`crate::runtime`]) and sends requests; the
+//! answer to each is any number of notes, then a result or a [`Failure`]: one JSON value a line ([`line`]). Only
+//! root and the owner of the process are served, identified by the kernel (`SO_PEERCRED`; [`endpoint`]). Bytes of
+//! streams of snapshots go over the same connection ([`stream`]): when either side dies, the other sees the end of
+//! the connection. Neither side trusts the other: lines have a maximum length, waiting has a deadline
+//! ([`deadline`]), and texts of another user's process are made printable before they are shown.
 
 pub mod deadline;
 pub mod endpoint;
@@ -28,36 +27,36 @@ pub const ANSWER_MAX: u64 = 1 << 30;
 /// The longest answer that is taken from another user's process, bytes.
 pub const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
 
-/// What comes back.
+/// Message of the serving side.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message<A> {
-    /// How far it is, or something worth a line; more follows.
+    /// Progress or a remark; more messages follow.
     Note(String),
-    /// So many bytes of a stream follow this line, then more; 0: bytes of a stream are awaited, in
-    /// pieces that begin with their length ([`stream`]).
+    /// This number of bytes of a stream follows this line, then more messages; 0: the process awaits bytes of a
+    /// stream, in chunks that begin with their length ([`stream`]).
     Bytes(u64),
-    /// What was asked for.
+    /// Result of the request.
     Answer(A),
-    /// Why it was not done.
+    /// Failure: why the request was not carried out.
     Failed(Failure),
 }
 
-/// Why there is no answer.
+/// Why a call has no result.
 #[derive(Debug)]
 pub enum CallError {
-    /// The process cannot be reached, says something that is not understood, or nothing in time.
+    /// The process cannot be reached, sends something that is not understood, or does not answer in time.
     Unreachable(io::Error),
     /// The process ended before it answered.
     Ended,
-    /// It refuses.
+    /// The process refuses the request.
     Failed(Failure),
 }
 
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> CallError {
         match error.kind() {
-            // What had been sent was not read any more, or a line or a stream was cut.
+            // The request was not read any more, or a line or a stream was truncated.
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
                 CallError::Ended
             }
@@ -77,8 +76,8 @@ impl fmt::Display for CallError {
 }
 
 impl CallError {
-    /// What became of a call to the process that is `doing` something (`serves`, `owns the pool
-    /// at`) for `subject`.
+    /// Makes the failure for a call to the process that is `doing` something (`serves`, `owns the pool at`) for
+    /// `subject`.
     pub fn failure(self, doing: &str, subject: impl fmt::Display) -> Failure {
         let failed = |error: &io::Error| Failure::io(&format!("cannot reach the process that {doing}"), subject, error);
         match self {
@@ -89,11 +88,11 @@ impl CallError {
     }
 }
 
-/// Receives what comes back for one request; notes are shown as they come. Nothing is made
-/// printable here, unless the source is not trusted.
+/// Receives the messages for one request; notes are shown as they arrive. Texts are made printable only if the
+/// source is not trusted.
 ///
 /// # Errors
-/// As [`CallError`] says.
+/// As described at [`CallError`].
 pub fn answer<A: DeserializeOwned>(
     reader: &mut impl BufRead,
     source: Source,
@@ -103,10 +102,10 @@ pub fn answer<A: DeserializeOwned>(
     answer_with(reader, source, note, nobody)
 }
 
-/// The same; `bytes` takes those of a stream from the reader, or begins to send them.
+/// Receives the messages for one request; `bytes` takes those of a stream from the reader, or begins to send them.
 ///
 /// # Errors
-/// As [`answer`]; those of `bytes`.
+/// As [`answer`], and errors of `bytes`.
 pub fn answer_with<A: DeserializeOwned>(
     reader: &mut impl BufRead,
     source: Source,
@@ -123,22 +122,22 @@ pub fn answer_with<A: DeserializeOwned>(
     }
 }
 
-/// How far the sender of a line is trusted.
+/// Limits on lines of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The longest line that is taken, bytes.
+    /// Longest line that is accepted, in bytes.
     pub most: u64,
-    /// Control characters in any text become printable.
+    /// Control characters in texts are made printable, since the sender is not trusted.
     pub harmless: bool,
 }
 
 impl Source {
-    /// A command, as a process hears it.
+    /// Commands, for a background process.
     pub const COMMAND: Source = Source { most: REQUEST_MAX, harmless: false };
-    /// A process of ours, as a command hears it.
+    /// Our own processes, for a command.
     pub const OWN: Source = Source { most: ANSWER_MAX, harmless: false };
 
-    /// The process of another user, or of ours.
+    /// A process of another user, or one of ours, for a command.
     #[must_use]
     pub fn process(foreign: bool) -> Source {
         if foreign { Source { most: FOREIGN_ANSWER_MAX, harmless: true } } else { Source::OWN }

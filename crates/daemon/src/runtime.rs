@@ -1,13 +1,11 @@
-//! Where the control sockets are: one directory per user, which nobody else may enter.
+//! Directories of control sockets: one per user, which nobody else may enter.
 //!
 //! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` for others, or one in `/tmp` (`temporary.rs`). Root of a user
-//! namespace (a rootless container engine) is the user who made that namespace, so that this user
-//! finds its mounts. One socket per mount, named by the process that serves it, so that stale ones
-//! can be told.
+//! namespace (a rootless container engine) is the user who made that namespace, so that this user finds its mounts.
+//! One socket per mount, named by the process that serves it, so that stale ones can be recognised.
 //!
-//! Invariant: what another user keeps in his directory is looked at only where root was told to
-//! ([`Whose`]), and never followed, opened or asked as a file: links, pipes and mounts in place of
-//! a socket are passed over.
+//! Invariant: another user's directory is accessed only where root requests it ([`Whose`]), and its entries are
+//! never followed, opened or queried as files: links, pipes and mounts in place of a socket are skipped.
 
 mod temporary;
 
@@ -39,10 +37,10 @@ use std::{
 };
 use temporary::UserIds;
 
-/// Where all users make directories.
+/// Directory in which all users can make directories.
 const TEMPORARY: &str = "/tmp";
 
-/// The directory for a user's sockets, from the environment; none where it is one in [`TEMPORARY`]. Pure.
+/// Returns the directory of a user's sockets from the environment; `None` where it is one in [`TEMPORARY`]. Pure.
 fn directory(uid: u32, runtime: Option<OsString>) -> Option<PathBuf> {
     if uid == 0 {
         return Some(PathBuf::from("/run/nacre"));
@@ -51,7 +49,7 @@ fn directory(uid: u32, runtime: Option<OsString>) -> Option<PathBuf> {
     Some(runtime.join("nacre"))
 }
 
-/// Who user 0 of this process' user namespace is outside of it, from `/proc/self/uid_map`. Pure.
+/// Returns the outer id of user 0 of this process's user namespace, from `/proc/self/uid_map`. Pure.
 fn outside(map: &str) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
@@ -62,22 +60,22 @@ fn outside(map: &str) -> Option<u32> {
     })
 }
 
-/// The user that sockets are kept for.
+/// Returns the user whose directory of sockets this process uses.
 pub fn user() -> u32 {
     let uid = geteuid().as_raw();
     if uid != 0 {
         return uid;
     }
-    // Without a map, there is one namespace only.
+    // Without a map, there is only one namespace.
     fs::read_to_string("/proc/self/uid_map").ok().and_then(|map| outside(&map)).unwrap_or(uid)
 }
 
-/// The user that sockets are kept for, and how his files show here.
+/// Returns this user, with the owner that its files have in this user namespace.
 fn this_user() -> UserIds {
     UserIds { named: user(), owner: geteuid().as_raw() }
 }
 
-/// Our own directory, whether it is there or not.
+/// Returns our own directory, whether it exists or not.
 pub fn ours() -> PathBuf {
     let uid = user();
     directory(uid, std::env::var_os("XDG_RUNTIME_DIR")).unwrap_or_else(|| {
@@ -86,10 +84,10 @@ pub fn ours() -> PathBuf {
     })
 }
 
-/// Our own directory, made if need be.
+/// Returns our own directory, made if need be.
 ///
 /// # Errors
-/// A directory that cannot be made, or that somebody else could have made or could enter.
+/// It cannot be made, or somebody else could have made or could enter it.
 pub fn own() -> Result<PathBuf, Failure> {
     let uid = geteuid().as_raw();
     let failed = |directory: &Path, error: io::Error| {
@@ -102,7 +100,7 @@ pub fn own() -> Result<PathBuf, Failure> {
     };
     match rustix::fs::mkdir(&directory, Mode::RWXU) {
         Ok(()) => {}
-        // Made by hand, by mkdir(1): other users can read it, and have put nothing there.
+        // Made by mkdir(1): other users can read it, but cannot have made files in it.
         Err(rustix::io::Errno::EXIST) if is_changed_by(&directory, uid) => {
             fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
                 .map_err(|error| failed(&directory, error))?;
@@ -114,20 +112,20 @@ pub fn own() -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
-/// Whether `directory` is one, is no link, and nobody but `uid` and root can change what is in it.
+/// Whether `directory` is a directory, no link, and only `uid` and root can change its entries.
 fn is_changed_by(directory: &Path, uid: u32) -> bool {
     statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == uid && stat.st_mode & 0o022 == 0
     })
 }
 
-/// Where root's mounts answer everybody who can see them.
+/// Directory of the public sockets of root's mounts.
 const FOR_ALL: &str = "/run/nacre.status";
 
-/// The directory of sockets that are for all, made if need be; `None` for all but root.
+/// Returns the directory of public sockets, made if need be; `None` for users other than root.
 ///
 /// # Errors
-/// A directory that cannot be made, or that others than root can change.
+/// It cannot be made, or others than root can change it.
 pub fn for_all() -> Result<Option<PathBuf>, Failure> {
     if user() != 0 {
         return Ok(None);
@@ -136,7 +134,7 @@ pub fn for_all() -> Result<Option<PathBuf>, Failure> {
     let failed =
         |error: io::Error| Failure::io("cannot make the directory of sockets for all", directory.display(), &error);
     match fs::DirBuilder::new().create(&directory) {
-        // Whatever the umask is.
+        // Independent of the umask.
         Ok(()) => fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).map_err(failed)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
@@ -149,9 +147,9 @@ pub fn for_all() -> Result<Option<PathBuf>, Failure> {
     Ok(Some(directory))
 }
 
-/// Removes the sockets for all that crashed processes have left: their mounts' own sockets are gone from `own`, and
-/// nobody listens. A mount namespace with another `/run/nacre` may share the directory, so that a missing own socket
-/// alone says nothing.
+/// Removes the public sockets of crashed processes: the mounts' own sockets are gone from `own`, and nobody
+/// listens. A mount namespace with another `/run/nacre` may share this directory, so a missing own socket alone is
+/// no proof.
 fn sweep_for_all(directory: &Path, own: &Path) {
     for socket in children(directory) {
         let Some(name) = socket.file_name() else { continue };
@@ -161,12 +159,12 @@ fn sweep_for_all(directory: &Path, own: &Path) {
     }
 }
 
-/// Removes a socket at which nobody listens, unless it is so young that its process may be about to.
+/// Removes a socket without a listener, unless it is so young that its process may be about to listen.
 fn remove_unheard(socket: &Path) {
     let Ok(there) = fs::symlink_metadata(socket) else { return };
     let refused = || connect(socket, LISTENING).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if there.file_type().is_socket() && is_unready_for_good(&there) && refused() {
-        // Somebody else may have done so.
+        // Another process may have removed it.
         let _ = fs::remove_file(socket);
     }
 }
@@ -176,25 +174,24 @@ fn is_unready_for_good(there: &fs::Metadata) -> bool {
     there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY)
 }
 
-/// Removes the socket for all of a process that is gone, where its own had this name.
+/// Removes the public socket of a dead process whose own socket had this name.
 pub fn forget_for_all(socket: &Path) {
     if let Some(name) = socket.file_name().filter(|_| user() == 0) {
-        // Nearly all have none.
+        // Most have none.
         let _ = fs::remove_file(Path::new(FOR_ALL).join(name));
     }
 }
 
-/// So long it takes at most from making a socket to giving it its name.
+/// Longest time between making a socket and giving it its name.
 const UNREADY: Duration = Duration::from_secs(60);
 
-/// What commands lock that start a process for several mounts. No pool has such a name.
+/// Lock of commands that start a process for several mounts. No pool can have this name.
 pub const STARTING: &str = ".shared.lock";
 
-/// How long a process that is looked for may take to take a connection.
+/// Deadline for a process to accept a connection when it is looked for.
 const LISTENING: Duration = Duration::from_secs(1);
 
-/// Takes a file that whoever has it keeps locked, where nobody does; `None` where somebody has it,
-/// or it is not there.
+/// Locks and returns a file that its owner keeps locked; `None` where it is locked, or does not exist.
 pub fn take_abandoned(path: &Path) -> Option<OwnedFd> {
     let file =
         openat(CWD, path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -202,23 +199,22 @@ pub fn take_abandoned(path: &Path) -> Option<OwnedFd> {
     is_at(file.as_fd(), path).then_some(file)
 }
 
-/// Whether an open file is what a path names still: somebody may have removed it before it was
-/// locked, and another one have made it anew.
+/// Whether an open file still has this path: it may have been removed before it was locked, and made again by
+/// another process.
 pub fn is_at(file: BorrowedFd<'_>, path: &Path) -> bool {
     let (held, there) = (fstat(file), statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW));
     held.is_ok_and(|held| there.is_ok_and(|there| (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)))
 }
 
-/// Removes what processes that were killed have left in our own directory and nobody can use:
-/// sockets without a name yet or without a listener, what was to be put in place, locks that nobody
-/// holds. Sockets of mounts go when they are asked, and what is left of a pool that was not
-/// exported stays until it is imported or given up. Called by whoever looks into the directory.
+/// Removes unusable files of killed processes from our own directory: sockets without a final name or a listener,
+/// temporary files, locks without a holder. Sockets of mounts are removed when they are asked, and files of a pool
+/// that was not exported stay until it is imported or given up. Called by each reader of the directory.
 pub fn sweep(directory: &Path) {
     for path in children(directory) {
         let Ok(there) = fs::symlink_metadata(&path) else { continue };
         let kind = there.file_type();
         let left = match path.extension().and_then(|end| end.to_str()) {
-            // For a moment only.
+            // It exists only for a moment.
             Some("new") => kind.is_socket() && is_unready_for_good(&there),
             Some("import") => kind.is_file() && is_unready_for_good(&there),
             Some("shared") if kind.is_socket() => {
@@ -229,7 +225,7 @@ pub fn sweep(directory: &Path) {
                 sweep_lock(&path, &path);
                 false
             }
-            // It says whose it is.
+            // Its content is the pool's name.
             Some("guid") if kind.is_file() => {
                 let name = fs::read_to_string(&path).unwrap_or_default();
                 sweep_lock(&path, &directory.join(crate::pool::runtime_files::file(&name)));
@@ -238,14 +234,14 @@ pub fn sweep(directory: &Path) {
             _ => false,
         };
         if left {
-            // Somebody else may have done so.
+            // Another process may have removed it.
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// Removes a socket at which requests for several mounts were taken. Who starts a process that is
-/// to listen there holds the lock.
+/// Removes the socket of a dead shared process. The lock keeps other commands from starting a process that is to
+/// listen there.
 fn sweep_shared(directory: &Path, socket: &Path) {
     let Some(_lock) = take_abandoned(&directory.join(STARTING)) else { return };
     if connect(socket, LISTENING).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
@@ -253,7 +249,7 @@ fn sweep_shared(directory: &Path, socket: &Path) {
     }
 }
 
-/// Removes a lock of a pool, and the socket of this name, unless the pool is expected to be there.
+/// Removes a lock of a pool, and the socket of this name, unless the pool is expected to be imported.
 fn sweep_lock(lock: &Path, pool: &Path) {
     if pool.with_extension(crate::pool::runtime_files::EXPECTED).exists() {
         return;
@@ -262,11 +258,11 @@ fn sweep_lock(lock: &Path, pool: &Path) {
     if lock == pool {
         let _ = fs::remove_file(lock.with_extension(crate::pool::runtime_files::SOCKET));
     }
-    // While it is locked still: whoever waits for it sees that it is another one then.
+    // Removed while it is locked: a waiter then sees that the file is another one.
     let _ = fs::remove_file(lock);
 }
 
-/// Whether a directory is `uid`'s alone.
+/// Whether only `uid` can enter a directory.
 fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
     let stat = statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW);
     let stat = stat.map_err(|error| Failure::io("cannot look at", directory.display(), &error.into()))?;
@@ -280,55 +276,54 @@ fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
         .next("remove it, or set XDG_RUNTIME_DIR to a directory of your own"))
 }
 
-/// Whose sockets are looked at. Root sees those of all, others their own and what root keeps for
-/// everybody.
+/// Selects whose sockets are used. Root sees those of all users, others their own and root's public ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Our own alone: nobody else can make us wait.
+    /// Our own only: no other user can delay this process.
     Ours,
-    /// These users' as well.
+    /// Our own sockets, and those of these users.
     These(Vec<u32>),
-    /// Everybody's.
+    /// Sockets of all users.
     Everybody,
 }
 
 impl Whose {
-    /// What `--all-users` says.
+    /// Returns the selection for `--all-users`.
     pub fn told(everybody: bool) -> Whose {
         if everybody { Whose::Everybody } else { Whose::Ours }
     }
 }
 
-/// A socket that somebody may listen at.
+/// A socket at which a process may listen.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    /// Where it is.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// The other user whose it is, and the directory that he keeps it in.
+    /// Owner of the socket and his directory, for another user's.
     foreign: Option<(u32, Arc<OwnedFd>)>,
 }
 
 impl Socket {
-    /// One in our own directory.
+    /// Makes a socket in our own directory.
     pub fn ours(path: PathBuf) -> Socket {
         Socket { path, foreign: None }
     }
 
-    /// The other user whose it is.
+    /// Returns the owner of the socket, if it is another user.
     pub fn foreign(&self) -> Option<u32> {
         self.foreign.as_ref().map(|(uid, _)| *uid)
     }
 
-    /// Connects without waiting longer than `patience` for somebody who does not accept, and limits
-    /// each write as well. At another user's socket, nobody but this user is talked to.
+    /// Connects; `patience` is the deadline for a process that does not accept, and the limit of each write. At
+    /// another user's socket, only a process of that user is accepted.
     ///
     /// # Errors
     /// As `connect(2)`.
     pub fn connect(&self, patience: Duration) -> io::Result<UnixStream> {
         let Some((uid, directory)) = &self.foreign else { return connect(&self.path, patience) };
         let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
-        // The name may stand for a link, a pipe or the root of a mount by now: none of these is
-        // followed, opened or asked.
+        // The name may be a link, a pipe or the root of a mount by now: none of these is followed, opened or
+        // queried.
         let name = self.path.file_name().ok_or_else(denied)?;
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let socket =
@@ -345,8 +340,7 @@ impl Socket {
     }
 }
 
-/// Connects without waiting longer than `patience` for somebody who does not accept, and limits
-/// each write as well.
+/// Connects; `patience` is the deadline for a process that does not accept, and the limit of each write.
 ///
 /// # Errors
 /// As `connect(2)`.
@@ -354,14 +348,13 @@ pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let address = SocketAddrUnix::new(socket)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
-    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no
-    // longer.
+    // The timeout also applies to connect(2) (unix(7)), which otherwise blocks while the backlog is full.
     stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
     connect(&stream, &address)?;
     Ok(stream)
 }
 
-/// The sockets whose names end like this: our own first.
+/// Returns the sockets whose names have this ending: our own first.
 pub fn sockets(whose: &Whose, end: &str) -> Vec<Socket> {
     static SWEPT: Once = Once::new();
     if is_sound() {
@@ -374,14 +367,14 @@ pub fn sockets(whose: &Whose, end: &str) -> Vec<Socket> {
         Vec::new()
     };
     for Foreign { uid, path, directory } in others(whose) {
-        // As many as are looked at of each.
+        // At most [`FOREIGN_NAMES`] names of each user.
         let names = listed(&directory).into_iter().map(|name| path.join(name)).filter(|path| fits(path));
         found.extend(names.map(|path| Socket { path, foreign: Some((uid, Arc::clone(&directory))) }));
     }
     found
 }
 
-/// The sockets of one name in other users' directories, whether they are there or not.
+/// Returns the sockets of one name in other users' directories, whether they exist or not.
 pub fn named(whose: &Whose, name: &str) -> Vec<Socket> {
     let others = others(whose).into_iter();
     others
@@ -389,18 +382,18 @@ pub fn named(whose: &Whose, name: &str) -> Vec<Socket> {
         .collect()
 }
 
-/// A directory for another user's sockets.
+/// Directory of another user's sockets.
 struct Foreign {
     uid: u32,
     path: PathBuf,
     directory: Arc<OwnedFd>,
 }
 
-/// So many names of another user's directory are looked at.
+/// Maximum number of names that are read in another user's directory.
 const FOREIGN_NAMES: usize = 1024;
 
-/// The directories of other users. Each has two at most, by his number, so that nobody can make
-/// more work than one user can.
+/// Returns the directories of other users. Each user has two at most, identified by his user id, so that nobody can
+/// cause more work than one user can.
 fn others(whose: &Whose) -> Vec<Foreign> {
     if user() != 0 {
         return roots(whose).into_iter().collect();
@@ -426,7 +419,7 @@ fn others(whose: &Whose) -> Vec<Foreign> {
                     wanted.push((uid, path, "nacre".to_owned()));
                 }
             }
-            // One of each user: the one that his own commands use.
+            // One for each user: the one that his own commands use.
             let found = temporary::find_all(above).into_iter();
             wanted.extend(found.filter_map(|(uid, path)| Some((uid, above.to_owned(), text_of(path.file_name()?)?))));
         }
@@ -446,7 +439,7 @@ fn text_of(name: &std::ffi::OsStr) -> Option<String> {
     name.to_str().map(str::to_owned)
 }
 
-/// What root keeps for everybody, for an ordinary user who asks for root's.
+/// Returns root's directory of public sockets, for an ordinary user who asks for root's mounts.
 fn roots(whose: &Whose) -> Option<Foreign> {
     let wanted = match whose {
         Whose::Ours => false,
@@ -460,20 +453,19 @@ fn roots(whose: &Whose) -> Option<Foreign> {
     sound.then(|| Foreign { uid: 0, path: PathBuf::from(FOR_ALL), directory: Arc::new(directory) })
 }
 
-/// Opens a directory that no user's process answers for: one below or at a mount through FUSE could
-/// make us wait for ever, and we could not even be killed. Nothing of it is asked before that is
-/// known.
+/// Opens a directory that no user's process serves: a request to a directory below or at a FUSE mount could block
+/// forever, and this process could not even be killed. Nothing is queried before that is known.
 fn quiet(parent: BorrowedFd<'_>, name: &Path, table: &[MountEntry]) -> Option<OwnedFd> {
     let directory =
         openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .ok()?;
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", directory.as_raw_fd())).ok()?;
     let mount = about.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse::<u64>().ok())?;
-    // One that is younger than the table is not known.
+    // A mount that is newer than the table is rejected.
     table.iter().any(|entry| entry.id == mount && !entry.kind.starts_with("fuse")).then_some(directory)
 }
 
-/// The first names in a directory.
+/// Returns the first names in a directory.
 fn listed(directory: &OwnedFd) -> Vec<OsString> {
     let readable = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let Ok(entries) = readable.and_then(Dir::new) else { return Vec::new() };
@@ -484,11 +476,10 @@ fn listed(directory: &OwnedFd) -> Vec<OsString> {
     names
 }
 
-/// Whether our own directory is ours alone.
+/// Whether only this user can change our own directory.
 fn is_sound() -> bool {
     let (uid, ours) = (geteuid().as_raw(), ours());
-    // In a directory that everybody writes to, another user may have taken the name, and answer for
-    // it himself.
+    // In a directory that everybody can write to, another user may have taken the name, and serve it himself.
     let table = mountinfo::read().unwrap_or_default();
     if ours.starts_with(TEMPORARY) {
         (table.is_empty() || quiet(CWD, &ours, &table).is_some()) && check(&ours, uid).is_ok()
@@ -497,8 +488,8 @@ fn is_sound() -> bool {
     }
 }
 
-/// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then
-/// no mount is, either).
+/// Returns all paths in a directory; none where it cannot be read (it is not ours, or does not exist: then there
+/// are no mounts, either).
 pub fn children(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -576,7 +567,7 @@ mod tests {
             .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
             .collect();
         assert_eq!(left, [STARTING, "2.guid", "held.lock", "live-1.shared", "lost.imported", "lost.lock"]);
-        // Somebody starts a process just now.
+        // Another process holds the lock for starting a shared process.
         let starting = take_abandoned(&path(STARTING)).unwrap();
         drop(listen("dead-1.shared"));
         sweep(scratch.path());

@@ -1,8 +1,7 @@
-//! Serving a mount: from a plan to the end of the mount, in this process.
+//! Serves a mount in this process: from a plan to the end of the mount.
 //!
-//! [`choose`] decides which engine serves a plan; [`without_daemon`] makes those mounts that need
-//! no process of ours; [`run`] serves the others, by [`crate::serving`]. Order: signals are blocked
-//! before any thread is made.
+//! [`choose`] decides which engine serves a plan; [`without_daemon`] makes mounts that need no process of ours;
+//! [`run`] serves the others, by [`crate::serving`]. Order: signals are blocked before any thread is started.
 
 use crate::opening::{absolute, build, check_source, check_sources, source_name, spec, surroundings, target};
 use crate::unmount::clear;
@@ -29,19 +28,19 @@ use nacre_stack::{
 use nacre_sys::signals::Signals;
 use std::{fs, path::PathBuf, sync::Arc};
 
-/// What serves a mount, and why.
+/// Engine of a mount, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The kernel alone.
     Kernel(Box<KernelMount>, String),
-    /// This program.
+    /// This program serves the mount through FUSE, for this reason.
     Fuse(String),
 }
 
-/// How far [`without_daemon`] came.
+/// Result of [`without_daemon`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The mount is made.
+    /// The kernel serves the mount.
     Done,
     /// A process has to serve it, for this reason.
     ByDaemon(String),
@@ -78,8 +77,8 @@ pub fn choose(plan: &MountPlan, context: &Context) -> Result<Choice, Failure> {
     }
 }
 
-/// Adds what only the table of mounts tells. Where it cannot be read, or there is no such source,
-/// mounting will say so.
+/// Adds the differences that show only in the mount table. If it cannot be read, or there is no such source,
+/// mounting reports that.
 fn with_hidden(mut mount: KernelMount) -> KernelMount {
     if let (Ok(source), Ok(table)) = (fs::canonicalize(&mount.source), mountinfo::read()) {
         mount.differences.extend(kernel_engine::hidden(&source, &table));
@@ -90,7 +89,7 @@ fn with_hidden(mut mount: KernelMount) -> KernelMount {
 /// Makes the mount if the kernel can serve it alone.
 ///
 /// # Errors
-/// Paths that do not fit, or what the kernel says to `--engine=kernel`.
+/// Paths that cannot be mounted, or the kernel's error with `--engine=kernel`.
 pub fn without_daemon(plan: &MountPlan) -> Result<Served, Failure> {
     let (mount, reason) = match choose(plan, &surroundings()?)? {
         Choice::Fuse(reason) => return Ok(Served::ByDaemon(reason)),
@@ -111,11 +110,10 @@ pub fn without_daemon(plan: &MountPlan) -> Result<Served, Failure> {
     }
 }
 
-/// Serves a plan through FUSE until the mount ends. With `background`, this is the second process
-/// of [`daemon`].
+/// Serves a plan through FUSE until the mount ends. With `background`, this is the second process of [`daemon`].
 ///
 /// # Errors
-/// Why nothing was mounted.
+/// Nothing was mounted.
 pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Failure> {
     if background {
         background::leave_session()?;
@@ -126,10 +124,10 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     }
 }
 
-/// Serves a plan in this process until the mount ends, or goes on with what a process before it left.
+/// Serves a plan in this process until the mount ends, or takes over from the previous process.
 ///
 /// # Errors
-/// Why nothing was mounted, or why it cannot go on.
+/// Nothing was mounted, or the takeover failed.
 pub(crate) fn serve(
     plan: &MountPlan,
     reason: String,
@@ -152,7 +150,7 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// Resolves all that a plan names.
+/// Resolves all paths of a plan.
 ///
 /// # Errors
 /// As the mount itself would.
@@ -171,8 +169,7 @@ pub fn resolve(plan: &MountPlan) -> Result<Resolved, Failure> {
     Ok(Resolved { spec, mountpoint, log_target })
 }
 
-/// What `--explain` prints. Opens the stack, so that everything that would be an error is one, and
-/// mounts nothing.
+/// Returns the output of `--explain`. Opens the stack, so that all errors of a mount are found, and mounts nothing.
 ///
 /// # Errors
 /// As the mount itself would.
@@ -191,7 +188,7 @@ pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
     }
 }
 
-/// The same for a mount that FUSE serves, for this reason.
+/// Returns the output of `--explain` for a mount that FUSE serves, for this reason.
 ///
 /// # Errors
 /// As the mount itself would.
@@ -203,7 +200,7 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     check_sources(&spec, &mountpoint)?;
     cage::serving::check(&spec, &mountpoint, &context)?;
     let head = format!("mountpoint  {}\nengine      fuse ({reason})\n", path_text(&mountpoint));
-    // To build a cage is to count what is in it.
+    // Building a cage would count its content.
     if spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
         return Ok(format!("{head}stack       {}\n", spec.to_line()));
     }
@@ -216,11 +213,12 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     Ok(format!("{head}{warnings}stack       {}\nlayers, from the top\n{layers}", spec.to_line()))
 }
 
-/// Whether mount(8) asks for what is there already: the same source at the same place. It looks for
-/// that itself before it calls us, but takes a mount whose root has a name of its own
-/// (docs/decisions/root-of-its-own.md) for another one; `mount -a` would mount it again each time.
+/// Whether the mount that mount(8) requests exists already: the same source at the same mount point. mount(8)
+/// checks that itself before it calls us, but a mount whose root has a name of its own
+/// (docs/decisions/root-of-its-own.md) looks like another one to it; `mount -a` would mount it again each time.
 ///
 /// # Errors
+/// The mount table cannot be read.
 /// A table of mounts that cannot be read.
 pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     // mount.fuse(8) runs mergerfs under its own name for a line of fstab.
@@ -228,7 +226,7 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
         return Ok(false);
     }
     clear(&plan.mountpoint, plan)?;
-    // What cannot be used is told when it is to be mounted.
+    // Errors are reported when it is mounted.
     let (Ok(mountpoint), Ok(source)) = (target(&plan.mountpoint), spec(plan).and_then(|spec| source_name(&spec, plan)))
     else {
         return Ok(false);
@@ -238,17 +236,17 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     Ok(topmost.is_some_and(|entry| entry.kind == kind && path_text(&entry.source) == source))
 }
 
-/// Looks for the source of a mount.
+/// Checks the source of a mount.
 ///
 /// # Errors
-/// One that is missing or cannot be used.
+/// It is missing or cannot be used.
 pub fn find_source(plan: &MountPlan) -> Result<(), Failure> {
     source_name(&spec(plan)?, plan).map(drop)
 }
 
-/// Makes a mount its user's own where the system forbids to show it to others and nobody asked for
-/// that (also by a line of fstab with the word `user`); a warning says so. Programs in whose place this
-/// one is called are refused instead, as they are.
+/// Makes a mount accessible to its user alone where the system forbids `allow_other` and nobody requested it (also
+/// by a line of fstab with the word `user`), with a warning. Called as another program (bindfs ...), the mount is
+/// refused instead, as that program does.
 pub fn own_where_others_are_forbidden(plan: &mut MountPlan) {
     let is_ours = matches!(&*plan.program, "nacre" | "mount.fuse.nacre" | "mount.nacre" | MERGERFS);
     if !is_ours || !plan.door.allow_other || plan.door.others_asked || fuse_conf::can_show_others() {
@@ -258,13 +256,13 @@ pub fn own_where_others_are_forbidden(plan: &mut MountPlan) {
     plan.warnings.push(format!("only you can use this mount: {} does not have user_allow_other", fuse_conf::PATH));
 }
 
-/// What is worth a line before a mount is made: what it will hide. It is made all the same.
+/// Returns warnings before a mount is made: what it will hide. It is made all the same.
 pub fn notices(plan: &MountPlan) -> Vec<String> {
-    // The programs in whose place these are say nothing.
+    // The programs that this one stands in for print none.
     if plan.program != "nacre" && !plan.program.starts_with("mount.") {
         return Vec::new();
     }
-    // What cannot be used is told when it is to be mounted.
+    // Errors are reported when it is mounted.
     let (Ok(mountpoint), Ok(spec), Ok(table)) = (target(&plan.mountpoint), spec(plan), mountinfo::read()) else {
         return Vec::new();
     };
@@ -272,8 +270,8 @@ pub fn notices(plan: &MountPlan) -> Vec<String> {
     if let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == mountpoint) {
         let Ok(source) = source_name(&spec, plan) else { return Vec::new() };
         let of_kernel = |report: &crate::report::Report| report.mountpoint == text && report.source == source;
-        // One whose process is gone is taken away, not hidden. This is the command's process, which serves nothing:
-        // it waits for another one at most, and can be killed.
+        // A dead mount is removed, not hidden. statfs(2) is called in the command's process, which serves nothing:
+        // at most it waits for another process, and can be killed.
         let same = entry.is_served() && path_text(&entry.source) == source && rustix::fs::statfs(&mountpoint).is_ok();
         if same || kernel_engine::records().is_ok_and(|reports| reports.iter().any(of_kernel)) {
             return vec![format!("{source} is mounted at {text} already: this is one more mount on top of it")];

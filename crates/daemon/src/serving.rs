@@ -1,9 +1,9 @@
-//! A mount that this process serves: how it is made, what it answers to commands, and its end.
+//! A mount that this process serves: how it is made, its answers to commands, and its end.
 //!
-//! Called by [`crate::serve`] for a process of one mount, by [`crate::shared`] for one of several.
-//! Order: the stack is open before anything is mounted (so a source may lie below its own mount
-//! point), the control socket is there before the mount is reported ready. When [`Live::wait`]
-//! returns, nothing of the mount is left in the process.
+//! Called by [`crate::serve`] for a process of one mount, by [`crate::shared`] for one of several. Order: the stack
+//! is open before anything is mounted (so a source may lie below its own mount point), the control socket exists
+//! before the mount is reported ready. When [`Live::wait`] returns, the process holds nothing of the mount any
+//! more.
 
 use crate::{
     cage::{
@@ -49,40 +49,41 @@ use std::{
     time::Duration,
 };
 
-/// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
-/// by other mount namespaces.
+/// Deadline for the end of a mount that is unused in this mount namespace. A mount that lasts longer is held by
+/// other mount namespaces.
 const HELD: Duration = Duration::from_secs(1);
-/// How much longer, where nobody has it and the machine is busy: whoever asked still waits then.
+/// Additional time where nothing holds the mount and the machine is busy: the requester still waits then.
 const ENDING: Duration = Duration::from_secs(3);
-/// How much later a guardian may pass on a signal that this process got as well.
+/// Longest delay of a signal that the supervisor forwards, and that this process received as well.
 const PASSED_ON: Duration = Duration::from_secs(1);
-/// How long the kernel may take to drop its caches.
+/// Deadline for the kernel to drop its caches.
 const TELLING: Duration = Duration::from_secs(10);
 
-/// What a mount finds in the process that serves it.
+/// Resources that the process provides to a mount.
 pub struct Surroundings {
-    /// Who listens to commands.
+    /// Thread that listens to commands.
     listener: Arc<Listener>,
-    /// The name of the control socket.
+    /// Name of the control socket.
     socket: String,
-    /// Of a mount among others: its log, and its place among them.
+    /// For a mount among others: its log, and its seat among them.
     shared: Option<(Arc<Log>, Seat)>,
-    /// Of one that outlives this process.
+    /// Supervision, for a mount that survives this process.
     guarded: Option<Guarded>,
 }
 
 impl Surroundings {
-    /// Of the only mount of a process, which may have a guardian. The socket is the process's all the
-    /// same: whoever finds that nobody listens at the one before takes it away, at any time.
+    /// Makes the resources of the only mount of a process, which may have a supervisor. The socket is named by this
+    /// process, not by the mount: others remove the socket of a dead process at any time.
     ///
     /// # Errors
+    /// No thread can be started.
     /// No thread can be had.
     pub fn alone(guarded: Option<Guarded>) -> Result<Surroundings, Failure> {
         let socket = std::process::id().to_string();
         Ok(Surroundings { listener: Listener::start()?, socket, shared: None, guarded })
     }
 
-    /// Of one among others.
+    /// Makes the resources of a mount among others.
     pub fn shared(listener: Arc<Listener>, log: Arc<Log>, seat: Seat) -> Surroundings {
         let socket = format!("{}-{}", std::process::id(), seat.number());
         Surroundings { listener, socket, shared: Some((log, seat)), guarded: None }
@@ -91,33 +92,33 @@ impl Surroundings {
 
 /// A mount that is served. Dropped, it ends.
 pub struct Live {
-    /// What it consists of.
+    /// Parts of the mount: FUSE front end, layers, reports.
     pub serving: Arc<Serving>,
     server: Arc<ControlSockets>,
     mountpoint: PathBuf,
-    /// What was made for it, and goes with it until it [`Live::stays`].
+    /// Accounting directories that were made for it; removed with it until [`Live::stays`].
     begun: Vec<cage::state::Begun>,
 }
 
 impl Live {
-    /// Mounts.
+    /// Makes the mount that a plan describes, or takes it over from the previous process.
     ///
     /// # Errors
-    /// Why nothing was mounted.
+    /// The reason why nothing was mounted.
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
         let Surroundings { listener, socket, shared, guarded } = surroundings;
         let mut context = opening::surroundings()?;
         context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let left = guarded.as_ref().map_or(Ok(None), |guarded| Left::of(&guarded.memory))?;
         let notes = guarded.as_ref().map(Notes::of).transpose()?.map(Arc::new);
-        // Commands find the mount from here on; they are answered when it answers.
+        // Commands find the mount from here on; they get answers when it answers.
         let answering = Arc::new(OnceLock::new());
         let taken_over = left.as_ref().and_then(|left| {
             let place = path_text(&left.mountpoint());
             left.socket.as_ref()?.take_over(&listener, place, Arc::clone(&answering))
         });
         let Found { spec, mountpoint, source, absent, begun } = match &left {
-            // Of the mount itself nothing may be asked: nobody answers yet.
+            // Nothing may be requested from the mount itself: no process answers yet.
             Some(left) => Found::left(left)?,
             None => Found::look(plan, &context)?,
         };
@@ -189,10 +190,11 @@ impl Live {
                 serving.note_layers();
             }
         }
-        // Before anybody hears that the mount answers, also by its socket: from then on it outlives this process.
+        // Before anybody is notified that the mount answers, also by its socket: from then on it survives this
+        // process.
         serving.about.guarded.iter().for_each(|guarded| guarded.memory.serves());
         let answer: Answering = Arc::new(answers(&serving));
-        // It was empty.
+        // The cell was empty.
         let _ = answering.set(Arc::clone(&answer));
         let noting = Arc::downgrade(&serving);
         let maker = Maker {
@@ -207,33 +209,33 @@ impl Live {
         Ok(Live { serving, server, mountpoint, begun })
     }
 
-    /// Whoever asked for the mount has heard of it: what was made for it stays.
+    /// Keeps the directories that were made for it: the requester has been notified.
     pub fn stays(&mut self) {
         self.begun.drain(..).for_each(cage::state::Begun::mounted);
     }
 
-    /// What the calling thread says goes to the log of this mount, where it has one to itself.
+    /// Sends the log lines of the calling thread to the log of this mount, where it has its own.
     pub fn enter_log(&self) {
         if let Some((log, _)) = &self.serving.shared {
             log.enter();
         }
     }
 
-    /// Serves until the mount has ended, and puts everything away.
+    /// Serves until the mount has ended, and cleans up.
     pub fn wait(self) {
         let Live { serving, server, mountpoint, begun: _begun } = self;
         serving.mount.wait();
-        // Nothing arrives any more: the books can be closed, and the next start need not count.
+        // No requests arrive any more: the accounts can be closed, so that the next start need not count.
         serving.stack.cages().iter().for_each(|cage| cage.shut_down());
         server.close();
-        // What lies below is free before those hear of it who wait for the end.
+        // Sources are released before the connections of callers that wait for the end are closed.
         drop(serving);
         tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
         drop(server);
     }
 }
 
-/// What is to be mounted, and where.
+/// Parameters of a mount that is about to be made.
 struct Found {
     spec: StackSpec,
     mountpoint: PathBuf,
@@ -243,7 +245,7 @@ struct Found {
 }
 
 impl Found {
-    /// By a plan.
+    /// Finds the parameters of a mount from a plan.
     fn look(plan: &MountPlan, context: &Context) -> Result<Found, Failure> {
         let mut spec = opening::spec(plan)?;
         unmount::clear(&plan.mountpoint, plan)?;
@@ -258,16 +260,16 @@ impl Found {
         Ok(Found { spec, mountpoint, source, absent, begun })
     }
 
-    /// As a process before this one left it.
+    /// Takes the parameters of a mount from the handoff state.
     fn left(left: &Left) -> Result<Found, Failure> {
         let (spec, mountpoint, source) = (left.spec()?, left.mountpoint(), left.source.clone());
         Ok(Found { spec, mountpoint, source, absent: left.absent.clone(), begun: Vec::new() })
     }
 }
 
-/// How a mount among others differs from one that has a process to itself.
+/// Adapts the options of a mount among others.
 fn among_others(options: &mut FuseOptions, log: &Arc<Log>, seat: &Seat) {
-    // Threads are started as they are needed: most of many mounts are idle most of the time.
+    // Threads are started as needed: most of many mounts are idle most of the time.
     options.threads = 1;
     if options.transport == TransportChoice::Auto && seat.is_in_a_crowd() {
         options.transport = TransportChoice::Device;
@@ -281,31 +283,31 @@ fn among_others(options: &mut FuseOptions, log: &Arc<Log>, seat: &Seat) {
     }));
 }
 
-/// What a running mount consists of.
+/// Parts of a running mount.
 pub struct Serving {
     about: figures::About,
     spec: Mutex<StackSpec>,
     mount: Mount,
-    /// The kernel checks no permissions, so no rule may change what they are.
+    /// The kernel does not check permissions (no `default_permissions`), so no rule may change them.
     judged_below: bool,
     stack: Stack,
     context: Context,
-    /// Of the union, where there is one.
+    /// Drains of the union, if there is one.
     drains: union::serving::Drains,
-    /// Branches that are not there yet.
+    /// Branches that are missing at present.
     absent: union::absent::Waiting,
-    /// That are held for a process after this one.
+    /// Source directories that are held open for the next process.
     directories: Mutex<Directories>,
-    /// What is noted for it.
+    /// Handoff state of the mount, if it survives this process.
     notes: Option<Arc<Notes>>,
-    /// Held while layers change, until that is noted.
+    /// Held while layers change, until the change is recorded.
     changing: Mutex<()>,
-    /// Its log and its place among the other mounts of the process, where it is one of several.
+    /// Log of the mount and its seat among the other mounts of the process, where it is one of several.
     shared: Option<(Arc<Log>, Seat)>,
 }
 
 impl Serving {
-    /// Does something for this mount: what is logged goes to its log.
+    /// Runs `call` for this mount: log lines go to its log.
     fn within<T>(&self, call: impl FnOnce() -> T) -> T {
         match &self.shared {
             Some((log, _)) => log.within(call),
@@ -355,7 +357,7 @@ impl Serving {
         Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
     }
 
-    /// Gives a cage other limits; what it is like then.
+    /// Changes the limits of a cage; returns its report afterwards.
     fn resize(
         &self,
         which: usize,
@@ -378,7 +380,7 @@ impl Serving {
         if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
     }
 
-    /// Answers a command on the union, which may change what the stack consists of.
+    /// Answers a command on the union, which may change the branches of the stack.
     fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let mountpoint = self.mount.status().mountpoint;
         let served = union::serving::ServedUnion {
@@ -407,7 +409,7 @@ impl Serving {
         answer
     }
 
-    /// Notes branches that have just been changed, and that nobody has seen yet.
+    /// Records branches that have just been changed, before anybody sees them.
     fn note_branches(&self, spec: &StackSpec) {
         let Some(notes) = &self.notes else { return };
         let present = branches(spec);
@@ -419,13 +421,12 @@ impl Serving {
         });
     }
 
-    /// Notes the layers as they are, for a process after this one. Whoever changes them holds
-    /// [`Serving::changing`].
+    /// Records the present layers for the next process. The caller holds [`Serving::changing`].
     fn note_layers(&self) {
         let Some(notes) = &self.notes else { return };
         let spec = self.spec.lock();
         let mut directories = self.directories.lock();
-        // Closed when they are noted no more.
+        // Closed after the record no longer names them.
         let _gone = directories.take_all_but(&spec);
         let absent = self.absent.lock().clone();
         let tier_rules = self.stack.union().map(|union| union.control().tier_status().rules.to_string());
@@ -441,7 +442,7 @@ impl Serving {
         }
     }
 
-    /// Has branches that are missing come in when they are there.
+    /// Starts waiting for missing branches, which are added when they appear.
     fn await_branches(self: &Arc<Serving>) -> Result<(), Failure> {
         if self.absent.lock().is_empty() {
             return Ok(());
@@ -461,7 +462,7 @@ impl Serving {
         let present = branches(&spec);
         let name = path_text(&absent.branch.name());
         let added = match present.iter().any(|branch| branch.source == absent.branch.source) {
-            // Somebody has added it by hand.
+            // It has been added by a command.
             true => Ok(()),
             false => {
                 let place = BranchPosition::At(place(present) + 1);
@@ -479,8 +480,8 @@ impl Serving {
         }
     }
 
-    /// Returns when nobody is answered any more from what the kernel cached before a change: what a
-    /// command did can be seen when it returns.
+    /// Waits until the kernel has dropped its caches from before a change: the effect of a command is visible when
+    /// it returns.
     fn tell_kernel(&self) {
         if !self.mount.delivered(TELLING) {
             tracing::warn!("the kernel has not dropped all of its caches yet: old answers may be seen for a while");
@@ -492,10 +493,9 @@ impl Serving {
             return if lazy { Ok(()) } else { self.end_detached() };
         }
         let mut ended = Ok(());
-        // Whoever settles the collected writes of a cage is a user of the mount himself, for a
-        // moment, and the kernel tells nobody when a mount is not busy any more. Each try takes its
-        // time, too: whoever asked must hear of the end of this before he gives up, since what was
-        // refused is not done later.
+        // The thread that settles the write-back of a cage uses the mount itself for a moment, and the kernel does
+        // not notify when a mount is no longer busy. Each attempt takes time, too: the requester must get the
+        // result before his deadline, since a refused unmount is not done later.
         let patience = if self.stack.cages().is_empty() { Duration::ZERO } else { HELD };
         clock::look_until(patience, Duration::from_millis(10), || {
             ended = self.mount.unmount(lazy);
@@ -519,7 +519,7 @@ impl Serving {
             .next(format!("`nacre umount {}` once more ends it there, as long as no file is open", place())))
     }
 
-    /// The end of a mount that only others can see.
+    /// Ends a mount that is visible in other mount namespaces only.
     fn end_detached(&self) -> Result<(), Failure> {
         let status = self.mount.status();
         if status.open_files > 0 {
@@ -537,7 +537,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Puts other rules in place, or has users and groups read again where `rules` is none.
+    /// Replaces the rules, or reads users and groups again where `rules` is `None`.
     fn reload(&self, rules: Option<RemapSpec>) -> Result<(), Failure> {
         let _one_at_a_time = self.changing.lock();
         let mut spec = self.spec.lock();
@@ -570,8 +570,7 @@ impl Serving {
         Ok(())
     }
 
-    /// The orderly end that a signal asks for: true where the mount is gone from here, and nobody
-    /// here used it.
+    /// Ends the mount in order, after a signal: true where it is unmounted, and was unused in this mount namespace.
     fn end(&self) -> bool {
         if !self.mount.attached() {
             tracing::info!("the mount is detached: whoever still uses it is cut off");
@@ -592,7 +591,7 @@ impl Serving {
     }
 }
 
-/// The branches of a stack's union.
+/// Returns the branches of a stack's union.
 fn branches(spec: &StackSpec) -> &[BranchSpec] {
     let union = spec.layers.iter().find_map(|layer| match layer {
         LayerSpec::Union(union) => Some(union),
@@ -601,7 +600,8 @@ fn branches(spec: &StackSpec) -> &[BranchSpec] {
     union.map_or(&[], |union| &union.branch.0)
 }
 
-/// The control socket must not keep the mount: it answers for as long as it is there.
+/// Makes the function that answers requests. It must not keep the mount alive: it answers as long as the mount
+/// exists.
 fn answers(serving: &Arc<Serving>) -> impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + use<> {
     let serving: Weak<Serving> = Arc::downgrade(serving);
     move |request| match serving.upgrade() {
@@ -610,11 +610,11 @@ fn answers(serving: &Arc<Serving>) -> impl Fn(Request) -> Result<Answer, Failure
     }
 }
 
-/// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the
-/// process. `guardian`: who passes signals on.
+/// Starts the thread that handles signals for all mounts of this process, and ends with it. `guardian`: the
+/// supervisor, which forwards signals.
 ///
 /// # Errors
-/// No thread can be had.
+/// No thread can be started.
 pub fn obey(
     signals: Signals,
     guardian: Option<u32>,
@@ -627,8 +627,8 @@ pub fn obey(
                 Ok(signal) => signal,
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             };
-            // Whoever signals all processes of a unit signals this one and its guardian, who passes it
-            // on: once is meant.
+            // A signal to all processes of a unit reaches this one and its supervisor, which forwards it: it counts
+            // once.
             let this = (signal, guardian == Some(sender));
             let passed_on = last.replace((this, clock::now())).is_some_and(|((before, by_guardian), at)| {
                 guardian.is_some() && before == signal && by_guardian != this.1 && at.elapsed() < PASSED_ON
@@ -656,8 +656,7 @@ pub fn obey(
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
 }
 
-/// Ends what is left after a moment of mounts that are gone from here, and that nobody here used:
-/// other mount namespaces have them, too.
+/// Aborts, after a moment, mounts that are unmounted and were unused here, but are held by other mount namespaces.
 fn end_elsewhere(gone: Vec<Weak<Serving>>) {
     let until = clock::now() + HELD;
     for serving in gone.iter().filter_map(Weak::upgrade) {
@@ -671,7 +670,7 @@ fn end_elsewhere(gone: Vec<Weak<Serving>>) {
     }
 }
 
-/// Flags that a mount can be given only afterwards.
+/// Sets flags that can be set only after the mount is made.
 fn narrow(door: &Door, mountpoint: &Path) -> Result<(), Failure> {
     if door.symfollow {
         return Ok(());

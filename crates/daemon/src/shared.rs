@@ -1,10 +1,9 @@
 //! Several mounts in one process: `--daemon=NAME`.
 //!
-//! The first command with a name starts the process ([`client`], [`process`]), later ones hand it
-//! their plans ([`wire`]) and wait for the answer. Only commands that are alike share a process
-//! ([`identity`]): same user, groups, capabilities, umask, namespaces, root directory and program.
-//! Others of the same name get another one. Mounts that would get in each other's way stay apart
-//! ([`reach`], [`company`]).
+//! The first command with a name starts the process ([`client`], [`process`]), later ones send it their plans
+//! ([`wire`]) and wait for the answer. Only commands with the same identity share a process ([`identity`]): same
+//! user, groups, capabilities, umask, namespaces, root directory and program. Others of the same name get another
+//! one. Mounts that would conflict in one process stay apart ([`reach`], [`company`]).
 
 pub mod client;
 pub mod company;
@@ -16,13 +15,13 @@ pub mod wire;
 use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
-/// The longest name: socket addresses have room for 107 bytes.
+/// Longest name: socket addresses have room for 107 bytes.
 const NAME_MAX: usize = 32;
 
-/// Reads NAME.
+/// Parses the NAME of `--daemon=NAME`.
 ///
 /// # Errors
-/// Something that cannot be part of the name of a file.
+/// It cannot be part of a file name.
 pub fn name(text: &str) -> Result<String, Failure> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     match !text.is_empty() && text.len() <= NAME_MAX && !text.starts_with('.') && text.bytes().all(sound) {
@@ -33,7 +32,7 @@ pub fn name(text: &str) -> Result<String, Failure> {
     }
 }
 
-/// The socket that requests are sent to, in the directory for sockets.
+/// Returns the path of the socket for requests.
 fn socket(directory: &Path, name: &str, identity: &str) -> PathBuf {
     directory.join(format!("{name}-{:016x}.shared", identity::digest(identity)))
 }

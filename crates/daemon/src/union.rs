@@ -1,5 +1,5 @@
-//! Unions that are served: where they can stand ([`place`]), what can be asked of them
-//! ([`requests`]), and who answers ([`serving`]).
+//! Unions that are served: checks of their directories ([`place`]), requests to them ([`requests`]), and answers
+//! ([`serving`]).
 
 pub mod absent;
 pub mod balancing;

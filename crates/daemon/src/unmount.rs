@@ -1,4 +1,4 @@
-//! Unmounts that the system refuses, and mounts whose process was killed.
+//! Refused unmounts, and removal of dead mounts.
 
 use crate::{
     clock, control, door,
@@ -9,12 +9,12 @@ use crate::{
 };
 use std::{path::Path, time::Duration};
 
-/// How long the kernel may take to end a mount whose process has ended.
+/// Deadline for the kernel to end a mount whose process has ended.
 const RINGS_DOWN: Duration = Duration::from_secs(5);
-/// How often it is asked.
+/// Interval of polling.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// An unmount that the system refused.
+/// Makes the failure for an unmount that the system refused.
 pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
     let mut failure = Failure::io("cannot unmount", mountpoint, error);
     let told = crate::failure::reason(error);
@@ -28,28 +28,27 @@ pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
     }
 }
 
-/// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and
-/// it would only be in the way.
+/// Removes a dead mount of a killed process of ours at a mount point: it is unusable, and would be in the way.
 ///
 /// # Errors
-/// What the system says to its removal.
+/// The system refuses its removal.
 pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
     clear_of(mountpoint, &["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)])
 }
 
-/// Takes away what a killed process left at a mount point, where its subtype is one of these.
+/// Removes a dead mount of a killed process at a mount point, if its subtype is one of these.
 ///
 /// # Errors
 /// As [`clear`].
 pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     use rustix::io::Errno;
-    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose
-    // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
-    // down. By a thread without descriptors: a pool's process, and one of several mounts (`--daemon`), come
-    // here as well, and what answers may be a mount of theirs.
+    // The kernel may answer attributes from its cache; statfs(2) is always a request. A mount whose process is just
+    // ending answers ECONNABORTED, or ECANCELED while its rings are being torn down. Called by a thread without
+    // descriptors: a process that serves a pool or several mounts (`--daemon`) comes here as well, and the mount
+    // may be its own.
     let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
     let mut lost = None;
-    // The kernel tells nobody when the rings are down.
+    // The kernel does not notify when the rings are torn down.
     clock::look_until(RINGS_DOWN, LOOK, || {
         lost = ask();
         lost != Some(Errno::CANCELED)

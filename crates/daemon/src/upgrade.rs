@@ -1,11 +1,11 @@
-//! `nacre upgrade`: another program goes on with mounts that outlive their process, those of pools among
-//! them, while they are used.
+//! `nacre upgrade`: another program takes over mounts that survive their process, including those of pools, while
+//! they are in use.
 //!
-//! The program that is to go on is the one that runs the command, or another one that is named. It is
-//! started, and looks at what each mount would leave to it ([`crate::asked`]) before any is touched. Then, one after the other, it has the process
-//! that serves a mount note its path, and calls the guardian, which kills that process, becomes the
-//! new program with the same number and descriptors, and makes the next worker: as after any death
-//! ([`crate::guardian`]).
+//! The new program is the one that runs the command, or another one that is named. It is started, and checks the
+//! handoff state of each mount ([`crate::asked`]) before any mount is changed. Then, one mount after the other, the
+//! serving process records the program's path, and the supervisor is signalled: it kills the serving process,
+//! becomes the new program by exec, with the same process id and descriptors, and makes the next worker, as after
+//! any crash ([`crate::guardian`]).
 
 use crate::{
     asked, clock,
@@ -22,17 +22,17 @@ use std::{
     time::Duration,
 };
 
-/// How long a mount may take until the new program serves it.
+/// Deadline for the new program to serve a mount.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often is looked whether it does.
+/// Interval of polling.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Carries out the command on these mounts, or on all of the user's; what to tell him. Without a
-/// program, this one is to go on.
+/// Carries out the command on these mounts, or on all of the user's; returns messages for the user. Without
+/// `program`, this one takes over.
 ///
 /// # Errors
-/// A mount that the program cannot go on with; then none has been touched. One that it did not come
-/// to serve; those before it have been upgraded.
+/// A mount that the program cannot take over; then none has been changed. Or a mount that it does not serve in
+/// time; those before it have been upgraded.
 pub fn run(mountpoints: &[PathBuf], program: Option<&Path>) -> Result<Vec<String>, Failure> {
     let program = match program {
         Some(program) => {
@@ -66,7 +66,7 @@ pub fn run(mountpoints: &[PathBuf], program: Option<&Path>) -> Result<Vec<String
             return Err(cannot(why));
         }
         let guardian = survives.guardian.ok_or_else(|| cannot("its guardian is gone"))?;
-        // All mounts of a pool have the same.
+        // All mounts of a pool have the same supervisor.
         if due.iter().any(|(_, known)| *known == guardian) {
             continue;
         }
@@ -99,7 +99,7 @@ fn one(peer: &Peer, guardian: u32, program: &Path) -> Result<(), Failure> {
     };
     let mut patience = LOOK;
     let mut next = || {
-        // It has no socket yet at the first looks: those who keep silent are not waited for then.
+        // It has no socket yet at the first attempts: silent processes are not waited for then.
         patience = (patience * 2).min(control::STATUS_PATIENCE);
         let peers = control::find_until(&Whose::Ours, patience, &mut |report| of_it(report)).peers.into_iter();
         peers.map(|peer| peer.report).find(of_it)

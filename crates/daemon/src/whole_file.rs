@@ -1,8 +1,6 @@
-//! Files that are written as a whole or not at all: whoever reads one, also after the power was
-//! cut, sees the old or the new content.
+//! Atomic replacement of files: a reader, also after a power cut, sees the old or the new content.
 //!
-//! Called by what keeps records: of cages (`cage/record.rs`), of pools
-//! (`pool/{known,expected,cachefile}.rs`).
+//! Called by the writers of records: of cages (`cage/record.rs`), of pools (`pool/{known,expected,cachefile}.rs`).
 
 use rustix::fs::{FlockOperation, flock};
 use std::{
@@ -11,12 +9,11 @@ use std::{
     path::Path,
 };
 
-/// Puts a file with this content in the place of `path`. It is made as `unready`, beside it, opened
-/// with `options`, and locked as long as it is written, so that nobody takes it for something that
-/// was left.
+/// Replaces the file at `path` by one with this content. It is made as `unready`, next to it, opened with
+/// `options`, and locked as long as it is written, so that nobody takes it for an abandoned one.
 ///
 /// # Errors
-/// What the system says; then what was at `path` is there still, and nothing at `unready`.
+/// Errors of the system; then the file at `path` is unchanged, and there is none at `unready`.
 pub fn replace(path: &Path, unready: &Path, options: &OpenOptions, content: &[u8]) -> io::Result<()> {
     let mut file = options.open(unready)?;
     let written = flock(&file, FlockOperation::LockExclusive).map_err(io::Error::from);

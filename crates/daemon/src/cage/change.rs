@@ -1,4 +1,4 @@
-//! Changes of a cage's limits, as commands and requests say them.
+//! Changes of a cage's limits, as commands and requests state them.
 
 use crate::failure::Failure;
 use nacre_layers::size::Size;
@@ -9,16 +9,16 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizeChange {
-    /// So many bytes.
+    /// Sets this number of bytes.
     To(u64),
-    /// So many bytes more.
+    /// Adds this number of bytes.
     Grow(u64),
-    /// So many bytes less.
+    /// Subtracts this number of bytes.
     Shrink(u64),
 }
 
 impl SizeChange {
-    /// The size after the change; none where it would not be one.
+    /// Returns the size after the change; `None` where the result would not be a valid size.
     pub fn applied(self, present: u64) -> Option<u64> {
         let changed = match self {
             SizeChange::To(bytes) => Some(bytes),
@@ -28,10 +28,10 @@ impl SizeChange {
         changed.and_then(|bytes| Size::new(bytes).limit().ok())
     }
 
-    /// The same, with the failure for the user.
+    /// Returns the size after the change, with the failure for the user.
     ///
     /// # Errors
-    /// No room for one block would be left.
+    /// There is no limit that could change, or the result is smaller than a block or too large.
     pub fn of(self, present: Option<u64>, directory: &str) -> Result<u64, Failure> {
         let unlimited = || {
             Failure::new(format!("{directory} has no limit of size that could be made larger or smaller"))
@@ -70,14 +70,14 @@ impl FromStr for SizeChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InodeChange {
-    /// So many.
+    /// Sets this number of inodes.
     To(u64),
-    /// Any number.
+    /// Removes the limit of inodes.
     None,
 }
 
 impl InodeChange {
-    /// As a limit.
+    /// Returns the limit of inodes after the change.
     pub fn limit(self) -> Option<u64> {
         match self {
             InodeChange::To(inodes) => Some(inodes),

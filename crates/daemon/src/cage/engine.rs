@@ -1,4 +1,4 @@
-//! What all engines of cages have in common, and which one `--engine=auto` takes.
+//! What all engines of cages have in common.
 //!
 //! The engines `loop` and `quota` leave all work to the kernel: no process of ours stays behind, so
 //! what they made is remembered in [`super::record`]. [`engine`] gives the one that a record names.
@@ -9,11 +9,11 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
-/// Who keeps a cage's limit.
+/// Kind of engine that enforces a cage's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
-    /// The layer, in a daemon.
+    /// The layer `cage`, in a daemon.
     Fuse,
     /// An image with a file system of its own.
     Loop,
@@ -35,16 +35,16 @@ impl fmt::Display for EngineKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileSystem {
-    /// ext4.
+    /// The file system ext4.
     Ext4,
-    /// XFS.
+    /// The file system XFS.
     Xfs,
-    /// Btrfs.
+    /// The file system Btrfs.
     Btrfs,
 }
 
 impl FileSystem {
-    /// The kernel's name of it.
+    /// Returns the kernel's name of the file system.
     pub fn word(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "ext4",
@@ -53,7 +53,7 @@ impl FileSystem {
         }
     }
 
-    /// The one that has this name.
+    /// Returns the file system of this name.
     pub fn of(word: &str) -> Option<FileSystem> {
         [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs].into_iter().find(|kind| kind.word() == word)
     }
@@ -65,37 +65,37 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// A cage as it is asked for.
+/// A cage as requested by the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The directory: absolute and canonical.
     pub directory: PathBuf,
-    /// Another place to show it at, as canonical; none: over the directory itself.
+    /// Mount point if it is not the directory itself, canonical; `None`: mounted over the directory.
     pub mountpoint: Option<PathBuf>,
-    /// How many bytes.
+    /// Limit of bytes.
     pub bytes: Option<u64>,
-    /// How many inodes.
+    /// Limit of inodes.
     pub inodes: Option<u64>,
-    /// The image of the engine `loop`.
+    /// Image file of the engine `loop`.
     pub image: Option<PathBuf>,
-    /// Its file system.
+    /// File system of the image.
     pub fstype: Option<FileSystem>,
-    /// It takes space only as it fills.
+    /// The image is sparse: it takes space only as it fills.
     pub sparse: bool,
-    /// The first option given that only the engine `fuse` has, as it is written.
+    /// The first option given that only the engine `fuse` has, as the user wrote it.
     pub fuse_only: Option<String>,
 }
 
 impl Wanted {
-    /// Where the cage shows.
+    /// Mount point of the cage.
     pub fn place(&self) -> &std::path::Path {
         self.mountpoint.as_deref().unwrap_or(&self.directory)
     }
 
-    /// Refuses what only the engine `fuse` can do.
+    /// Refuses options that only the engine `fuse` supports.
     ///
     /// # Errors
-    /// The option.
+    /// The first of these options.
     pub fn only_limits(&self, engine: EngineKind) -> Result<(), Failure> {
         match &self.fuse_only {
             Some(option) => {
@@ -106,13 +106,13 @@ impl Wanted {
     }
 }
 
-/// What a cage holds now.
+/// Limits and usage of a cage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Whether it limits at present (engine `loop`: whether it is mounted; if not, figures of use
-    /// are 0).
+    /// Whether the limit is in force (engine `loop`: whether the image is mounted; if not, the figures of usage are
+    /// 0).
     pub attached: bool,
-    /// The limit, bytes: what the host can lose to it.
+    /// The limit in bytes: the most that the cage can take from the host.
     pub limit: u64,
     /// Bytes in use.
     pub used: u64,
@@ -127,27 +127,27 @@ pub struct Figures {
     /// Bytes of the image on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_host: Option<u64>,
-    /// How it works, for people: `ext4 on /dev/loop0, direct I/O`.
+    /// How it works, in words: `ext4 on /dev/loop0, direct I/O`.
     pub mode: String,
-    /// What to know about it, one sentence each.
+    /// Remarks for the user, one sentence each.
     pub notes: Vec<String>,
     /// The line of fstab(5) that brings it back after a reboot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fstab: Option<String>,
 }
 
-/// Where progress and warnings go, a line each.
+/// Callback that gets progress messages and warnings, a line each.
 pub type Tell<'a> = &'a mut dyn FnMut(&str);
 
-/// A way to keep a limit without a process of ours.
+/// Engine that enforces a limit without a process of ours.
 pub trait CageEngine: Sync {
-    /// Makes a cage or takes an existing one up again, and remembers it.
+    /// Makes a cage or takes an existing one up again, and records it.
     ///
     /// # Errors
-    /// What is in the way; nothing is left behind then, unless the message says so.
+    /// What prevents it; nothing stays behind then, unless the message says so.
     fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<CageRecord, Failure>;
 
-    /// Changes the limits that are given.
+    /// Changes the limits that are `Some`.
     ///
     /// # Errors
     /// A limit that this engine cannot take; the cage is as it was, or as the message says.
@@ -159,20 +159,20 @@ pub trait CageEngine: Sync {
         tell: Tell<'_>,
     ) -> Result<CageRecord, Failure>;
 
-    /// What it holds.
+    /// Returns limits and usage.
     ///
     /// # Errors
-    /// Where the system does not say.
+    /// The system does not report them.
     fn figures(&self, record: &CageRecord) -> Result<Figures, Failure>;
 
-    /// Ends it: `nacre umount`. What is in it stays.
+    /// Ends the cage (`nacre umount`). Its content stays.
     ///
     /// # Errors
     /// In use, or refused by the system.
     fn detach(&self, record: &CageRecord, lazy: bool) -> Result<(), Failure>;
 
-    /// Ends it and removes what was made for it. The engine `loop` removes the image **with all
-    /// that is in it**.
+    /// Ends the cage and removes everything that was made for it. The engine `loop` removes the image **with all
+    /// its content**.
     ///
     /// # Errors
     /// In use, or refused by the system.

@@ -1,4 +1,4 @@
-//! Which engine holds a cage.
+//! Chooses the engine of a cage.
 
 use super::{
     engine::{CageEngine, EngineKind, Wanted},
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{failure::Failure, report::path_text};
 
-/// The engine of this kind; none for `fuse`.
+/// Returns the engine of this kind; `None` for `fuse`.
 pub fn engine(kind: EngineKind) -> Option<&'static dyn CageEngine> {
     match kind {
         EngineKind::Fuse => None,
@@ -17,9 +17,9 @@ pub fn engine(kind: EngineKind) -> Option<&'static dyn CageEngine> {
     }
 }
 
-/// The engine for `--engine=auto`, and why, as the end of a sentence. Quotas are taken only where
-/// they keep every promise of a cage: root is limited, too, a full cage says "no space left", `df`
-/// shows the limit. Of the file systems that have them, only XFS does all that.
+/// Chooses the engine for `--engine=auto`, with the reason as the end of a sentence. Quotas are chosen only where
+/// they keep every promise of a cage: root is limited, too, a full cage answers ENOSPC, and `df` shows the limit.
+/// Of the file systems with quotas, only XFS does all that.
 pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
     let why_not = match (&wanted.fuse_only, &wanted.mountpoint) {
         _ if !root => Some("only root can set quotas".to_owned()),
@@ -33,10 +33,10 @@ pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
     }
 }
 
-/// The engine that keeps a recorded cage.
+/// Returns the engine of a recorded cage.
 ///
 /// # Errors
-/// A record of a cage that none keeps.
+/// The record names an engine that is not the kernel's.
 pub fn engine_of(record: &CageRecord) -> Result<&'static dyn CageEngine, Failure> {
     engine(record.engine).ok_or_else(|| {
         Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory)))

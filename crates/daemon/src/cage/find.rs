@@ -1,8 +1,8 @@
-//! Which cages there are: those that processes of ours serve are asked over their control sockets,
-//! those of the kernel are looked up.
+//! Finds existing cages: processes of ours that serve cages are asked over their control sockets, cages of the
+//! kernel's engines are looked up in their records.
 //!
-//! Paths are compared as text and not touched where that suffices: a mount that hangs would hang
-//! us.
+//! Paths are compared as text and not accessed where that suffices: an access to a hanging mount would hang the
+//! caller.
 
 use super::{engine::Figures, record::CageRecord, report::CageReport};
 use crate::{
@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// All cages of these users, by directory; says which processes do not answer.
+/// Returns all cages of these users, by directory; prints which processes do not answer.
 ///
 /// # Errors
 /// Records of cages that cannot be read.
@@ -32,7 +32,7 @@ pub fn all(whose: &Whose) -> Result<Vec<CageReport>, Failure> {
     of(found)
 }
 
-/// The same without a word about those that do not answer: they are not what the user asked about.
+/// Returns our own cages without printing which processes do not answer: the user did not ask about them.
 ///
 /// # Errors
 /// As [`all`].
@@ -48,7 +48,7 @@ fn of(found: FoundMounts) -> Result<Vec<CageReport>, Failure> {
     Ok(cages)
 }
 
-/// Those that no process of ours serves.
+/// Returns the cages of the kernel's engines.
 ///
 /// # Errors
 /// Records that cannot be read.
@@ -56,8 +56,8 @@ pub fn of_kernel() -> Result<Vec<CageReport>, Failure> {
     CageRecord::all()?.iter().map(of_record).collect()
 }
 
-/// What a cage of the kernel's tells. One whose figures cannot be had is shown without them, and
-/// with the reason.
+/// Reports on a cage of a kernel engine. A cage whose figures cannot be read is shown without them, and with the
+/// reason.
 fn of_record(record: &CageRecord) -> Result<CageReport, Failure> {
     let mut notes = Vec::new();
     let figures = match crate::cage::engines::engine_of(record)?.figures(record) {
@@ -88,7 +88,7 @@ fn of_record(record: &CageRecord) -> Result<CageReport, Failure> {
     })
 }
 
-/// The record of a cage of the kernel's.
+/// Returns the record of a cage of a kernel engine.
 ///
 /// # Errors
 /// Records that cannot be read.
@@ -101,7 +101,7 @@ pub fn record(directory: &Path) -> Result<Option<CageRecord>, Failure> {
     Ok(None)
 }
 
-/// The cage of a directory, named by the directory or by where it is mounted.
+/// Returns the cage of a directory, named by the directory or by its mount point.
 ///
 /// # Errors
 /// A directory that is no cage.
@@ -113,7 +113,7 @@ pub fn named<'a>(cages: &'a [CageReport], directory: &Path) -> Result<&'a CageRe
     found.ok_or_else(|| missing(directory))
 }
 
-/// The process that serves the cage of a directory, and which of its cages that is.
+/// Returns the process that serves the cage of a directory, and the cage's index in its report.
 ///
 /// # Errors
 /// A directory whose parent does not exist.
@@ -129,17 +129,17 @@ pub fn served(peers: Vec<Peer>, directory: &Path) -> Result<Option<(Peer, usize)
     Ok(found.and_then(|(index, cage)| peers.into_iter().nth(index).map(|peer| (peer, cage))))
 }
 
-/// The failure for a directory that is no cage.
+/// Makes the failure for a directory that is no cage.
 pub fn missing(directory: &Path) -> Failure {
     Failure::new(format!("{} is no cage", path_text(directory)))
         .exit(Exit::NotFound)
         .next("`nacre cage list` lists them")
 }
 
-/// How a directory may have been written down: as it is named, and with links resolved.
+/// Paths that a directory may be recorded by: as the user names it, and with its link resolved.
 fn paths(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let lexical = control::lexical(directory)?;
-    // Only a link is followed: what it leads to may hang, but then it is what the user named.
+    // Only a link is followed: its target may hang, but then it is what the user named.
     let real = match fs::read_link(&lexical) {
         Ok(_) => fs::canonicalize(&lexical).ok(),
         Err(_) => None,
@@ -147,12 +147,13 @@ fn paths(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(std::iter::once(lexical).chain(real).collect())
 }
 
-/// The same as texts.
+/// The paths of [`paths`] as text.
 fn candidates(directory: &Path) -> Result<Vec<String>, Failure> {
     Ok(paths(directory)?.iter().map(|path| path_text(path)).collect())
 }
 
-/// Other users' daemons may say anything: nothing of it may reach a terminal as a command.
+/// Removes control characters from the texts of a report: other users' daemons may send anything, and no escape
+/// sequence may reach a terminal.
 pub fn sanitise(cage: &mut CageReport) {
     let clean = |text: &mut String| {
         if text.chars().any(char::is_control) {

@@ -1,9 +1,9 @@
 //! The engine `loop`: an image file with a file system of the kernel, attached to a loop device and
 //! mounted over the directory.
 //!
-//! The image is as large as the limit and set aside whole ([`image`]), so that neither can the cage
-//! take more of the host than that, nor can the host run out under it. No process stays behind: the
-//! loop device goes when the mount does ([`mounting`]).
+//! The image is as large as the limit and allocated whole ([`image`]): the cage cannot take more of the host than
+//! that, and writes in the cage never fail because the host is full. No process stays behind: the loop device is
+//! detached with the unmount ([`mounting`]).
 
 mod image;
 pub(crate) mod mounting;
@@ -27,10 +27,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The least size that Btrfs takes once it is made, bytes (`btrfs_ioctl_resize`).
+/// Smallest size in bytes that Btrfs can be resized to (`btrfs_ioctl_resize`).
 const BTRFS_RESIZED: u64 = 256 << 20;
 
-/// The engine.
+/// The engine `loop` of cages.
 #[derive(Debug)]
 pub struct LoopEngine;
 
@@ -140,7 +140,7 @@ impl CageEngine for LoopEngine {
             Failure::new(format!("the cage at {} is not mounted", path_text(&record.mountpoint))).exit(Exit::NotFound)
         };
         if !path.exists() {
-            // Deleted while it was mounted: only its name is left to tell it by.
+            // The image was deleted while mounted: only the name that the loop device keeps identifies it.
             return if mounting::shows(path, &record.mountpoint)? {
                 mounting::unmount(&record.mountpoint, lazy)
             } else {
@@ -152,8 +152,8 @@ impl CageEngine for LoopEngine {
             return Err(not_mounted());
         }
         mounting::unmount(&record.mountpoint, lazy)?;
-        // For whoever takes it up again at once. Mounts of it elsewhere may keep the device, which
-        // is no failure of this one.
+        // The device is free for the next command. Mounts of it elsewhere may keep the device, which is no failure
+        // of this one.
         image.settle(lazy);
         Ok(())
     }
@@ -200,7 +200,7 @@ fn canonical_parent(path: &Path) -> Result<PathBuf, Failure> {
     crate::control::lexical(path)
 }
 
-/// An image inside the place where it is mounted would be hidden by itself.
+/// Refuses an image below its own mount point: the mount would hide it.
 fn out_of_reach(image: &Path, place: &Path) -> Result<(), Failure> {
     if !image.starts_with(place) {
         return Ok(());
@@ -209,7 +209,7 @@ fn out_of_reach(image: &Path, place: &Path) -> Result<(), Failure> {
     Err(Failure::usage(what).next("--image=FILE names a place outside"))
 }
 
-/// A mount hides what is there.
+/// Refuses a directory with files: a mount over it would hide them.
 fn empty(directory: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("cannot read", path_text(directory), &error);
     for entry in fs::read_dir(directory).map_err(failed)? {
@@ -239,7 +239,7 @@ fn large_enough(fstype: FileSystem, bytes: u64) -> Result<(), Failure> {
     Err(failure)
 }
 
-/// A new cage.
+/// Makes a new cage.
 fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<CageRecord, Failure> {
     let fstype = wanted.fstype.unwrap_or(FileSystem::Ext4);
     let bytes = wanted
@@ -259,7 +259,7 @@ fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<CageRecord, Fail
     let mounted =
         record.save().and_then(|()| mounting::mount(&image, wanted.sparse, wanted.place(), Some(&wanted.directory)));
     if let Err(failure) = mounted {
-        // Nothing is on it yet. What cannot be removed is told by the reason that comes first.
+        // Nothing is on it yet. A failure to remove it is covered by the first failure.
         let _ = fs::remove_file(path);
         let _ = record.remove();
         return Err(failure);
@@ -268,7 +268,7 @@ fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<CageRecord, Fail
     Ok(record)
 }
 
-/// An inode table is made of whole blocks.
+/// Reports the number of inodes that ext4 made: an inode table consists of whole blocks.
 fn tell_inodes(record: &CageRecord, tell: Tell<'_>) {
     if let (Some(asked), Ok(stat)) = (record.inodes, statvfs(&record.mountpoint))
         && stat.f_files != asked
@@ -280,7 +280,7 @@ fn tell_inodes(record: &CageRecord, tell: Tell<'_>) {
     }
 }
 
-/// A cage that there is already.
+/// Mounts an image that exists already.
 fn take_up(wanted: &Wanted, image: &Image, known: Option<CageRecord>, tell: Tell<'_>) -> Result<CageRecord, Failure> {
     let path = path_text(&image.path);
     let length = image.length()?;
@@ -301,7 +301,7 @@ fn take_up(wanted: &Wanted, image: &Image, known: Option<CageRecord>, tell: Tell
     };
     image::clear(&image.path)?;
     if !sparse {
-        // Blocks that were given back meanwhile.
+        // Allocates blocks again that were discarded meanwhile.
         image.set_length(length, true)?;
     }
     let detail = Detail::Loop { image: image.path.clone(), fstype: image.fstype, sparse };
@@ -335,7 +335,7 @@ fn image_of(record: &CageRecord) -> Result<(Image, bool), Failure> {
     Ok((image.ok_or_else(gone)?, sparse))
 }
 
-/// The device by which a cage is mounted, found without holding the image.
+/// Returns the loop device that a cage is mounted from, without locking the image.
 fn mounted_device(record: &CageRecord, path: &Path) -> Result<Option<nacre_sys::loop_devices::LoopDevice>, Failure> {
     let table = crate::mountinfo::read()?;
     let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == record.mountpoint) else { return Ok(None) };
@@ -344,7 +344,7 @@ fn mounted_device(record: &CageRecord, path: &Path) -> Result<Option<nacre_sys::
     Ok(nacre_sys::loop_devices::attached(&image).map_err(failed)?.filter(|device| device.path == entry.source))
 }
 
-/// What the mounted file system says of itself.
+/// Fills in the figures of the mounted file system.
 fn fill(figures: &mut Figures, record: &CageRecord, mode: &str, direct_io: bool) -> Result<(), Failure> {
     let stat = statvfs(&record.mountpoint)
         .map_err(|error| Failure::io("cannot look at", path_text(&record.mountpoint), &error.into()))?;
@@ -354,7 +354,7 @@ fn fill(figures: &mut Figures, record: &CageRecord, mode: &str, direct_io: bool)
     // Btrfs counts no inodes.
     if stat.f_files > 0 {
         figures.inodes_used = Some(stat.f_files - stat.f_ffree);
-        // XFS makes them as long as there is room.
+        // XFS makes inodes as long as there is room.
         figures.inode_limit =
             Some(stat.f_files).filter(|_| matches!(record.detail, Detail::Loop { fstype: FileSystem::Ext4, .. }));
     }
@@ -362,7 +362,7 @@ fn fill(figures: &mut Figures, record: &CageRecord, mode: &str, direct_io: bool)
     Ok(())
 }
 
-/// The line of fstab(5) for it; none where its image has a comma in its name, which ends an option.
+/// Returns the cage's line of fstab(5); `None` where the image's name has a comma, which ends an option.
 fn fstab(record: &CageRecord) -> Option<String> {
     let (image, sparse) = path_of(record).ok()?;
     if image.as_os_str().as_bytes().contains(&b',') {
@@ -374,7 +374,7 @@ fn fstab(record: &CageRecord) -> Option<String> {
     Some(format!("cage:{directory} {place} fuse.nacre engine=loop,image={image}{sparse},nofail,{requires} 0 0"))
 }
 
-/// A path as fstab(5) wants it.
+/// Escapes a path for fstab(5).
 fn escaped(path: &Path) -> String {
     let mut text = String::new();
     for byte in path.as_os_str().as_bytes() {

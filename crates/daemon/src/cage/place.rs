@@ -1,5 +1,5 @@
-//! Whether a cage can stand where it is asked for: directories that exist, not within each other's
-//! reach, not caged already.
+//! Checks whether a directory can be caged: directory and mount point exist, neither lies in the other, and the
+//! directory is in no cage yet.
 //!
 //! Called before anything is mounted, for `nacre cage` and for every stack with a cage in it.
 
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::path::{Path, PathBuf};
 
-/// File systems of the kernel's own, in which nothing is stored: programs need them as they are.
+/// Virtual file systems of the kernel, in which no files are stored: programs need them unchanged.
 const OF_THE_KERNEL: [&str; 22] = [
     "binfmt_misc",
     "bpf",
@@ -37,19 +37,19 @@ const OF_THE_KERNEL: [&str; 22] = [
     "tracefs",
 ];
 
-/// The directory that is to be caged, resolved.
+/// Returns the directory that is to be caged, resolved.
 ///
 /// # Errors
-/// A path that leads nowhere, or to something else than a directory; one in a file system of the kernel's own.
+/// The path does not exist or is not a directory, or it lies in a virtual file system of the kernel.
 pub fn directory(named: &Path) -> Result<PathBuf, Failure> {
     let directory = crate::opening::directory(named, "directory", "a cage limits a directory that is there")?;
     stores_files(&directory, &mountinfo::read()?)?;
     Ok(directory)
 }
 
-/// Refuses a directory (resolved) in which nothing is stored.
+/// Refuses a directory (resolved) that lies in a virtual file system.
 fn stores_files(directory: &Path, table: &[MountEntry]) -> Result<(), Failure> {
-    // Of mounts at one place, the last one is seen.
+    // Of several mounts at one mount point, the last one is visible.
     let above = table.iter().filter(|entry| directory.starts_with(&entry.mountpoint));
     let Some(entry) = above.max_by_key(|entry| entry.mountpoint.as_os_str().len()) else { return Ok(()) };
     if !OF_THE_KERNEL.contains(&entry.kind.as_str()) {
@@ -59,7 +59,7 @@ fn stores_files(directory: &Path, table: &[MountEntry]) -> Result<(), Failure> {
         .next("a cage limits directories in which files are stored"))
 }
 
-/// Refuses a cage that would be within reach of its own mount. Both paths are resolved.
+/// Refuses a cage whose directory and mount point lie within each other. Both paths are resolved.
 ///
 /// # Errors
 /// One of the two lies inside of the other.
@@ -83,12 +83,11 @@ pub fn apart(directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a second cage for a directory: each would count what goes through the other only
-/// afterwards. `table` is the table of mounts.
+/// Refuses a second cage for a directory: each would count writes through the other only afterwards. `table` is the
+/// mount table.
 ///
 /// # Errors
-/// The directory is the root of a cage, or what a cage shows. One that is detached does not count:
-/// it is taken over.
+/// The directory is the source or the mount point of a cage. A detached cage does not count: it is taken over.
 pub fn uncaged(directory: &Path, cages: &[CageReport], table: &[MountEntry]) -> Result<(), Failure> {
     let text = path_text(directory);
     let Some(cage) = cages.iter().find(|cage| cage.attached && (cage.directory == text || cage.mountpoint == text))

@@ -1,8 +1,7 @@
-//! The engine `quota`: the file system that the directory lies on keeps the limit itself.
+//! The engine `quota`: the file system that the directory lies on enforces the limit itself.
 //!
-//! ext4 and XFS count by project ([`project`]), Btrfs by subvolume ([`qgroup`]). Nothing is mounted
-//! and no process stays behind. What such a limit does not do that the engine `fuse` does is told
-//! by [`caveats`].
+//! ext4 and XFS count by project ([`project`]), Btrfs by subvolume ([`qgroup`]). Nothing is mounted and no process
+//! stays behind. [`caveats`] lists how its limits differ from those of the engine `fuse`.
 
 mod project;
 mod qgroup;
@@ -25,7 +24,7 @@ use std::{
     path::Path,
 };
 
-/// The engine.
+/// The engine `quota` of cages.
 #[derive(Debug)]
 pub struct QuotaEngine;
 
@@ -109,7 +108,7 @@ impl CageEngine for QuotaEngine {
     }
 
     fn detach(&self, record: &CageRecord, _lazy: bool) -> Result<(), Failure> {
-        // A cage that has ended limits nothing, whatever keeps it.
+        // Nothing is mounted, so a cage ends when its limit is lifted.
         self.destroy(record, &mut |_| ())
     }
 
@@ -130,8 +129,8 @@ impl CageEngine for QuotaEngine {
     }
 }
 
-/// Why quotas do not keep every promise of a cage for this directory, as the end of a sentence;
-/// none where they do.
+/// Returns why quotas do not keep every promise of a cage for this directory, as the end of a sentence; `None`
+/// where they do.
 pub fn shortcoming(directory: &Path) -> Option<String> {
     let entry = match mount_of(directory) {
         Ok(entry) => entry,
@@ -150,7 +149,7 @@ pub fn shortcoming(directory: &Path) -> Option<String> {
     }
 }
 
-/// What users of such a cage should know, a sentence each.
+/// Returns the limitations that users of a cage with this quota should know, a sentence each.
 fn caveats(detail: &Detail) -> Vec<&'static str> {
     match detail {
         Detail::Project { fstype: FileSystem::Ext4, .. } => vec![
@@ -185,7 +184,7 @@ fn mount_of(directory: &Path) -> Result<MountEntry, Failure> {
     entry.ok_or_else(|| Failure::new(format!("the mount table does not say what {} lies on", path_text(directory))))
 }
 
-/// The kind of file system, or why it has no quotas of directories.
+/// Returns the kind of file system, or why it has no quotas of directories.
 fn file_system(entry: &MountEntry) -> Result<FileSystem, String> {
     match entry.kind.as_str() {
         "overlay" => Err("overlay has no quotas of its own, its upper directory's file system may".to_owned()),
@@ -205,7 +204,7 @@ fn caged_already(directory: &Path) -> Failure {
     failure.next(format!("`nacre cage resize {name} SIZE` changes its size"))
 }
 
-/// A call on quotas that failed.
+/// Makes the failure of a call on quotas.
 fn refused(doing: &str, directory: &Path, error: &io::Error) -> Failure {
     Failure::io(doing, path_text(directory), error)
 }

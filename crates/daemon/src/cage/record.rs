@@ -1,9 +1,7 @@
-//! What is remembered of cages that the kernel keeps alone: one JSON file each, which survives
-//! reboots.
+//! Records of cages of the kernel's engines: one JSON file per cage, which survives reboots.
 //!
-//! Written by the engines only, one command at a time ([`hold`]); read by everybody. A record is
-//! removed when its cage is: by `nacre cage remove`, and for images also when somebody has deleted
-//! the file by other means.
+//! Written by the engines only, one command at a time ([`hold`]); read by everybody. A record is removed with its
+//! cage: by `nacre cage remove`, and for images also when the image was deleted by other means.
 
 use super::{
     engine::{EngineKind, FileSystem},
@@ -28,44 +26,44 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One cage.
+/// Record of one cage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CageRecord {
-    /// A name that no other record has.
+    /// Unique name of the record.
     pub id: String,
-    /// Who keeps it.
+    /// The engine that enforces the limit.
     pub engine: EngineKind,
-    /// The directory.
+    /// The directory that is limited.
     #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
     pub directory: PathBuf,
-    /// Where it shows; often the directory itself.
+    /// Mount point; often the directory itself.
     #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
     pub mountpoint: PathBuf,
     /// The limit, bytes.
     pub bytes: u64,
-    /// The limit of inodes that was asked for.
+    /// The limit of inodes that was requested.
     pub inodes: Option<u64>,
-    /// When it was made, seconds since 1970.
+    /// When the cage was made, seconds since 1970.
     pub made: u64,
-    /// What the engine needs to know.
+    /// Data of the engine.
     pub detail: Detail,
-    /// It is unmounted only for as long as it is given another size.
+    /// The cage is unmounted only for the duration of a resize.
     #[serde(default)]
     pub resizing: bool,
 }
 
-/// What only one engine knows.
+/// Data of one engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detail {
-    /// An image.
+    /// Data of the engine `loop`: an image.
     Loop {
-        /// The image.
+        /// Path of the image file.
         #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
         image: PathBuf,
-        /// What is on it.
+        /// File system of the image.
         fstype: FileSystem,
-        /// It takes space only as it fills.
+        /// The image is sparse: it takes space only as it fills.
         sparse: bool,
     },
     /// A project quota.
@@ -74,7 +72,7 @@ pub enum Detail {
         fstype: FileSystem,
         /// The project's number.
         project: u32,
-        /// Where that file system is mounted.
+        /// Mount point of the file system.
         #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
         filesystem: PathBuf,
         /// Every file belongs to the project.
@@ -88,7 +86,7 @@ pub enum Detail {
 }
 
 impl CageRecord {
-    /// A record of a cage that is being made.
+    /// Makes the record of a new cage.
     pub fn new(
         engine: EngineKind,
         directory: &Path,
@@ -111,7 +109,7 @@ impl CageRecord {
         }
     }
 
-    /// All there are, by the places where they show.
+    /// Returns all records, sorted by mount point.
     ///
     /// # Errors
     /// A directory or record that cannot be read.
@@ -136,7 +134,7 @@ impl CageRecord {
         Ok(records)
     }
 
-    /// The one of this directory, place or image.
+    /// Returns the record with this directory, mount point or image.
     ///
     /// # Errors
     /// As [`CageRecord::all`].
@@ -149,7 +147,7 @@ impl CageRecord {
             .map(|place| records.swap_remove(place)))
     }
 
-    /// The image, where there is one.
+    /// Returns the path of the image; `None` for other engines.
     pub fn image(&self) -> Option<&Path> {
         match &self.detail {
             Detail::Loop { image, .. } => Some(image),
@@ -157,10 +155,10 @@ impl CageRecord {
         }
     }
 
-    /// Writes it, as a whole or not at all.
+    /// Writes the record atomically.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn save(&self) -> Result<(), Failure> {
         let path = own()?.join(format!("{}.json", self.id));
         let unready = path.with_extension("new");
@@ -171,10 +169,10 @@ impl CageRecord {
         whole_file::replace(&path, &unready, &options, &text).map_err(failed)
     }
 
-    /// Forgets it.
+    /// Removes the record.
     ///
     /// # Errors
-    /// What the system says; a record that is gone already is none.
+    /// Errors of the system; a record that is gone already is none.
     pub fn remove(&self) -> Result<(), Failure> {
         let path = own()?.join(format!("{}.json", self.id));
         match fs::remove_file(&path) {
@@ -190,7 +188,7 @@ fn directory() -> Option<PathBuf> {
     state::base().map(|base| base.join("cage/kernel"))
 }
 
-/// The directory, made if need be.
+/// Returns the directory of records, made if need be.
 fn own() -> Result<PathBuf, Failure> {
     let directory = directory()
         .ok_or_else(|| Failure::new("there is no place for records: neither XDG_STATE_HOME nor HOME is set"))?;
@@ -199,7 +197,7 @@ fn own() -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
-/// One record; none where it was removed meanwhile.
+/// Reads one record; `None` where it was removed meanwhile.
 fn read(path: &Path) -> Result<Option<CageRecord>, Failure> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -211,10 +209,10 @@ fn read(path: &Path) -> Result<Option<CageRecord>, Failure> {
     })
 }
 
-/// Held while something is chosen that no other cage may choose, too: short.
+/// Locks out other commands while an id is chosen that no other cage may choose, too: held for a short time.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn choosing() -> Result<File, Failure> {
     let path = own()?.join("lock");
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -224,10 +222,10 @@ pub fn choosing() -> Result<File, Failure> {
     Ok(file)
 }
 
-/// Held while one cage is made, changed or ended: an open directory or image.
+/// Locks an open directory or image while its cage is made, changed or ended.
 ///
 /// # Errors
-/// Another command is at it.
+/// Another command holds the lock.
 pub fn hold(file: &File, name: &Path) -> Result<(), Failure> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),
@@ -239,7 +237,7 @@ pub fn hold(file: &File, name: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A path as text where it is text, else as a list of bytes.
+/// Serialized form of a path: text if it is valid UTF-8, else a list of bytes.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum PathForm {

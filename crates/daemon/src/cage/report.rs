@@ -1,38 +1,37 @@
-//! What a cage tells about itself: the data of `nacre cage status` and of `nacre metrics`, the same
-//! for every engine.
+//! Report of a cage: the data of `nacre cage status` and of `nacre metrics`, the same for every engine.
 //!
-//! Those that a process of ours serves come over its control socket inside of
-//! [`crate::report::Report`]; those of the kernel are asked for by [`super::find`]. The JSON form
-//! is an interface for scripts: fields are added, never renamed.
+//! Reports of cages that a process of ours serves come over its control socket inside of [`crate::report::Report`];
+//! [`super::find`] makes those of the kernel's engines. The JSON form is an interface for scripts: fields are
+//! added, never renamed.
 
 use serde::{Deserialize, Serialize};
 
-/// The use of one user.
+/// Usage of one user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserReport {
     /// The user's name, or its number where it has none.
     pub user: String,
-    /// Its number.
+    /// The user's number.
     pub uid: u32,
-    /// Bytes in its files.
+    /// Bytes in the user's files.
     pub used: u64,
-    /// How many it may have.
+    /// Limit of the user's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
-/// The use of a directory that has a limit of its own.
+/// Usage of a directory that has a limit of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryReport {
-    /// Its path within the cage.
+    /// Path of the directory within the cage.
     pub path: String,
-    /// Bytes below it.
+    /// Bytes below the directory.
     pub used: u64,
-    /// How many there may be.
+    /// Limit of the bytes below the directory.
     pub limit: u64,
 }
 
-/// Operations that did not fit.
+/// Number of operations that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedReport {
     /// By the limit of bytes.
@@ -46,112 +45,111 @@ pub struct RefusedReport {
 }
 
 impl RefusedReport {
-    /// All of them.
+    /// Returns the total.
     pub fn total(self) -> u64 {
         [self.size, self.inodes, self.user, self.directory].into_iter().fold(0, u64::saturating_add)
     }
 }
 
-/// What `drop-oldest` has taken away.
+/// Files and bytes that `drop-oldest` has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedReport {
     /// Files deleted as a whole.
     pub files: u64,
-    /// Bytes, of these and of heads of files.
+    /// Bytes of these files and of heads of files that were cut off.
     pub bytes: u64,
 }
 
-/// How appends are collected.
+/// Write-back of appends by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectingReport {
-    /// Why they are not, where they are not.
+    /// The reason why there is no write-back, if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
-    /// Files open for it.
+    /// Number of files open for write-back.
     pub files: u64,
-    /// Appends that were asked for first.
+    /// Number of appends that were reserved first.
     pub announced: u64,
-    /// Of these, refused.
+    /// Number of reservations that were refused.
     pub refused: u64,
-    /// How often the permission was recalled.
+    /// Number of times that the permission for write-back was recalled.
     pub recalls: u64,
-    /// The most that the kernel can hold back, bytes.
+    /// Most dirty bytes that the kernel can hold in its page cache.
     pub most_held: u64,
 }
 
-/// Everything about one cage.
+/// Report of one cage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CageReport {
     /// The directory that is limited.
     pub directory: String,
-    /// Where the limit holds: what has to be written to.
+    /// Mount point: the limit applies to writes through it.
     pub mountpoint: String,
     /// `fuse`, `loop` or `quota`.
     pub engine: String,
-    /// Why this engine.
+    /// Reason for this engine.
     #[serde(default)]
     pub engine_reason: String,
-    /// How it works at this moment: `collected`, `announced` or `through`, or what the kernel's
-    /// engine consists of.
+    /// How it works at this moment: `collected` (write-back), `announced` (reserved writes) or `through`
+    /// (write-through); for a kernel engine, its parts.
     pub mode: String,
-    /// Whether it is in force: a kernel's cage may be known and not mounted.
+    /// Whether the limit is in force: a cage of a kernel engine may be recorded and not mounted.
     pub attached: bool,
     /// `deny` or `drop-oldest`.
     #[serde(default)]
     pub when_full: String,
-    /// Bytes that it may hold; none: any number.
+    /// Limit of bytes; `None`: unlimited.
     pub limit: Option<u64>,
-    /// Bytes that it holds.
+    /// Bytes in use.
     pub used: u64,
     /// Bytes that still fit.
     pub free: u64,
-    /// Inodes that it may hold.
+    /// Limit of inodes.
     pub inode_limit: Option<u64>,
-    /// Inodes that it holds; none where the engine does not tell.
+    /// Inodes in use; `None` where the engine does not report them.
     pub inodes: Option<u64>,
-    /// The threshold that is reported, bytes.
+    /// Soft limit in bytes: exceeding it is reported.
     #[serde(default)]
     pub soft: Option<u64>,
-    /// The users who use most, the greatest first; those who have a limit are always among them.
+    /// The users with the highest usage, in descending order; users with a limit are always among them.
     #[serde(default)]
     pub users: Vec<UserReport>,
     /// The directories that have a limit.
     #[serde(default)]
     pub directories: Vec<DirectoryReport>,
-    /// What did not fit since it was mounted.
+    /// Operations that were refused since the mount.
     #[serde(default)]
     pub refused: RefusedReport,
-    /// What was taken away to make room.
+    /// Files that were removed to make room.
     #[serde(default)]
     pub dropped: DroppedReport,
-    /// How appends are collected, where this program serves the cage.
+    /// Write-back of appends, where this program serves the cage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collecting: Option<CollectingReport>,
-    /// Whether the figures are right to the byte: `exact`, or what is being done about it.
+    /// Whether the figures are right to the byte: `exact`, or the state of the recount.
     pub accounting: String,
-    /// How the accounts were found when it was mounted: `new`, `clean`, `crashed`, `lost`; empty
-    /// where the kernel keeps them.
+    /// State of the accounts at the mount: `new`, `clean`, `crashed`, `lost`; empty where the kernel keeps them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub start: String,
-    /// How often everything was counted since then.
+    /// Number of full recounts since then.
     #[serde(default)]
     pub recounts: u64,
-    /// Bytes by which the last one corrected the use.
+    /// Bytes by which the last recount corrected the usage.
     #[serde(default)]
     pub corrected: i64,
-    /// The process that serves it; 0: none.
+    /// Process that serves the cage; 0: none.
     pub pid: u32,
-    /// Whose it is.
+    /// User id of that process.
     pub uid: u32,
-    /// Seconds since it was mounted; 0 where nobody remembers.
+    /// Seconds since the mount; 0 where it is unknown.
     pub uptime: u64,
-    /// Things to know about it, sentences.
+    /// Remarks for the user, sentences.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
 impl CageReport {
-    /// What everybody may know who sees the mount that it is part of.
+    /// Returns the part of the report that everybody may read who can see the mount.
     #[must_use]
     pub fn for_all(self, mountpoint: &str) -> CageReport {
         CageReport {
@@ -164,7 +162,7 @@ impl CageReport {
         }
     }
 
-    /// How much of the limit is used, percent, rounded up: 100 only where nothing is free.
+    /// Returns the used part of the limit in percent, rounded up: 100 only where nothing is free.
     pub fn percent(&self) -> Option<u64> {
         let limit = self.limit?;
         if limit == 0 {

@@ -1,4 +1,4 @@
-//! `nacre cage resize`: another limit for a cage that is in use, whatever enforces it.
+//! `nacre cage resize`: changes the limit of a cage in use, for all engines.
 
 use super::{
     change::{InodeChange, SizeChange},
@@ -12,7 +12,7 @@ use crate::{
 use nacre_layers::size::Size;
 use std::path::Path;
 
-/// Carries out the command; what to tell the user beyond its success.
+/// Carries out the command; returns messages for the user.
 ///
 /// # Errors
 /// No cage of that name, or a limit that its engine cannot take.
@@ -47,7 +47,7 @@ pub fn run(directory: &Path, size: Option<SizeChange>, inodes: Option<InodeChang
     Ok(lines)
 }
 
-/// What to say where more is there than the new limit allows.
+/// Returns a message where the usage is above the new limit.
 fn crowded(directory: &str, used: u64, limit: Option<u64>) -> Vec<String> {
     match limit {
         Some(limit) if used > limit => vec![format!(

@@ -1,5 +1,5 @@
-//! The cages of a mount that this process serves: what has to hold before it is mounted, where
-//! their accounting goes, and what they tell.
+//! Cages of a mount that this process serves: checks before the mount, directories of their accounting, and their
+//! reports.
 //!
 //! Called by [`crate::serve`], for `nacre cage` and for every other stack with cages in it.
 
@@ -26,11 +26,11 @@ use std::{
     sync::Arc,
 };
 
-/// Refuses a stack whose cages could not hold at this place. The mount point is resolved.
+/// Refuses a stack whose cages cannot be enforced at this mount point. The mount point is resolved.
 ///
 /// # Errors
-/// Limits that are not understood, a directory that is caged already, or within reach of its own
-/// mount; accounting in the directory itself.
+/// Limits that are not understood; a directory that is caged already, or that lies within its own mount or contains
+/// it; accounting in the directory itself.
 pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(), Failure> {
     for cage in cages(spec) {
         cage.limits(context).map_err(|error| Failure::new(format!("the cage cannot be made: {error}")))?;
@@ -45,11 +45,11 @@ pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(
     place::uncaged(&directory, &find::known()?, &mountinfo::read()?)
 }
 
-/// Ends what is left of a cage of the same directory that is mounted nowhere in sight any more:
-/// held by other mount namespaces, it limits nothing here, and two of them would not know of each
-/// other.
+/// Ends a detached cage of the same directory that only other mount namespaces still hold: it limits nothing here,
+/// and two cages of one directory would not count each other's writes.
 ///
 /// # Errors
+/// Files in it are open.
 /// Files in it are open.
 pub fn take_over(spec: &StackSpec) -> Result<(), Failure> {
     let Some(directory) = caged(spec)? else { return Ok(()) };
@@ -65,11 +65,11 @@ pub fn take_over(spec: &StackSpec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives every cage that has none a place for its accounting, and has them all know their directory
-/// by its real name; answers what to warn of, and the places that are new.
+/// Gives every cage without one a directory for its accounting, and sets the real path of the source directory in
+/// `spec`; returns warnings, and the directories that are new.
 ///
 /// # Errors
-/// A place that cannot be made.
+/// A directory cannot be made.
 pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<String>, Vec<state::Begun>), Failure> {
     let (mut warnings, mut begun) = (Vec::new(), Vec::new());
     let Some(directory) = caged(spec)? else { return Ok((warnings, begun)) };
@@ -101,8 +101,7 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<Str
     Ok((warnings, begun))
 }
 
-/// The directory below the cages of a stack, resolved; none where there is no cage, or no
-/// directory.
+/// Returns the source directory of a stack with cages, resolved; `None` where there is no cage, or no directory.
 fn caged(spec: &StackSpec) -> Result<Option<PathBuf>, Failure> {
     match spec.layers.first() {
         Some(LayerSpec::Host(host)) if cages(spec).next().is_some() => place::directory(&host.source).map(Some),
@@ -117,10 +116,10 @@ fn cages(spec: &StackSpec) -> impl Iterator<Item = &CageSpec> {
     })
 }
 
-/// Changes the limits of a cage in the specification; answers what the cage has to be told.
+/// Changes the limits of a cage in the specification; returns the new limits for the running cage.
 ///
 /// # Errors
-/// No such cage, or a limit that cannot be.
+/// No such cage, or an invalid limit.
 pub fn resized(
     spec: &mut StackSpec,
     which: usize,
@@ -143,7 +142,7 @@ pub fn resized(
     cage.limits(context).map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))
 }
 
-/// What the cages of a mount tell, from the bottom up.
+/// Returns the reports of the cages of a mount, from the bottom up.
 pub fn reports(cages: &[Arc<Cage>], spec: &StackSpec, status: &Status, about: &About) -> Vec<CageReport> {
     let directory = match spec.layers.first() {
         Some(LayerSpec::Host(host)) => path_text(&host.source),
@@ -198,7 +197,7 @@ fn report(
         },
         dropped: DroppedReport { files: told.dropped.files, bytes: told.dropped.bytes },
         collecting: Some(CollectingReport {
-            // Where nobody wanted it, no reason is missing.
+            // Without a request for write-back, no reason is missing.
             why_not: status.writeback.refusal.clone().filter(|_| spec.writes != Writes::Through),
             files: status.writeback.files as u64,
             announced: status.writeback.announced,

@@ -1,10 +1,10 @@
-//! Where what must survive a reboot is kept: the accounting of cages, and the records of those that
-//! no process of ours serves.
+//! Directories for state that survives a reboot: the accounting of cages, and the records of cages of the kernel's
+//! engines.
 //!
-//! `/var/lib/nacre` for root, `$XDG_STATE_HOME/nacre` or `~/.local/state/nacre` for others;
-//! `NACRE_STATE_DIR` names another place. A cage never keeps its accounting in the directory that
-//! it limits: it would count itself, and wait for itself. What a cage of such a directory keeps
-//! goes to the place of control sockets, and does not survive a reboot.
+//! `/var/lib/nacre` for root, `$XDG_STATE_HOME/nacre` or `~/.local/state/nacre` for others; `NACRE_STATE_DIR` names
+//! another directory. A cage never keeps its accounting in the directory that it limits: it would count its own
+//! state, and deadlock on its own mount. The accounting of a cage over the state directory goes to the runtime
+//! directory, next to the control sockets, and does not survive a reboot.
 
 use crate::{failure::Failure, report::path_text, runtime};
 use rustix::{
@@ -25,7 +25,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the environment says about places.
+/// Environment variables that determine the state directory.
 #[derive(Clone, Debug, Default)]
 struct Surroundings {
     named: Option<OsString>,
@@ -33,8 +33,8 @@ struct Surroundings {
     home: Option<OsString>,
 }
 
-/// The directory for everything that survives a reboot; none where the environment of an ordinary
-/// user names no home.
+/// Returns the directory for everything that survives a reboot; `None` where the environment of an ordinary user
+/// names no home.
 pub fn base() -> Option<PathBuf> {
     let surroundings = Surroundings {
         named: env::var_os("NACRE_STATE_DIR"),
@@ -57,22 +57,22 @@ fn place(uid: u32, surroundings: Surroundings) -> Option<PathBuf> {
     of_user.map(|state| state.join("nacre"))
 }
 
-/// Where the accounting of the cage of a directory is kept.
+/// Directory of a cage's accounting.
 #[derive(Debug)]
 pub struct Kept {
     /// The directory, made if need be.
     pub directory: PathBuf,
-    /// Why it does not survive a reboot, where it does not.
+    /// Why it does not survive a reboot; `None` if it does.
     pub lost_at_reboot: Option<String>,
-    /// It was made now.
+    /// Set if the directory was made now.
     pub begun: Option<Begun>,
 }
 
-/// The place for the cage of `directory` at `mountpoint` (both canonical), which nothing else uses;
-/// `place` tells several cages over one directory apart.
+/// Returns the accounting directory for the cage of `directory` at `mountpoint` (both canonical), which nothing
+/// else uses; `place` distinguishes several cages over one directory.
 ///
 /// # Errors
-/// A directory that cannot be made.
+/// The directory cannot be made.
 pub fn of_cage(directory: &Path, mountpoint: &Path, place: usize) -> Result<Kept, Failure> {
     let name = identifier(directory, place);
     let lasting = base().map(|base| base.join("cage").join(&name));
@@ -99,21 +99,20 @@ fn keep(directory: PathBuf, lost_at_reboot: Option<String>) -> Result<Kept, Fail
     make(&directory).map(|()| Kept { directory, lost_at_reboot, begun })
 }
 
-/// What marks, beside a place, that the cage whose it is has never been mounted.
+/// Ending of the mark file next to an accounting directory whose cage has never been mounted.
 const UNREADY: &str = "new";
 
-/// A new place for the accounting of a cage that is being made. Dropped, it goes again.
+/// A new accounting directory of a cage that is being made. Dropped, it is removed.
 #[derive(Debug)]
 pub struct Begun {
     place: PathBuf,
     mark: PathBuf,
-    /// As long as it is locked, somebody makes the cage.
+    /// While it is locked, a process is making the cage.
     _lock: fs::File,
 }
 
 impl Begun {
-    /// Marks a place that is still to be made; nothing where there is one, or another process makes
-    /// it.
+    /// Marks a directory that is still to be made; `None` where it exists, or another process makes it.
     fn new(place: &Path) -> Option<Begun> {
         let above = place.parent()?;
         make(above).ok()?;
@@ -126,8 +125,8 @@ impl Begun {
         let mark = PathBuf::from(mark);
         loop {
             let lock = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark).ok()?;
-            // Somebody may have taken it for one that was left. He removes the place before the
-            // mark, so nothing is made there until he has done so.
+            // Another process may have taken the mark for an abandoned one. That process removes the directory
+            // before the mark, so nothing is made there until it has done so.
             flock(&lock, FlockOperation::LockExclusive).ok()?;
             if runtime::is_at(lock.as_fd(), &mark) {
                 return Some(Begun { place: place.to_owned(), mark, _lock: lock });
@@ -135,7 +134,7 @@ impl Begun {
         }
     }
 
-    /// The cage is mounted: from now on it keeps its place.
+    /// The cage is mounted: keeps its directory.
     pub fn mounted(mut self) {
         self.place = PathBuf::new();
     }
@@ -147,7 +146,7 @@ impl Drop for Begun {
     }
 }
 
-/// Removes a place, and then what marks it: a place that stays does so with its mark.
+/// Removes a directory, and then its mark: a directory that cannot be removed keeps its mark.
 fn remove(place: &Path, mark: &Path) {
     let gone = place.as_os_str().is_empty() || fs::remove_dir_all(place).is_ok() || !place.exists();
     if gone && let Err(error) = fs::remove_file(mark) {
@@ -155,8 +154,8 @@ fn remove(place: &Path, mark: &Path) {
     }
 }
 
-/// Removes what commands that were killed have left: the accounting of cages that were never
-/// mounted, records that were not written to their end.
+/// Removes what killed commands left behind: the accounting of cages that were never mounted, and incomplete
+/// records.
 pub fn sweep() {
     let lasting = base().map(|base| base.join("cage"));
     for directory in [lasting.as_ref().map(|cages| cages.join("kernel")), lasting, Some(runtime::ours().join("cage"))]
@@ -177,16 +176,16 @@ fn sweep_below(directory: &Path) {
     }
 }
 
-/// A place that the user names for the accounting.
+/// Makes the accounting directory that the user names.
 ///
 /// # Errors
-/// A place in the cage, or that cannot be made.
+/// It lies in the cage, or cannot be made.
 pub fn named(state: &Path, directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
     outside(state, directory, mountpoint)?;
     make(state)
 }
 
-/// Whether a place lies outside of the caged directory, and of what its mount covers.
+/// Checks that an accounting directory lies outside of the caged directory and of its mount point.
 ///
 /// # Errors
 /// It does not.
@@ -208,7 +207,7 @@ fn make(directory: &Path) -> Result<(), Failure> {
     made.map_err(|error| Failure::io("cannot make the directory for the accounting", path_text(directory), &error))
 }
 
-/// A path with the part of it that exists resolved.
+/// Resolves the existing part of a path.
 fn resolved(path: &Path) -> PathBuf {
     let mut rest = Vec::new();
     let mut there = path;
@@ -226,8 +225,8 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// A name for the cage of a directory: its path, readable, and a number that tells paths apart
-/// which look alike so.
+/// Makes a name for the cage of a directory: its path, readable, and a hash that distinguishes paths with the same
+/// readable form.
 pub fn identifier(directory: &Path, place: usize) -> String {
     const READABLE: usize = 100;
     let bytes = directory.as_os_str().as_bytes();
@@ -240,8 +239,7 @@ pub fn identifier(directory: &Path, place: usize) -> String {
     if place == 0 { format!("{readable}-{number:016x}") } else { format!("{readable}-{number:016x}-{place}") }
 }
 
-/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same number for the same path in every version of
-/// this program.
+/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same hash for the same path in every version of this program.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -294,7 +292,7 @@ mod tests {
         assert_eq!(left(), 2, "somebody makes it");
         drop(kept);
         assert_eq!(left(), 0);
-        // Killed: the kernel lets go of the lock, and nothing else.
+        // Killed: the kernel releases the lock, and does nothing else.
         let killed = keep(place.clone(), None).unwrap().begun.unwrap();
         flock(&killed._lock, FlockOperation::Unlock).unwrap();
         fs::write(place.join("lock"), "").unwrap();

@@ -1,9 +1,9 @@
-//! Who would write past a cage: processes that hold files of the directory open for writing, or
-//! work in it, when a mount goes over it.
+//! Finds processes that would bypass a cage: when it is mounted over its directory, they hold files of the
+//! directory open for writing, or have their working directory in it.
 //!
-//! They keep what they have: neither the limit nor the errors of the cage reach them until they
-//! open their files anew. One pass over `/proc`, by names of links only; nothing below the
-//! directory is touched. Nobody waits for a process that does not let itself be looked at.
+//! They keep their files: neither the limit nor the errors of the cage reach them until they open their files anew.
+//! One pass over `/proc` reads names of links only; nothing below the directory is accessed. A process whose
+//! `/proc` entries hang is not waited for.
 
 use crate::report::{path_text, printable};
 use nacre_sys::proc_looks::ProcLooks;
@@ -16,9 +16,9 @@ use std::{
     time::Duration,
 };
 
-/// How long processes are looked at.
+/// Deadline for reading `/proc`.
 const LIMIT: Duration = Duration::from_secs(3);
-/// How many are named one by one.
+/// Number of processes that are named one by one.
 const NAMED: usize = 5;
 
 /// A process that bypasses the cage.
@@ -29,8 +29,8 @@ struct Bypass {
     how: String,
 }
 
-/// Sentences about the processes that would bypass a cage over `directory` (resolved); empty where
-/// there are none. Processes that this user may not look at are not seen.
+/// Returns warnings about processes that would bypass a cage over `directory` (resolved); empty where there are
+/// none. Processes that this user may not inspect are not seen.
 pub fn warnings(directory: &Path) -> Vec<String> {
     let place = directory.to_owned();
     match ProcLooks::default().within(LIMIT, move || sentences(&found(&place))) {
@@ -80,7 +80,7 @@ fn sentences(found: &[Bypass]) -> Vec<String> {
     lines
 }
 
-/// How a process bypasses the cage, if it does.
+/// Returns how a process bypasses the cage, if it does.
 fn bypass(process: &Path, directory: &Path) -> Option<String> {
     for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(descriptor.path()) else { continue };
@@ -108,15 +108,15 @@ fn is_written(info: &[u8]) -> bool {
     flags.is_some_and(|flags| flags & ACCESS != 0 && flags & PATH == 0)
 }
 
-/// Whether a descriptor is of a device: what is written to it takes no room of the directory. Nobody is asked for
-/// newer attributes.
+/// Whether a descriptor is of a device: writes to it take no room of the directory. `STATX_DONT_SYNC`: no server is
+/// asked for newer attributes.
 fn is_device(descriptor: &Path) -> bool {
     let found = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
     let kind = found.map(|found| FileType::from_raw_mode(u32::from(found.stx_mode)));
     matches!(kind, Ok(FileType::CharacterDevice | FileType::BlockDevice))
 }
 
-/// The name of a file that has none any more, without what the kernel adds to it.
+/// Strips the kernel's ` (deleted)` from the name of a deleted file.
 fn named(target: PathBuf) -> PathBuf {
     match target.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
         Some(name) => PathBuf::from(OsStr::from_bytes(name)),

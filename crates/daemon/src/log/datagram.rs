@@ -1,8 +1,8 @@
 //! Lines for the journal and for syslog: one datagram each.
 //!
-//! Used by [`super`]. Invariants: nobody waits for whoever reads them; what could not be sent is
-//! counted, and told with the next line that can. The socket is found by its path each time, so
-//! that a journal that is started anew goes on.
+//! Used by [`super`]. Invariants: the sender never waits for the log service; lines that could not be sent are
+//! counted, and the next line that can be sent reports their number. The socket is looked up by its path each time,
+//! so that a restarted journal is found.
 
 use super::line::{Line, cut};
 use nacre_sys::local_time::local_time;
@@ -15,31 +15,30 @@ use std::{
 };
 use tracing::Level;
 
-/// The name that lines are found by.
+/// Identifier of the lines.
 const NAME: &str = "nacre";
-/// Syslog's number for daemons.
+/// Syslog's facility of daemons.
 const DAEMONS: u8 = 3;
-/// The longest message that syslog takes for sure, bytes (RFC 3164 says 1024, all programs take
-/// more).
+/// Longest message that syslog takes for sure, in bytes (RFC 3164: 1024; all programs take more).
 const SYSLOG_MOST: usize = 2048;
 
-/// Who reads them.
+/// Service that reads the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     Journal,
     Syslog,
 }
 
-/// What all lines of a log are about.
+/// Subject of all lines of a log.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// Its kind: a name for a field.
+    /// Kind of the subject, the name of a field.
     pub kind: &'static str,
-    /// Which one, printable.
+    /// Name of the subject, printable.
     pub name: String,
 }
 
-/// See the file's head.
+/// Sender of log lines to a log service.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     reader: Reader,
@@ -56,7 +55,7 @@ impl Datagrams {
         Ok(Datagrams { reader, socket, path, subject, lost: AtomicU64::new(0) })
     }
 
-    /// Sends a line, or counts it.
+    /// Sends a line; counts it as lost if that fails.
     pub fn send(&self, line: &Line, date: u64) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let mut text = line.text();
@@ -76,7 +75,7 @@ impl Datagrams {
         }
     }
 
-    /// As systemd.journal-fields(7) and its native protocol say. No value has a line break.
+    /// Formats an entry by systemd.journal-fields(7) and the journal's native protocol. No value has a line break.
     fn entry(&self, line: &Line, text: &str) -> String {
         let mut entry = format!(
             "MESSAGE={text}\nPRIORITY={}\nSYSLOG_FACILITY={DAEMONS}\nSYSLOG_IDENTIFIER={NAME}\nSYSLOG_PID={}\n",
@@ -108,7 +107,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// As syslog(3) writes it.
+/// Formats a message as syslog(3) does.
 fn message(level: Level, text: &str, date: u64) -> String {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let time = local_time(i64::try_from(date).unwrap_or_default()).ok();
@@ -145,7 +144,7 @@ mod tests {
         let fields = vec![("cage", "/c".to_owned())];
         let line = Line { level: Level::WARN, message: "full".to_owned(), fields };
         let journal = Datagrams::new(Reader::Journal, path.clone(), Some(subject)).unwrap();
-        // Nobody listens yet.
+        // There is no listener yet.
         journal.send(&line, 0);
         journal.send(&line, 0);
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -160,7 +159,7 @@ mod tests {
         for field in ["SYSLOG_IDENTIFIER=nacre", "NACRE_CAGE=/c", "NACRE_MOUNTPOINT=/m"] {
             assert!(entry.lines().any(|line| line == field), "{field} in {entry}");
         }
-        // It is started anew.
+        // The listener is restarted.
         drop(socket);
         std::fs::remove_file(&path).unwrap();
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -173,7 +172,7 @@ mod tests {
             "{message}"
         );
         assert!(super::message(Level::INFO, &"\u{fc}".repeat(4000), 0).len() <= SYSLOG_MOST);
-        // Full: nobody waits.
+        // The socket's buffer is full: the sender does not wait.
         for _ in 0..100_000 {
             journal.send(&line, 0);
         }

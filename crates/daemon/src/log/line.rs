@@ -1,8 +1,7 @@
-//! An event of the program as a line of a log.
+//! Formats an event of the program as a line of a log.
 //!
-//! Used by [`super`] for every kind of log. Invariant: a line is one line, whatever users have
-//! named their files: each value is printable, and one that could be taken for something else is
-//! quoted.
+//! Used by [`super`] for every kind of log. Invariant: an event becomes exactly one line, whatever users have named
+//! their files: each value is printable, and an ambiguous one is quoted.
 
 use crate::report::printable;
 use std::fmt::{self, Write};
@@ -14,13 +13,13 @@ use tracing::{
 /// The longest value of a field, bytes.
 const VALUE_MOST: usize = 4096;
 
-/// An event, taken apart.
+/// An event as message and fields.
 #[derive(Debug)]
 pub(super) struct Line {
     pub level: Level,
-    /// What has happened.
+    /// Message of the event.
     pub message: String,
-    /// More about it, printable.
+    /// The other fields, printable.
     pub fields: Vec<(&'static str, String)>,
 }
 
@@ -31,7 +30,7 @@ impl Line {
         line
     }
 
-    /// Without its level, in one line.
+    /// Returns the line without its level.
     pub fn text(&self) -> String {
         let mut text = self.message.clone();
         for (name, value) in &self.fields {
@@ -45,7 +44,7 @@ impl Line {
         text
     }
 
-    /// As people read it: the level first.
+    /// Returns the line with its level first, for users.
     pub fn shown(&self) -> String {
         format!("{:>5} {}", self.level, self.text())
     }
@@ -63,13 +62,14 @@ impl Line {
     }
 }
 
-/// Shortens a text to at most so many bytes, between two characters.
+/// Shortens a text to at most `most` bytes, between two characters.
 pub(super) fn cut(text: &mut String, most: usize) {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or(0));
 }
 
-/// Printable; what is printable already stays as it is, also a backslash: paths come here escaped.
+/// Makes a value printable; a printable one stays unchanged, also its backslashes: paths are escaped by the
+/// callers.
 fn clean(value: &str) -> String {
     if value.chars().any(char::is_control) { printable(value.as_bytes()) } else { value.to_owned() }
 }

@@ -1,9 +1,8 @@
-//! How many lines a log gets within some time, whatever users make happen.
+//! Rate limit of a log, since users can cause any number of events.
 //!
-//! Used by [`super`] for each log that others have to read and keep. Invariants: at most
-//! [`Rate::most`] lines are admitted within [`WHILE`], of them at most [`SITE_MOST`] that come from
-//! one place of the program; how many were left out is told with the next line that is admitted
-//! after it.
+//! Used by [`super`] for each log that others have to read and store. Invariants: at most [`Rate::most`] lines are
+//! admitted within [`WHILE`], of these at most [`SITE_MOST`] of one call site; the next admitted line reports the
+//! number of lines dropped before it.
 
 use std::{
     collections::HashMap,
@@ -12,14 +11,14 @@ use std::{
 use tracing::callsite::Identifier;
 
 const WHILE: Duration = Duration::from_secs(10);
-/// Lines of all kinds, where not every request is logged.
+/// Limit for lines of all call sites, where requests are not logged.
 pub(super) const LINES_MOST: u64 = 100;
-/// The same where it is.
+/// Limit for lines of all call sites, where each request is logged.
 pub(super) const REQUESTS_MOST: u64 = 20_000;
-/// Lines of one kind, of [`LINES_MOST`].
+/// Limit for lines of one call site, out of [`LINES_MOST`].
 const SITE_MOST: u64 = 20;
 
-/// See the file's head.
+/// Rate limit of one log.
 #[derive(Debug)]
 pub(super) struct Rate {
     most: u64,
@@ -34,8 +33,7 @@ impl Rate {
         Rate { most, since: now, lines: 0, sites: HashMap::new(), left_out: 0 }
     }
 
-    /// Whether a line of this kind may be written at this moment; then, how many were left out
-    /// before it.
+    /// Whether a line of this call site may be written now; if so, returns the number of lines dropped before it.
     pub fn admit(&mut self, site: Identifier, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) >= WHILE {
             (self.since, self.lines) = (now, 0);
@@ -43,7 +41,7 @@ impl Rate {
         }
         let of_site = self.sites.entry(site).or_default();
         let share = self.most.saturating_mul(SITE_MOST) / LINES_MOST;
-        // Where all are requests, one kind may have all of it.
+        // Where requests are logged, one call site may use the whole limit.
         let share = if self.most > LINES_MOST { self.most } else { share };
         if self.lines >= self.most || *of_site >= share {
             self.left_out += 1;

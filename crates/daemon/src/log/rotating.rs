@@ -1,8 +1,8 @@
-//! The log of a process that owns a pool: a file beside its socket, which lies in memory on most
-//! systems. Bounded, whatever users make happen.
+//! Log file of a process that owns a pool, next to its socket, which lies in memory on most systems. Its size is
+//! bounded, since users can cause any number of events.
 //!
-//! Used by [`super`]. Invariant: the file has at most [`FILE_MOST`] bytes, and the one before it is
-//! kept beside it.
+//! Used by [`super`]. Invariant: the file has at most [`FILE_MOST`] bytes, and the previous file is kept next to
+//! it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,7 +14,7 @@ use std::{
 /// The longest file, bytes.
 const FILE_MOST: u64 = 2 << 20;
 
-/// See the file's head.
+/// Log file with a bounded size.
 #[derive(Debug)]
 pub(super) struct RotatingFile {
     path: PathBuf,
@@ -23,18 +23,18 @@ pub(super) struct RotatingFile {
 }
 
 impl RotatingFile {
-    /// A file that begins anew.
+    /// Starts an empty file.
     ///
     /// # Errors
     /// It cannot be opened.
     pub fn start(path: &Path) -> io::Result<RotatingFile> {
         let file = open(path, true)?;
-        // Of the import before, if there is one.
+        // The previous file, if any, is of an earlier import.
         let _ = fs::remove_file(RotatingFile::before(path));
         Ok(RotatingFile { path: path.to_owned(), file, length: 0 })
     }
 
-    /// A file that goes on.
+    /// Opens the log file of an earlier process to append to it.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -44,15 +44,15 @@ impl RotatingFile {
         Ok(RotatingFile { path: path.to_owned(), file, length })
     }
 
-    /// Where the part before the one that is written lies.
+    /// Returns the path of the previous file.
     fn before(path: &Path) -> PathBuf {
         path.with_extension("log.old")
     }
 
-    /// Adds a line.
+    /// Appends a line.
     ///
     /// # Errors
-    /// As `write(2)`, or those of beginning anew.
+    /// As `write(2)`, or errors of the rotation.
     pub fn put(&mut self, line: &[u8]) -> io::Result<()> {
         if self.length + line.len() as u64 > FILE_MOST {
             fs::rename(&self.path, RotatingFile::before(&self.path))?;
@@ -64,7 +64,7 @@ impl RotatingFile {
     }
 }
 
-/// A file of its owner's alone that is there for the process alone.
+/// Opens a file that only its owner can read, to append to it.
 fn open(path: &Path, anew: bool) -> io::Result<File> {
     let links = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(links).open(path)?;

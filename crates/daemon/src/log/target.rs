@@ -1,7 +1,6 @@
-//! Where a log goes: what `--log-target` and `NACRE_LOG_TARGET` say, and what that is on this
-//! machine.
+//! Target of a log: the words of `--log-target` and `NACRE_LOG_TARGET`, and the sockets of this machine.
 //!
-//! Used by the command line, which only reads the word, and by [`super`], which opens it.
+//! Used by the command line, which only parses the word, and by [`super`], which opens the target.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -11,37 +10,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Says where logs go that no option places.
+/// Environment variable with the target for logs without the option.
 const NAME: &str = "NACRE_LOG_TARGET";
-/// Where journald listens, and the variable that names another place.
+/// Socket of journald, and the variable that names another one.
 const JOURNAL: (&str, &str) = ("/run/systemd/journal/socket", "NACRE_JOURNAL_SOCKET");
-/// The same of whoever takes syslog's messages.
+/// Socket of syslog, and the variable that names another one.
 const SYSLOG: (&str, &str) = ("/dev/log", "NACRE_SYSLOG_SOCKET");
 
-/// Where a log goes.
+/// Target of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogTarget {
-    /// In the background the journal, else syslog, else nowhere; in the foreground standard error.
+    /// In the background the journal, else syslog, else none; in the foreground standard error.
     #[default]
     Auto,
-    /// The journal.
+    /// Log to the journal of systemd.
     Journal,
-    /// Syslog.
+    /// Log to syslog.
     Syslog,
-    /// Standard error, which leads nowhere once a background mount answers.
+    /// Standard error; its output is discarded once a background mount answers.
     Stderr,
-    /// The end of a file.
+    /// A file, to append to.
     File(OsString),
-    /// Nowhere.
+    /// Do not log.
     None,
 }
 
 impl LogTarget {
-    /// What is accepted.
+    /// The accepted words.
     pub const WORDS: &'static str = "auto, journal, syslog, stderr, file:PATH, none";
 
-    /// The target of a word.
+    /// Parses a word.
     #[must_use]
     pub fn of(word: &OsStr) -> Option<LogTarget> {
         Some(match word.as_bytes() {
@@ -57,13 +56,13 @@ impl LogTarget {
         })
     }
 
-    /// The target that the environment names; what is no target is as if there were none.
+    /// Returns the target that the environment names; an unknown word counts as none.
     #[must_use]
     pub fn of_environment() -> Option<LogTarget> {
         env::var_os(NAME).and_then(|word| LogTarget::of(&word))
     }
 
-    /// What `Auto` is for a process in the background, or not.
+    /// Resolves `Auto` for a process in the background, or in the foreground.
     pub(super) fn settled(self, background: bool) -> LogTarget {
         match self {
             LogTarget::Auto if !background => LogTarget::Stderr,

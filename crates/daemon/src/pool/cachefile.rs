@@ -1,8 +1,8 @@
-//! Files that say where pools lie: the property `cachefile`, `import -c FILE`. Only what a command
-//! line names is written, never what a pool says of itself: who made the pool is nobody to choose
-//! files of whoever imports it.
+//! Cache files with the devices of pools: the property `cachefile`, `import -c FILE`. Only files that a command
+//! line names are written, never those that a pool's properties name: the author of a pool must not choose files on
+//! the machine that imports it.
 //!
-//! A hint, as [`super::known`]: what counts is on the devices.
+//! A hint, like [`super::known`]: the devices are authoritative.
 
 use super::client;
 use crate::{
@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is in such a file: pools by their numbers.
+/// Content of a cache file: pools by GUID.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Content {
     nacre_pools: BTreeMap<u64, Pool>,
@@ -41,25 +41,25 @@ fn read(path: &Path) -> Result<Content, Failure> {
     })
 }
 
-/// The devices that such a file names, each with the number of its pool.
+/// Returns the devices in a cache file, each with its pool's GUID.
 ///
 /// # Errors
-/// There is none.
+/// The file cannot be read, or is no cache file.
 pub fn devices(path: &Path) -> Result<Vec<(PathBuf, u64)>, Failure> {
     let pools = read(path)?.nacre_pools.into_iter();
     Ok(pools.flat_map(|(guid, pool)| pool.devices.into_iter().map(move |device| (device, guid))).collect())
 }
 
-/// The file that is named among properties of a command line.
+/// Returns the file named by `cachefile` among the properties of a command line.
 pub fn of(properties: &[(String, String)]) -> Option<PathBuf> {
     let named = properties.iter().rev().find(|(name, _)| name == "cachefile").map(|(_, value)| value);
     named.filter(|value| value.starts_with('/')).map(PathBuf::from)
 }
 
-/// Writes down where an imported pool lies.
+/// Records the devices of an imported pool in the file.
 ///
 /// # Errors
-/// It cannot be written, or holds something else; the pool is imported all the same.
+/// It cannot be written, or is no cache file; the pool is imported all the same.
 pub fn keep(path: &Path, pool: &str) -> Result<(), Failure> {
     let PoolAnswer::Listed(figures) = client::owned(pool)?.pool("", PoolRequest::List, &mut |_| {})? else {
         return Ok(());

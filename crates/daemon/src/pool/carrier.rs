@@ -1,11 +1,10 @@
-//! A FUSE mount of a pool's process, and the file systems that are seen in it: one, or with those
-//! that lie below it a family.
+//! A FUSE mount of a pool's process (a *shared mount*, type `Carrier`) and the datasets that are visible in it:
+//! one, or a dataset and those mounted below it (a family).
 //!
-//! Used by `mounts.rs` alone. fusermount3 is root's and is kept out of a mount that is its owner's
-//! alone, so it cannot mount anything below: what an ordinary user mounts there is put into the
-//! mount that is there already. Invariants: what the kernel knows of a file system that is taken
-//! out is waited for, so that nothing of it means something else later; whatever is done by a path
-//! is done by threads without descriptors ([`apart`]).
+//! Used by `mounts.rs` alone. fusermount3 is root's and has no access to a mount that is its owner's alone, so it
+//! cannot mount anything below: a dataset that an ordinary user mounts there is grafted into the existing FUSE
+//! mount. Invariants: before a dataset is removed, the kernel has forgotten its inodes, so that none of their node
+//! ids is reused for something else; operations by path are done by threads without descriptors ([`apart`]).
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -24,32 +23,32 @@ use crate::fuse_conf;
 
 use super::{mount_point::MountPoint, mount_point::kind};
 
-/// How long the kernel may take to be told of a name, which waits for whoever holds its directory.
+/// Deadline for the kernel to accept an invalidation of a name: the kernel waits for the lock of its directory.
 const TOLD: Duration = Duration::from_secs(5);
-/// How long it may take to say what it does not use any more.
+/// Deadline for the kernel to forget unused inodes.
 const FORGOTTEN: Duration = Duration::from_millis(500);
-/// The same of what it knew before this process began: it has to be asked.
+/// Deadline for the kernel to forget unused inodes from before a failover: it has to be asked about them.
 const ASKED_FOR: Duration = Duration::from_secs(4);
 
-/// What an ordinary user can do where one mount is to lie within another that is not this pool's.
+/// Advice where a mount of an ordinary user is to lie within one that is not this pool's.
 const NESTED: &str = "an ordinary user's mount can lie within one that is not this pool's only where /etc/fuse.conf has user_allow_other; \
                       or give it a mountpoint of its own: nacre fs set mountpoint=PATH";
 
-/// See the file's head.
+/// A FUSE mount with one or more datasets.
 pub(super) struct Carrier {
-    /// The mount.
+    /// The FUSE mount.
     pub mount: Mount,
-    /// What is seen in it, where it may be more than one file system.
+    /// The datasets visible in it, where there can be more than one.
     family: Option<Arc<DatasetTree>>,
-    /// The root directory of what was mounted first.
+    /// Root directory of the dataset that was mounted first.
     root: FileId,
-    /// It goes on after another process.
+    /// The mount was taken over from another process.
     goes_on: bool,
 }
 
 impl Carrier {
-    /// Mounts a file system, or goes on with its mount where `survival` has it, with these others in it;
-    /// others can be put in later where it is a head and nothing could be mounted below it.
+    /// Mounts a dataset, or takes over its mount where `survival` has it, with `members` grafted into it; more can
+    /// be grafted later if it is no snapshot and nothing could be mounted below it.
     pub fn start(
         layer: &Arc<Dataset>,
         head: bool,
@@ -77,15 +76,15 @@ impl Carrier {
         let alone = family.is_none();
         let fuse = FuseOptions {
             fsname: source.clone(),
-            // Flags of the mount would be those of all.
+            // Flags of the mount would apply to all datasets in it.
             read_only: alone && options.read_only || !head,
             noexec: alone && options.no_exec,
-            // A snapshot stays as it is.
+            // A snapshot does not change.
             no_open: !head,
             nosuid: options.no_suid,
             nodev: options.no_dev,
             noatime: alone && options.no_atime,
-            // Others than the owner of a pool see it where the system lets him show it (fuse.conf).
+            // Users other than the pool's owner can access it where the system allows that (fuse.conf).
             allow_other: others,
             without_links: place.is_resolved(),
             survival,
@@ -111,17 +110,17 @@ impl Carrier {
         Ok(Carrier { mount, family, root, goes_on })
     }
 
-    /// Shows one more file system, on the directory with this number, which was at this place a
-    /// moment ago.
+    /// Grafts one more dataset onto the directory with the inode number `on`, which was at the path `at` a moment
+    /// ago.
     pub fn put_in(&self, layer: &Arc<Dataset>, (at, on): (&Path, u64), options: &MountOptions) -> Result<(), Refusal> {
         let family = self.family.as_ref().ok_or_else(|| alone(options))?;
         family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| refused(options, error))?;
         self.told();
-        // Its users may have renamed the directory meanwhile: what is listed there would be
-        // elsewhere.
+        // Users may have renamed the directory meanwhile: then the path in the list of mounts would be wrong.
         let seen =
             apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).map(|stat| stat.stx_ino).ok();
-        // The number of the directory itself: the kernel has not looked again yet.
+        // The inode number of the directory itself is accepted, too: the kernel may not have looked the name up
+        // again yet.
         if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
             family.take_out(layer.number());
             self.told();
@@ -131,7 +130,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Takes one out again that is seen at this place; false where it is in use, and not `force`.
+    /// Removes a dataset that is visible at this path; false where it is in use, and not `force`.
     pub fn take_out(&self, dataset: u64, at: &Path, force: bool) -> bool {
         let Some(family) = &self.family else { return true };
         if force {
@@ -143,21 +142,21 @@ impl Carrier {
                 self.is_forgotten(family, dataset) && !family.is_used(dataset)
             };
             if !free {
-                // The kernel has forgotten the name, which leads there for whoever is in it as
-                // well: it is looked up again.
+                // The kernel has dropped the dentry, also for processes with their working directory below it:
+                // looks it up again.
                 drop(apart(|| fs::metadata(at)));
                 return false;
             }
         }
         let numbers = family.numbers(dataset);
         family.take_out(dataset);
-        // Who still has files of it open does not keep the file system from going.
+        // Open files of the dataset do not keep it from being removed.
         self.mount.close_files(&numbers);
         self.told();
         true
     }
 
-    /// The files of a file system are others now.
+    /// Replaces the inodes of a dataset after a rollback.
     pub fn replaced(&self, layer: &Dataset) {
         let alone = || Some(layer.numbers_of_head());
         let Some(numbers) = self.family.as_ref().map_or_else(alone, |family| family.numbers_of_head(layer.number()))
@@ -169,7 +168,7 @@ impl Carrier {
         }
     }
 
-    /// The files of a file system have changed elsewhere.
+    /// Invalidates inodes of a dataset that another machine has changed.
     pub fn changed(&self, layer: &Dataset, changes: &Changes) {
         match &self.family {
             Some(family) => family.changed(layer.number(), changes),
@@ -177,25 +176,25 @@ impl Carrier {
         }
     }
 
-    /// The kernel is to forget what it knows of a snapshot below `.zfs`, as far as nobody uses it.
+    /// Has the kernel forget the inodes of a snapshot below `.zfs`, as far as they are unused.
     pub fn forget_snapshot(&self, name: &str) {
         self.mount.give_up_name(Dataset::snapshots_of(self.root), name.as_bytes());
         self.told();
     }
 
-    /// `.zfs` of a file system is to be seen, or not any more.
+    /// Invalidates the name `.zfs` of a dataset, which becomes visible or hidden, and waits for the kernel.
     pub fn control_changed(&self, dataset: u64) {
         self.forget_control(dataset);
         self.told();
     }
 
-    /// The kernel is about to look for `.zfs` of a file system anew.
+    /// Invalidates the name `.zfs` of a dataset.
     pub fn forget_control(&self, dataset: u64) {
         let root = self.family.as_ref().map_or(Some(self.root), |family| family.root_of(dataset));
         root.into_iter().for_each(|root| self.mount.forget_name(root, b".zfs"));
     }
 
-    /// Gives a file system other rules; false where those are the mount's.
+    /// Sets the rules of a dataset; false where they are flags of the mount.
     pub fn set_rules(&self, dataset: u64, options: &MountOptions) -> bool {
         let Some(family) = &self.family else { return false };
         family.set_rules(dataset, rules(options));
@@ -210,13 +209,12 @@ impl Carrier {
         }
     }
 
-    /// How long the kernel may take to say what it does not use any more.
+    /// Returns how long the kernel may take to forget unused inodes.
     pub fn forgets_within(&self) -> Duration {
         if self.goes_on { ASKED_FOR } else { FORGOTTEN }
     }
 
-    /// Whether the kernel has forgotten all files of a file system, which it does soon with those
-    /// that nobody uses.
+    /// Whether the kernel has forgotten all inodes of a dataset; unused ones are forgotten soon.
     fn is_forgotten(&self, family: &DatasetTree, dataset: u64) -> bool {
         self.mount.wait_closed(self.forgets_within(), &mut || {
             !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to))
@@ -224,7 +222,8 @@ impl Carrier {
     }
 }
 
-/// Which of these mounts a directory is in that can show more, and its number there.
+/// Returns the shared mount that contains a directory and can show more datasets, with the directory's inode
+/// number.
 pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>) -> Option<(Arc<Carrier>, u64)> {
     let stat = apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).ok()?;
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
@@ -236,7 +235,7 @@ fn alone(options: &MountOptions) -> Refusal {
     Refusal::new(Kind::Io, format!("cannot mount '{}': nothing can be mounted there", options.source))
 }
 
-/// Why a file system was not put in.
+/// Makes the refusal for a dataset that could not be grafted.
 fn refused(options: &MountOptions, error: Errno) -> Refusal {
     let (kind, why) = match error {
         Errno::EBUSY => (Kind::Busy, "another file system is mounted there".to_owned()),

@@ -1,11 +1,9 @@
-//! How commands reach the processes that own pools: a socket per pool in the directory for sockets
-//! of whoever owns it.
+//! Client of the processes that own pools: one socket per pool in its owner's directory of sockets.
 //!
-//! Root sees everybody's pools where it asks for them or names one, others their own. What comes
-//! over a socket is made printable before it is shown. Another user's socket is believed where it,
-//! its directory and whoever answers are that user's, and waited for until a point in time: nobody
-//! can hinder root by pretending to be a pool. A pool of ours is waited for as long as it is not
-//! stuck.
+//! Root sees the pools of all users where it asks for them or names one, others their own. Texts received over a
+//! socket are made printable before they are shown. Another user's socket is trusted only where the socket, its
+//! directory and the answering process are that user's, and only until a deadline: nobody can block root by
+//! pretending to be a pool. A pool of ours is waited for as long as it is not stuck.
 
 use super::{expected, runtime_files};
 use crate::{
@@ -37,32 +35,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long to wait for a process that does not accept.
+/// Deadline for a process to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to wait for the end of a process that has let its pool go, seconds.
+/// Deadline for the end of a process that has exported its pool, in seconds.
 const END_PATIENCE: i64 = 60;
 /// How long a pool of ours may be silent before it is asked whether it is stuck.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How long it may take to answer that.
+/// Deadline for the answer to that question.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long all pools of ours may take that are not stuck: lists can be long.
+/// Deadline for all pools of ours that are not stuck: lists can be long.
 const OURS_PATIENCE: Duration = Duration::from_secs(600);
-/// How long another user's process may take for all that it answers to what root tells its pool by
-/// name.
+/// Deadline for the whole answer of another user's process to a request of root that names its pool.
 const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is done with bytes of a stream, or with the announcement that they are awaited.
+/// Handler of the bytes of a stream, or of the request for them.
 type BytesOfStream<'a> = dyn FnMut(&UnixStream, &mut dyn BufRead, u64) -> io::Result<()> + 'a;
 
-/// A pool that somebody owns.
+/// An imported pool, by the socket of the process that owns it.
 #[derive(Clone, Debug)]
 pub struct Owned {
     socket: Socket,
-    /// When it must have answered; `None`: it takes the time that it needs.
+    /// Deadline of the answer; `None`: it takes the time that it needs.
     until: Option<Instant>,
 }
 
-/// The exit code for a kind of refusal.
+/// Returns the exit code for a kind of refusal.
 fn exit(kind: Kind) -> Exit {
     match kind {
         Kind::NotFound => Exit::NotFound,
@@ -72,27 +69,27 @@ fn exit(kind: Kind) -> Exit {
     }
 }
 
-/// A refusal as the program says it.
+/// Converts a refusal to a failure, made printable.
 pub fn failure(refusal: &Refusal) -> Failure {
     told(refusal).printable()
 }
 
-/// A refusal as it is told to whoever makes it printable.
+/// Converts a refusal to a failure that the caller makes printable.
 pub(super) fn told(refusal: &Refusal) -> Failure {
     Failure::new(&refusal.what).next(&refusal.next).exit(exit(refusal.kind))
 }
 
 impl Owned {
-    /// Asks, and shows notes meanwhile.
+    /// Sends a request and shows notes until the answer.
     ///
     /// # Errors
-    /// What it refuses, or that it does not answer.
+    /// The refusal, or that there is no answer.
     fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Reply, Failure> {
         self.ask_with(command, verb, note, &mut |_, _, _| Err(io::ErrorKind::InvalidData.into()))
     }
 
-    /// The same; `bytes` takes those of a stream from the reader, or passes some on to the
-    /// connection.
+    /// Sends a request and shows notes until the answer; `bytes` reads a stream from the reader, or writes one to
+    /// the connection.
     fn ask_with(
         &self,
         command: &str,
@@ -104,7 +101,7 @@ impl Owned {
             CallError::Failed(failure) => failure.printable(),
             CallError::Ended => {
                 let ended = Failure::new("the process that owns the pool ended before it answered");
-                // One that survives is listened to all the time.
+                // A pool that survives its process always has a listener.
                 let goes_on = self.socket.connect(left(clock::now() + STUCK_PATIENCE)).is_ok();
                 ended.next(match goes_on {
                     true => "another process goes on with it: see whether it was done, and try again if not",
@@ -125,8 +122,7 @@ impl Owned {
         let stuck = OnceCell::new();
         let mut reader =
             BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
-        // What others have named is shown as text, and so is what users of the pool have, to
-        // whoever looks at it himself.
+        // Texts named by others are made printable, and so are those of the pool's users on a terminal.
         let source = Source { harmless: foreign || io::stdout().is_terminal(), ..Source::process(foreign) };
         let told = &mut |line: &str| note(&printable(line.as_bytes()));
         let passed = &mut |reader: &mut dyn BufRead, count: u64| bytes(&stream, reader, count);
@@ -136,10 +132,10 @@ impl Owned {
         })
     }
 
-    /// Asks something about the pool.
+    /// Sends a request about the pool.
     ///
     /// # Errors
-    /// What it refuses, or that it does not answer.
+    /// The refusal, or that there is no answer.
     pub fn pool(&self, command: &str, request: PoolRequest, note: &mut dyn FnMut(&str)) -> Result<PoolAnswer, Failure> {
         match self.ask(command, Verb::Pool(request), note)? {
             Reply::Pool(answer) => Ok(answer),
@@ -147,10 +143,10 @@ impl Owned {
         }
     }
 
-    /// Asks something about its datasets.
+    /// Sends a request about its datasets.
     ///
     /// # Errors
-    /// What it refuses, or that it does not answer.
+    /// The refusal, or that there is no answer.
     pub fn fs(&self, command: &str, request: FsRequest, note: &mut dyn FnMut(&str)) -> Result<FsAnswer, Failure> {
         match self.ask(command, Verb::Fs(request), note)? {
             Reply::Fs(answer) => Ok(answer),
@@ -161,7 +157,7 @@ impl Owned {
     /// Has a stream of snapshots written to `sink`.
     ///
     /// # Errors
-    /// What it refuses, or that nobody takes it.
+    /// The refusal, or that `sink` fails.
     pub fn send(
         &self,
         command: &str,
@@ -184,11 +180,11 @@ impl Owned {
         }
     }
 
-    /// Has it receive the stream of snapshots that `from` gives. When this returns, something may
-    /// still be read from there by a thread of its own.
+    /// Has it receive the stream of snapshots that `from` yields. After the return, a thread may still read from
+    /// `from`.
     ///
     /// # Errors
-    /// What it refuses.
+    /// The refusal.
     pub fn receive(
         &self,
         command: &str,
@@ -201,7 +197,7 @@ impl Owned {
             let Some(from) = from.take() else { return Ok(()) };
             let to = stream.try_clone()?;
             let pass = move || {
-                // Whoever takes no more has said why, or says that the stream was cut.
+                // A receiver that takes no more has answered why, or will report that the stream ended early.
                 if rpc::stream::pass_on(from, &to).is_err() {
                     let _ = to.shutdown(std::net::Shutdown::Write);
                 }
@@ -214,20 +210,20 @@ impl Owned {
         }
     }
 
-    /// Whether the process still owns it: one that is just ending takes a connection, and closes it
-    /// without an answer.
+    /// Whether the process still owns the pool: one that is just ending accepts a connection, and closes it without
+    /// an answer.
     pub fn lives(&self) -> bool {
         match self.figures(PATIENCE) {
             Ok(_) | Err(CallError::Failed(_)) => true,
             Err(CallError::Ended) => false,
-            // Whoever takes so long is there.
+            // A process that takes this long still exists.
             Err(CallError::Unreachable(error)) => {
                 matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::InvalidData)
             }
         }
     }
 
-    /// What everybody can be told at any time, whatever the pool waits for.
+    /// Returns the pool's figures, which the process answers at any time, even while the pool is suspended.
     fn figures(&self, patience: Duration) -> Result<Reply, CallError> {
         let until = clock::now() + patience;
         let stream = self.socket.connect(patience)?;
@@ -237,7 +233,7 @@ impl Owned {
         rpc::answer(&mut reader, source, &mut |_| {})
     }
 
-    /// Why a question is not answered, where that is not because the answer takes its time.
+    /// Returns why a request is not answered, unless the process is still working on it.
     fn stuck(&self) -> Option<Failure> {
         match self.figures(STUCK_PATIENCE) {
             Ok(Reply::Pool(PoolAnswer::Listed(figures))) if figures.waits && figures.suspended.is_some() => {
@@ -251,8 +247,8 @@ impl Owned {
                     .next(format!("`nacre pool status {}` says what to do", figures.name)),
                 )
             }
-            // The process works, also where it takes no writes any more, or ends: the question is answered, or
-            // the connection closed.
+            // The process works, even if it takes no writes any more, or it is ending: the request will be
+            // answered, or the connection closed.
             Ok(_) | Err(CallError::Ended | CallError::Failed(_)) => None,
             Err(CallError::Unreachable(error))
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -269,12 +265,12 @@ impl Owned {
             .next("see what it waits for; its log lies beside its socket")
     }
 
-    /// Whether it has just been let go.
+    /// Whether the pool has just been exported.
     pub fn gone(&self) -> bool {
         !self.lives()
     }
 
-    /// The process that owns the pool, by a descriptor that tells of its end.
+    /// Returns a pidfd of the process that owns the pool, to wait for its end.
     ///
     /// # Errors
     /// It does not answer, or is gone.
@@ -285,14 +281,13 @@ impl Owned {
     }
 }
 
-/// Waits for the end of a process: only then are its locks on devices gone, whatever it has
-/// answered before.
+/// Waits for the end of a process: only then are its locks on devices released, whatever it has answered before.
 pub fn wait_for_end(process: &OwnedFd) {
     let most = Timespec { tv_sec: END_PATIENCE, tv_nsec: 0 };
     loop {
         match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&most)) {
             Err(rustix::io::Errno::INTR) => {}
-            // The end, or that of our patience: what was asked for is done either way.
+            // The end of the process, or the deadline: the request is carried out either way.
             Ok(_) | Err(_) => return,
         }
     }
@@ -303,11 +298,11 @@ fn nonsense() -> Failure {
         .next("is it of another version of nacre?")
 }
 
-/// Waits for an answer: until a point in time, or as long as the pool is not known to be stuck.
+/// Reads an answer: until a deadline, or as long as the pool is not known to be stuck.
 struct Patient<'a> {
     stream: &'a UnixStream,
     until: Option<Instant>,
-    /// The pool that is asked whether it is stuck.
+    /// Pool that is asked whether it is stuck.
     watched: Option<&'a Owned>,
     stuck: &'a OnceCell<Failure>,
 }
@@ -322,7 +317,7 @@ impl Read for Patient<'_> {
             match (DeadlineReader { stream: self.stream, until: Some(clock::now() + patience) }).read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     if let Some(failure) = owned.stuck() {
-                        // The first one is the only one.
+                        // The cell is empty: the first failure ends the reading.
                         let _ = self.stuck.set(failure);
                         return Err(error);
                     }
@@ -334,7 +329,7 @@ impl Read for Patient<'_> {
     }
 }
 
-/// Whether something is only asked, which a pool answers unless it is stuck.
+/// Whether a request only reads, which a pool answers unless it is stuck.
 fn is_question(verb: &Verb) -> bool {
     match verb {
         Verb::Fs(request) => !request.changes() && !request.alone(),
@@ -344,9 +339,9 @@ fn is_question(verb: &Verb) -> bool {
     }
 }
 
-/// The process of a pool mounts and unmounts in its own mount namespace. Who is in another one
-/// would be told of a mount that he cannot see: so he is refused what does nothing else, and told
-/// so where mounting is only a part of it.
+/// Checks the mount namespace: the process of a pool mounts and unmounts in its own. A caller in another namespace
+/// could not see the mount: a request that only mounts is refused, and a note is shown where mounting is only a
+/// part of it.
 fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let (what, alone) = match verb {
         Verb::Fs(FsRequest::Mount(_)) => ("mount", true),
@@ -366,7 +361,7 @@ fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Re
     Ok(())
 }
 
-/// The process that answers, where it is known to be in another mount namespace than we are.
+/// Returns the process that answers, if it is known to be in another mount namespace than this one.
 fn namespace_elsewhere(stream: &UnixStream) -> Option<rustix::process::RawPid> {
     let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
     let [there, here] =
@@ -374,7 +369,7 @@ fn namespace_elsewhere(stream: &UnixStream) -> Option<rustix::process::RawPid> {
     (there? != here?).then_some(pid)
 }
 
-/// Whether what is asked for may take any time.
+/// Whether a request may take any time.
 fn awaits(verb: &Verb) -> bool {
     let Verb::Pool(request) = verb else { return false };
     matches!(
@@ -386,11 +381,11 @@ fn awaits(verb: &Verb) -> bool {
     )
 }
 
-/// The pool of this name that is ours, where somebody listens at its socket.
+/// Returns our pool with this socket, where a process listens.
 fn answering(path: PathBuf) -> Option<Owned> {
     let socket = Socket::ours(path);
     let there = match socket.connect(PATIENCE) {
-        // Who does not accept in time is there all the same.
+        // A process that does not accept in time exists all the same.
         Err(error) => !matches!(
             error.kind(),
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
@@ -400,14 +395,14 @@ fn answering(path: PathBuf) -> Option<Owned> {
     there.then_some(Owned { socket, until: None })
 }
 
-/// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
-/// to hear of it, whosever it is: other users have a second to answer.
+/// Returns the pool of this name, ours before other users'; `None` where it is not imported. Other users' pools
+/// have a second to answer.
 pub fn find(name: &str) -> Option<Owned> {
     let file = runtime_files::file(name);
     if let Some(owned) = answering(runtime::ours().join(&file)) {
         return Some(owned);
     }
-    // One of ours that was lost is meant still, whoever has taken its name since.
+    // A lost pool of ours is still meant by its name, even if another user has a pool of the same name.
     if !expected::lost(&[name.to_owned()]).is_empty() {
         return None;
     }
@@ -419,16 +414,17 @@ pub fn find(name: &str) -> Option<Owned> {
     all.into_iter().find_map(|(socket, answer)| (answer == Some(true)).then_some(Owned { socket, until: None }))
 }
 
-/// Whether we own a pool of this name and will go on doing so. Others' names are no hindrance.
+/// Whether we own a pool of this name and will continue to own it. Other users' pools of the same name do not
+/// count.
 pub fn lives(name: &str) -> bool {
     answering(runtime::ours().join(runtime_files::file(name))).is_some_and(|owned| owned.lives())
 }
 
-/// The pool of this name. A process that is just ending is waited for: it is known then whether it has
-/// exported the pool.
+/// Returns the pool of this name. A process that is just ending is waited for: afterwards it is known whether it
+/// has exported the pool.
 ///
 /// # Errors
-/// In ZFS' words: there is none.
+/// There is no such pool, in ZFS' words.
 pub fn owned(name: &str) -> Result<Owned, Failure> {
     let until = clock::now() + PATIENCE;
     loop {
@@ -448,14 +444,15 @@ pub fn owned(name: &str) -> Result<Owned, Failure> {
     }
 }
 
-/// The pools of these users. Whether others' are there shows when they are asked.
+/// Returns the pools of these users. Other users' pools are not checked: whether they exist shows when they are
+/// asked.
 pub fn all(whose: &Whose) -> Vec<Owned> {
     let foreign =
         runtime::sockets(whose, runtime_files::SOCKET).into_iter().filter(|socket| socket.foreign().is_some());
     ours().into_iter().chain(foreign.map(|socket| Owned { socket, until: None })).collect()
 }
 
-/// All pools that are ours: what is done to all is done to these.
+/// Returns all pools that are ours: commands for all pools apply to these.
 pub fn ours() -> Vec<Owned> {
     runtime::sockets(&Whose::Ours, runtime_files::SOCKET)
         .into_iter()
@@ -463,8 +460,8 @@ pub fn ours() -> Vec<Owned> {
         .collect()
 }
 
-/// What several pools answer to a question, asked side by side; and why not, in the order of the
-/// pools. One that was let go meanwhile says nothing, and other users' have a second together.
+/// Asks several pools concurrently; returns answers and failures in the order of the pools. A pool exported
+/// meanwhile is skipped, and other users' pools have a second together.
 pub fn ask_each<R: Send + 'static>(
     pools: Vec<Owned>,
     ask: impl Fn(&Owned) -> Result<R, Failure> + Send + Sync + Clone + 'static,
@@ -479,7 +476,7 @@ pub fn ask_each<R: Send + 'static>(
         let asked = ask_all(sockets, end, move |socket| {
             let owned = Owned { socket: socket.clone(), until: until.then_some(end) };
             ask(&owned).map_err(|failure| {
-                // Who does not answer is not asked once more.
+                // A pool that does not answer is not asked once more.
                 (owned.socket.foreign().is_none() && failure != owned.silent() && owned.gone(), failure)
             })
         });

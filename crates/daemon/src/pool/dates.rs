@@ -9,7 +9,7 @@ fn seconds(at: u64) -> i64 {
     i64::try_from(at).unwrap_or(i64::MAX)
 }
 
-/// As ctime(3): `Fri Nov 20 23:11:59 2026`.
+/// Formats a date as ctime(3): `Fri Nov 20 23:11:59 2026`.
 pub fn long(at: u64) -> String {
     let Ok(time) = local_time(seconds(at)) else { return at.to_string() };
     let day = DAYS.get(time.weekday as usize).copied().unwrap_or("???");
@@ -17,20 +17,20 @@ pub fn long(at: u64) -> String {
     format!("{day} {month} {:2} {:02}:{:02}:{:02} {}", time.day, time.hour, time.minute, time.second, time.year)
 }
 
-/// As in histories: `2026-11-20.23:11:59`.
+/// Formats a date as in histories: `2026-11-20.23:11:59`.
 pub fn dotted(at: u64) -> String {
     let Ok(time) = local_time(seconds(at)) else { return at.to_string() };
     format!("{}-{:02}-{:02}.{:02}:{:02}:{:02}", time.year, time.month, time.day, time.hour, time.minute, time.second)
 }
 
-/// As in lists of events: `Nov 20 2026 23:11:59`.
+/// Formats a date as in lists of events: `Nov 20 2026 23:11:59`.
 pub fn event(at: u64) -> String {
     let Ok(time) = local_time(seconds(at)) else { return at.to_string() };
     let month = MONTHS.get(time.month.saturating_sub(1) as usize).copied().unwrap_or("???");
     format!("{month} {:2} {} {:02}:{:02}:{:02}", time.day, time.year, time.hour, time.minute, time.second)
 }
 
-/// A length of time: `1 days 02:03:04`, `00:00:05`.
+/// Formats a duration: `1 days 02:03:04`, `00:00:05`.
 pub fn length(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let clock = format!("{:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60);

@@ -1,8 +1,8 @@
-//! What happens to a pool is told to others: to the log, and to the programs in `events.d`.
+//! Forwards a pool's events to the log and to the programs in `events.d`.
 //!
-//! A thread of the process that owns the pool, started by `process.rs`. It waits for the events of
-//! the pool (`nacre pool events`), and looks every few seconds how full the pool is. Invariant:
-//! each event is told once; nothing of the pool waits for it.
+//! A thread of the process that owns the pool, started by `process.rs`. It waits for the events of the pool (`nacre
+//! pool events`), and checks every few seconds how full the pool is. Invariant: each event is forwarded once;
+//! nothing in the pool waits for this thread.
 
 use crate::hooks;
 use nacre_admin::{Imported, watch::Event};
@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-/// How often it is looked how full the pool is.
+/// Interval of checking how full the pool is.
 const LOOK: Duration = Duration::from_secs(5);
-/// What is told when so much of it is used, percent.
+/// Thresholds of used space that are reported, in percent.
 const FULL: [u64; 3] = [80, 90, 95];
-/// So much less has to be used before it is told again, percent.
+/// Usage has to fall below a threshold by this many percent before it is reported again.
 const BACK: u64 = 2;
 
-/// Starts to tell.
+/// Starts the thread.
 pub(super) fn start(imported: &Arc<Imported>) {
     let pool = Arc::downgrade(imported);
     let thread = thread::Builder::new().name("nacre-events".to_owned()).stack_size(256 << 10);
@@ -48,7 +48,7 @@ fn tell(pool: &Weak<Imported>) {
         }
         suspended = now.is_some();
         if pool.failing.waiting().is_some() {
-            // The engine answers nobody meanwhile.
+            // The engine does not answer while the pool is suspended.
             continue;
         }
         let used = used(&pool);
@@ -61,19 +61,19 @@ fn tell(pool: &Weak<Imported>) {
     }
 }
 
-/// How much of what ordinary writes may have is used, percent.
+/// Returns the used part of the space for ordinary writes, in percent.
 fn used(pool: &Imported) -> u64 {
     let space = pool.store.space();
     let whole = space.size.saturating_sub(space.slop).max(1);
     100 - nacre_admin::pool::figures::percent(space.available.min(whole), whole).min(100)
 }
 
-/// Which thresholds were told of.
+/// The highest threshold that was reported.
 #[derive(Debug, Default)]
 struct Fullness(u64);
 
 impl Fullness {
-    /// The threshold to be told of now.
+    /// Returns the threshold to report now.
     fn crossed(&mut self, used: u64) -> Option<u64> {
         let reached = FULL.into_iter().rfind(|threshold| used >= *threshold).unwrap_or(0);
         if reached > self.0 {
@@ -87,7 +87,7 @@ impl Fullness {
     }
 }
 
-/// What programs are told of an event, if they are told of it at all.
+/// Returns the event for the programs in `events.d`, if they get it at all.
 fn hook(event: &Event, pool: &str) -> Option<(&'static str, Vec<(String, String)>)> {
     let kind = match event.class.as_str() {
         "resource.fs.zfs.statechange" => "device-fault",

@@ -1,15 +1,13 @@
-//! Pools that are expected to be there: imported on this machine since it started, and neither
-//! exported nor destroyed since.
+//! Pools that are expected to be imported: imported on this machine since it booted, and neither exported nor
+//! destroyed since.
 //!
-//! One file per pool beside its socket, written by the process that owns it before anybody is told
-//! that the pool is imported, and removed by it when the pool has been let go in order. So it is
-//! left where the process was killed, or could not export the pool. Where sockets are is empty
-//! after a reboot; where it is not (`/tmp` on a disk), the number of the boot tells. A pool that
-//! was imported when the machine went down is therefore not expected: importing it is what the
-//! start of the machine does, or does not.
+//! One file per pool next to its socket. The process that owns the pool writes it before it reports the import, and
+//! removes it after an orderly export. So the file stays behind where the process was killed, or could not export
+//! the pool. The directory of sockets is empty after a reboot; where it is not (`/tmp` on a disk), the boot id in
+//! the file differs. A pool that was imported when the machine went down is therefore not expected: the boot
+//! scripts import it, or do not.
 //!
-//! Callers: the process (`process.rs`), and the commands that show or import pools. Only our own
-//! directory is read.
+//! Callers: the process (`process.rs`), and the commands that show or import pools. Only our own directory is read.
 
 use super::{
     name_lock::NameLock,
@@ -31,30 +29,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The longest that is read, bytes: a pool has at most some thousand devices.
+/// Largest file that is read, in bytes: a pool has at most some thousand devices.
 const MOST: u64 = 16 << 20;
 
-/// A pool that is expected.
+/// Record of a pool that is expected to be imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expected {
-    /// The name that it is imported by.
+    /// Name of the pool.
     pub name: String,
-    /// Its number.
+    /// GUID of the pool.
     pub guid: u64,
-    /// Its devices.
+    /// Devices of the pool.
     pub devices: Vec<String>,
-    /// When it was imported, seconds since 1970.
+    /// Time of the import, seconds since 1970.
     pub since: u64,
-    /// The process that owns it.
+    /// Process that owns the pool.
     pub process: u32,
-    /// The boot that it was imported in.
+    /// Boot id at the import.
     boot: String,
-    /// Why its process has ended, where somebody was left to say it.
+    /// Why its process has ended, if it was recorded.
     #[serde(default)]
     ended: Option<String>,
 }
 
-/// The state of a pool whose process has ended.
+/// Health of a pool whose process has ended.
 pub const UNAVAILABLE: &str = "UNAVAIL";
 
 fn boot() -> String {
@@ -66,16 +64,16 @@ fn path(directory: &Path, name: &str) -> PathBuf {
 }
 
 impl Expected {
-    /// A pool that this process has just imported.
+    /// Makes the record of a pool that this process has just imported.
     pub fn new(name: &str, guid: u64, devices: Vec<String>) -> Expected {
         let (since, process) = (nacre_admin::clock::now(), std::process::id());
         Expected { name: name.to_owned(), guid, devices, since, process, boot: boot(), ended: None }
     }
 
-    /// Expects the pool from now on, under this name alone.
+    /// Writes the record, and removes records of the same pool under other names.
     ///
     /// # Errors
-    /// It cannot be written: that the process has ended would not be noticed.
+    /// It cannot be written: the end of the process would not be noticed.
     pub fn keep(&self, directory: &Path) -> Result<(), Failure> {
         let path = path(directory, &self.name);
         let failed = |error: io::Error| Failure::io("cannot keep that the pool is imported in", path.display(), &error);
@@ -89,7 +87,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Its process has ended for good, for this reason: whoever asks for the pool is told.
+    /// Records why the process has ended for good, for later commands.
     ///
     /// # Errors
     /// It cannot be written.
@@ -99,8 +97,7 @@ impl Expected {
         there.keep(directory)
     }
 
-    /// Whether its process is there: it holds the lock on the name from before the import to its
-    /// very end.
+    /// Whether its process exists: it holds the lock on the name from before the import to its very end.
     fn is_owned(&self) -> bool {
         let lock = runtime::ours().join(runtime_files::file(&self.name)).with_extension("lock");
         match open(&lock, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
@@ -109,7 +106,7 @@ impl Expected {
         }
     }
 
-    /// What is known of it, for those who show pools.
+    /// Returns the figures for lists of pools.
     pub fn figures(&self) -> Figures {
         let device = |path: &String| DeviceFigures { path: path.clone(), ..DeviceFigures::default() };
         Figures {
@@ -127,12 +124,12 @@ impl Expected {
         }
     }
 
-    /// The same, for those who show their health.
+    /// Returns the status for `nacre pool status`.
     pub fn status(&self) -> Status {
         Status { figures: self.figures(), ..Status::default() }
     }
 
-    /// What to say to whoever wants something of it.
+    /// Makes the failure for a request to this pool.
     pub fn failure(&self) -> Failure {
         let name = &self.name;
         let why = self.ended.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
@@ -144,10 +141,10 @@ impl Expected {
         .next(format!("`nacre pool import {name}` brings it back, `nacre pool export -f {name}` gives it up"))
     }
 
-    /// Nobody wants it back: nothing of it stays behind but its devices.
+    /// Gives the pool up: removes its mounts and records; only its devices remain.
     ///
     /// # Errors
-    /// Somebody imports it just now, or a mount that nobody serves cannot be taken away.
+    /// Another process imports it just now, or a dead mount cannot be unmounted.
     pub fn give_up(&self, directory: &Path) -> Result<(), Failure> {
         let Some(name) = NameLock::free(directory, &self.name)? else { return Err(self.failure().exit(Exit::Busy)) };
         let is_of = |source: &Path| {
@@ -163,9 +160,9 @@ impl Expected {
     }
 }
 
-/// The pool of this name is expected no more.
+/// Removes the record of the pool with this name.
 pub fn forget(directory: &Path, name: &str) {
-    // One that stays is told as unavailable, and goes with the next import and export.
+    // A record that stays shows the pool as unavailable, until the next import and export.
     if let Err(error) = fs::remove_file(path(directory, name)).or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
@@ -174,7 +171,7 @@ pub fn forget(directory: &Path, name: &str) {
     }
 }
 
-/// All that are expected, by name.
+/// Returns all records, sorted by name.
 pub fn all() -> Vec<Expected> {
     let boot = boot();
     let read = |path: PathBuf| {
@@ -188,21 +185,21 @@ pub fn all() -> Vec<Expected> {
     found
 }
 
-/// Those of these names (of any name, where none is named) whose process has ended.
+/// Returns the records of these names (all, where none is named) whose process has ended.
 pub fn lost(names: &[String]) -> Vec<Expected> {
     let wanted = |expected: &Expected| names.is_empty() || names.contains(&expected.name);
     let mut lost: Vec<Expected> =
         all().into_iter().filter(|expected| wanted(expected) && !expected.is_owned()).collect();
     if !lost.is_empty() {
-        // A process that lets its pool go does not expect it any more before it gives the name
-        // free: one that ended meanwhile is not lost.
+        // A process that exports its pool removes the record before it releases the name: a pool exported meanwhile
+        // is not lost.
         let still = all();
         lost.retain(|expected| still.contains(expected));
     }
     lost
 }
 
-/// The names of all that are expected, and whether their processes are there.
+/// Returns the names of all expected pools, and whether their processes exist.
 pub fn there() -> Vec<(String, bool)> {
     let lost = lost(&[]);
     all().into_iter().map(|expected| (expected.name.clone(), !lost.contains(&expected))).collect()

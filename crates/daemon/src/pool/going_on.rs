@@ -1,9 +1,9 @@
-//! The import of a pool whose process was killed, by the next worker of the same guardian.
+//! Failover of a pool whose process was killed: the import by the next worker of the same supervisor.
 //!
-//! Called by [`super::process`]. What the dead one noted ([`super::left`]) is taken over: locks and devices
-//! by their descriptors, a bucket by the number by which it was written to. Invariants: nothing of the pool is
-//! asked for by a path that may lead through its mounts, which nobody serves yet; a store that is away, or
-//! refuses credentials, is waited for until this process is told to end.
+//! Called by [`super::process`]. The handoff state of the dead process ([`super::left`]) is taken over: locks and
+//! devices by their descriptors, a bucket by its writer number. Invariants: nothing of the pool is accessed by a
+//! path that may lead through its mounts, which nobody serves yet; a store that is unreachable, or refuses
+//! credentials, is waited for until this process is asked to end.
 
 use super::{
     left::PoolLeft,
@@ -23,21 +23,21 @@ use std::{
     time::Duration,
 };
 
-/// How long to wait for credentials that are not there before they are looked for again.
+/// Interval of attempts to find credentials.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A pool that this process owns.
 pub(super) struct OwnedPool {
     pub(super) imported: Imported,
-    /// The lock on its number; none where another copy of it is imported.
+    /// Lock on its GUID; `None` where another copy of the pool is imported.
     pub(super) number: Option<NameLock>,
-    /// What was made for a new pool.
+    /// Devices that were made for a new pool.
     pub(super) fresh: Option<Fresh>,
-    /// What it holds gives nobody more rights.
+    /// The pool is untrusted: its datasets are mounted restricted (`nosuid`, `nodev`).
     pub(super) harmless: bool,
 }
 
-/// The pool of a process that was killed.
+/// Imports the pool of a process that was killed.
 pub(super) fn go_on(
     start: &Start,
     directory: &Path,
@@ -62,7 +62,7 @@ pub(super) fn go_on(
             Ok(Opened::Devices(left.adopt().into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect()))
         }
     };
-    // Its log has nothing that the kept one has not.
+    // The replay journal in memory contains everything that the intent log does.
     let imported = opened.and_then(|opened| Imported::open(opened, Access::WithoutLog, None, opening));
     failing.be_patient(false);
     let imported = imported.map_err(|refusal| Refusal {
@@ -73,7 +73,7 @@ pub(super) fn go_on(
     Ok(OwnedPool { imported, number, fresh: None, harmless: left.harmless })
 }
 
-/// The bucket, once there are credentials for it.
+/// Opens the bucket, once there are credentials for it.
 fn open_store(places: &[PathBuf], failing: &Failing) -> Result<Opened, Refusal> {
     let mut told = false;
     loop {

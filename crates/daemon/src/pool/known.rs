@@ -1,10 +1,10 @@
-//! Where the pools of this user lay when they were last imported: so that `nacre pool import` finds
-//! pools on files without being told.
+//! Devices of this user's pools at their last import, so that `nacre pool import` finds pools on files without
+//! `-d`.
 //!
-//! One file per pool in the directory for what survives a reboot. A hint only, where a pool lies: what counts is
-//! on the devices. For a pool in a bucket, the record also says whether root of this machine trusts what others
-//! may have written there: because it was created here, or was imported with `--trust`. Invariant: nothing in
-//! the bucket makes a pool trusted, and the record is about one place alone.
+//! One file per pool in the directory for state that survives a reboot. It is only a hint about the devices, which
+//! are authoritative. For a pool in a bucket, the record also states whether root of this machine trusts its
+//! content, which others may have written: because it was created here, or was imported with `--trust`. Invariant:
+//! nothing in the bucket makes a pool trusted, and the record applies to one address alone.
 
 use crate::cage;
 use crate::{failure::Failure, whole_file};
@@ -20,7 +20,7 @@ use std::{
 struct Record {
     name: String,
     devices: Vec<PathBuf>,
-    /// In a bucket: mounted as its properties say.
+    /// For a pool in a bucket: trusted, mounted with the options of its properties.
     #[serde(default)]
     trusted: bool,
 }
@@ -33,7 +33,7 @@ fn file(guid: u64) -> Option<PathBuf> {
     Some(directory()?.join(format!("{guid:016x}.json")))
 }
 
-/// Keeps where a pool lies, and for one in a bucket whether it is trusted.
+/// Records the devices of a pool, and for one in a bucket whether it is trusted.
 ///
 /// # Errors
 /// It cannot be written; the pool is imported all the same.
@@ -47,7 +47,7 @@ pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>, trusted: bool) -> Resu
     whole_file::replace(&path, &path.with_extension("new"), &options, &text).map_err(failed)
 }
 
-/// Whether the pool of this number in the bucket at this address is trusted on this machine.
+/// Whether the pool with this GUID in the bucket at this address is trusted on this machine.
 pub fn is_trusted(guid: u64, address: &str) -> bool {
     let Some(text) = file(guid).and_then(|path| fs::read(path).ok()) else { return false };
     let Ok(Record { devices, trusted: true, .. }) = serde_json::from_slice::<Record>(&text) else { return false };
@@ -56,20 +56,20 @@ pub fn is_trusted(guid: u64, address: &str) -> bool {
     place(address).is_some_and(|here| place(&there.to_string_lossy()) == Some(here))
 }
 
-/// Forgets a pool that is gone.
+/// Removes the record of a pool that is gone.
 pub fn forget(guid: u64) {
     if let Some(path) = file(guid) {
-        // One that stays leads to a device without a label, or to none.
+        // A record that stays names a device without a label, or none.
         let _ = fs::remove_file(path);
     }
 }
 
-/// Where the pools of this name, or of this number, lay.
+/// Returns the recorded devices of the pools with this name or GUID.
 pub fn places_of(wanted: &str) -> Vec<PathBuf> {
     numbered_places_of(wanted).into_iter().map(|(place, _)| place).collect()
 }
 
-/// The same, each with the number of its pool: at its place another one may lie by now.
+/// Returns the same devices, each with its pool's GUID: another pool may be at the path by now.
 pub fn numbered_places_of(wanted: &str) -> Vec<(PathBuf, u64)> {
     let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
     let mut places = Vec::new();
@@ -86,8 +86,7 @@ pub fn numbered_places_of(wanted: &str) -> Vec<(PathBuf, u64)> {
     places
 }
 
-/// The devices of all pools that are known, each with the number of its pool: at its path something
-/// else may lie by now.
+/// Returns the devices of all recorded pools, each with its pool's GUID: something else may be at the path by now.
 pub fn devices() -> Vec<(PathBuf, u64)> {
     let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
     let record = |path: PathBuf| {

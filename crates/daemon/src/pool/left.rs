@@ -1,11 +1,11 @@
-//! What the process that owns a pool leaves to the one that goes on with it, beside what the doors of
-//! its mounts note ([`nacre_fuse::Survival`]) and what the kept log holds.
+//! Handoff state of the process that owns a pool for its successor, in addition to the state of the mounts' FUSE
+//! front ends ([`nacre_fuse::Survival`]) and the replay journal.
 //!
-//! Noted by [`super::process`] and `mounts.rs`, read by the next worker of the same guardian
-//! ([`crate::guardian`]). It lies in a file in memory, whose number the guardian's memory has: another
-//! file with each change, so it is the one or the other. Invariants: a descriptor that is noted is open
-//! as long as it is, and the next worker closes all others; what is noted is noted before anybody is
-//! told of it, and a mount that goes is taken out before its descriptors are closed.
+//! Recorded by [`super::process`] and `mounts.rs`, read by the next worker of the same supervisor
+//! ([`crate::guardian`]). The state is a memory file whose descriptor number is in the supervisor's memory. Each
+//! change writes another file, so the change is atomic. Invariants: a recorded descriptor is open as long as it is
+//! recorded, and the next worker closes all others; a change is recorded before its effect is visible to anybody,
+//! and an ending mount is removed from the state before its descriptors are closed.
 
 use crate::{failure::Failure, left::Guarded, memory_file, report::path_text};
 use nacre_admin::{MountOptions, mounts::What};
@@ -27,53 +27,54 @@ use std::{
 
 use super::mount_point::MountPoint;
 
-/// Which way it is noted: another number with each change, and that of the kept log.
+/// Version of the format: its own, increased with each change, and that of the replay journal.
 pub const VERSION: (u64, u64) = (2, nacre_pool::log::KEPT_VERSION);
 
-/// A device that is open.
+/// An open device of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftDevice {
     path: PathBuf,
     number: i32,
-    /// Which file it is: the number may have become another's, where the pool has let the device go.
+    /// Device and inode number of the file: the pool may have closed the device, and the descriptor number may be
+    /// another file's by now.
     file: (u64, u64),
 }
 
-/// A mount that is there, or about to be.
+/// A mount that exists, or is about to be made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LeftMount {
-    /// Which of the mounts that this process has, or had: the same may be mounted anew before the last of
-    /// an ended one is gone.
+    /// Number of the mount in this process: a dataset may be mounted again before the last user of its ended mount
+    /// is gone.
     #[serde(skip)]
     pub number: u64,
-    /// What.
+    /// Mounted dataset or snapshot.
     pub what: What,
-    /// Where.
+    /// Path at which the dataset is mounted.
     pub at: PathBuf,
-    /// How.
+    /// Options of the mount.
     pub options: MountOptions,
-    /// The directory.
+    /// Directory that the dataset is mounted on.
     pub place: MountPoint,
-    /// By which door it is seen.
+    /// FUSE front end that serves the mount.
     pub door: LeftDoor,
 }
 
-/// By which door something is seen.
+/// FUSE front end that serves a mount.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeftDoor {
-    /// One of its own.
+    /// A front end of its own.
     Own {
-        /// The number of the descriptor of what the door notes.
+        /// Number of the descriptor of the front end's handoff state.
         memory: i32,
-        /// That of the kernel's device, once it is served.
+        /// Number of the descriptor of the FUSE device, once it is served.
         device: Option<i32>,
     },
-    /// That of another one.
+    /// The front end of another mount (a shared mount), into which it is grafted.
     Within {
-        /// Which.
+        /// The mount whose front end it is.
         mount: What,
-        /// On the directory with this number there.
+        /// Inode number of the directory there that it is grafted onto.
         on: u64,
     },
 }
@@ -87,41 +88,41 @@ impl LeftDoor {
     }
 }
 
-/// See the file's head.
+/// Handoff state of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PoolLeft {
     version: (u64, u64),
-    /// The numbers of descriptors: of the socket for commands, and of the locks on the pool's name and
-    /// number.
+    /// Number of the descriptor of the socket for commands.
     pub socket: i32,
-    /// See above.
+    /// Number of the descriptor of the lock on the pool's name.
     pub name: i32,
-    /// See above; none where another copy has it.
+    /// Number of the descriptor of the lock on its GUID; `None` where another copy of the pool holds it.
     pub number: Option<i32>,
-    /// The pool's number.
+    /// The pool's GUID.
     pub guid: u64,
-    /// The number by which it is written to a store, where it lies in one.
+    /// Writer number of this import, for a pool in a bucket.
     pub writer: Option<u64>,
-    /// What it lies on, as far as that is there.
+    /// Open devices of the pool.
     pub devices: Vec<LeftDevice>,
-    /// What a command is about to take into the pool.
+    /// Devices that a command is about to add to the pool.
     pub coming: Vec<PathBuf>,
-    /// The device and the mount by which sync(2) is heard.
+    /// Descriptors of the FUSE device and of the mount by which sync(2) is intercepted.
     pub hearing: Option<(i32, i32)>,
-    /// Those of processes before, until what these had acknowledged is durable.
+    /// Descriptors of sync(2) interception by earlier processes, until the operations that these acknowledged are
+    /// durable.
     #[serde(default)]
     pub heard: Vec<(i32, i32)>,
-    /// The log of what was acknowledged.
+    /// Descriptor of the replay journal.
     pub kept_log: Option<i32>,
-    /// All mount points lie below it.
+    /// Directory that all mount points are below.
     pub altroot: Option<PathBuf>,
-    /// What is mounted is not trusted.
+    /// The pool is untrusted: its datasets are mounted restricted.
     pub harmless: bool,
-    /// The mounts, the oldest first.
+    /// The mounts, oldest first.
     pub mounts: Vec<LeftMount>,
 }
 
-/// What the guardian's memory says.
+/// Text in the supervisor's memory: the descriptor of the handoff state.
 #[derive(Serialize, Deserialize)]
 struct Where {
     notes: i32,
@@ -133,14 +134,14 @@ fn which(file: &File) -> io::Result<(u64, u64)> {
 }
 
 impl LeftDevice {
-    /// One of the pool's; none where it is not there.
+    /// Describes an open device of the pool; `None` where it is missing.
     pub fn of(device: &dyn Device) -> Option<LeftDevice> {
         let number = device.descriptor()?;
         let file = which(&descriptors::another(number).ok()?.into()).ok()?;
         Some(LeftDevice { path: PathBuf::from(device.name()), number, file })
     }
 
-    /// Goes on with it; none where it is not open any more.
+    /// Takes the device over; `None` where it is not open any more.
     fn adopt(&self) -> Option<FileDevice> {
         let other = descriptors::another(self.number).ok().map(File::from)?;
         if which(&other).ok()? != self.file {
@@ -157,7 +158,7 @@ impl LeftDevice {
 }
 
 impl PoolLeft {
-    /// What is noted.
+    /// Reads the handoff state.
     ///
     /// # Errors
     /// It cannot be read.
@@ -167,7 +168,7 @@ impl PoolLeft {
         )
     }
 
-    /// What is noted as this text.
+    /// Parses the handoff state.
     ///
     /// # Errors
     /// It cannot be read.
@@ -184,14 +185,14 @@ impl PoolLeft {
         }
     }
 
-    /// The descriptors that the next worker keeps, that of this text among them.
+    /// Returns the descriptors that the next worker keeps, including that of the state itself.
     pub fn descriptors(&self, memory: &Survival) -> Vec<i32> {
         let hearing = self.heard().into_iter().flat_map(|(device, mount)| [device, mount]);
         self.stored(memory).into_iter().chain(hearing).collect()
     }
 
-    /// Those of them that a service manager keeps: all but those of the mount that hears of sync(2), which goes
-    /// with the last process. Whoever closes that last has to wait for an answer of the process that served it.
+    /// Returns the descriptors that a service manager stores: all except those of sync(2) interception, whose mount
+    /// ends with the last process. Closing its last descriptor waits for an answer of the process that served it.
     pub fn stored(&self, memory: &Survival) -> Vec<i32> {
         self.stored_with(place(memory).ok()).collect()
     }
@@ -203,27 +204,28 @@ impl PoolLeft {
         of_mounts.chain(own).chain(devices).chain([text]).flatten()
     }
 
-    /// Those of these without which nobody can go on: of a device, the pool may have let go.
+    /// Returns the descriptors without which a takeover is impossible: those of devices are not among them, since
+    /// the pool may have closed a device.
     pub fn needed(&self, memory: &Survival) -> Vec<i32> {
         let is_device = |number: &i32| self.devices.iter().any(|device| device.number == *number);
         self.stored(memory).into_iter().filter(|number| !is_device(number)).collect()
     }
 
-    /// By which anybody may have called sync(2).
+    /// Returns the descriptors of all interceptions through which sync(2) may have been called.
     pub fn heard(&self) -> Vec<(i32, i32)> {
         self.heard.iter().copied().chain(self.hearing).collect()
     }
 
-    /// Makes the kernel send again what the mounts have not answered.
+    /// Makes the kernel resend the requests that the mounts have not answered.
     pub fn send_again(&self) {
         for device in self.mounts.iter().filter_map(|mount| mount.door.descriptors()[1]) {
             let sent = descriptors::another(device).and_then(|device| fusewire::resend(device.as_fd()));
-            // One that was unmounted meanwhile; whoever goes on with it hears of that again.
+            // A mount that was unmounted meanwhile; its failover meets the same error again.
             let _ = sent;
         }
     }
 
-    /// The devices, in no order. What a command was about to take into the pool is opened.
+    /// Takes over the devices, in no order. Devices that a command was about to add to the pool are opened.
     pub fn adopt(&self) -> Vec<FileDevice> {
         let mut adopted: Vec<FileDevice> = self.devices.iter().filter_map(LeftDevice::adopt).collect();
         for path in &self.coming {
@@ -239,7 +241,7 @@ impl PoolLeft {
     }
 }
 
-/// The number of the descriptor of what is noted.
+/// Returns the number of the descriptor of the handoff state.
 fn place(memory: &Survival) -> io::Result<i32> {
     let at = memory.text().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
     Ok(serde_json::from_slice::<Where>(&at)?.notes)
@@ -249,13 +251,13 @@ fn noted(memory: &Survival) -> io::Result<Vec<u8>> {
     memory_file::read(&descriptors::another(place(memory)?)?.into())
 }
 
-/// What is noted, by whom it is kept in step. Until the pool is imported nothing is written: nobody
-/// could go on.
+/// Handoff state that is kept up to date. Until the pool is imported nothing is recorded: no process could take
+/// over.
 #[derive(Debug)]
 pub struct PoolNotes {
-    /// The guardian.
+    /// Supervision of this process.
     pub guarded: Guarded,
-    /// What the next process opens before it serves the mounts.
+    /// Paths that the next process opens before it serves the mounts.
     needed: OnceLock<Vec<PathBuf>>,
     now: Mutex<Noted>,
 }
@@ -265,15 +267,15 @@ struct Noted {
     left: PoolLeft,
     file: Option<OwnedFd>,
     begun: bool,
-    /// How many mounts have a number.
+    /// Number of mounts that have been numbered.
     numbers: u64,
 }
 
 impl PoolNotes {
-    /// Those of this worker, and what the one before it has left.
+    /// Returns the state of this worker, and that of the worker before it.
     ///
     /// # Errors
-    /// That cannot be read.
+    /// The latter cannot be read.
     pub fn of(guarded: Guarded) -> Result<(PoolNotes, Option<PoolLeft>), Failure> {
         let mut left = guarded.memory.resumes().then(|| PoolLeft::of(&guarded.memory)).transpose()?;
         let mut numbers = 0;
@@ -287,18 +289,18 @@ impl PoolNotes {
         Ok((PoolNotes { guarded, needed: OnceLock::new(), now: Mutex::new(now) }, left))
     }
 
-    /// Whether this worker goes on with what another one left.
+    /// Whether this worker takes over from another one.
     pub fn resumes(&self) -> bool {
         self.guarded.memory.resumes()
     }
 
-    /// These the next process opens before it serves the mounts, in which none of them may lie.
+    /// Sets the paths that the next process opens before it serves the mounts: none of them may lie in a mount.
     pub fn needs(&self, paths: Vec<PathBuf>) {
-        // The pool lies in one place as long as it is imported.
+        // The pool's address is constant as long as it is imported.
         let _ = self.needed.set(paths);
     }
 
-    /// The pool is imported.
+    /// Starts recording: the pool is imported.
     pub fn begin(&self, change: impl FnOnce(&mut PoolLeft)) {
         self.now.lock().begun = true;
         self.change(|left| {
@@ -307,7 +309,7 @@ impl PoolNotes {
         });
     }
 
-    /// Something has changed.
+    /// Applies a change and records the result.
     pub fn change(&self, change: impl FnOnce(&mut PoolLeft)) {
         let mut now = self.now.lock();
         change(&mut now.left);
@@ -315,7 +317,7 @@ impl PoolNotes {
             return;
         }
         match self.write(&now.left) {
-            // The one before is closed when this one holds.
+            // The previous file is closed when the new one is recorded.
             Ok(file) => now.file = Some(file),
             Err(error) => self.guarded.memory.give_up(&format!("what it has cannot be noted: {error}")),
         }
@@ -331,14 +333,15 @@ impl PoolNotes {
         }
     }
 
-    /// The number of a mount that is about to be.
+    /// Returns a number for a mount that is about to be made.
     pub fn number(&self) -> u64 {
         let mut now = self.now.lock();
         now.numbers += 1;
         now.numbers
     }
 
-    /// A mount is there, or about to be. Another one of the same, and what lies in that, has ended.
+    /// Records a mount that exists, or is about to be made. Other mounts of the same dataset, and those grafted
+    /// into them, have ended.
     pub fn put(&self, mount: LeftMount) {
         let within = self.needed.get().and_then(|needed| needed.iter().find(|path| path.starts_with(&mount.at)));
         if let Some(path) = within {
@@ -356,7 +359,7 @@ impl PoolNotes {
         });
     }
 
-    /// A mount has other options.
+    /// Records new options of a mount.
     pub fn changed(&self, what: What, options: &MountOptions) {
         self.change(|left| {
             let mount = left.mounts.iter_mut().find(|there| there.what == what);
@@ -364,12 +367,12 @@ impl PoolNotes {
         });
     }
 
-    /// The mount with this number is gone.
+    /// Removes the mount with this number.
     pub fn forget(&self, number: u64) {
         self.change(|left| left.mounts.retain(|there| there.number != number));
     }
 
-    /// What is noted, as another program would read it.
+    /// Returns the recorded state as text, for another program.
     pub fn text(&self) -> Vec<u8> {
         noted(&self.guarded.memory).unwrap_or_default()
     }
@@ -426,7 +429,7 @@ mod tests {
         put(first, 1, own(10));
         put(within, 2, LeftDoor::Within { mount: What::head(1), on: 5 });
         assert_eq!(noted(), [(1, Some(10)), (2, None)]);
-        // It is unmounted from outside and mounted again, before the process has let go of it.
+        // It is unmounted from outside and mounted again, before the process has released it.
         put(second, 1, own(11));
         notes.forget(within);
         notes.forget(first);
@@ -447,7 +450,7 @@ mod tests {
         let other = File::create(scratch.path().join("other")).unwrap();
         let number = std::mem::replace(&mut left.number, other.as_raw_fd());
         assert!(left.adopt().is_none());
-        // As of a process that is gone: nobody else owns the descriptor.
+        // As the descriptor of a dead process: nobody else owns it.
         left.number = descriptors::another(number).unwrap().into_raw_fd();
         let adopted = left.adopt().unwrap();
         assert_eq!((adopted.name(), adopted.length()), (path.to_str().unwrap(), 1 << 20));

@@ -1,14 +1,13 @@
-//! Where a file system is mounted: the directory is found, made where it is missing, and removed
-//! again.
+//! Mount points of datasets: the directory is found, made where it is missing, and removed again.
 //!
-//! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories in which
-//! ordinary users can put what they like, and what root mounts may have content of theirs: whoever
-//! chose the place could show his own files as anybody's. Invariant for root: no symbolic link is
-//! followed that somebody else could have made, neither when the place is found, nor when something
-//! is mounted there, nor when the directory is removed. The way may lead through other mounts of
-//! the pool, so all of it is gone by threads without descriptors ([`apart`]). A pool that root does not trust has
-//! root's own files, and may be changed while it is mounted: below its directory no symbolic link is followed at
-//! all, and no place outside of that is taken but one that a command has named.
+//! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories that ordinary users can write
+//! to, and the datasets that root mounts may contain users' files: a user who controls the path could present
+//! his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else could have made,
+//! neither when the mount point is found, nor when the dataset is mounted, nor when the directory is removed. The
+//! path may lead through other mounts of the pool, so it is walked by threads without descriptors ([`apart`]). A
+//! pool that root does not trust may have root's own files, and may be changed while it is mounted: below its
+//! directory no symbolic link is followed at all, and outside of it only a mount point is used that a command has
+//! named.
 
 use nacre_admin::{Kind, MountOptions, Refusal};
 use rustix::{
@@ -33,20 +32,21 @@ use fusewire::apart;
 
 use crate::{failure::reason, report::path_text};
 
-/// How often a path may lead elsewhere on the way, as the kernel has it (path_resolution(7)).
+/// Maximum number of links that are followed on a path, as in the kernel (path_resolution(7)).
 const DETOURS_MOST: u32 = 40;
-/// A directory as a place, whatever its permissions.
+/// Opens a directory as a location, whatever its permissions.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What to do where a mount point cannot be had.
+/// Advice where a mount point cannot be used.
 const ELSEWHERE: &str = "choose another: nacre fs set mountpoint=PATH, or import the pool with -R DIRECTORY";
-/// Directories that belong to the system with all that is in them.
+/// Directories of the system, with everything below them.
 const SYSTEM: [&str; 11] =
     ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var/spool"];
-/// Except for these.
+/// Exceptions from [`SYSTEM`].
 const FREE: [&str; 3] = ["/dev/shm", "/usr/local", "/usr/src"];
 
-/// In addition, no place for pools that others than root of this machine may have written: with all that is in them.
+/// Directories that are refused, with everything below them, for pools that others than root of this machine may
+/// have written.
 const SYSTEM_OF_SHARED: [&str; 17] = [
     "/bin",
     "/boot",
@@ -66,7 +66,7 @@ const SYSTEM_OF_SHARED: [&str; 17] = [
     "/var/lib/systemd",
     "/var/spool",
 ];
-/// And these themselves.
+/// Directories that are refused for these pools, without their subdirectories.
 const DIRECTORIES_OF_SHARED: [&str; 14] = [
     "/",
     "/home",
@@ -83,20 +83,20 @@ const DIRECTORIES_OF_SHARED: [&str; 14] = [
     "/var/run",
     "/var/tmp",
 ];
-/// Whose hidden directories hold keys and what a login starts.
+/// Hidden directories of this home hold keys and files that a login executes.
 const HOME_OF_ROOT: &str = "/root";
 
-/// Which directories the file systems of a pool may be mounted on.
+/// Rules for mount points of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct PlaceRules {
-    /// The pool is not trusted: all lie below this directory, and no link in it is followed.
+    /// For an untrusted pool: all mount points are below this directory, and no link in it is followed.
     pub below: Option<PathBuf>,
-    /// Others than root of this machine may have chosen the places.
+    /// Others than root of this machine may have chosen the mount points.
     pub is_shared: bool,
 }
 
 impl PlaceRules {
-    /// Why nothing is mounted on this directory, in words.
+    /// Returns why nothing may be mounted on this directory.
     fn refuse(&self, path: &Path, was_made: bool) -> Option<&'static str> {
         let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
         let is_hidden = || {
@@ -114,7 +114,7 @@ impl PlaceRules {
         is_of_system.then_some("it is a directory of the system")
     }
 
-    /// The part of a mount point below the directory of an untrusted pool.
+    /// Returns the part of a mount point below the directory of an untrusted pool.
     fn part<'p>(&self, below: &Path, at: &'p Path) -> Option<&'p Path> {
         let part = at.strip_prefix(below).ok()?;
         let is_plain = |name: Component<'_>| matches!(name, Component::Normal(_));
@@ -122,7 +122,7 @@ impl PlaceRules {
     }
 }
 
-/// Whether a directory that is there is the system's own.
+/// Whether an existing directory is one of the system.
 fn is_systems(path: &Path) -> bool {
     let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
     matches!(path.to_str(), Some("/" | "/run" | "/var")) || below(&SYSTEM) && !below(&FREE)
@@ -131,14 +131,14 @@ fn is_systems(path: &Path) -> bool {
 /// A directory to mount on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountPoint {
-    /// Without links, where root mounts.
+    /// Path without links, where root mounts.
     path: PathBuf,
     resolved: bool,
     made: bool,
 }
 
 impl MountPoint {
-    /// Finds the directory, makes it where it is missing, and refuses one that holds something.
+    /// Finds the directory, makes it where it is missing, and refuses one that is not empty.
     ///
     /// # Errors
     /// In the words of `mount`.
@@ -178,7 +178,7 @@ impl MountPoint {
             place.made = made;
             place.path = path;
         }
-        // What a process that was killed has left there would only be in the way.
+        // A dead mount of a killed process would be in the way.
         crate::unmount::clear_of(&place.path, &["nacre".to_owned()])
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
         place.check(at, source, rules).inspect_err(|_| place.remove())?;
@@ -197,8 +197,7 @@ impl MountPoint {
         }
     }
 
-    /// Refuses what no option allows: to hide a directory of the system, or what another pool shows
-    /// there.
+    /// Refuses mount points that no option allows: over a directory of the system, or over a mount of another pool.
     fn check(&self, at: &Path, source: &str, rules: &PlaceRules) -> Result<(), Refusal> {
         let refused = |why: String| {
             Err(Refusal::new(Kind::Busy, format!("cannot mount '{}': {why}", path_text(at))).next(ELSEWHERE))
@@ -210,7 +209,7 @@ impl MountPoint {
         }
         let ours = source.split(['/', '@']).next().unwrap_or(source);
         let entries = crate::mountinfo::read().unwrap_or_default();
-        // The source of a mount of ours that is none of a pool's is a path.
+        // Mounts of ours that are of no pool have a path as their source.
         let pools = entries
             .iter()
             .filter(|entry| entry.kind == "fuse.nacre" && entry.source.is_relative() && entry.mountpoint == self.path);
@@ -220,12 +219,12 @@ impl MountPoint {
         }
     }
 
-    /// The path to mount on.
+    /// Returns the path to mount on.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the path has no links in it, and is to have none when something is mounted there.
+    /// Whether the path has no links in it, and must have none when the dataset is mounted.
     pub fn is_resolved(&self) -> bool {
         self.resolved
     }
@@ -245,8 +244,7 @@ impl MountPoint {
         Ok(false)
     }
 
-    /// Removes the directory again where it was made for the mount. It may have come into use by
-    /// others.
+    /// Removes the directory if it was made for the mount. Others may use it by now: it stays if it is not empty.
     pub fn remove(&self) {
         let (true, Some(parent), Some(name)) = (self.made, self.path.parent(), self.path.file_name()) else { return };
         let removed = apart(|| {
@@ -259,7 +257,7 @@ impl MountPoint {
     }
 }
 
-/// Removes the directory of a mount that has left it, where it is empty.
+/// Removes the former mount point of a dataset, if it is empty.
 ///
 /// # Errors
 /// It is not empty, or cannot be reached without a link that somebody else could have made.
@@ -277,25 +275,25 @@ pub(super) fn tidy(at: &Path) -> io::Result<()> {
     })
 }
 
-/// The end of a walk.
+/// Result of a walk.
 #[derive(Debug)]
 struct Walked {
     directory: OwnedFd,
-    /// It, or a directory above it, was missing.
+    /// The directory, or one above it, was missing and has been made.
     made: bool,
 }
 
-/// Why a walk came to no end.
+/// Why a walk failed.
 #[derive(Debug)]
 enum Stop {
     Error(Errno),
-    /// Somebody else than root could have put this link there.
+    /// Somebody else than root could have made this link.
     Link(PathBuf),
-    /// The directory is there, but has no name.
+    /// The directory exists, but its path cannot be read.
     Name(io::Error),
 }
 
-/// As [`find`], of a part of a path below a directory; no link of that part is followed.
+/// Finds a directory as [`find`], by a part of a path below another one; no link of that part is followed.
 fn find_below(below: &Path, part: &Path) -> Result<(PathBuf, bool), Stop> {
     let top = walk(below, true)?;
     let from = Walk { here: top.directory, made: top.made, make: true, follows: false };
@@ -303,8 +301,8 @@ fn find_below(below: &Path, part: &Path) -> Result<(PathBuf, bool), Stop> {
     Ok((name_of(&walked.directory).map_err(Stop::Name)?, walked.made))
 }
 
-/// The directory's path without links, and whether it or a directory above it was missing and has
-/// been made.
+/// Returns the directory's path without links, and whether it or a directory above it was missing and has been
+/// made.
 fn find(at: &Path) -> Result<(PathBuf, bool), Stop> {
     let walked = walk(at, true)?;
     Ok((name_of(&walked.directory).map_err(Stop::Name)?, walked.made))
@@ -316,18 +314,18 @@ impl From<Errno> for Stop {
     }
 }
 
-/// A walk to a directory, one name at a time.
+/// A walk to a directory, one component at a time.
 struct Walk {
     here: OwnedFd,
     made: bool,
-    /// What is missing is made.
+    /// Missing directories are made.
     make: bool,
-    /// Links of root's in directories that nobody else can change are followed, and none behind a directory that
-    /// somebody else can change: he could have moved there what root made elsewhere.
+    /// Links of root's in directories that nobody else can change are followed. Below a directory that somebody
+    /// else can change no link is followed: he could have moved there what root made elsewhere.
     follows: bool,
 }
 
-/// A walk from the root on.
+/// Walks from the root directory.
 fn walk(at: &Path, make: bool) -> Result<Walked, Stop> {
     Walk { here: root()?, made: false, make, follows: true }.along(at)
 }
@@ -339,7 +337,7 @@ impl Walk {
         go_on(&mut left, at);
         let (mut detours, mut trusted) = (0, follows);
         while let Some(name) = left.pop() {
-            // The last one is not asked: what is mounted there may have lost its process.
+            // The target itself is not accessed: a mount there may have lost its process.
             trusted = trusted && fstat(&here).is_ok_and(|stat| is_roots_alone(&stat));
             let gone_on = openat(&here, &name, PLACE, Mode::empty());
             if gone_on.is_err() {
@@ -356,7 +354,7 @@ impl Walk {
                         Err(Errno::EXIST) => {}
                         Err(error) => return Err(error.into()),
                     }
-                    // What is there now is looked at like everything else.
+                    // The name is walked again and checked like every other.
                     left.push(name);
                 }
                 Err(Errno::NOTDIR | Errno::LOOP) => {
@@ -377,7 +375,7 @@ fn root() -> Result<OwnedFd, Errno> {
     open("/", PLACE, Mode::empty())
 }
 
-/// Puts the names of a path on top of those that are left.
+/// Pushes the components of a path onto the remaining ones.
 fn go_on(left: &mut Vec<OsString>, path: &Path) {
     let names = path.components().rev().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -387,13 +385,13 @@ fn go_on(left: &mut Vec<OsString>, path: &Path) {
     left.extend(names);
 }
 
-/// Whether nobody but root can change what names mean in a directory, or where a link leads.
+/// Whether only root can change the entries of a directory, or the target of a link.
 fn is_roots_alone(stat: &Stat) -> bool {
     let writable = FileType::from_raw_mode(stat.st_mode) != FileType::Symlink && stat.st_mode & 0o022 != 0;
     stat.st_uid == 0 && !writable
 }
 
-/// Where a link leads that can be trusted.
+/// Returns the target of a link that can be trusted.
 fn link(directory: &OwnedFd, name: &OsStr, trusted: bool) -> Result<PathBuf, Stop> {
     let link = openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&link)?;
@@ -407,7 +405,7 @@ fn link(directory: &OwnedFd, name: &OsStr, trusted: bool) -> Result<PathBuf, Sto
     Ok(PathBuf::from(OsStr::from_bytes(target.to_bytes())))
 }
 
-/// The path of what is open, as the kernel has it.
+/// Returns the path of an open file from the kernel.
 fn name_of(file: &impl AsFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd()))
 }
@@ -492,7 +490,7 @@ mod tests {
             assert!(prepare(&at).unwrap_err().what.contains("symbolic link"));
         }
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
-        // A place that a command names is the command's affair.
+        // A mount point that a command names is used as requested.
         let named = MountOptions { place_was_named: true, ..options(false) };
         MountPoint::prepare(&scratch.path().join("x"), &named, &rules).unwrap();
     }
@@ -503,8 +501,7 @@ mod tests {
         rustix::process::geteuid().is_root()
     }
 
-    /// A directory below one that is root's alone: that of the test's temporary files is
-    /// everybody's.
+    /// A directory below one that only root can change: the test's directory of temporary files is everybody's.
     fn scratch() -> tempfile::TempDir {
         let scratch = tempfile::tempdir_in("/var/lib").unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -592,7 +589,7 @@ mod tests {
             assert!(refusal.what.contains("symbolic link"), "{at:?}: {}", refusal.what);
         }
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
-        // Directories of his are a place like any other.
+        // A user's directories are ordinary mount points.
         MountPoint::prepare(&home.join("y"), &options(true), &PlaceRules::default()).unwrap();
     }
 

@@ -1,12 +1,10 @@
-//! The mounts of a pool's file systems, over FUSE, in the process that owns the pool.
+//! The FUSE mounts of a pool's datasets, in the process that owns the pool.
 //!
-//! Made by `process.rs`, used by the verbs through [`Mounts`]. One FUSE mount for each dataset, or
-//! where the system lets the user mount nothing below his own mounts, one for all that lie below
-//! one another (`carrier.rs`). Snapshots appear in `.zfs/snapshot` and need none of their own.
-//! Invariants:
-//! * mounts come and go one at a time, under one lock; a request of a mount never waits for it;
-//! * a mount that is listed may have been ended from outside (umount(8)): whoever looks clears it
-//!   away.
+//! Made by `process.rs`, used by the verbs through [`Mounts`]. One FUSE mount for each dataset; where the system
+//! does not let the user mount below his own mounts, one shared mount for nested datasets (`carrier.rs`). Snapshots
+//! appear in `.zfs/snapshot` and need no mount of their own. Invariants:
+//! * mounts are made and ended one at a time, under one lock; a request of a mount never waits for it;
+//! * a listed mount may have been ended from outside (umount(8)): each reader of the list removes ended ones.
 
 use std::{
     fs, io,
@@ -37,53 +35,53 @@ use super::{
 };
 use crate::{control_sockets::ControlSockets, report::path_text};
 
-/// The kernel tells of the end of an open file some time after its close has returned: what seems
-/// open may be closed already.
+/// Time for the kernel's RELEASE: it is sent some time after close(2) has returned, so a file that seems open may
+/// be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
-/// So long a server may take to let go of a mount.
+/// Deadline for a file server to release a mount.
 const LETTING_GO: Duration = Duration::from_secs(2);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
-/// The kernel ends a mount that nobody holds before umount(2) returns; the threads of a busy machine may hear
-/// of that later.
+/// Deadline for the end of an unused mount: the kernel ends it before umount(2) returns, but the threads of a busy
+/// machine may notice that later.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// How a mount is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmount {
-    /// For all mount namespaces; refused while it is used in one of them.
+    /// In all mount namespaces; refused while it is used in one of them.
     Everywhere,
-    /// Even while it is used.
+    /// In all mount namespaces, even while the mount is used.
     Forced,
-    /// In this mount namespace: others keep it.
+    /// In this mount namespace only: others keep the mount.
     Here,
 }
 
-/// The mounts of one pool.
+/// The FUSE mounts of one pool.
 pub struct FuseMounts {
     pool: Arc<Pool>,
     live: Arc<Mutex<Vec<Arc<Live>>>>,
     verbs: Arc<Verbs>,
-    /// Writes to all of them that the kernel collects.
+    /// Write-back of the kernel for all mounts.
     writeback: Arc<WritebackGroup>,
     telling: Telling,
-    /// What of them servers of the machine give to others.
+    /// Shares of the mounts by file servers of this machine.
     shares: Arc<Shares>,
-    /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
-    /// options say.
+    /// The pool is untrusted: its mounts give nobody more rights (`nosuid`, `nodev`), whatever properties and
+    /// options request.
     harmless: bool,
-    /// Which directories may be mounted on.
+    /// Rules for mount points.
     rules: PlaceRules,
     /// Directories that were made for mounts that are about to be made.
     places: Mutex<Vec<(PathBuf, MountPoint)>>,
-    /// Where mounts outlive this process, what is noted of them.
+    /// Handoff state, where mounts survive this process.
     notes: Option<Arc<PoolNotes>>,
 }
 
-/// One mount.
+/// One mounted dataset or snapshot.
 struct Live {
-    /// Its control socket, closed before anything else of it goes.
+    /// Control socket of the mount, closed first.
     _socket: Option<Arc<ControlSockets>>,
-    /// By which it is noted.
+    /// Number of the mount in the handoff state.
     number: u64,
     what: What,
     at: PathBuf,
@@ -91,14 +89,14 @@ struct Live {
     place: MountPoint,
     layer: Arc<Dataset>,
     carrier: Arc<Carrier>,
-    /// It lies in the mount of another.
+    /// The dataset is grafted into another dataset's mount.
     within: bool,
     notes: Option<Arc<PoolNotes>>,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // Before its descriptors are closed.
+        // It is removed from the handoff state before its descriptors are closed.
         self.notes.iter().for_each(|notes| notes.forget(self.number));
         tracing::info!(mountpoint = %path_text(&self.at), "unmounted");
     }
@@ -111,7 +109,7 @@ impl std::fmt::Debug for FuseMounts {
 }
 
 impl FuseMounts {
-    /// No mounts yet.
+    /// Makes an empty set of mounts.
     #[must_use]
     pub fn new(pool: Arc<Pool>, harmless: bool, rules: PlaceRules, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
         FuseMounts {
@@ -128,7 +126,7 @@ impl FuseMounts {
         }
     }
 
-    /// Goes on with the mounts of a process before this one.
+    /// Takes over the mounts of the previous process.
     pub fn go_on(&self, left: Vec<LeftMount>) {
         let mut all = self.live.lock();
         let mut ended = Vec::new();
@@ -153,17 +151,17 @@ impl FuseMounts {
                 }
             }
         }
-        // Names that came or went when the process before this one was killed, and of which it did not tell.
+        // Changes of names that the killed process had not notified the kernel of.
         for live in all.iter().filter(|live| live.what.snapshot.is_none()) {
             live.carrier.forget_control(live.what.dataset);
         }
         within.iter().for_each(|lost| self.notes.iter().for_each(|notes| notes.forget(lost.number)));
         drop(all);
-        // Whoever had files without a name has them by now.
+        // All handles to files without a name are restored by now.
         if let Err(error) = self.pool.let_left_go() {
             tracing::warn!(%error, "files without a name take room until the next import");
         }
-        // Nobody answers at their places. The way there may lead through those that go on.
+        // Dead mounts are unmounted. Their paths may lead through mounts that were taken over.
         for at in ended {
             let cleared = crate::unmount::clear_of(&at, &["nacre".to_owned()]);
             cleared.unwrap_or_else(|failure| tracing::warn!("a mount that has ended stays: {failure}"));
@@ -191,7 +189,7 @@ impl FuseMounts {
             let carrier = Carrier::start(&layer, head, &place, &options, Some(memory.clone()), &put_in)?;
             Ok((layer, put_in, carrier))
         };
-        // Otherwise whoever uses it would wait for good.
+        // Otherwise its users would wait forever.
         let (layer, put_in, carrier) = carried().inspect_err(|_: &Refusal| memory.let_go())?;
         tracing::info!(mountpoint = %path_text(&at), source = options.source, "the mount goes on");
         let carrier = Arc::new(carrier);
@@ -205,7 +203,7 @@ impl FuseMounts {
         Ok(live)
     }
 
-    /// What a process before this one had mounted, with the files that it left without a name.
+    /// Opens a dataset of the previous process, with the orphan inodes that are still open.
     fn left_layer(&self, what: What, options: &MountOptions) -> Result<Arc<Dataset>, Refusal> {
         let layer = self.opened(what, options)?;
         if what.snapshot.is_none() {
@@ -218,7 +216,7 @@ impl FuseMounts {
         Ok(layer)
     }
 
-    /// Shares what is mounted, once the mounts of a process before this one answer.
+    /// Starts sharing the mounts, once those of the previous process answer.
     pub fn begin_sharing(&self) {
         let all = self.live.lock().clone();
         self.shares.begin(|| all.iter().for_each(|live| self.reshare(live)));
@@ -262,7 +260,7 @@ impl FuseMounts {
         Ok(Arc::new(layer))
     }
 
-    /// Why a file system cannot be mounted: the lost metadata, as far as the engine names it.
+    /// Makes the refusal for a dataset that cannot be read, naming the lost metadata as far as the engine knows it.
     fn unreadable(&self, what: What, options: &MountOptions, error: nacre_vfs::Errno) -> Refusal {
         let source = &options.source;
         let dataset = self.pool.dataset(what.dataset);
@@ -278,7 +276,7 @@ impl FuseMounts {
         Refusal::new(Kind::Io, format!("cannot mount '{source}': its metadata is lost or damaged: {why}")).next(next)
     }
 
-    /// Mounts, so that it goes on when this process is killed where that is wanted.
+    /// Mounts a dataset so that the mount survives this process, if that is requested.
     fn carrier(
         &self,
         layer: &Arc<Dataset>,
@@ -314,7 +312,7 @@ impl FuseMounts {
         Ok(carrier)
     }
 
-    /// The directory to mount on, made if need be, and if that has not been done already.
+    /// Returns the directory to mount on, made if need be and not done already.
     fn place(&self, at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
         // The directory may be in another mount of the pool.
         let is_there = |place: &MountPoint| apart(|| fs::metadata(place.path())).is_ok_and(|found| found.is_dir());
@@ -331,20 +329,20 @@ impl FuseMounts {
         }
     }
 
-    /// From now on snapshots can be made and destroyed in `.zfs/snapshot`. The verbs may use these
-    /// mounts.
+    /// Sets the verbs for `.zfs/snapshot`: from now on snapshots can be made and destroyed there. The verbs may use
+    /// these mounts.
     pub fn carry_out(&self, verbs: SnapshotVerbs) {
-        // A second one would be the same.
+        // A second call would set the same.
         let _ = self.verbs.set(verbs);
     }
 
-    /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept
+    /// Makes the kernel write back dirty pages of all mounts, as far as it can. No mount is kept from ending
     /// meanwhile.
     pub fn pass_on(&self) {
         let held: Vec<HeldWrites> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
         for held in held {
             if let Err(error) = held.pass_on() {
-                // Whoever wrote it is told by his own fsync(2).
+                // The writer gets the error from fsync(2).
                 tracing::debug!(%error, "what was written below a mount could not be passed on");
             }
         }
@@ -402,7 +400,8 @@ impl FuseMounts {
                 if let (Some(reserved), Some(mount)) = (reserved, carrier.mount.identity())
                     && mount.device.1 != reserved.number
                 {
-                    // Something else was mounted or unmounted at the same moment.
+                    // Something else was mounted or unmounted at the same moment, so the mount got another device
+                    // number.
                     tracing::warn!(source, number = mount.device.1, "clients of NFS may have to mount again");
                 }
                 Arc::new(carrier)
@@ -412,7 +411,7 @@ impl FuseMounts {
         Ok(self.live((what, number), (at, place), options, (layer, carrier, socket), within))
     }
 
-    /// Shares a mount that is not shared just now.
+    /// Shares a mount that is not shared at present.
     fn reshare(&self, live: &Live) {
         if live.what.snapshot.is_none() {
             let options = live.options.lock().clone();
@@ -420,8 +419,8 @@ impl FuseMounts {
         }
     }
 
-    /// Refuses where clients of the kernel's NFS server hold files of a mount: without the share, they could not close
-    /// them.
+    /// Refuses where clients of the kernel's NFS server hold files of a mount open: without the share, they could
+    /// not close them.
     fn free_of_clients(&self, live: &Live) -> Result<(), Refusal> {
         let Some(identity) = live.carrier.mount.identity().filter(|_| live.what.snapshot.is_none()) else {
             return Ok(());
@@ -435,7 +434,7 @@ impl FuseMounts {
         Err(busy(live, format!("{all}: end that, or use -f, which cuts it off")))
     }
 
-    /// Takes the shares of a mount back that is about to go, if there are any: servers have its root
+    /// Removes the shares of a mount that is about to end; false if there are none. File servers have its root
     /// open, and release it a moment later.
     #[expect(clippy::disallowed_methods, reason = "a server notifies nobody of the release")]
     fn let_go(&self, live: &Live) -> bool {
@@ -462,8 +461,7 @@ impl FuseMounts {
             }
             live.carrier.forget_snapshot(name);
         }
-        // Of what is opened without a request, the kernel tells only when it does not know it any
-        // more.
+        // For files that are opened without a request, the kernel only sends FORGET when it drops the inode.
         let known = || numbers.as_ref().is_some_and(|(_, (from, to))| live.carrier.mount.knows_any(*from, *to));
         let closing = CLOSING.max(live.carrier.forgets_within());
         if live.carrier.mount.wait_closed(closing, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
@@ -493,7 +491,7 @@ impl FuseMounts {
         if how == Unmount::Everywhere {
             free_elsewhere(&live)?;
         }
-        // Of those within one another, those that came last are on top.
+        // Of nested mounts, the last ones are on top.
         while let Some(last) = leaving.pop() {
             if !force {
                 self.free_of_clients(&last)?;
@@ -505,19 +503,18 @@ impl FuseMounts {
             }
             let patience = if how == Unmount::Here { CLOSING } else { ENDING };
             if !force && !last.within && !last.carrier.mount.ends_within(patience) {
-                // Another mount namespace has it, or an open file: those are served on.
+                // Another mount namespace or an open file keeps it: it continues to be served.
                 return if how == Unmount::Here { Ok(()) } else { Err(held(&last)) };
             }
             all.retain(|other| other.what != last.what);
         }
-        // Of a place in another of the pool's file systems the directory stays, for those who can
-        // make none (a read-only import).
+        // A mount point inside another dataset of the pool stays, for imports that cannot make one (read-only).
         let inside =
             live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
         // One of its requests may wait for this lock.
         drop(all);
         let place = live.place.clone();
-        // Waits for its threads: nothing of the dataset is in use then.
+        // Waits for its threads: afterwards nothing of the dataset is in use.
         drop(live);
         if !inside {
             place.remove();
@@ -530,7 +527,7 @@ impl Mounts for FuseMounts {
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
         let options = &self.allowed(options);
         let source = &options.source;
-        // umount(2) returns before this process hears of it.
+        // umount(2) returns before this process is notified.
         if let Some(live) = self.find(what)
             && !live.carrier.mount.attached()
         {
@@ -548,7 +545,7 @@ impl Mounts for FuseMounts {
             self.shares.set(what.dataset, source, at, &options.sharing);
         }
         drop(all);
-        // Where there is little room, writes are announced from the first one on.
+        // Where there is little room, writes are reserved from the first one on.
         self.writeback.look_again();
         Ok(())
     }
@@ -560,7 +557,7 @@ impl Mounts for FuseMounts {
     }
 
     fn not_mounted(&self) {
-        // Those within others first.
+        // Nested ones first.
         let mut places = std::mem::take(&mut *self.places.lock());
         places.drain(..).rev().for_each(|(_, place)| place.remove());
     }
@@ -576,7 +573,7 @@ impl Mounts for FuseMounts {
     fn is_free(&self, what: What) -> Result<(), Refusal> {
         let Some(live) = self.find(what).filter(|live| !live.within) else { return Ok(()) };
         self.free_of_clients(&live)?;
-        // A server that has it is no user.
+        // A file server that holds it open is no user.
         let shared = self.let_go(&live);
         let used = live.carrier.mount.in_use();
         if shared {
@@ -608,7 +605,7 @@ impl Mounts for FuseMounts {
     }
 
     fn tidy(&self, at: &Path) {
-        // It may have content of its own, or was there for another purpose.
+        // It may have content of its own, or existed before for another purpose.
         if let Err(error) = mount_point::tidy(at) {
             tracing::debug!(at = %at.display(), %error, "the directory of a mount stays");
         }
@@ -632,9 +629,9 @@ impl Mounts for FuseMounts {
             return Ok(());
         }
         if live.carrier.set_rules(what.dataset, options) {
-            // One mount for several, whose flags are none of theirs.
+            // A shared mount, whose flags apply to all datasets in it.
         } else if rustix::process::geteuid().is_root() {
-            // Without requests at opens, the kernel makes each write durable.
+            // Without OPEN requests, the kernel makes each write durable.
             let synchronous = options.synchronous && live.carrier.mount.opens_unasked();
             let flags = flags(options) | if synchronous { MountFlags::SYNCHRONOUS } else { MountFlags::empty() };
             live.carrier.mount.remount(flags).map_err(|error| {
@@ -647,7 +644,7 @@ impl Mounts for FuseMounts {
             )
             .next(format!("unmount and mount it: nacre fs unmount {0} && nacre fs mount {0}", options.source)));
         }
-        // What is left of reading only and access times, the engine sees to.
+        // The engine implements read-only and access times.
         live.layer.set_quiet(options.no_atime);
         *now = options.clone();
         note();
@@ -702,7 +699,7 @@ impl Mounts for FuseMounts {
     }
 
     fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
-        // Most of it while everybody goes on.
+        // Most dirty pages are written back while users continue.
         self.settle(datasets)?;
         let concerned = |live: &&Arc<Live>| live.what.snapshot.is_none() && datasets.contains(&live.what.dataset);
         let live: Vec<Arc<Live>> = self.live.lock().iter().filter(concerned).cloned().collect();
@@ -717,7 +714,7 @@ impl Mounts for FuseMounts {
 
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
         let Some(live) = self.find(What::head(dataset)) else { return replace() };
-        // The kernel takes away what lies on directories whose names it has to look up anew.
+        // The kernel unmounts mounts on directories whose dentries are invalidated.
         if let Some(below) = mounted_below(&live.at) {
             let what = format!(
                 "cannot change the files of '{}': something is mounted at '{}'",
@@ -741,7 +738,7 @@ impl Mounts for FuseMounts {
         if let Some(live) = self.find(What::head(dataset)) {
             live.carrier.changed(&live.layer, changes);
             for txg in &changes.snapshots {
-                // Who has files of it open holds what is not there any more.
+                // Processes with open files of it have a snapshot open that does not exist any more.
                 live.layer.forget_snapshot(txg.0, true);
             }
         }
@@ -757,7 +754,7 @@ impl Mounts for FuseMounts {
 impl Live {
     fn settle(&self) -> Result<(), Refusal> {
         if self.carrier.mount.ended() {
-            // The kernel has passed everything on before.
+            // The kernel has written everything back before.
             return Ok(());
         }
         self.carrier.mount.flush().map_err(|error| {
@@ -769,7 +766,7 @@ impl Live {
     }
 }
 
-/// What to do about users that the kernel sees.
+/// Returns advice that names the users of a mount, as far as they can be seen.
 fn in_use(live: &Live) -> String {
     let users = live.carrier.mount.identity().map(users::named).unwrap_or_default();
     if users.is_empty() {
@@ -779,7 +776,7 @@ fn in_use(live: &Live) -> String {
     }
 }
 
-/// Refuses where another mount namespace would keep it, or open files do of a mount that is in no tree.
+/// Refuses where another mount namespace keeps the mount, or where a mount in no tree is kept by open files.
 fn free_elsewhere(live: &Live) -> Result<(), Refusal> {
     let mount = &live.carrier.mount;
     let Some(identity) = mount.identity().filter(|_| !live.within) else { return Ok(()) };
@@ -789,7 +786,7 @@ fn free_elsewhere(live: &Live) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Users in other mount namespaces, or of a mount that is in no tree, are in the way.
+/// Makes the refusal for users in other mount namespaces, or of a mount that is in no tree.
 fn held(live: &Live) -> Refusal {
     let what = format!("cannot unmount '{}' everywhere: pool or dataset is busy", live.at.display());
     Refusal::new(Kind::Busy, what).next(in_use(live))
@@ -799,7 +796,7 @@ fn busy(live: &Live, next: impl Into<String>) -> Refusal {
     Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", live.at.display())).next(next)
 }
 
-/// Ends a mount; what the kernel holds of it is passed on before.
+/// Ends a mount; dirty pages are written back before.
 fn end(live: &Live, force: bool) -> Result<(), Refusal> {
     if live.within {
         return if live.carrier.take_out(live.what.dataset, &live.at, force) {
@@ -821,15 +818,14 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
         _ => Refusal::new(kind(error), format!("cannot unmount '{}': {error}", live.at.display())),
     };
     if !force {
-        // One that is gone from here is cut off: nobody passes on for us what its users have
-        // written.
+        // A mount that is detached here would be aborted: nobody writes its users' dirty pages back for us.
         if is_hidden() {
             live.settle()?;
         }
         return mount.unmount(false).map_err(|error| refused(&error));
     }
     if let Err(refusal) = live.settle() {
-        // It ends all the same: with force, or because the process does.
+        // The mount ends all the same: by force, or because the process ends.
         tracing::error!(%refusal, "a mount ends without all that was written to it");
     }
     if mount.unmount(false).is_err() {
@@ -839,22 +835,22 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
         if is_hidden() {
             return mount.unmount(true).map_err(|error| refused(&error));
         }
-        // Before it leaves the tree: afterwards nobody can force its end, and a handler that waits for what
-        // another request does would wait for good.
+        // Abort comes before the unmount: afterwards nobody could force its end, and a handler that waits for
+        // another request would wait forever.
         mount.abort();
         mount.unmount(true).map_err(|error| refused(&error))?;
     }
     Ok(())
 }
 
-/// What others have mounted below a place.
+/// Returns the mount point of another mount below this path.
 fn mounted_below(at: &Path) -> Option<PathBuf> {
     let entries = crate::mountinfo::read().unwrap_or_default();
     entries.into_iter().map(|entry| entry.mountpoint).find(|place| place != at && place.starts_with(at))
 }
 
-/// The list without those that were ended from outside. These are let go without the lock: their
-/// threads and callers are waited for.
+/// Returns the list without mounts that were ended from outside. These are dropped without the lock: the drop waits
+/// for their threads and callers.
 fn listed(live: &Mutex<Vec<Arc<Live>>>) -> MutexGuard<'_, Vec<Arc<Live>>> {
     loop {
         let mut all = live.lock();

@@ -1,4 +1,4 @@
-//! Who holds the name or the number of a pool on this machine: a lock on a file beside the socket.
+//! Locks on the name and the GUID of a pool on this machine: a lock on a file next to the socket.
 
 use super::{
     client, runtime_files,
@@ -23,10 +23,10 @@ use std::{
     time::Duration,
 };
 
-/// How long a name may be held by somebody who does not answer.
+/// How long a name may be locked by a process that does not answer.
 pub(super) const TAKEN: Duration = Duration::from_secs(3);
 
-/// The name of a pool, taken by this process until it ends.
+/// A lock on the name or GUID of a pool, held until the process ends.
 pub(super) struct NameLock {
     path: PathBuf,
     lock: OwnedFd,
@@ -42,12 +42,12 @@ impl NameLock {
         })
     }
 
-    /// The name of a pool that a process before this one took, and has left under this number.
+    /// Takes over the lock on the name from the previous process, by its descriptor number.
     pub(super) fn left_name(directory: &Path, start: &Start, number: i32) -> Result<NameLock, Failure> {
         NameLock::left(directory.join(runtime_files::file(&start.name)).with_extension("lock"), number)
     }
 
-    /// The same of the number of a pool.
+    /// Takes over the lock on the GUID in the same way.
     pub(super) fn left_number(directory: &Path, guid: u64, number: i32) -> Result<NameLock, Failure> {
         NameLock::left(directory.join(format!("{guid:016x}.guid")), number)
     }
@@ -58,30 +58,28 @@ impl NameLock {
         Ok(NameLock { path, lock })
     }
 
-    /// The number of its descriptor.
+    /// Returns the number of its descriptor.
     pub(super) fn descriptor(&self) -> i32 {
         self.lock.as_raw_fd()
     }
 
-    /// The name of a pool whose process was killed; nothing where somebody has it again.
+    /// Locks the name of a pool whose process was killed; `None` where another process has it again.
     pub(super) fn free(directory: &Path, name: &str) -> Result<Option<NameLock>, Failure> {
         NameLock::lock(directory.join(runtime_files::file(name)).with_extension("lock"), || client::lives(name))
     }
 
-    /// Removes what the process that was killed had beside the name: its socket, and the number of
-    /// the pool.
+    /// Removes the files of a killed process next to the lock: its socket, and the lock file of the GUID.
     pub(super) fn give_up(self, guid: u64) {
         let (socket, number) =
             (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
-        // What stays is replaced by the next import.
+        // Files that stay are replaced by the next import.
         let _ = std::fs::remove_file(socket);
         if let Ok(Some(number)) = NameLock::lock(number, || true) {
             drop(number);
         }
     }
 
-    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the
-    /// same.
+    /// Locks the GUID of a pool, so that no copy of it is imported in addition: its mount points are the same.
     pub(super) fn number(directory: &Path, guid: u64, name: &str) -> Result<Option<NameLock>, Failure> {
         let path = directory.join(format!("{guid:016x}.guid"));
         let lives = || std::fs::read_to_string(&path).is_ok_and(|name| client::lives(&name));
@@ -92,7 +90,7 @@ impl NameLock {
         Ok(taken)
     }
 
-    /// Takes what somebody who was killed holds yet; nothing where somebody who lives does.
+    /// Takes a lock that a killed process may hold a moment longer; `None` where a living one holds it.
     fn lock(path: PathBuf, lives: impl Fn() -> bool) -> Result<Option<NameLock>, Failure> {
         let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
         let until = clock::now() + TAKEN;
@@ -113,7 +111,7 @@ impl NameLock {
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(failed(error)),
             }
-            // The one who had it may have removed the file since we opened it.
+            // The previous holder may have removed the file since it was opened here.
             let held = File::from(lock);
             let same = match (held.metadata(), std::fs::metadata(&path)) {
                 (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
@@ -128,7 +126,7 @@ impl NameLock {
 
 impl Drop for NameLock {
     fn drop(&mut self) {
-        // While it is locked still: whoever waits for it sees that it is another one then.
+        // Removed while it is locked: a waiter then sees that the file is another one.
         let _ = std::fs::remove_file(&self.path);
     }
 }

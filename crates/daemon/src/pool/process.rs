@@ -1,11 +1,9 @@
-//! The process that owns an imported pool: the engine, the mounts of its file systems, and the
-//! socket by which commands reach it.
+//! The process that owns an imported pool: the engine, the mounts of its datasets, and the socket for commands.
 //!
-//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is
-//! told to end (SIGTERM, SIGINT: then it exports the pool). Invariants: the name of a pool is
-//! locked before anything is written, so that there is one process for it; the socket has its name
-//! only while it is listened to; an order that was received is carried out and answered before the
-//! process ends.
+//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is asked to end
+//! (SIGTERM, SIGINT: then it exports the pool). Invariants: the name of a pool is locked before anything is
+//! written, so that there is one process for it; the socket has its name only while the process listens on it; a
+//! request that was received is carried out and answered before the process ends.
 
 mod ending;
 
@@ -75,36 +73,36 @@ use std::{
     time::Duration,
 };
 
-/// What all threads of the process know.
+/// Server of the pool: the state that all threads of the process share.
 struct Office {
     imported: Arc<Imported>,
-    /// Another copy of it is imported: the place of that one is remembered.
+    /// Another copy of the pool is imported: that copy's devices stay recorded.
     copy: bool,
-    /// What it holds gives nobody more rights.
+    /// The pool is untrusted: its files give nobody more rights.
     harmless: bool,
     mounts: Arc<dyn Mounts>,
-    /// Verbs that change something, one at a time.
+    /// Lock of verbs that change something: they run one at a time.
     changing: Mutex<()>,
-    /// Orders in the making.
+    /// Number of requests being carried out.
     busy: Mutex<usize>,
-    /// Written to when there are fewer of these, or when the end is asked for.
+    /// Event descriptor, written to when a request has been carried out, or when the end is requested.
     changed: OwnedFd,
-    /// What is noted for the process after this one, where there may be one.
+    /// Handoff state, where the pool survives its process.
     notes: Option<Arc<PoolNotes>>,
-    /// How many file systems the import could not mount.
+    /// Number of datasets that the import could not mount.
     unmounted: AtomicU64,
     ending: AtomicBool,
-    /// The pool is exported or destroyed: nothing is left to do.
+    /// The pool is exported or destroyed: nothing remains to be done.
     gone: AtomicBool,
 }
 
 impl Office {
-    /// Whether the pool is gone, or the process is told to end.
+    /// Whether the pool is gone, or the process is asked to end.
     fn ends(&self) -> bool {
         self.ending.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
     }
 
-    /// Notes what the pool lies on.
+    /// Records the devices of the pool.
     fn note_devices(&self) {
         if let Some(notes) = &self.notes {
             let devices = left_devices(&self.imported);
@@ -117,12 +115,12 @@ impl Office {
     }
 
     fn tell(&self) {
-        // It cannot fail before 2^64 of them were not read.
+        // It cannot fail before 2^64 writes were not read.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 }
 
-/// An order in the making.
+/// Guard of a request that is being carried out.
 struct Busy(Arc<Office>);
 
 impl Busy {
@@ -139,13 +137,13 @@ impl Drop for Busy {
     }
 }
 
-/// How long a snapshot that is asked for by its directory waits for other commands.
+/// How long a snapshot by mkdir in `.zfs/snapshot` waits for other commands.
 const TURN: Duration = Duration::from_secs(5);
 
-/// Owns a pool to its end, or has processes do it that go on one after the other.
+/// Owns a pool to its end, or supervises processes that do so one after the other.
 ///
 /// # Errors
-/// Why it does not, or how it ended badly.
+/// The pool is not imported, or it ended badly.
 pub fn run(start: &Start) -> Result<(), Failure> {
     if !start.foreground {
         background::leave_session()?;
@@ -153,8 +151,8 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     if start.survive { guardian::run_pool(start) } else { own(start, !start.foreground, None) }
 }
 
-/// Owns a pool to its end, or goes on after a process that was killed. With `background`, another process waits
-/// until it answers.
+/// Owns a pool to its end, as its first process or after one that was killed. With `background`, another process
+/// waits until it answers.
 ///
 /// # Errors
 /// As [`run`].
@@ -223,14 +221,14 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
     let behind = Arc::downgrade(&office);
     mounts.carry_out(Arc::new(move |request| {
         let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
-        // Whoever changes something may wait for this mount to end, and so for us.
+        // A verb may wait for this mount to end, and so for this thread.
         let changing = office.changing.try_lock_for(TURN);
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
     let left_hearing = left.as_ref().map(PoolLeft::heard).unwrap_or_default();
     let left_socket = left.as_ref().map(|left| left.socket);
-    // Before anything asks for a path, which may lead through them.
+    // Before any path is accessed, which may lead through these mounts.
     mounts.go_on(left.map(|left| left.mounts).unwrap_or_default());
     let hearing = match left_socket {
         Some(_) => settle(&office, &mounts, left_hearing)?,
@@ -267,7 +265,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
     served.and(ended)
 }
 
-/// What hears sync(2), or the thread that has it heard.
+/// Interception of sync(2), or the thread that starts it.
 enum Hearing {
     Now(Option<SyncCalls>),
     Soon(JoinHandle<Option<SyncCalls>>),
@@ -277,14 +275,14 @@ impl Hearing {
     fn end(self) {
         match self {
             Hearing::Now(hearing) => drop(hearing),
-            // It waits for a commit, which whoever ends the pool gives up.
+            // The thread waits for a commit, which is given up before the end.
             Hearing::Soon(settling) => drop(settling.join()),
         }
     }
 }
 
-/// Makes durable what processes before this one have acknowledged, while users go on. Whoever called sync(2)
-/// meanwhile waits for what these `heard` by, which is let go of then.
+/// Makes durable what earlier processes have acknowledged, while users continue. Callers of sync(2) meanwhile wait
+/// for the interceptions of these processes (`heard`), which are released then.
 fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, heard: Vec<(i32, i32)>) -> Result<Hearing, Failure> {
     let (office, mounts) = (Arc::clone(office), Arc::clone(mounts));
     let work = move || {
@@ -297,10 +295,10 @@ fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, heard: Vec<(i32, i32)>
             }
         };
         note(&heard);
-        // Whoever calls from here on is heard; who has called before has done so before the commit.
+        // Calls from here on are intercepted; earlier calls were made before the commit.
         let hearing = hear_sync(&office, &mounts);
         if let Err(error) = office.imported.commit_changes() {
-            // The pool is suspended, and says so to whoever asks.
+            // The pool is suspended, and answers that to commands.
             tracing::debug!(%error, "what was acknowledged is not durable");
         }
         note(&[]);
@@ -311,8 +309,7 @@ fn settle(office: &Arc<Office>, mounts: &Arc<FuseMounts>, heard: Vec<(i32, i32)>
     thread.map(Hearing::Soon).map_err(|error| Failure::io("cannot start", "the thread that commits", &error))
 }
 
-/// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us
-/// hear of it.
+/// Intercepts sync(2), where the kernel allows it, so that operations before the call are durable when it returns.
 fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
     if office.imported.read_only || !rustix::process::geteuid().is_root() {
         return None;
@@ -327,7 +324,7 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
         let (Some(pool), Some(mounts)) = (pool.upgrade(), mounts.upgrade()) else { return };
         mounts.pass_on();
         if let Err(error) = pool.commit_changes() {
-            // The pool is suspended, and says so to whoever asks.
+            // The pool is suspended, and answers that to commands.
             tracing::debug!(%error, "sync(2) was called in vain");
         }
     };
@@ -342,10 +339,10 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
         .ok()
 }
 
-/// How often a writer's newer state is asked for.
+/// Interval of looking for a newer state of the writer.
 const FOLLOWED: Duration = Duration::from_secs(1);
 
-/// Goes on to what the machine commits that writes to the pool, where it is another one.
+/// Follows the commits of the machine that writes to the pool, where it is another one.
 #[expect(clippy::disallowed_methods, reason = "a store tells nobody of what was put")]
 fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
     if !office.imported.follows() {
@@ -372,9 +369,9 @@ fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that follows the writer", &error))
 }
 
-/// Serves the pool until it is gone or the end is asked for. What was made for a new pool is
-/// `fresh` until whoever asked for the pool has heard of it. A process before this one may have left its
-/// socket. When it `answers`, whoever waits for that is told.
+/// Serves the pool until it is gone or the end is requested. `fresh` are the devices made for a new pool: they are
+/// removed again unless the process that requested it is notified. `left` is the socket of the previous process.
+/// `answers` is called when the pool answers, and notifies the process that waits for it.
 fn serve(
     start: &Start,
     (directory, left): (&Path, Option<i32>),
@@ -394,7 +391,7 @@ fn serve(
         None => get_ready(start, directory, office),
     };
     if let Some(notes) = office.notes.as_ref().filter(|_| ready.is_ok()) {
-        // It is imported, and whoever asked for it is about to hear of that.
+        // The pool is imported, and the process that requested it is about to be notified.
         notes.begin(|left| left.socket = endpoint.descriptor());
         notes.guarded.memory.serves();
     }
@@ -410,7 +407,7 @@ fn serve(
         }
         Ok(())
     });
-    // The name first: a command that finds none knows that the pool is not imported.
+    // The name goes first: a command that finds no socket knows that the pool is not imported.
     endpoint.close();
     while *office.busy.lock() > 0 {
         wait(office)?;
@@ -418,7 +415,7 @@ fn serve(
     served
 }
 
-/// What follows an import: notes for later, mounts.
+/// Completes an import: history, events, records of devices, mounts.
 fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Failure> {
     let Office { imported, mounts, .. } = office;
     pool::remember(imported, rustix::process::getuid().as_raw(), &start.command);
@@ -433,7 +430,7 @@ fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Fai
     Ok(())
 }
 
-/// Has the pool expected, which this process owns.
+/// Records the pool as expected to be imported.
 fn expect(start: &Start, directory: &Path, office: &Office) -> Result<(), Failure> {
     let imported = &office.imported;
     let named = |place: PathBuf| printable(place.as_os_str().as_encoded_bytes());
@@ -448,10 +445,10 @@ fn left_devices(imported: &Imported) -> Vec<LeftDevice> {
     imported.devices.read().iter().filter_map(|device| LeftDevice::of(&**device)).collect()
 }
 
-/// The end of a pool whose processes were killed too often, for those who ask for it. Has the log opened
-/// for it.
+/// Records the end of a pool whose processes were killed too often, for later commands, and opens the log for it.
 ///
 /// # Errors
+/// The record or the log cannot be written.
 /// It cannot be.
 pub(crate) fn ended_badly(start: &Start, why: &str) -> Result<(), Failure> {
     let directory = runtime::own()?;
@@ -459,8 +456,8 @@ pub(crate) fn ended_badly(start: &Start, why: &str) -> Result<(), Failure> {
     Expected::ended(&directory, &start.name, why)
 }
 
-/// Refuses devices that are reached through a file system of the pool itself: to open them, this
-/// process would wait for its own answers.
+/// Refuses devices that lie in a dataset of the pool itself: to open them, this process would wait for its own
+/// answers.
 fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
     let entries = crate::mountinfo::read().map_err(|error| {
         Refusal::new(Kind::Io, format!("cannot add to '{pool}': the table of mounts cannot be read: {error}"))
@@ -472,11 +469,11 @@ fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
         .collect();
     for device in devices {
         let resolved = fusewire::apart(|| match (std::fs::canonicalize(device), device.parent(), device.file_name()) {
-            // One that is to be made.
+            // A file that is still to be made.
             (Err(_), Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
             (found, ..) => found,
         });
-        // What cannot be found is told by who opens it.
+        // A device that cannot be found is reported where it is opened.
         let Some(place) = resolved.ok().and_then(|place| own.iter().find(|entry| place.starts_with(&entry.mountpoint)))
         else {
             continue;
@@ -488,14 +485,14 @@ fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Keeps where the pool lies, so that an import finds it.
+/// Records the devices of the pool, so that an import finds them.
 fn keep(office: &Office) {
     let imported = &office.imported;
     if office.copy {
         return;
     }
     let devices = imported.places();
-    // What is kept may lie in a file system of this very pool.
+    // The directory of records may lie in a dataset of this very pool.
     let identity = imported.store.identity();
     let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices, !office.harmless)));
     if let Err(failure) = kept.unwrap_or_else(|error| Err(Failure::io("cannot start", "a thread", &error))) {
@@ -503,29 +500,29 @@ fn keep(office: &Office) {
     }
 }
 
-/// A log that says nothing is not worth keeping.
+/// Removes an empty log.
 fn drop_empty_log(directory: &Path, start: &Start) {
     let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
     if std::fs::metadata(&path).is_ok_and(|log| log.len() == 0) {
-        // One that stays is written over by the next import.
+        // A log that stays is overwritten by the next import.
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// What is wrong goes to a file beside the socket, too; it begins anew with each import, and goes on
-/// where a process before this one was killed.
+/// Opens the log: warnings and errors go to a file next to the socket, too. It starts empty with each import, and
+/// is continued after a failover.
 fn log(directory: &Path, start: &Start, goes_on: bool) -> Result<(), Failure> {
     let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
     crate::log::start_pool(&printable(start.name.as_bytes()), &path, goes_on)
 }
 
-/// The directory for what survives a reboot.
+/// Returns the directory for state that survives a reboot.
 #[must_use]
 pub fn state_directory() -> Option<PathBuf> {
     crate::cage::state::base()
 }
 
-/// What an import by this user on this machine stands on.
+/// Returns the parameters of imports by this user on this machine.
 pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
     let home = match rustix::process::geteuid().is_root() {
         true => PathBuf::from("/"),
@@ -547,8 +544,8 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
     }
 }
 
-/// The number of the pool, unless it is in use and the user has said where this one is to be seen.
-/// What is remembered is the place of the one that has it.
+/// Locks the GUID of the pool. Where another copy holds the lock, the import is refused, unless it mounts nothing,
+/// or below an altroot; the devices of the other copy stay recorded.
 fn own_number(
     start: &Start,
     directory: &Path,
@@ -606,7 +603,7 @@ fn import(
             let set = imported.add_beside(&beside, &shape);
             let set = set.and_then(|()| imported.set_up(properties, &start.properties));
             if let Err(refusal) = set {
-                // Nobody must take what is left for a pool.
+                // An unfinished pool must not be imported.
                 if let Err(error) = imported.destroy() {
                     tracing::warn!(%error, "a pool that was not finished keeps its labels");
                 }
@@ -655,8 +652,8 @@ fn import(
     Ok(OwnedPool { imported, number, fresh: None, harmless })
 }
 
-/// What keeps what is acknowledged: that of a process before this one, where there was one. It takes no
-/// more memory than the cache.
+/// Returns the replay journal: that of the previous process, where there was one. It takes no more memory than the
+/// cache.
 fn kept_log(start: &Start, left: Option<&PoolLeft>) -> Result<Arc<KeptLog>, Failure> {
     let kept = match left.and_then(|left| left.kept_log) {
         Some(number) => descriptors::take_over(number).and_then(KeptLog::taken_over),
@@ -665,7 +662,7 @@ fn kept_log(start: &Start, left: Option<&PoolLeft>) -> Result<Arc<KeptLog>, Fail
     kept.map_err(|error| Failure::io("cannot have", "the log of what is acknowledged", &error))
 }
 
-/// A pool in a bucket that has none.
+/// Creates a pool in an empty bucket.
 fn create_in_bucket(
     start: &Start,
     (address, size): (&Path, Option<u64>),
@@ -691,8 +688,8 @@ fn create_in_bucket(
     Ok(imported)
 }
 
-/// Tries limits of a new pool on devices as long as its own that are in memory alone: what is
-/// refused then has changed nothing.
+/// Tries properties with limits (quota, reservation) on a pool on memory devices of the same length: a refusal then
+/// has changed nothing.
 fn try_out(
     start: &Start,
     properties: &[(String, String)],
@@ -720,8 +717,8 @@ fn try_out(
     set
 }
 
-/// Opens the devices; one that a process which was killed still holds is waited for. The kernel
-/// tells nobody when it has closed the files of that process.
+/// Opens the devices; waits for one that a killed process still holds. The kernel does not notify when it has
+/// closed the files of that process.
 fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
     let until = clock::now() + TAKEN / 2;
     loop {
@@ -737,7 +734,7 @@ fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
 fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     refusal.what = format!("cannot import '{name}': {}", refusal.what);
     if refusal.kind == Kind::Unreachable && refusal.next.is_empty() {
-        // An older state would give up what may be whole.
+        // An older state would give up data that may be intact.
         refusal.next = "nothing is known to be damaged: import it again when that answers".to_owned();
     }
     if refusal.kind == Kind::Io && refusal.next.is_empty() {
@@ -749,7 +746,7 @@ fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     refusal
 }
 
-/// The newest state that can be read, since the last one cannot.
+/// Imports the newest readable state, since the last one cannot be read.
 fn go_back(
     why: &Refusal,
     opened: Opened,
@@ -778,7 +775,7 @@ fn go_back(
     Err(Refusal::new(Kind::Io, format!("no state that is kept can be read: {why}")))
 }
 
-/// A new pool's file system is not mounted over something.
+/// Refuses a new pool's mount point that exists and is not an empty directory.
 fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(String, String)]) -> Result<(), Refusal> {
     let named = properties.iter().find(|(property, _)| property == "mountpoint").map(|(_, value)| value.as_str());
     let place = match named {
@@ -801,14 +798,14 @@ fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(St
     })
 }
 
-/// Numbers that nobody guesses: a keyed hash of a counter, the key from the system.
+/// Returns a source of numbers that nobody can guess: a keyed hash of a counter, with a key from the system.
 #[expect(clippy::disallowed_methods, reason = "the one place that draws keys")]
 fn entropy() -> nacre_pool::engine::Entropy {
     let (key, count) = (RandomState::new(), AtomicU64::new(0));
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Signals, for the pool that there is, or is about to be.
+/// Requests by signals, for a pool that exists or is about to be imported.
 #[derive(Default)]
 struct Orders {
     failing: Arc<Failing>,
@@ -817,7 +814,7 @@ struct Orders {
 }
 
 impl Orders {
-    /// The pool is there.
+    /// Sets the server once the pool is imported.
     fn are_for(&self, office: &Arc<Office>) {
         let _ = self.office.set(Arc::clone(office));
         if self.ending.load(Ordering::SeqCst) {
@@ -827,7 +824,7 @@ impl Orders {
 
     fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Whoever waits for a device would keep us from ending.
+        // A thread that waits for a device would keep the process from ending.
         self.failing.give_up();
         if let Some(office) = self.office.get() {
             office.ending.store(true, Ordering::SeqCst);
@@ -851,18 +848,18 @@ fn obey(signals: Signals, orders: Arc<Orders>) -> Result<(), Failure> {
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
 }
 
-/// Waits until there is something to look up.
+/// Waits for an event: a request was carried out, or the end is requested.
 fn wait(office: &Office) -> Result<(), Failure> {
     match poll(&mut [PollFd::new(&office.changed, PollFlags::IN)], None) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(Failure::io("cannot wait for", "orders", &error.into())),
     }
-    // What was told is looked up by whoever waits; there may be nothing to read.
+    // The caller checks the state; there may be nothing to read.
     let _ = rustix::io::read(&office.changed, &mut [0; 8]);
     Ok(())
 }
 
-/// Answers the orders of one caller, as long as there is a pool.
+/// Answers the requests of one caller, as long as the pool is imported.
 fn answer(caller: &Caller, office: &Arc<Office>) {
     for order in caller.requests() {
         let busy = Busy::new(office);
@@ -896,7 +893,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             let (changes, ends) = (request.changes(), request.ends());
             let new = request.new_devices();
             match request {
-                // Another order may wait for a device, and hold what we need.
+                // Another request may wait for a device, and hold the lock needed here.
                 PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => imported.give_up(),
                 PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}
@@ -939,7 +936,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
     }
 }
 
-/// Notes go to the caller; whoever only waits is told to end when the process does.
+/// Sends notes to the caller; commands that only wait are asked to end when the process does.
 struct Notes<'a> {
     caller: &'a Caller,
     office: &'a Office,
@@ -960,7 +957,7 @@ impl Progress for Notes<'_> {
     }
 }
 
-/// Notes go to standard error, which leads to whoever started us until we are ready.
+/// Writes notes to standard error, which the process that started this one reads until the pool answers.
 struct Said;
 
 impl Progress for Said {

@@ -1,4 +1,4 @@
-//! The states that a pool can be taken back to.
+//! Earlier states that a pool can be rewound to.
 
 use super::dates;
 use crate::failure::Failure;
@@ -6,33 +6,33 @@ use nacre_admin::pool::devices::Opened;
 use nacre_pool::{backend::Objects, label};
 use std::collections::BTreeMap;
 
-/// A state that can be gone back to.
+/// A state that a pool can be rewound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EarlierState {
-    /// Its last transaction group.
+    /// Txg of the state.
     pub txg: u64,
-    /// When, seconds since 1970.
+    /// Time of its commit, seconds since 1970.
     time: u64,
 }
 
 impl EarlierState {
-    /// What it is called.
+    /// Returns txg and date for messages.
     pub fn text(&self) -> String {
         format!("{} ({})", self.txg, dates::long(self.time))
     }
 }
 
-/// The states that can be gone back to where the last one cannot be had, the newest first.
+/// Returns the states that a pool can be rewound to when the last one cannot be read, newest first.
 ///
 /// # Errors
-/// Labels that cannot be read.
+/// Labels cannot be read.
 pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
     let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
     let devices = match opened {
         Opened::Devices(devices) => devices,
         Opened::Bucket(bucket, _) => {
             let (found, _) = Objects::readable_roots(&**bucket).map_err(failed)?;
-            // What cannot be read may be the newest one's log alone: it is tried without that.
+            // Perhaps only the newest state's log is unreadable: the state is tried without the log.
             return Ok(states(found, true));
         }
     };
@@ -47,8 +47,8 @@ pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
     Ok(states(found, lost))
 }
 
-/// What of these can be gone back to, the newest first. Where the records of the last ones may be `lost`, or its log
-/// alone, the newest that is left has nothing against it.
+/// Filters the states that a pool can be rewound to, newest first. With `lost`, the root records of the last
+/// states, or the log of the last one, may be unreadable: then the newest state found is not excluded.
 fn states(found: BTreeMap<u64, label::Root>, lost: bool) -> Vec<EarlierState> {
     let Some(newest) = found.values().next_back() else { return Vec::new() };
     let (kept, last) = (newest.kept, newest.txg.0);

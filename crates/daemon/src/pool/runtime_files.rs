@@ -1,13 +1,12 @@
-//! The files in the directory for sockets that stand for pools.
+//! Names of a pool's files in the directory of sockets.
 
-/// How the names of sockets end.
+/// Ending of the sockets' names.
 pub const SOCKET: &str = "pool";
 
-/// Names longer than this are cut, and told apart by a number: addresses of sockets have room for
-/// 107 bytes.
+/// Longer names are cut, and distinguished by a hash: addresses of sockets have room for 107 bytes.
 const NAME_MOST: usize = 48;
 
-/// The file in the directory for sockets that stands for the pool of a name. Pure.
+/// Returns the name of the socket of a pool. Pure.
 pub fn file(name: &str) -> String {
     // Names of pools are ASCII, so they may be cut anywhere.
     match name.get(..NAME_MOST) {
@@ -19,7 +18,7 @@ pub fn file(name: &str) -> String {
     }
 }
 
-/// How the names of the files end.
+/// Ending of the names of records of expected pools.
 pub const EXPECTED: &str = "imported";
 
 #[cfg(test)]

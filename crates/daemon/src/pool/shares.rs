@@ -1,15 +1,14 @@
-//! Mounts that servers of the machine give to others: `sharenfs` and `sharesmb`.
+//! Shares of mounts by file servers of the machine: the properties `sharenfs` and `sharesmb`.
 //!
-//! Used by `mounts.rs`, which shares what it has mounted and takes shares back before it unmounts.
-//! The servers are not ours: the kernel's server of NFS is told by exportfs(8)
-//! (`shares/kernel.rs`), Ganesha by a file that its configuration includes (`shares/ganesha.rs`),
-//! Samba by `net usershare` (`shares/samba.rs`). What the kernel's server keeps of a mount is released
-//! before an unmount (`shares/nfs_clients.rs`). Ganesha's clients need mounts that keep their
-//! device number (`shares/device_number.rs`). Invariants:
+//! Used by `mounts.rs`, which shares its mounts and removes the shares before it unmounts. The servers are not
+//! ours: the kernel's NFS server is configured by exportfs(8) (`shares/kernel.rs`), Ganesha by a file that its
+//! configuration includes (`shares/ganesha.rs`), Samba by `net usershare` (`shares/samba.rs`). States that the
+//! kernel's server keeps of a mount are released before an unmount (`shares/nfs_clients.rs`). Ganesha's clients
+//! need mounts that keep their device number (`shares/device_number.rs`). Invariants:
 //! * only root shares, and nothing of a pool that others than root could have written;
-//! * values are taken apart anew ([`nacre_pool::properties::sharing`]), as a pool may come from
-//!   anybody: nothing of them reaches a command line or a configuration as it is;
-//! * what is shared is noted before it is, so that the next process takes it back after a crash.
+//! * values are parsed anew ([`nacre_pool::properties::sharing`]), as a pool may come from anybody: no part of them
+//!   reaches a command line or a configuration unchecked;
+//! * a share is recorded before it is made, so that the next process removes it after a crash.
 
 mod device_number;
 mod ganesha;
@@ -31,39 +30,39 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What was asked of servers for one file system.
+/// Record of the shares of one dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
-    /// Who asked: the process, and when it was started.
+    /// The process that made them, and its start time.
     process: (u32, u64),
     at: PathBuf,
-    /// Clients of the kernel's server.
+    /// Clients in the export of the kernel's NFS server.
     kernel: Vec<String>,
-    /// Ganesha has a file.
+    /// Ganesha has an export file.
     ganesha: bool,
-    /// The name of Samba's share.
+    /// Name of Samba's share.
     samba: Option<String>,
 }
 
-/// A file system that is shared, or should be.
+/// A dataset that is shared, or should be.
 struct Shared {
     sharing: Sharing,
     at: PathBuf,
     source: String,
     note: Note,
-    /// Why it is not, as far as it is not.
+    /// Why it is not shared, or not by all servers.
     failed: Option<String>,
 }
 
 /// The shares of one pool.
 pub struct Shares {
-    /// Why nothing is shared, whatever the properties say.
+    /// Why nothing is shared, independent of the properties.
     forbidden: Option<&'static str>,
     now: Mutex<BTreeMap<u64, Shared>>,
 }
 
 impl Shares {
-    /// None yet.
+    /// Makes an empty set of shares.
     pub fn new(harmless: bool) -> Shares {
         let forbidden = if !rustix::process::geteuid().is_root() {
             Some("only pools that root imports are shared")
@@ -75,10 +74,10 @@ impl Shares {
         Shares { forbidden, now: Mutex::default() }
     }
 
-    /// Takes back what processes left that are gone, and has `share` share what is mounted. Of that, what Ganesha has stays
-    /// meanwhile: otherwise its clients would get errors when another process goes on with a pool. (Its file is
-    /// written anew as a whole; of other servers' shares, some might be left that nobody asks for any more.) Mounts of this
-    /// pool that are there answer already: servers look at them.
+    /// Removes the shares of dead processes, and calls `share` to share the present mounts. Shares by Ganesha of
+    /// datasets that `share` shares again stay meanwhile: otherwise its clients would get errors in a failover.
+    /// (Its file is rewritten as a whole; of other servers' shares, outdated ones might remain.) The mounts of this
+    /// pool answer already: servers access them.
     pub fn begin(&self, share: impl FnOnce()) {
         let left = if self.forbidden.is_none() { left() } else { Vec::new() };
         let (stay, go): (Vec<_>, Vec<_>) =
@@ -90,13 +89,13 @@ impl Shares {
         stay.iter().filter(|(guid, _)| !is_shared(*guid)).for_each(|(guid, note)| take_back(*guid, note));
     }
 
-    /// To be kept until a file system is mounted: what its server needs of the mount.
+    /// Reserves the device number that NFS-Ganesha needs, until a dataset is mounted.
     pub fn before_mount(&self, sharing: &Sharing) -> Option<Reserved> {
         let by_ganesha = self.forbidden.is_none() && !kernel::is_there();
         by_ganesha.then(|| ganesha::reserve_number(sharing)).flatten()
     }
 
-    /// Shares a mount as its properties say, or no more; what goes wrong is logged, and told by
+    /// Shares a mount according to its properties, or ends the share; errors are logged, and returned by
     /// [`Shares::failure`].
     pub fn set(&self, dataset: u64, source: &str, at: &Path, sharing: &Sharing) {
         let mut now = self.now.lock();
@@ -123,20 +122,21 @@ impl Shares {
         now.insert(dataset, shared);
     }
 
-    /// Where the kernel's NFS server exports a dataset.
+    /// Returns where the kernel's NFS server exports a dataset.
     fn exported_at(&self, dataset: u64) -> Option<PathBuf> {
         let now = self.now.lock();
         let shared = now.get(&dataset)?;
         if shared.note.kernel.is_empty() { None } else { Some(shared.at.clone()) }
     }
 
-    /// The clients of the kernel's NFS server that hold files of a shared mount with this device number, in words;
+    /// Describes the clients of the kernel's NFS server that hold files of a shared mount with this device number;
     /// empty where there are none.
     pub fn holders(&self, dataset: u64, device: (u32, u32)) -> String {
         if self.exported_at(dataset).is_some() { nfs_clients::holders(device) } else { String::new() }
     }
 
-    /// As [`Shares::stop`], of a mount with this device number that is about to go: the kernel's NFS server releases it.
+    /// Removes the shares as [`Shares::stop`], of a mount with this device number that is about to end: the
+    /// kernel's NFS server releases its states.
     pub fn release(&self, dataset: u64, device: Option<(u32, u32)>) -> bool {
         let exported = self.exported_at(dataset);
         let stopped = self.stop(dataset);
@@ -146,7 +146,7 @@ impl Shares {
         stopped
     }
 
-    /// Takes the shares of a mount back; whether there were any.
+    /// Removes the shares of a mount; returns whether there were any.
     pub fn stop(&self, dataset: u64) -> bool {
         let mut now = self.now.lock();
         let Some(before) = now.remove(&dataset) else { return false };
@@ -154,7 +154,7 @@ impl Shares {
         before.note != Note::default()
     }
 
-    /// The same of all but these.
+    /// Removes the shares of all datasets except `there`.
     pub fn retain(&self, there: &[u64]) {
         let mut now = self.now.lock();
         now.retain(|dataset, shared| {
@@ -166,7 +166,7 @@ impl Shares {
         });
     }
 
-    /// Why a mount is not shared although its properties want it.
+    /// Returns why a mount is not shared although its properties request it.
     pub fn failure(&self, dataset: u64) -> Option<String> {
         self.now.lock().get(&dataset)?.failed.clone()
     }
@@ -178,7 +178,7 @@ impl Drop for Shares {
     }
 }
 
-/// Shares; what was done, and what failed of it.
+/// Makes the shares; returns the record, and which of them failed.
 fn share(source: &str, at: &Path, sharing: &Sharing) -> (Note, Option<String>) {
     let mut note = Note { process: ourselves(), at: at.to_owned(), ..Note::default() };
     let mut failed = Vec::new();
@@ -226,7 +226,7 @@ fn share_smb(source: &str, at: &Path, guid: u64, wanted: &SmbShare, note: &mut N
     samba::share(path, &name, source, wanted)
 }
 
-/// A path that can be written in a line of any configuration.
+/// Returns a path as text if it can be written in a line of any configuration.
 fn plain(at: &Path) -> Result<&str, String> {
     let fits = |text: &&str| !text.chars().any(|c| c.is_control() || matches!(c, '"' | '\\' | '\'' | '%'));
     at.to_str().filter(fits).ok_or_else(|| format!("the mountpoint {} cannot be named to a server", path_text(at)))
@@ -277,7 +277,7 @@ fn forget(guid: u64) {
     }
 }
 
-/// What processes had shared that are gone.
+/// Returns the records of dead processes.
 fn left() -> Vec<(u64, Note)> {
     let mut left = Vec::new();
     for path in directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default() {

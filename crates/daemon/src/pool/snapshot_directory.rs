@@ -1,5 +1,5 @@
-//! Snapshots made, destroyed and renamed by whoever does so in `.zfs/snapshot` of a mount: carried
-//! out by the verbs of the commands.
+//! Snapshots created, destroyed and renamed by mkdir, rmdir and mv in `.zfs/snapshot`: carried out by the verbs of
+//! the commands.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -7,15 +7,13 @@ use nacre_admin::{Kind, Refusal, fs as fs_verbs};
 use nacre_pool::engine::Pool;
 use nacre_poolfs::dataset::SnapshotDirectory;
 
-/// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the
-/// commands'.
+/// Carries out the requests of `mkdir`, `rmdir` and `mv` in `.zfs/snapshot`: the same verbs as for the commands.
 pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::FsRequest) -> Result<(), Refusal> + Send + Sync>;
 
-/// Set when whoever carries the verbs out stands; until then the directory of snapshots cannot be
-/// changed.
+/// Set once the verbs can be carried out; until then the directory of snapshots is read-only.
 pub(super) type Verbs = OnceLock<SnapshotVerbs>;
 
-/// Snapshots by mkdir and rmdir.
+/// The directory `.zfs/snapshot` of a dataset.
 pub(super) struct Directory {
     pub pool: Weak<Pool>,
     pub verbs: Weak<Verbs>,
@@ -23,7 +21,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Has something done with snapshots of the dataset, which has this name now.
+    /// Carries out a request for the dataset's snapshots; `request` gets the dataset's present name.
     fn ask(&self, request: impl FnOnce(String) -> fs_verbs::FsRequest) -> nacre_vfs::Result<()> {
         let verbs = self.verbs.upgrade().and_then(|verbs| verbs.get().cloned()).ok_or(nacre_vfs::Errno::EROFS)?;
         let pool = self.pool.upgrade().ok_or(nacre_vfs::Errno::EIO)?;
@@ -31,8 +29,7 @@ impl Directory {
             tracing::info!(%refusal, "a snapshot asked for by its directory");
             errno(refusal.kind)
         };
-        // The verb has the kernel write back what it holds, which comes in requests that other
-        // threads serve.
+        // The verb has the kernel write back dirty pages, by WRITE requests that other threads serve.
         let done = fusewire::blocking(|| {
             let name = pool.catalog_view().name(self.dataset)?;
             verbs(request(name))

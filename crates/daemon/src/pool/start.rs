@@ -1,7 +1,6 @@
-//! What a process that is to own a pool is told: to make it or to import it, from which devices,
-//! and how.
+//! Start parameters of a process that owns a pool: create or import it, its devices, and options.
 //!
-//! Written by the commands, handed over in the environment, read by [`super::process`].
+//! Written by the commands, passed in the environment, read by [`super::process`].
 
 use crate::{background, failure::Failure};
 use serde::{Deserialize, Serialize};
@@ -11,81 +10,81 @@ use std::{
     process::ExitCode,
 };
 
-/// What the program says when it was called as `zpool`.
+/// Program name if it was called as `zpool`.
 pub const ZPOOL: &str = "zpool";
 
-/// Names what the process is to do.
+/// Environment variable with the parameters.
 const NAME: &str = "NACRE_POOL";
 
-/// What makes the pool imported.
+/// How the pool gets imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// A new pool.
+    /// The pool is created.
     Create {
-        /// Files are made with this length, bytes; without, they have to be there.
+        /// Length in bytes of files that are made; without, they have to exist.
         size: Option<u64>,
-        /// Also on devices that hold something else.
+        /// Also use devices with other content.
         force: bool,
-        /// Properties of the pool's own file system.
+        /// Properties of the pool's root dataset.
         properties: Vec<(String, String)>,
-        /// The groups that the devices are in, one after the other: what ZFS calls them, and of how
-        /// many devices each is.
+        /// Groups that the devices are in, one after the other: ZFS' name for the kind of vdev, and the number of
+        /// devices.
         #[serde(default)]
         groups: Vec<(String, usize)>,
     },
-    /// One that is there.
+    /// The pool is imported.
     Import {
-        /// Its name on its labels.
+        /// Name on its labels.
         old: String,
         /// Nothing is written.
         read_only: bool,
-        /// Back to the state after this txg.
+        /// Rewind to the state after this txg.
         txg: Option<u64>,
-        /// Back to the newest state that can be read, where the last one cannot.
+        /// Rewind to the newest readable state if the last one cannot be read.
         rewind: bool,
-        /// The new name is this import's alone.
+        /// The new name applies to this import only.
         temporary: bool,
-        /// Whatever speaks against it but damage.
+        /// Ignore all objections except damage.
         #[serde(default)]
         force: bool,
-        /// What it holds is trusted, whoever can write its devices.
+        /// Trust its content, even if other users can write to its devices.
         #[serde(default)]
         trusted: bool,
-        /// Also where devices for the intent log are missing.
+        /// Also if devices of the intent log are missing.
         #[serde(default)]
         without_log: bool,
     },
 }
 
-/// All of it.
+/// Start parameters of a pool's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// The name that the pool is to have.
+    /// Name that the pool gets.
     pub name: String,
-    /// Its devices.
+    /// Devices of the pool.
     pub devices: Vec<PathBuf>,
-    /// How.
+    /// Create or import.
     pub how: How,
     /// Properties of the pool.
     pub properties: Vec<(String, String)>,
-    /// All mount points lie below it.
+    /// Directory that all mount points are below.
     pub altroot: Option<PathBuf>,
-    /// Whether its file systems are mounted.
+    /// Whether its datasets are mounted.
     pub mount: bool,
-    /// The limit of the cache, bytes.
+    /// Limit of the cache in bytes.
     pub cache: u64,
     /// The command line, for the pool's history.
     pub command: String,
-    /// Another process goes on where this one is killed.
+    /// If this process is killed, another one takes over.
     #[serde(default)]
     pub survive: bool,
-    /// The process is the one that was called.
+    /// Serve in this process, in the foreground.
     #[serde(default)]
     pub foreground: bool,
 }
 
-/// The name by which the program was called that has this command line in the history of a pool.
+/// Returns the name by which the program was called, from a command line in a pool's history.
 pub fn program(command: &str) -> &'static str {
     match command.split(' ').next() {
         Some(crate::pool::start::ZPOOL) => crate::pool::start::ZPOOL,
@@ -93,10 +92,10 @@ pub fn program(command: &str) -> &'static str {
     }
 }
 
-/// What this process was started for, if it was.
+/// Returns the parameters that this process was started with, if any.
 ///
 /// # Errors
-/// An order that is not understood.
+/// They are not understood.
 pub fn order() -> Option<Result<Start, Failure>> {
     let text = std::env::var(NAME).ok().filter(|_| background::is_started())?;
     Some(
@@ -106,19 +105,19 @@ pub fn order() -> Option<Result<Start, Failure>> {
 }
 
 impl Start {
-    /// By which name the program was called that asks for it.
+    /// Returns the name by which the program was called.
     pub fn program(&self) -> &'static str {
         program(&self.command)
     }
 
-    /// Starts the process and waits until it answers, or becomes it; what goes wrong is said by it.
+    /// Starts the process and waits until it answers, or becomes it. The process prints its own failures.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(&self) -> Result<ExitCode, Failure> {
         let order = serde_json::to_string(self)
             .map_err(|error| Failure::new(format!("cannot write down what is to be done: {error}")))?;
-        // For whoever looks at the list of processes.
+        // Shown in lists of processes.
         let arguments = [OsString::from("pool"), OsString::from(format!("serve={}", self.name))];
         if self.foreground {
             return Err(background::instead(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, &order)]));

@@ -1,8 +1,8 @@
-//! What the mounts of a pool tell `nacre status`, `top` and `metrics`, and how `nacre umount` ends
-//! them: as every other mount, each has a control socket.
+//! Control sockets of a pool's mounts, for `nacre status`, `top`, `metrics` and `nacre umount`, as every other
+//! mount has one.
 //!
-//! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes
-//! before its mount does; a mount without one serves files all the same.
+//! Used by `mounts.rs`. Invariants: a socket exists before the verb that mounts returns, and is removed before its
+//! mount ends; a mount without a socket serves files all the same.
 
 use std::sync::{
     Arc, Weak,
@@ -24,30 +24,29 @@ use crate::{
 };
 use nacre_pool::engine::Pool;
 
-/// So long a pool may take to commit before another program goes on with it, which replays what is not.
-/// Whoever asked for that waits no longer than [`control`] does.
+/// Deadline for a commit before another program takes over (it replays everything uncommitted). The requester waits
+/// no longer than [`control`] does.
 const SHORTENING: Duration = Duration::from_secs(3);
 
-/// The sockets of a pool's mounts.
+/// The control sockets of a pool's mounts.
 pub(super) struct Telling {
-    /// Who goes on with all of them.
+    /// Handoff state of all mounts, where they survive this process.
     notes: Option<Arc<PoolNotes>>,
     pool: Weak<Pool>,
-    /// None where no thread could be had to listen.
+    /// `None` where no listening thread could be started.
     listener: Option<Arc<Listener>>,
     next: AtomicU64,
 }
 
 impl Telling {
-    /// Starts to listen; no mount is told of yet.
+    /// Starts to listen; there are no sockets yet.
     pub fn start(pool: &Arc<Pool>, notes: Option<Arc<PoolNotes>>) -> Telling {
         let listener = Listener::start()
             .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
         Telling { notes, pool: Arc::downgrade(pool), listener: listener.ok(), next: AtomicU64::new(0) }
     }
 
-    /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
-    /// ended through it.
+    /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was ended through it.
     pub fn of(
         &self,
         carrier: &Arc<Carrier>,
@@ -61,7 +60,7 @@ impl Telling {
             started: clock::now(),
         };
         let device = carrier.mount.device_number();
-        // The socket must not keep the mount.
+        // The socket must not keep the mount alive.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
         let (notes, pool) = (self.notes.clone(), self.pool.clone());
         let answer = move |request| match carrier.upgrade() {
@@ -94,7 +93,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
                     drop(carrier);
                     ended();
                 };
-                // Whoever clears the mount away closes this socket, and waits for this answer.
+                // The thread that removes the mount closes this socket, and so waits for this answer.
                 let clearing = std::thread::Builder::new().name("nacre-unmounted".to_owned()).spawn(clear);
                 if let Err(error) = clearing {
                     tracing::warn!(%error, "an ended mount stays on the list until somebody looks");
@@ -125,11 +124,11 @@ fn answer<E: Fn() + Send + Sync + 'static>(
     Err(refused)
 }
 
-/// Has the pool commit, so that users wait shortly for the program that goes on. One that cannot, or not
-/// soon, is gone on with all the same.
+/// Has the pool commit, so that users wait only shortly for the program that takes over. It takes over even if the
+/// commit fails or is late.
 fn shorten_kept(pool: Arc<Pool>) {
     let (done, committed) = mpsc::channel();
-    // Nobody may wait for it any more.
+    // The receiver may have stopped waiting.
     let commit = move || drop(done.send(pool.shorten_kept()));
     let started = thread::Builder::new().name("nacre-shortens".to_owned()).spawn(commit);
     let shortened = started.map(|_| committed.recv_timeout(SHORTENING));
@@ -138,7 +137,7 @@ fn shorten_kept(pool: Arc<Pool>) {
     }
 }
 
-/// What the kernel holds of files is passed on first: unmounting says so where that fails.
+/// Unmounts; dirty pages are written back first, since an unmount reports errors of that.
 fn unmount(carrier: &Carrier, lazy: bool) -> Result<(), Failure> {
     let ended = carrier.mount.flush().and_then(|()| carrier.mount.unmount(lazy));
     ended.map_err(|error| unmount::refused(&path_text(&carrier.mount.status().mountpoint), &error))

@@ -1,11 +1,11 @@
-//! Whether root trusts what an imported pool holds. Others than root of this machine may have written it where
-//! they can write to its devices, or where it lies in a bucket: each machine with credentials for the bucket, and
-//! the operator of the store.
+//! Whether root trusts the content of an imported pool. Others than root of this machine may have written it: users
+//! who can write to its devices; for a pool in a bucket, each machine with credentials for the bucket, and the
+//! operator of the store.
 //!
-//! Used by `process.rs`. A pool that is not trusted is mounted nosuid and nodev, below a directory of its own, and
-//! never outside of that, whatever its properties become later (`mount_point.rs`). Invariant: only commands of this
-//! machine make a pool trusted, `create`, and `import` with `--trust` or (on devices) `-f`; nothing that the pool
-//! says about itself does.
+//! Used by `process.rs`. An untrusted pool is mounted nosuid and nodev, below a directory of its own, and never
+//! outside of that, whatever its properties become later (`mount_point.rs`). Invariant: only commands of this
+//! machine make a pool trusted, `create`, and `import` with `--trust` or (on devices) `-f`; nothing in the pool
+//! itself does.
 
 use super::{known, mount_point::PlaceRules, start::Start};
 use crate::runtime;
@@ -16,13 +16,13 @@ use nacre_admin::{
 use nacre_pool::label::{self, Identity};
 use std::path::{Path, PathBuf};
 
-/// The parent of the directories that untrusted pools are mounted below.
+/// Parent of the directories that untrusted pools are mounted below.
 const RELOCATED: &str = "/mnt";
 
-/// Which pool lies there.
+/// Returns the identity of the pool on these devices or in this bucket.
 ///
 /// # Errors
-/// The store cannot be asked, or has listed no pool: a trusted one would be taken for an untrusted one.
+/// The store does not answer, or has listed no pool: without its identity a trusted pool would count as untrusted.
 pub(super) fn identity(opened: &Opened) -> Result<Option<Identity>, Refusal> {
     match opened {
         Opened::Devices(devices) => Ok(devices.first().and_then(|device| label::probe(&**device).ok().flatten())),
@@ -33,7 +33,7 @@ pub(super) fn identity(opened: &Opened) -> Result<Option<Identity>, Refusal> {
     }
 }
 
-/// Has a pool mounted below a directory of its own where it is not trusted; answers whether that is so.
+/// Sets an altroot of its own for an untrusted pool; returns whether the pool is untrusted.
 pub(super) fn relocate(
     start: &Start,
     opened: &Opened,
@@ -64,7 +64,7 @@ pub(super) fn relocate(
     true
 }
 
-/// Which directories the file systems of a pool may be mounted on.
+/// Returns the rules for mount points of a pool.
 pub(super) fn place_rules(imported: &Imported, harmless: bool) -> PlaceRules {
     PlaceRules {
         below: imported.opening.altroot.clone().filter(|_| harmless),

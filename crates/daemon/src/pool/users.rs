@@ -1,9 +1,8 @@
-//! Who uses a mount of a pool, in whatever mount namespace: processes that work in it, have files of it open
-//! or mapped, and mount namespaces that keep it mounted.
+//! Users of a mount of a pool, in all mount namespaces: processes with their working directory in it, or with files
+//! of it open or mapped, and mount namespaces that keep it mounted.
 //!
-//! Called by `mounts.rs` when an unmount is refused. Invariants: no request reaches the mount (attributes
-//! are asked for without one); a process that does not let itself be looked at is waited for no longer than
-//! [`LIMIT`].
+//! Called by `mounts.rs` when an unmount is refused. Invariants: no request reaches the mount (`STATX_DONT_SYNC`);
+//! a process whose `/proc` entries hang is waited for no longer than [`LIMIT`].
 
 use std::{
     fs,
@@ -17,9 +16,9 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::report::{path_text, printable};
 
-/// How long processes are looked at.
+/// Deadline for reading `/proc`.
 const LIMIT: Duration = Duration::from_secs(3);
-/// How many are named one by one.
+/// Number of processes that are named one by one.
 const NAMED: usize = 5;
 
 /// A process that uses a mount.
@@ -30,7 +29,7 @@ struct User {
     how: String,
 }
 
-/// The users of a mount, in words; empty where none is seen (another user's process, the kernel itself).
+/// Describes the users of a mount; empty where none can be seen (another user's process, the kernel itself).
 pub(super) fn named(mount: Identity) -> String {
     let looked = ProcLooks::default().within(LIMIT, move || words(&users(mount)));
     looked.ok().flatten().unwrap_or_default()
@@ -63,7 +62,7 @@ fn users(mount: Identity) -> Vec<User> {
     found
 }
 
-/// How a process uses the file system with this device number, if it does.
+/// Returns how a process uses the file system with this device number, if it does.
 fn use_of(process: &Path, device: (u32, u32)) -> Option<String> {
     for link in ["cwd", "root"] {
         if let Some(place) = leads_into(&process.join(link), device) {
@@ -79,7 +78,7 @@ fn use_of(process: &Path, device: (u32, u32)) -> Option<String> {
     mapped(&maps, device).map(|file| format!("has {} mapped", printable(file)))
 }
 
-/// Where a link of `/proc` leads, if that is on this device.
+/// Returns the target of a link of `/proc`, if it is on this device.
 fn leads_into(link: &Path, device: (u32, u32)) -> Option<PathBuf> {
     let stat = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).ok()?;
     if (stat.stx_dev_major, stat.stx_dev_minor) != device {
@@ -88,7 +87,7 @@ fn leads_into(link: &Path, device: (u32, u32)) -> Option<PathBuf> {
     fs::read_link(link).ok()
 }
 
-/// The first file of this device in a table of mappings (proc(5)): range, permissions, offset, device in
+/// Returns the first file of this device in a table of mappings (proc(5)): range, permissions, offset, device in
 /// hexadecimal digits, inode, path.
 fn mapped(maps: &[u8], device: (u32, u32)) -> Option<&[u8]> {
     let wanted = format!("{:02x}:{:02x}", device.0, device.1);

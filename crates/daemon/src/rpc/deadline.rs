@@ -1,10 +1,8 @@
-//! Asking many sockets at once, so that whoever does not answer delays nobody else and the command
-//! by one deadline only.
+//! Asks many sockets concurrently, so that a silent one delays no other, and the command by one deadline only.
 //!
-//! Used by the commands of mounts ([`crate::control::find`]) and of pools. Invariants: each user's sockets
-//! have threads of their own, so one user's silent ones do not keep another's from being asked; a
-//! thread that still waits when the deadline has passed is left behind, and waits for nothing that
-//! keeps the process from ending.
+//! Used by the commands of mounts ([`crate::control::find`]) and of pools. Invariants: each user's sockets have
+//! threads of their own, so silent sockets of one user do not keep those of another from being asked; a thread that
+//! still waits when the deadline has passed is abandoned, and does not keep the process from ending.
 
 use crate::{clock, runtime::Socket};
 use parking_lot::Mutex;
@@ -17,15 +15,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So many of our own sockets are asked at one time.
+/// Number of our own sockets that are asked at one time.
 const OURS_AT_ONCE: usize = 64;
-/// So many of each other user.
+/// Number of sockets of each other user that are asked at one time.
 const FOREIGN_AT_ONCE: usize = 16;
-/// What a thread has for its stack, bytes: answers are nested.
+/// Stack size of a thread in bytes: answers are nested.
 const STACK: usize = 1 << 20;
 
-/// Asks each socket; what has come when all have answered or at the deadline, in the order of the
-/// sockets. `None`: nothing has.
+/// Asks each socket; returns the answers at the deadline, or when all have answered, in the order of the sockets.
+/// `None`: no answer.
 pub fn ask_all<R: Send + 'static>(
     sockets: Vec<Socket>,
     until: Instant,
@@ -34,7 +32,7 @@ pub fn ask_all<R: Send + 'static>(
     ask_until(sockets, until, ask, &mut |_, _| false)
 }
 
-/// The same; whoever has not answered when somebody's answer is `enough` is waited for no longer.
+/// Asks each socket until an answer is `enough`.
 pub fn ask_until<R: Send + 'static>(
     sockets: Vec<Socket>,
     until: Instant,
@@ -55,11 +53,11 @@ pub fn ask_until<R: Send + 'static>(
             let work = move || {
                 while clock::now() < until {
                     let Some((place, socket)) = queue.lock().pop_front() else { return };
-                    // Nobody waits any more.
+                    // The receiver may have stopped waiting.
                     let _ = sender.send((place, ask(&socket)));
                 }
             };
-            // Without a thread for it, what is asked counts as not answered.
+            // Sockets without a thread count as not answered.
             if thread::Builder::new().name("nacre-asking".to_owned()).stack_size(STACK).spawn(work).is_err() {
                 break;
             }
@@ -77,11 +75,11 @@ pub fn ask_until<R: Send + 'static>(
     answers
 }
 
-/// Reads until a point in time, however the bytes dribble in; without one, for ever.
+/// Reads until a deadline, however slowly bytes arrive; without one, forever.
 pub struct DeadlineReader<'a> {
-    /// From here.
+    /// Connection to read from.
     pub stream: &'a UnixStream,
-    /// The point in time.
+    /// The deadline.
     pub until: Option<Instant>,
 }
 
@@ -98,7 +96,7 @@ impl Read for DeadlineReader<'_> {
     }
 }
 
-/// The time until then.
+/// Returns the time until a deadline.
 pub fn left(until: Instant) -> Duration {
     until.saturating_duration_since(clock::now())
 }

@@ -1,10 +1,10 @@
-//! The serving side of sockets: one thread listens for all endpoints of the process, each caller is
-//! served in a thread of its own.
+//! The serving side of sockets: one thread listens for all endpoints of the process, each caller is served in a
+//! thread of its own.
 //!
-//! Used by whatever serves mounts or owns a pool. Invariants: a socket has its name only while it
-//! is listened to; only root and the owner of the process are served, except at a socket that is
-//! for all ([`Admission::All`]), where a caller has a short time and few at once are let in; when an
-//! [`Endpoint`] is gone, it answers nobody any more, and whoever was connected hears of the end.
+//! Used by processes that serve mounts or own a pool. Invariants: a socket has its name only while the process
+//! listens on it; only root and the owner of the process are served, except at a public socket
+//! ([`Admission::All`]), where a caller has a short time and few are admitted at once; when an [`Endpoint`] is
+//! dropped, it answers nobody any more, and its connections are closed.
 
 use super::{
     Message, Source,
@@ -38,19 +38,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a caller may be silent, and how long an answer in the making is waited for at the end.
+/// How long a caller may be silent, and how long the end waits for an answer in progress.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the other side may take to read what is sent: it may show notes to somebody who reads.
+/// How long the other side may take to read: it may show notes to a user who reads them.
 const READING: Duration = Duration::from_secs(30);
 
-/// So long a caller may keep a connection to a socket that is for all.
+/// How long a caller may stay connected to a public socket.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
-/// So many are let in at one time there.
+/// How many callers are admitted there at one time.
 const GUESTS_MOST: usize = 16;
-/// The longest request there, bytes.
+/// Longest request there, in bytes.
 const GUEST_REQUEST: Source = Source { most: 4096, harmless: false };
 
-/// So many callers may wait until they are let in, as far as the system allows.
+/// Length of the listen backlog, as far as the system allows.
 const WAITING: i32 = 4096;
 
 /// Who is served.
@@ -58,21 +58,21 @@ const WAITING: i32 = 4096;
 pub enum Admission {
     /// Root and the owner of the process.
     Owner,
-    /// Whoever comes: what he may know is for the service to say.
+    /// All users: the service decides what they may know.
     All,
 }
 
-/// Serves one caller until it is gone.
+/// Serves one caller until it disconnects.
 pub type Service = Arc<dyn Fn(&Caller) + Send + Sync>;
 
-/// Somebody who is connected, and may ask.
+/// A connected caller.
 pub struct Caller {
     stream: UnixStream,
-    /// Who, as the kernel says.
+    /// Credentials of the caller, from the kernel.
     pub credentials: UCred,
-    /// Held for reading while a request is answered; whether any is answered still.
+    /// Held for reading while a request is answered; false: no request is answered any more.
     open: Arc<RwLock<bool>>,
-    /// When it has to be gone.
+    /// Deadline for the caller to disconnect.
     until: Option<Instant>,
 }
 
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Caller {
 }
 
 impl Caller {
-    /// Answers each request of the caller until it goes, or the endpoint closes.
+    /// Answers each request of the caller until it disconnects, or the endpoint closes.
     pub fn serve<Q: DeserializeOwned, A: Serialize>(&self, answer: impl Fn(Q, &Caller) -> Result<A, Failure>) {
         for request in self.requests() {
             let open = self.open.read();
@@ -93,18 +93,18 @@ impl Caller {
         }
     }
 
-    /// What the caller asks, until it goes or talks nonsense: nothing is owed to it then. Whoever
-    /// takes requests by this minds the end of the endpoint himself.
+    /// Returns the requests of the caller, until it disconnects or sends nonsense, which gets no answer. The user
+    /// of this iterator has to handle the end of the endpoint.
     pub fn requests<Q: DeserializeOwned>(&self) -> impl Iterator<Item = Q> {
         let mut reader = BufReader::new(DeadlineReader { stream: &self.stream, until: self.until });
         let source = if self.until.is_some() { GUEST_REQUEST } else { Source::COMMAND };
         std::iter::from_fn(move || line::receive(&mut reader, source).ok().flatten())
     }
 
-    /// Answers.
+    /// Sends an answer.
     ///
     /// # Errors
-    /// Nobody listens any more.
+    /// The caller is gone.
     pub fn send<A: Serialize>(&self, answer: &Result<A, Failure>) -> io::Result<()> {
         match answer {
             Ok(answer) => line::send(&self.stream, &Message::Answer(answer)),
@@ -112,10 +112,10 @@ impl Caller {
         }
     }
 
-    /// Gives bytes of a stream, as long as that is not to end.
+    /// Sends bytes of a stream, until `ends` returns true.
     ///
     /// # Errors
-    /// Nobody takes them.
+    /// The caller does not read them.
     pub fn give(&self, bytes: &[u8], ends: &dyn Fn() -> bool) -> io::Result<()> {
         if ends() {
             return Err(io::ErrorKind::Interrupted.into());
@@ -124,10 +124,10 @@ impl Caller {
         stream::write(&self.stream, bytes, ends)
     }
 
-    /// Takes bytes of a stream; none at its end.
+    /// Receives bytes of a stream; none at its end.
     ///
     /// # Errors
-    /// The caller is gone, or this is to end.
+    /// The caller is gone, or `ends` returns true.
     pub fn take(&self, channel: &mut Channel, buffer: &mut [u8], ends: &dyn Fn() -> bool) -> io::Result<usize> {
         if !channel.begun() {
             line::send(&self.stream, &Message::<()>::Bytes(0))?;
@@ -135,23 +135,23 @@ impl Caller {
         channel.take(&self.stream, buffer, ends)
     }
 
-    /// Says something meanwhile; answers whether anybody listens.
+    /// Sends a note; returns whether the caller is still connected.
     pub fn note(&self, text: &str) -> bool {
         line::send(&self.stream, &Message::<()>::Note(text.to_owned())).is_ok()
     }
 }
 
-/// What callers of one socket share.
+/// State shared by the callers of one socket.
 struct Served {
     listener: UnixListener,
     admission: Admission,
     serving: Service,
     open: Arc<RwLock<bool>>,
-    /// Who is connected, by a number each.
+    /// Connected callers, by a number each.
     callers: Mutex<HashMap<u64, UnixStream>>,
 }
 
-/// Listens on all sockets of this process.
+/// Thread that listens on all sockets of this process.
 pub struct Listener {
     waiting: OwnedFd,
     endpoints: Mutex<HashMap<u64, Arc<Served>>>,
@@ -165,10 +165,10 @@ impl std::fmt::Debug for Listener {
 }
 
 impl Listener {
-    /// Starts the thread that listens; it ends with the process.
+    /// Starts the listening thread; it ends with the process.
     ///
     /// # Errors
-    /// No descriptor or no thread can be had.
+    /// No descriptor or no thread is available.
     pub fn start() -> Result<Arc<Listener>, Failure> {
         let failed = |error: io::Error| Failure::io("cannot start", "the thread that listens to commands", &error);
         let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
@@ -197,8 +197,7 @@ impl Listener {
                 let endpoint = self.endpoints.lock().get(&event.data.u64()).cloned();
                 if let Some(error) = endpoint.and_then(|endpoint| self.accept(&endpoint).err()) {
                     tracing::warn!(%error, "a command could not be answered");
-                    // Out of descriptors or threads: do not turn in circles until there are some
-                    // again.
+                    // Out of descriptors or threads: pause instead of spinning.
                     clock::pause(Duration::from_millis(100));
                 }
             }
@@ -232,7 +231,7 @@ impl Listener {
     }
 }
 
-/// The caller, where it is served.
+/// Returns the caller, if it is served.
 fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>, admission: Admission) -> Option<Caller> {
     let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
     let is_owner = credentials.uid.is_root() || credentials.uid == rustix::process::geteuid();
@@ -245,9 +244,9 @@ fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>, admission: Admission) -> 
     Some(Caller { stream, credentials, open: Arc::clone(open), until })
 }
 
-/// A socket that is listened to, for as long as it lives.
+/// A listening socket; closed when it is dropped.
 pub struct Endpoint {
-    /// Where it is.
+    /// Path of the socket.
     pub path: PathBuf,
     listener: Arc<Listener>,
     number: u64,
@@ -258,17 +257,17 @@ impl Endpoint {
     /// Makes the socket in a directory that is ours alone, and serves callers.
     ///
     /// # Errors
-    /// A socket that cannot be made.
+    /// The socket cannot be made.
     pub fn start(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
         let endpoint = Endpoint::bind(listener, path, serving)?;
         endpoint.open()?;
         Ok(endpoint)
     }
 
-    /// Makes a socket that everybody can connect to, and serves callers.
+    /// Makes a public socket that everybody can connect to, and serves callers.
     ///
     /// # Errors
-    /// A socket that cannot be made.
+    /// The socket cannot be made.
     pub fn for_all(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
         let endpoint = Endpoint::bind_for(Admission::All, listener, path, serving)?;
         endpoint.open()?;
@@ -278,7 +277,7 @@ impl Endpoint {
     /// Makes the socket. Callers can connect from now on, and wait until it is opened.
     ///
     /// # Errors
-    /// A socket that cannot be made.
+    /// The socket cannot be made.
     pub fn bind(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
         Endpoint::bind_for(Admission::Owner, listener, path, serving)
     }
@@ -290,12 +289,12 @@ impl Endpoint {
         serving: Service,
     ) -> Result<Endpoint, Failure> {
         let unready = path.with_extension("new");
-        // A socket of our own name is left from a process that is gone.
+        // A socket of this name belongs to a dead process.
         let _ = fs::remove_file(&unready);
         path.parent().into_iter().for_each(crate::runtime::sweep);
         let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
-        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its
-        // name only when it answers.
+        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its name only when
+        // it answers.
         let socket = UnixListener::bind(&unready).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         if admission == Admission::All {
@@ -306,20 +305,20 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Goes on with the socket that a process before this one listened to, and has left under this
-    /// number. Callers have waited at it meanwhile, and wait until it is opened.
+    /// Takes over the listening socket of the previous process, by its descriptor number. Callers that connected
+    /// meanwhile wait until it is opened.
     ///
     /// # Errors
     /// It is not open any more.
     pub fn left(listener: &Arc<Listener>, path: &Path, number: i32, serving: Service) -> Result<Endpoint, Failure> {
         let failed = |error: io::Error| Failure::io("cannot go on with the control socket", path.display(), &error);
         let socket = UnixListener::from(descriptors::take_over(number).map_err(failed)?);
-        // Callers see from now on that it is this process.
+        // Calls listen(2) again, so that callers see the credentials of this process.
         rustix::net::listen(&socket, WAITING).map_err(|error| failed(error.into()))?;
         Ok(Endpoint::of(Admission::Owner, listener, (socket, path), serving))
     }
 
-    /// The number of the socket's descriptor.
+    /// Returns the number of the socket's descriptor.
     pub fn descriptor(&self) -> i32 {
         self.served.listener.as_raw_fd()
     }
@@ -337,23 +336,23 @@ impl Endpoint {
         Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served }
     }
 
-    /// Serves those who wait, and all who come.
+    /// Serves waiting callers, and all new ones.
     ///
     /// # Errors
-    /// What the system says.
+    /// As `epoll_ctl(2)`.
     pub fn open(&self) -> Result<(), Failure> {
         let number = epoll::EventData::new_u64(self.number);
         epoll::add(&self.listener.waiting, &self.served.listener, number, epoll::EventFlags::IN)
             .map_err(|error| Failure::io("cannot listen on", self.path.display(), &error.into()))
     }
 
-    /// Waits until what was asked is answered, and answers nothing from then on. Somebody who does
-    /// not listen is not waited for. Who is connected stays so until the endpoint is dropped.
+    /// Waits until the requests in progress are answered, and answers none from then on. A caller that does not
+    /// read is not waited for. Connections stay open until the endpoint is dropped.
     pub fn close(&self) {
         if self.listener.endpoints.lock().remove(&self.number).is_none() {
             return;
         }
-        // A socket that stays behind is recognised as stale by the next command.
+        // A socket that cannot be removed is recognised as stale by the next command.
         let _ = fs::remove_file(&self.path);
         if let Err(error) = epoll::delete(&self.listener.waiting, &self.served.listener) {
             tracing::debug!(%error, "a socket was not listened to");
@@ -367,9 +366,9 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.close();
-        // Whoever asked for the end waits for this.
+        // The requester of the end waits for the end of its connection.
         for caller in self.served.callers.lock().values() {
-            // One that has gone already needs no word.
+            // An error means that it has disconnected already.
             let _ = caller.shutdown(Shutdown::Both);
         }
     }

@@ -1,4 +1,4 @@
-//! Lines of one JSON value each.
+//! Messages as lines of one JSON value each.
 
 use super::Source;
 use crate::report::printable;
@@ -12,7 +12,7 @@ use std::{
 /// Sends a line.
 ///
 /// # Errors
-/// Nobody reads it.
+/// As `write(2)`: the other side does not read it.
 pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
@@ -20,9 +20,8 @@ pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
 }
 
 /// Receives a line; `None` at the end of the connection.
-///
 /// # Errors
-/// A line that is too long, not understood, or ends in the middle.
+/// The line is too long, not understood, or truncated.
 pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead, source: Source) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     reader.take(source.most).read_until(b'\n', &mut line)?;
@@ -38,8 +37,7 @@ pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead, source: Source) -
     Ok(Some(serde_json::from_slice(&line)?))
 }
 
-/// Makes every text in it printable. Texts without control characters, as nearly all are, stay as
-/// they are.
+/// Makes every text in a value printable. Texts without control characters, nearly all, stay unchanged.
 fn harmless(value: Value) -> Value {
     let text = |text: String| if text.contains(char::is_control) { printable(text.as_bytes()) } else { text };
     match value {

@@ -1,24 +1,23 @@
 //! The bytes of a stream of snapshots over the connection of a request.
 //!
-//! The process that owns a pool gives bytes behind a line that says how many
-//! ([`super::Message::Bytes`]), and takes them in pieces that begin with their length (four bytes,
-//! little-endian; 0 is the end) once it has said that it awaits them: before that the command sends
-//! nothing, so nothing of a stream is ever read as a request. Invariant: whoever waits looks from
-//! time to time whether it is to end.
+//! The process that owns a pool sends bytes after a line with their number ([`super::Message::Bytes`]). It receives
+//! them in chunks that begin with their length (four bytes, little-endian; 0 is the end) after a line that requests
+//! them: before that the command sends nothing, so no part of a stream is ever read as a request. Invariant: a
+//! waiting side checks from time to time whether it is to end.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How long somebody waits before it looks whether it is to end.
+/// Interval of checking whether to end.
 const LOOK: Duration = Duration::from_millis(500);
-/// The longest piece, bytes.
+/// Longest chunk in bytes.
 const PIECE: usize = 256 << 10;
 
-/// The side of the process that owns the pool.
+/// Receiving side of a stream, in the process that owns the pool.
 #[derive(Debug, Default)]
 pub struct Channel {
-    /// What of the piece was not read yet, bytes; none before the first.
+    /// Remaining bytes of the current chunk; `None` before the first.
     left: Option<usize>,
     ended: bool,
 }
@@ -27,7 +26,7 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// Writes all of it, as long as that is wanted.
+/// Writes all bytes, until `ends` returns true.
 pub(super) fn write(mut stream: &UnixStream, mut bytes: &[u8], ends: &dyn Fn() -> bool) -> io::Result<()> {
     stream.set_write_timeout(Some(LOOK))?;
     while !bytes.is_empty() {
@@ -51,7 +50,7 @@ fn read(mut stream: &UnixStream, bytes: &mut [u8], ends: &dyn Fn() -> bool) -> i
 }
 
 impl Channel {
-    /// Takes some bytes from the command; none at the end of the stream.
+    /// Receives some bytes from the command; none at the end of the stream.
     ///
     /// # Errors
     /// The command is gone.
@@ -89,16 +88,16 @@ impl Channel {
         Ok(some)
     }
 
-    /// Whether the command was told that it is to send.
+    /// Whether the stream was requested from the command.
     pub(super) fn begun(&self) -> bool {
         self.left.is_some()
     }
 }
 
-/// The command's side: passes on what it reads, until its end.
+/// Sends a stream in chunks until its end, on the command's side.
 ///
 /// # Errors
-/// Nobody takes it any more, or it cannot be read.
+/// The other side does not read any more, or the stream cannot be read.
 pub fn pass_on(mut from: impl Read, mut to: &UnixStream) -> io::Result<()> {
     to.set_write_timeout(None)?;
     let mut piece = vec![0; 4 + PIECE];

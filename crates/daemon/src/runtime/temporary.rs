@@ -1,10 +1,9 @@
-//! The directory for an ordinary user's sockets where there is no `$XDG_RUNTIME_DIR`: in `/tmp`, where every
-//! user makes what he likes.
+//! Directory of an ordinary user's sockets where there is no `$XDG_RUNTIME_DIR`: in `/tmp`, in which every user can
+//! make directories.
 //!
-//! Called by `runtime.rs`. It is `nacre-UID`, or, where another user has taken that name, `nacre-UID-UUID` with
-//! a random UUID, which the commands of its owner find again by owner and mode. Invariants: nothing is used
-//! that is not a directory of its user alone (mode 700, no link, no mount through FUSE); of several, all
-//! commands use the same one.
+//! Called by `runtime.rs`. It is `nacre-UID`, or, where another user has taken that name, `nacre-UID-UUID` with a
+//! random UUID, which the commands of its owner find again by owner and mode. Invariants: only a directory that its
+//! user alone can enter is used (mode 700, no link, no FUSE mount); of several, all commands use the same one.
 
 use super::{check, children, quiet};
 use crate::mountinfo::{self, MountEntry};
@@ -19,15 +18,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A UUID in text.
+/// Length of a UUID in text.
 const UUID: usize = 36;
 
-/// The name that every user can guess.
+/// Returns the name without a UUID.
 pub(super) fn plain(uid: u32) -> String {
     format!("nacre-{uid}")
 }
 
-/// Whose directory has such a name.
+/// Returns the user in the name of a directory.
 pub(super) fn owner(name: &OsStr) -> Option<u32> {
     let rest = name.to_str()?.strip_prefix("nacre-")?;
     let (number, random) = rest.split_once('-').unwrap_or((rest, ""));
@@ -36,7 +35,7 @@ pub(super) fn owner(name: &OsStr) -> Option<u32> {
     (rest == number || is_uuid).then_some(uid)
 }
 
-/// A user, by the number that names have, and the number that files have in this user namespace.
+/// A user: the id in names, and the owner that its files have in this user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserIds {
     pub named: u32,
@@ -44,13 +43,13 @@ pub(super) struct UserIds {
 }
 
 impl UserIds {
-    /// Of a user of this namespace.
+    /// Makes the ids of a user of this namespace.
     pub fn same(uid: u32) -> UserIds {
         UserIds { named: uid, owner: uid }
     }
 }
 
-/// The directory of a user, where it is there: the same one for all that look.
+/// Returns the directory of a user, if it exists: the same one for all processes.
 pub(super) fn find(above: &Path, user: UserIds) -> Option<PathBuf> {
     let table = mountinfo::read().unwrap_or_default();
     let plain = above.join(plain(user.named));
@@ -62,11 +61,11 @@ pub(super) fn find(above: &Path, user: UserIds) -> Option<PathBuf> {
     named.into_iter().find(|path| is_own(path, user, &table))
 }
 
-/// The directories of all users, one of each: that which [`find`] finds.
+/// Returns the directories of all users, one of each: the one that [`find`] returns.
 pub(super) fn find_all(above: &Path) -> BTreeMap<u32, PathBuf> {
     let table = mountinfo::read().unwrap_or_default();
     let mut found = BTreeMap::new();
-    // That without a UUID comes first.
+    // The name without a UUID is sorted first.
     for path in children(above) {
         let Some(uid) = path.file_name().and_then(owner).filter(|uid| !found.contains_key(uid)) else { continue };
         if is_own(&path, UserIds::same(uid), &table) {
@@ -76,7 +75,7 @@ pub(super) fn find_all(above: &Path) -> BTreeMap<u32, PathBuf> {
     found
 }
 
-/// The directory of this user, made if need be.
+/// Returns the directory of this user, made if need be.
 ///
 /// # Errors
 /// As `mkdir(2)`.
@@ -91,22 +90,22 @@ pub(super) fn make(above: &Path, user: UserIds) -> io::Result<PathBuf> {
     if let Some(there) = find(above, user) {
         return Ok(there);
     }
-    // Another user has the name.
+    // Another user has taken the name.
     let random = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     let made = above.join(format!("{}-{}", plain(user.named), random.trim()));
     rustix::fs::mkdir(&made, Mode::RWXU)?;
     let there = find(above, user).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     if there != made {
-        // Two commands at once: both use the first one.
+        // Two commands at once: both use the first directory.
         fs::remove_dir(&made)?;
     }
     Ok(there)
 }
 
-/// Whether a directory is this user's alone. No process of another user is asked for that.
+/// Whether only this user can enter a directory. No other user's process gets a request for that.
 fn is_own(path: &Path, user: UserIds, table: &[MountEntry]) -> bool {
     if table.is_empty() {
-        // Without /proc it is not known which mounts there are.
+        // Without /proc the mounts are unknown.
         return check(path, user.owner).is_ok();
     }
     let Some(directory) = quiet(CWD, path, table) else { return false };
@@ -158,7 +157,7 @@ mod tests {
             let made = make(above, user).unwrap();
             assert!(made != taken && made.starts_with(above), "{squat}");
             assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o700);
-            // Found again, by all commands, whatever others make beside it.
+            // All commands find it again, whatever other users make next to it.
             let other = above.join(format!("{}-00000000-0000-0000-0000-000000000000", plain(uid)));
             fs::create_dir(&other).unwrap();
             mode(&other, 0o755);

@@ -1,7 +1,7 @@
-//! What the last process of a service left with its manager, for the one that goes on.
+//! Finds the handoff state that the last process of a service stored with its manager.
 //!
-//! Called by the command line first of all. Whatever is not gone on with is taken back from the manager, and the
-//! service begins anew.
+//! Called by the command line first of all. State that cannot be taken over is removed from the manager, and the
+//! service starts without it.
 
 use super::{HANDOVER, PREFIX, remove, told};
 use crate::{
@@ -11,15 +11,15 @@ use nacre_fuse::Survival;
 use nacre_sys::descriptors;
 use std::{fs::File, io, os::fd::IntoRawFd, time::Duration};
 
-/// So long may processes before this one take until they are dead, and how often that is looked at.
+/// Deadline for the death of previous processes, and interval of polling.
 const DYING: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the service's last process left with the manager for this one, if it did: to be called before this
+/// Returns the handoff state that the service's last process stored for this one, if any: to be called before this
 /// process opens anything.
 ///
 /// # Errors
-/// The last process serves still.
+/// The last process still serves.
 pub fn find() -> Option<Result<Handover, Failure>> {
     let given = sd_notify::listen_fds_with_names().ok()?;
     let ours = given.filter_map(|(number, name)| Some((number, name.strip_prefix(PREFIX)?.to_owned())));
@@ -27,7 +27,7 @@ pub fn find() -> Option<Result<Handover, Failure>> {
     if ours.is_empty() {
         return None;
     }
-    // For the numbers that the last process had.
+    // Raises the limit of descriptors to that of the last process.
     background::settle();
     match take(&ours) {
         Ok(handover) => Some(Ok(handover)),
@@ -46,11 +46,11 @@ pub fn find() -> Option<Result<Handover, Failure>> {
     }
 }
 
-/// Why nobody goes on with what the last process left.
+/// Reason why there is no takeover.
 enum WhyNot {
-    /// This process serves still.
+    /// The previous process (its id) still serves.
     ServesStill(u32),
-    /// What is left is of no use.
+    /// The state is unusable.
     Over(String),
 }
 
@@ -70,7 +70,7 @@ fn over(why: &str) -> WhyNot {
     WhyNot::Over(why.to_owned())
 }
 
-/// Gives all of it its place.
+/// Takes over all descriptors under their recorded numbers.
 fn take(ours: &[(i32, String)]) -> Result<Handover, WhyNot> {
     let (text, numbered): (Vec<_>, Vec<_>) = ours.iter().partition(|(_, name)| name == HANDOVER);
     let (number, _) = text.first().ok_or_else(|| over("no handover is among it"))?;
@@ -92,13 +92,13 @@ fn take(ours: &[(i32, String)]) -> Result<Handover, WhyNot> {
     let needed = handover.served.needed(&memory)?;
     let noted = handover.served.noted(&memory)?;
     let device = memory.device();
-    // Its descriptor here may have the number of one that is missing.
+    // Its descriptor here may have the number of a missing one.
     drop(memory);
     let missing = needed.into_iter().chain(device).filter(|number| !descriptors::is_open(*number)).count();
     if missing > 0 {
         return Err(over(&format!("it lacks {missing} descriptors: FileDescriptorStoreMax= may be too small")));
     }
-    // What else is noted would be taken for what this process opens next.
+    // Other recorded numbers are occupied: they would be taken for files that this process opens next.
     for number in noted.into_iter().filter(|number| !descriptors::is_open(*number)) {
         let nothing = File::open("/dev/null")?.into_raw_fd();
         if nothing != number {

@@ -1,5 +1,4 @@
-//! The command's side of a shared process: finds it or starts it, hands over the plan, and says
-//! what comes of it.
+//! Client of a shared process: finds it or starts it, sends the plan, and reports the result.
 
 use super::{
     identity, process, socket,
@@ -24,17 +23,17 @@ use std::{
     time::Duration,
 };
 
-/// How often a process may end just when it is asked before something must be wrong.
+/// Number of attempts with a process that ends just when it is asked, before something must be wrong.
 const ATTEMPTS: usize = 100;
-/// The time between two of them.
+/// Interval of attempts to reach a process that ends just when it is asked.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long to wait for a process that does not accept.
+/// Deadline for a process to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Has the process of a name serve a mount that is not for the kernel, for this reason.
+/// Has the process of a name serve a mount through FUSE, for this reason.
 ///
 /// # Errors
-/// What a process of its own would say; or that the shared one cannot be reached.
+/// Failures of the mount; or the shared process cannot be reached.
 pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
     let resolved = serve::resolve(plan)?;
     if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
@@ -59,7 +58,7 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
         match outcome {
             Some(Progress::Mounted) => return Ok(ExitCode::SUCCESS),
             Some(Progress::Apart { why }) => return alone(plan, &why, reason),
-            // It has just ended, or was told to: soon nobody listens there any more.
+            // It has just ended, or was asked to: soon nobody listens there any more.
             Some(Progress::Accepted) | None => clock::pause(AGAIN),
         }
     }
@@ -67,20 +66,20 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
         .next("leave --daemon out, or choose another name"))
 }
 
-/// Mounts by a process of its own after all.
+/// Mounts by a process of its own instead.
 fn alone(plan: &MountPlan, why: &str, reason: &str) -> Result<ExitCode, Failure> {
-    // A word that nobody can read is not worth failing for.
+    // A failure to print a note is ignored.
     let _ = writeln!(io::stderr(), "{}: served by a process of its own: {why}", plan.program);
     background::in_background(reason)
 }
 
 enum Reached {
     Stream(UnixStream),
-    /// The process could not be started, has said why, and this is its code.
+    /// The process could not be started, and has printed the reason; this is its exit code.
     Code(ExitCode),
 }
 
-/// Connects to the process, which is started if need be. Of several that find none, one starts it.
+/// Connects to the process, which is started if need be. Of several commands that find none, one starts it.
 fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure> {
     if let Some(stream) = connect(socket)? {
         return Ok(Reached::Stream(stream));
@@ -89,7 +88,7 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
     let failed = |error: rustix::io::Errno| Failure::io("cannot lock", path.display(), &error.into());
     let lock = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)
         .map_err(failed)?;
-    // Let go of when it is closed.
+    // Released when it is closed.
     flock(&lock, FlockOperation::LockExclusive).map_err(failed)?;
     if let Some(stream) = connect(socket)? {
         return Ok(Reached::Stream(stream));
@@ -105,7 +104,7 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
     }
 }
 
-/// `None` where nobody listens.
+/// Connects; `None` where nobody listens.
 fn connect(socket: &Path) -> Result<Option<UnixStream>, Failure> {
     match runtime::connect(socket, PATIENCE) {
         Ok(stream) => Ok(Some(stream)),
@@ -114,11 +113,10 @@ fn connect(socket: &Path) -> Result<Option<UnixStream>, Failure> {
     }
 }
 
-/// Sends the request and waits for the last word; `None` where the process ended before it had
-/// begun.
+/// Sends the request and waits for the result; `None` where the process ended before it had begun.
 fn converse(stream: &UnixStream, request: &MountRequest) -> Result<Option<Progress>, Failure> {
     let mut reader = BufReader::new(stream);
-    // Where it cannot be sent, an answer may have come all the same.
+    // Even if it cannot be sent, an answer may have arrived.
     let _ = line::send(stream, request);
     match rpc::answer(&mut reader, Source::OWN, &mut tell) {
         Ok(Progress::Accepted) => {}
@@ -129,7 +127,7 @@ fn converse(stream: &UnixStream, request: &MountRequest) -> Result<Option<Progre
         }
         Err(CallError::Ended | CallError::Unreachable(_)) => return Ok(None),
     }
-    // However long it takes: a source may be far away.
+    // Without a deadline: a source may be far away.
     rpc::answer(&mut reader, Source::OWN, &mut tell).map(Some).map_err(|error| match error {
         CallError::Failed(failure) => failure,
         _ => Failure::new("the process that was to serve the mount ended before it answered"),

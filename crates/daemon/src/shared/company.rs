@@ -1,7 +1,7 @@
-//! The mounts that one process serves: who is there, and who may join.
+//! The mounts that one process serves, and the check whether one more may join.
 //!
-//! Used by [`super::process`] and, for changes while mounted, by [`crate::serving`]. Invariant: no
-//! two seats are in conflict ([`reach`]), those included whose mounts are only being made.
+//! Used by [`super::process`] and, for changes of a mounted union, by [`crate::serving`]. Invariant: no two seats
+//! conflict ([`reach`]), including those of mounts that are still being made.
 
 use super::reach::{self, MountReach, Reach};
 use crate::union::requests;
@@ -20,16 +20,15 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// With more threads than this for io_uring, counted before any mount is busy, further mounts use
-/// the device: rings need a thread for each CPU.
+/// Limit of threads for io_uring, counted before any mount is busy: further mounts use the device, since rings need
+/// a thread for each CPU.
 const RING_THREADS_MAX: usize = 512;
 
 /// The mounts of a process.
 #[derive(Default)]
 pub struct Company {
     members: Mutex<Members>,
-    /// Directories of all mounts are watched together: one descriptor and one thread for each file
-    /// system's mount.
+    /// Watcher of the directories of all mounts: one descriptor and one thread for each file system's mount.
     watching: Arc<host::WatchGroup>,
 }
 
@@ -46,7 +45,7 @@ struct Taken {
 }
 
 impl Members {
-    /// Why a place cannot be beside the others.
+    /// Returns why a mount conflicts with one of the others.
     fn conflict(&self, number: u64, place: &MountReach) -> Option<String> {
         self.seats.iter().filter(|seat| seat.number != number).find_map(|seat| reach::conflict(place, &seat.place))
     }
@@ -57,10 +56,10 @@ impl Members {
 }
 
 impl Company {
-    /// A seat for a mount that is to be made; why it cannot be here, where it cannot.
+    /// Reserves a seat for a mount that is to be made, or returns why it cannot be served here.
     ///
     /// # Errors
-    /// A mount that it would meet, in a sentence.
+    /// The mount that it conflicts with, in a sentence.
     pub fn join(self: &Arc<Self>, spec: &StackSpec, mountpoint: PathBuf, read_only: bool) -> Result<Seat, String> {
         let place = MountReach { mountpoint, device: None, reach: reach::of(spec, read_only) };
         let mut members = self.members.lock();
@@ -75,13 +74,13 @@ impl Company {
         }
     }
 
-    /// All mounts, the last one first: it may be mounted within others.
+    /// Returns all mounts, the last one first: it may be mounted within others.
     pub fn mounts(&self) -> Vec<Arc<Serving>> {
         self.members.lock().seats.iter().rev().filter_map(|seat| seat.serving.upgrade()).collect()
     }
 }
 
-/// The place of one mount among the others, until it is dropped.
+/// The seat of one mount among the others, until it is dropped.
 pub struct Seat {
     company: Arc<Company>,
     number: u64,
@@ -89,12 +88,12 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Its number, which no other mount of this process ever had.
+    /// Returns its number, which no other mount of this process ever had.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// What watches directories for all mounts of the process.
+    /// Returns the watcher of directories of all mounts.
     pub fn watching(&self) -> Arc<host::WatchGroup> {
         Arc::clone(&self.company.watching)
     }
@@ -105,9 +104,9 @@ impl Seat {
         self.company.members.lock().seats.len().saturating_mul(cpus) > RING_THREADS_MAX
     }
 
-    /// The mount is there.
+    /// Sets the mount, once it is made.
     pub fn taken(&self, serving: &Arc<Serving>, mountpoint: &Path) {
-        // Asking the mount itself would cost it requests.
+        // Asking the mount itself would need requests.
         let table = mountinfo::read().unwrap_or_default();
         let device = table
             .iter()
@@ -118,16 +117,16 @@ impl Seat {
         }
     }
 
-    /// Before branches change: whether what the mount will reach can be here. Answers whether it
-    /// changes at all; then [`Seat::settle`] has to follow, whatever comes of it.
+    /// Checks, before branches change, that the changed mount would not conflict with others. Returns whether it
+    /// changes at all; then [`Seat::settle`] has to follow, whether or not the change succeeds.
     ///
     /// # Errors
-    /// A mount that it would meet.
+    /// A mount that it would conflict with.
     pub fn reserve(&self, request: &UnionRequest) -> Result<bool, Failure> {
         let (directories, mode) = match request {
             UnionRequest::Add { branch, .. } => match BranchSpec::parse(branch, BranchMode::ro()) {
                 Ok(branch) => (branch.directories().into_iter().map(Path::to_owned).collect(), branch.mode.clone()),
-                // The union says what is wrong about it.
+                // The union reports the error.
                 Err(_) => return Ok(false),
             },
             UnionRequest::Modify { branch, mode } => (vec![requests::named(branch.clone())], requests::mode(mode)?),
@@ -151,7 +150,7 @@ impl Seat {
         Ok(true)
     }
 
-    /// What the mount reaches from now on.
+    /// Sets what the mount reaches from now on.
     pub fn settle(&self, spec: &StackSpec) {
         let reach = reach::of(spec, self.read_only);
         if let Some(seat) = self.company.members.lock().seat(self.number) {

@@ -1,7 +1,7 @@
-//! In what respects two processes have to be alike so that one can serve mounts for the other.
+//! Identity of a process: properties that two processes must share so that one can serve mounts for the other.
 //!
-//! Asked by the command about itself, and by the process that serves about the command (which the
-//! kernel names). Everything comes from `/proc`.
+//! Read by the command about itself, and by the serving process about the command (which the kernel identifies).
+//! Everything comes from `/proc`.
 
 use std::{
     fmt::Write,
@@ -12,7 +12,7 @@ use std::{
     path::Path,
 };
 
-/// What counts of `/proc/PID/status` (proc(5)).
+/// Lines of `/proc/PID/status` that are part of the identity (proc(5)).
 const FIELDS: [&str; 11] = [
     "Umask:",
     "Uid:",
@@ -27,10 +27,10 @@ const FIELDS: [&str; 11] = [
     "Seccomp:",
 ];
 
-/// The namespaces that count: who users are, which mounts there are, which processes are seen.
+/// Namespaces that are part of the identity: users, mounts, processes.
 const NAMESPACES: [&str; 3] = ["user", "mnt", "pid"];
 
-/// Who we are.
+/// Returns the identity of this process.
 ///
 /// # Errors
 /// `/proc` is not mounted.
@@ -38,10 +38,10 @@ pub fn own() -> io::Result<String> {
     of(Path::new("/proc/self"))
 }
 
-/// Who a process is.
+/// Returns the identity of another process.
 ///
 /// # Errors
-/// It is gone, or it is not for us to know.
+/// It is gone, or this process may not read it.
 pub fn of_process(pid: i32) -> io::Result<String> {
     of(&Path::new("/proc").join(pid.to_string()))
 }
@@ -57,18 +57,18 @@ fn of(process: &Path) -> io::Result<String> {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{what} {} {}", there.dev(), there.ino());
     }
-    // Without a security module there is none.
+    // Without a security module there is no label.
     text.push_str(&fs::read_to_string(process.join("attr/current")).unwrap_or_default());
     Ok(text)
 }
 
-/// The lines that count. Pure.
+/// Returns the lines that are part of the identity. Pure.
 fn counted(status: &str) -> String {
     let counts = |line: &&str| FIELDS.iter().any(|field| line.starts_with(field));
     status.lines().filter(counts).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// A number for an identity, the same in every process of this program.
+/// Returns a hash of an identity, the same in every process of this program.
 pub fn digest(identity: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     identity.hash(&mut hasher);

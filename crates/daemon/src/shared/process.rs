@@ -1,9 +1,9 @@
 //! The process that serves all mounts of one name.
 //!
-//! Started by [`super::client`], whose lock makes sure that there is one. It ends with the last of
-//! its mounts. Invariants: a request that was accepted ([`Progress::Accepted`]) is carried out and
-//! answered; one that was not has changed nothing, so that whoever sent it may start another
-//! process. The socket is gone before the process stops listening, and is never removed later.
+//! Started by [`super::client`], whose lock makes sure that there is one. It ends with the last of its mounts.
+//! Invariants: a request that was accepted ([`Progress::Accepted`]) is carried out and answered; one that was not
+//! accepted has changed nothing, so that its sender may start another process. The socket is removed before the
+//! process stops listening, and never later.
 
 use super::{
     company::Company,
@@ -37,41 +37,41 @@ use std::{
     thread,
 };
 
-/// Names the mounts that this process is to serve.
+/// Environment variable with the name whose mounts this process is to serve.
 const NAME: &str = "NACRE_SHARES";
-/// How long a process waits for its first request: whoever started it sends one at once.
+/// How long a process waits for its first request, which the command that started it sends at once.
 const FIRST: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// The name whose mounts this process was started for, if it was.
+/// Returns the name whose mounts this process was started for, if it was.
 pub fn name() -> Option<String> {
     std::env::var(NAME).ok().filter(|_| background::is_background())
 }
 
-/// Starts the process for a name; answers when it listens.
+/// Starts the process for a name; returns when it listens.
 ///
 /// # Errors
 /// It cannot be started.
 pub fn start(name: &str) -> Result<background::Started, Failure> {
-    // For whoever looks at the list of processes.
+    // Shown in lists of processes.
     let arguments = [OsString::from(format!("--daemon={name}"))];
     background::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, name)])
 }
 
-/// What all threads of the process know.
+/// Server of the mounts: the state that all threads of the process share.
 struct Office {
     identity: String,
     company: Arc<Company>,
     listener: Arc<Listener>,
-    /// Requests and mounts.
+    /// Number of requests and mounts.
     busy: Mutex<usize>,
-    /// Written to when there are fewer of these, or when the end is asked for.
+    /// Event descriptor, written to when that number changes, or when the end is requested.
     changed: OwnedFd,
-    /// A request has come.
+    /// A request has arrived.
     asked: AtomicBool,
     ending: AtomicBool,
 }
 
-/// A request, and then the mount that came of it.
+/// Guard of a request, and then of the mount made for it.
 struct Busy(Arc<Office>);
 
 impl Busy {
@@ -92,7 +92,7 @@ impl Drop for Busy {
 
 impl Office {
     fn tell(&self) {
-        // It cannot fail before 2^64 of them were not read.
+        // It cannot fail before 2^64 writes were not read.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 
@@ -104,7 +104,7 @@ impl Office {
 /// Serves mounts until the last of them is gone.
 ///
 /// # Errors
-/// Why it does not.
+/// The process cannot serve.
 pub fn run(name: &str) -> Result<(), Failure> {
     background::leave_session()?;
     log::start_shared()?;
@@ -133,14 +133,14 @@ pub fn run(name: &str) -> Result<(), Failure> {
         }
         watched.company.mounts()
     })?;
-    // Whoever started us has seen that nobody answers there, and holds the lock.
+    // The command that started this process has found no listener there, and holds the lock.
     let answering = Arc::clone(&office);
     let endpoint = Endpoint::bind(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
     background::report_ready()?;
     background::leave_directory()?;
     endpoint.open()?;
     let done = wait_for_the_last(&office);
-    // The name first: a command that finds none starts another process, one that is not heard any
+    // The name goes first: a command that finds no socket starts another process; one whose request is not read any
     // more tries again.
     endpoint.close();
     while *office.busy.lock() > 0 {
@@ -149,20 +149,20 @@ pub fn run(name: &str) -> Result<(), Failure> {
     done
 }
 
-/// Waits for something to happen; `false` after the time given.
+/// Waits for an event; `false` after the time given.
 fn wait(office: &Office, most: Option<&Timespec>) -> Result<bool, Failure> {
     let ready = match poll(&mut [PollFd::new(&office.changed, PollFlags::IN)], most) {
         Ok(ready) => ready > 0,
         Err(Errno::INTR) => true,
         Err(error) => return Err(Failure::io("cannot wait for", "requests", &error.into())),
     };
-    // What was told is looked up by whoever waits; there may be nothing to read.
+    // The caller checks the state; there may be nothing to read.
     let _ = rustix::io::read(&office.changed, &mut [0; 8]);
     Ok(ready)
 }
 
-/// Waits until there is nothing left to serve. Whoever is counted among the busy before that is
-/// served, whoever comes later finds the end.
+/// Waits until there is nothing to serve any more. Requests counted before that are served, later ones find the
+/// process ending.
 fn wait_for_the_last(office: &Office) -> Result<(), Failure> {
     loop {
         let asked = office.asked.load(Ordering::SeqCst);
@@ -180,12 +180,12 @@ fn wait_for_the_last(office: &Office) -> Result<(), Failure> {
     }
 }
 
-/// Answers a request, and serves the mount that comes of it in a thread of its own.
+/// Answers a request, and serves the mount made for it in a thread of its own.
 fn answer(caller: &Caller, office: &Arc<Office>) {
     let busy = Busy::new(office);
     let answered = |progress| caller.send(&Ok(progress));
     if let Err(why) = alike(&caller.credentials, &office.identity) {
-        // Whoever does not listen does not need the answer.
+        // A caller that is gone does not need the answer.
         let _ = answered(Progress::Apart { why });
         return;
     }
@@ -197,7 +197,7 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
     let refused = match mount(office, &request) {
         Ok((live, log)) => match said(&log) && answered(Progress::Mounted).is_ok() {
             true => return serve(live, busy),
-            // Nobody wants it any more.
+            // The requester is gone.
             false => return drop(live),
         },
         Err((refused, log)) => {
@@ -213,7 +213,7 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
     });
 }
 
-/// Why nothing was mounted, and what was logged before that.
+/// Why nothing was mounted, and the log lines before that.
 type Refused = (NotMounted, Option<Arc<Log>>);
 
 /// Why nothing was mounted here.
@@ -222,7 +222,7 @@ enum NotMounted {
     Failed(Failure),
 }
 
-/// Whether the other side is somebody like us.
+/// Checks that the caller has the identity of this process.
 fn alike(caller: &UCred, own: &str) -> Result<(), String> {
     if caller.uid != rustix::process::geteuid() {
         return Err("it belongs to another user".to_owned());

@@ -1,9 +1,9 @@
-//! Which mounts can be served by one process: what each reaches, and whether two of them would meet
-//! there. Pure but for [`of`].
+//! Directories that each mount reaches, and the check whether two mounts in one process would conflict. Pure except
+//! for [`of`].
 //!
-//! Two things keep mounts apart. What one mount changes in a directory that another one watches is
-//! only noticed there when another process did it. And a process that has files of its own mounts
-//! open waits for itself when it is killed.
+//! There are two conflicts. Changes by one mount in a directory that another mount watches are noticed there only
+//! if another process made them. And a process that holds files of its own mounts open waits for itself when it is
+//! killed.
 
 use crate::report::path_text;
 use nacre_stack::spec::{LayerSpec, StackSpec};
@@ -13,39 +13,39 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A directory that a mount shows.
+/// A source directory of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// Where, resolved.
+    /// Path of the directory, resolved.
     pub directory: PathBuf,
-    /// Device and inode number, where it can be asked.
+    /// Device and inode number, if they can be read.
     pub id: Option<(u64, u64)>,
-    /// The mount may change what is in it.
+    /// Whether the mount may change files in it.
     pub writes: bool,
 }
 
 impl Reach {
-    /// Looks at a directory.
+    /// Reads the identity of a directory.
     pub fn of(directory: &Path, writes: bool) -> Reach {
-        // What cannot be looked at cannot be mounted either, and mounting says why.
+        // A directory that cannot be accessed cannot be mounted either; mounting reports why.
         let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let id = fs::metadata(&directory).ok().map(|data| (data.dev(), data.ino()));
         Reach { directory, id, writes }
     }
 }
 
-/// Where a mount is, and what it reaches.
+/// Mount point and reach of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountReach {
-    /// Where it is mounted, resolved.
+    /// Mount point, resolved.
     pub mountpoint: PathBuf,
-    /// The device number of what is mounted there, once it is.
+    /// Device number of the mount, once it is made.
     pub device: Option<u64>,
-    /// What it shows.
+    /// Source directories of the mount.
     pub reach: Vec<Reach>,
 }
 
-/// The directories of a stack.
+/// Returns the source directories of a stack.
 pub fn of(spec: &StackSpec, read_only: bool) -> Vec<Reach> {
     let directories = spec.layers.iter().flat_map(|layer| match layer {
         LayerSpec::Host(host) => vec![(host.source.as_path(), true)],
@@ -62,13 +62,13 @@ pub fn of(spec: &StackSpec, read_only: bool) -> Vec<Reach> {
     directories.map(|(directory, writes)| Reach::of(directory, writes && !read_only)).collect()
 }
 
-/// Why two mounts cannot be served by one process; `None` where they can.
+/// Returns why two mounts cannot be served by one process; `None` where they can.
 pub fn conflict(one: &MountReach, other: &MountReach) -> Option<String> {
     let met = one.reach.iter().find_map(|a| other.reach.iter().find_map(|b| meets(a, b)));
     met.or_else(|| within(one, other)).or_else(|| within(other, one))
 }
 
-/// One of the two writes where the other one reads.
+/// Returns a conflict where one mount writes in a directory of the other.
 fn meets(a: &Reach, b: &Reach) -> Option<String> {
     let same = a.id.is_some() && a.id == b.id;
     let overlap = same || a.directory.starts_with(&b.directory) || b.directory.starts_with(&a.directory);
@@ -78,7 +78,7 @@ fn meets(a: &Reach, b: &Reach) -> Option<String> {
     })
 }
 
-/// One shows the other, or something in it.
+/// Returns a conflict where one mount would contain the other.
 fn within(one: &MountReach, other: &MountReach) -> Option<String> {
     let shows = |reach: &&Reach| {
         let mounted = reach.id.is_some_and(|(device, _)| Some(device) == other.device);
@@ -118,7 +118,7 @@ mod tests {
             ("/n", &[("/lower/in", false)], false),
             ("/n", &[("/lower/in", true)], true),
             ("/n", &[("/uppermost", true)], false),
-            // Over what the first one shows: that is hidden from others, not from it.
+            // Mounted over a source of the first mount: that hides the source from others, not from the first mount.
             ("/lower", &[("/lower", false)], false),
             ("/lower/in", &[("/other", false)], true),
             ("/n", &[("/m/in", false)], true),

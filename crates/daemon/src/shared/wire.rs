@@ -1,4 +1,4 @@
-//! What a command asks of the process that is to serve its mount, and what that answers.
+//! Requests to a shared process, and its answers.
 
 use crate::{
     failure::Failure,
@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A mount to be made: a plan that depends on nothing but itself.
+/// A mount to be made: a plan that does not depend on the environment of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRequest {
     program: String,
-    /// In one line, which holds any path.
+    /// In one line, which can hold any path.
     stack: String,
     mountpoint: OsString,
     prefix: String,
@@ -24,20 +24,19 @@ pub struct MountRequest {
     verbosity: Option<Verbosity>,
     log_target: Option<LogTarget>,
     daemon: Option<String>,
-    /// Why it is not the kernel that serves it.
+    /// The reason why FUSE serves the mount.
     pub reason: String,
 }
 
-/// What becomes of it. What was logged meanwhile comes as notes.
+/// State of a request. Lines logged meanwhile are sent as notes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Progress {
-    /// It was read, and is being carried out; the last word follows. Before this, nothing has been
-    /// done.
+    /// The request was read, and is being carried out; the result follows. Before this, nothing has been done.
     Accepted,
-    /// It is not to be served here, because of this.
+    /// The mount cannot be served by this process.
     Apart {
-        /// Why.
+        /// The reason why not.
         why: String,
     },
     /// The mount answers.
@@ -45,7 +44,7 @@ pub enum Progress {
 }
 
 impl MountRequest {
-    /// The request for a plan; none where it cannot be written down.
+    /// Makes the request for a plan; `None` where it cannot be serialized.
     pub fn new(plan: &MountPlan, resolved: Resolved, reason: &str) -> Option<MountRequest> {
         let Resolved { spec, mountpoint, log_target } = resolved;
         let stack = spec.to_line();
@@ -63,20 +62,20 @@ impl MountRequest {
         })
     }
 
-    /// Where it is to be.
+    /// Returns the mount point.
     pub fn mountpoint(&self) -> &Path {
         Path::new(&self.mountpoint)
     }
 
-    /// The name by which the program was called that asks for it.
+    /// Returns the name by which the program was called.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// The plan.
+    /// Returns the plan.
     ///
     /// # Errors
-    /// A stack that is not understood.
+    /// The stack is not understood.
     pub fn plan(&self) -> Result<MountPlan, Failure> {
         let spec = StackSpec::from_line(self.stack.as_bytes());
         let spec = spec.map_err(|error| Failure::usage(format!("the stack is not understood: {error}")))?;
@@ -92,7 +91,7 @@ impl MountRequest {
             verbosity: self.verbosity,
             log_target: self.log_target.clone(),
             daemon: self.daemon.clone(),
-            // That is told by who asks for the mount.
+            // The command prints that warning.
             nonempty: true,
             warnings: Vec::new(),
         })

@@ -1,9 +1,9 @@
-//! Branches that are missing when a union is mounted, where its words allow that (`nofail`,
-//! `branches-mount-timeout=`): they are held back, and come in at their place when their directory,
-//! or the file system that fstab says is mounted there, appears.
+//! Branches that are missing when a union is mounted, where its options allow that (`nofail`,
+//! `branches-mount-timeout=`): they are held back, and are added at their position when their directory appears, or
+//! the file system that fstab mounts there.
 //!
-//! [`hold_back`] is called before a union is built, [`watch`] once it serves. Invariant: a branch
-//! is in the union or held back, never both.
+//! [`hold_back`] is called before a union is built, [`watch`] once it serves. Invariant: a branch is in the union
+//! or held back, never both.
 
 use crate::{
     clock,
@@ -31,27 +31,27 @@ use std::{
     time::Duration,
 };
 
-/// How long nobody looks at most: a new mount is told by the kernel, a new directory is not.
+/// Longest interval of polling: the kernel notifies of a new mount, but not of a new directory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A branch that is not there yet.
+/// A branch that is missing at present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "(OsString, Vec<OsString>)", into = "(OsString, Vec<OsString>)")]
 pub struct Absent {
-    /// The branch.
+    /// The missing branch.
     pub branch: BranchSpec,
-    /// Those above it in the list that it comes from.
+    /// Branches above it in the list that it comes from.
     above: Vec<BranchSpec>,
 }
 
-/// Those of one mount.
+/// Missing branches of one mount.
 pub type Waiting = Mutex<Vec<Absent>>;
 
-/// Takes the branches that are missing out of a stack, where its union allows that; `wait` also
-/// waits for them as long as it says.
+/// Removes missing branches from a stack, where its union allows that; with `wait`, waits for them first, up to the
+/// union's timeout.
 ///
 /// # Errors
-/// Branches that have to be there are not, or none is.
+/// Required branches are missing, or all are.
 pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<Vec<Absent>, Failure> {
     let Some(union) =
         spec.layers.iter_mut().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None })
@@ -69,7 +69,7 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
         let unmounted = |branch: &&BranchSpec| !mounts.has(branch) || !mounts.is_elsewhere(branch, mountpoint);
         let awaited: Vec<&BranchSpec> = union.branch.0.iter().filter(unmounted).collect();
         if mount_timeout.is_zero() || !wait || awaited.is_empty() || clock::now() >= deadline {
-            // A plain directory that nobody mounts anything on is what it is.
+            // With `nofail`, a plain directory without a planned mount is used as it is.
             let missing = awaited.iter().filter(|branch| !may_be_missing || !mounts.has(branch));
             break missing.map(|branch| (*branch).clone()).collect::<Vec<_>>();
         }
@@ -118,19 +118,19 @@ impl TryFrom<(OsString, Vec<OsString>)> for Absent {
 }
 
 impl Absent {
-    /// Its place in a union that has these branches now: below the last of those that it was named
-    /// after.
+    /// Returns its position in a union with these branches: below the last of those that preceded it in the list.
     fn place_in(&self, present: &[BranchSpec]) -> usize {
         let same = |one: &BranchSpec, other: &BranchSpec| one.source == other.source;
         present.iter().rposition(|there| self.above.iter().any(|above| same(above, there))).map_or(0, |last| last + 1)
     }
 }
 
-/// Has a thread look for branches that are held back, until there are none any more or the union
-/// has ended (both functions say `None` then). `add` is given the branch, and a function that finds
-/// its place among those that are there; what it cannot add is tried again.
+/// Starts a thread that looks for missing branches, until there are none any more or the union has ended (both
+/// functions return `None` then). `add` gets the branch, and a function that returns its position among the present
+/// branches; a branch that it cannot add is tried again.
 ///
 /// # Errors
+/// No thread can be started.
 /// No thread can be had.
 pub fn watch(
     add: impl Fn(&Absent, &dyn Fn(&[BranchSpec]) -> usize) -> Option<()> + Send + 'static,
@@ -161,18 +161,18 @@ pub fn watch(
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that looks for missing branches", &error))
 }
 
-/// Waits until something is mounted or unmounted, no longer than this.
+/// Waits for a mount or unmount, no longer than this.
 fn a_change(longest: Duration) {
     let table = rustix::fs::open("/proc/self/mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let limit = Timespec { tv_sec: longest.as_secs().cast_signed(), tv_nsec: longest.subsec_nanos().into() };
     let waited = table.and_then(|table| poll(&mut [PollFd::new(&table, PollFlags::PRI)], Some(&limit)));
     if waited.is_err() {
-        // Without the table of mounts nothing tells.
+        // Without the mount table there is no notification.
         clock::pause(longest);
     }
 }
 
-/// What is mounted, and what fstab says would be.
+/// Present mount points, and those in fstab.
 struct Mounts {
     present: Vec<PathBuf>,
     planned: Vec<PathBuf>,
@@ -181,12 +181,13 @@ struct Mounts {
 impl Mounts {
     fn now() -> Result<Mounts, Failure> {
         let present = mountinfo::read()?.into_iter().map(|entry| entry.mountpoint).collect();
-        // Without it, nothing is planned.
+        // Without fstab, none are planned.
         let planned = fs::read("/etc/fstab").map(|text| planned(&text)).unwrap_or_default();
         Ok(Mounts { present, planned })
     }
 
-    /// Whether a branch is there: its directories, and the file systems that they are to be on.
+    /// Whether a branch is present: its directories exist, and the file systems in fstab that they lie on are
+    /// mounted.
     fn has(&self, branch: &BranchSpec) -> bool {
         branch.directories().into_iter().all(|directory| {
             let marked = |name: &str| directory.join(name).exists();
@@ -198,8 +199,8 @@ impl Mounts {
         })
     }
 
-    /// Whether it is on another file system than the mount point, or says itself that it is the
-    /// branch: what mergerfs waits for.
+    /// Whether it is on another file system than the mount point, or contains mergerfs' marker file
+    /// `.mergerfs.branch`: what mergerfs waits for.
     fn is_elsewhere(&self, branch: &BranchSpec, mountpoint: &Path) -> bool {
         let here = fs::metadata(mountpoint).map(|data| data.dev()).ok();
         branch.directories().into_iter().all(|directory| {
@@ -209,7 +210,7 @@ impl Mounts {
     }
 }
 
-/// The places of fstab(5) at which something is mounted; the root is always there.
+/// Returns the mount points in fstab(5); without the root, which always exists.
 fn planned(text: &[u8]) -> Vec<PathBuf> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii_start().starts_with(b"#"));
     let second = |line: &[u8]| {
@@ -219,7 +220,7 @@ fn planned(text: &[u8]) -> Vec<PathBuf> {
     lines.filter_map(second).filter(|place| place.is_absolute() && place != Path::new("/")).collect()
 }
 
-/// fstab writes blanks as `\040`.
+/// Decodes the octal escapes of fstab (`\040` is a blank).
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

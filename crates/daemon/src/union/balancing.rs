@@ -1,4 +1,4 @@
-//! The thread that evens out branches, in the process that serves a union.
+//! The thread that balances the usage of branches, in the process that serves a union.
 
 use super::report::BalanceReport;
 use crate::{
@@ -26,10 +26,10 @@ struct Balance {
 }
 
 impl Balances {
-    /// Begins one.
+    /// Starts a balance.
     ///
     /// # Errors
-    /// Another one is under way, or no thread can be had.
+    /// Another one is running, or no thread can be started.
     pub fn start(&self, control: Control, rules: BalanceRules) -> Result<(), Failure> {
         let mut present = self.0.lock();
         if present.as_ref().is_some_and(|balance| !balance.told.lock().ended) {
@@ -44,10 +44,10 @@ impl Balances {
         thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that moves files", &error))
     }
 
-    /// Stops it.
+    /// Stops the balance.
     ///
     /// # Errors
-    /// There is none.
+    /// None is running.
     pub fn stop(&self) -> Result<(), Failure> {
         let balance = self.0.lock().clone().filter(|balance| !balance.told.lock().ended);
         let balance =
@@ -56,14 +56,14 @@ impl Balances {
         Ok(())
     }
 
-    /// Nobody wants it any more.
+    /// Stops the balance because the union ends.
     pub fn end(&mut self) {
         if let Some(balance) = self.0.get_mut() {
             balance.stop.store(true, Ordering::Relaxed);
         }
     }
 
-    /// How far it is.
+    /// Returns its progress.
     pub fn told(&self) -> BalanceReport {
         self.0.lock().as_ref().map_or_else(BalanceReport::default, |balance| balance.told.lock().clone())
     }

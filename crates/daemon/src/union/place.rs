@@ -1,5 +1,5 @@
-//! Whether a union can stand where it is asked for: branches that are directories, not within each
-//! other, and apart from the mount point.
+//! Checks whether a union can be mounted: its branches are directories, none lies in another one, and they are
+//! apart from the mount point.
 //!
 //! Called before anything is mounted, for `nacre union` and for every stack with a union in it.
 
@@ -15,15 +15,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How long the first column of the mount table may be: the kernel takes a page, and half of it in
-/// one word of options.
+/// Longest first column of the mount table: the kernel takes a page of options, and half of it for one option.
 const NAME_MAX: usize = 2000;
 
-/// Refuses a stack whose unions could not stand at this place. The mount point is resolved.
+/// Refuses a stack whose unions cannot be mounted at this mount point. The mount point is resolved.
 ///
 /// # Errors
-/// A branch that is missing or no directory, or that lies in another, around the mount point, or
-/// below it.
+/// A branch is missing or no directory, or lies in another one, contains the mount point, or lies below it.
 pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     for layer in &spec.layers {
         if let LayerSpec::Union(union) = layer {
@@ -35,7 +33,7 @@ pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
                     plain.extend(real);
                     continue;
                 }
-                // What it does not show, it does not contain.
+                // Directories that a branch hides are not contained in it.
                 for other in union.branch.0.iter().filter(|other| *other != spec).flat_map(BranchSpec::directories) {
                     let other = branch(other)?;
                     if !hidden.contains(&other) {
@@ -61,7 +59,7 @@ fn overlap(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
     })
 }
 
-/// What the directory of a branch does not show.
+/// Returns the directories that a branch hides.
 fn without(spec: &BranchSpec) -> &[PathBuf] {
     match &spec.source {
         BranchSource::Stack(StackSpec { layers }) => match layers.first() {
@@ -72,8 +70,8 @@ fn without(spec: &BranchSpec) -> &[PathBuf] {
     }
 }
 
-/// Has lower layers not show the directories of the upper one, nor the mount point, which are files
-/// of theirs where a layer is `/`: container engines mount that.
+/// Has lower layers hide the directories of the upper one, and the mount point, which are files of theirs where a
+/// layer is `/`: container engines mount that.
 pub fn hide(spec: &mut StackSpec, mountpoint: &Path) {
     for layer in &mut spec.layers {
         let LayerSpec::Union(union) = layer else { continue };
@@ -95,9 +93,9 @@ pub fn hide(spec: &mut StackSpec, mountpoint: &Path) {
     }
 }
 
-/// Puts all directories that match in the place of each branch that is a pattern (`/mnt/disk*`), in
-/// the order of their names, as mergerfs does. A directory that has such a name itself is meant as
-/// it is; what matches nothing stays, and is told as missing.
+/// Replaces each branch that is a pattern (`/mnt/disk*`) by all matching directories, in the order of their names,
+/// as mergerfs does. A directory whose name is the pattern itself takes precedence; a pattern without a match
+/// stays, and is reported as missing.
 pub fn expand(spec: &mut StackSpec) {
     for layer in &mut spec.layers {
         if let LayerSpec::Union(union) = layer {
@@ -113,18 +111,19 @@ fn matching(branch: BranchSpec) -> Vec<BranchSpec> {
     found.into_iter().map(|place| BranchSpec::directory(place, branch.mode.clone())).collect()
 }
 
-/// A directory of a branch, resolved.
+/// Returns a directory of a branch, resolved.
 ///
 /// # Errors
-/// A path that leads nowhere, or to something else than a directory.
+/// The path does not exist, or is not a directory.
 pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
     crate::opening::directory(named, "branch", "branches are directories that are there")
 }
 
-/// Refuses branches that would show a file twice, or the union within itself. All paths are
-/// resolved. A union may be mounted over one of its branches.
+/// Refuses branches that would show a file twice, or the union within itself. All paths are resolved. A union may
+/// be mounted over one of its branches.
 ///
 /// # Errors
+/// The failure names the two paths.
 /// Names the two paths.
 pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
     overlap(branches, mountpoint)?;
@@ -142,7 +141,7 @@ pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What the mount table shows as the source, resolved; a branch that is missing as it is called.
+/// Returns the source for the mount table, with resolved branches; a missing branch as it is written.
 pub fn name(branches: &[BranchSpec]) -> String {
     let mut text = crate::plan::UNION_PREFIX.to_owned();
     for (place, spec) in branches.iter().enumerate() {
@@ -161,7 +160,8 @@ pub fn name(branches: &[BranchSpec]) -> String {
     text
 }
 
-/// Whether these are branches after [`crate::plan::UNION_PREFIX`], as in the first column of fstab.
+/// Returns the branches after [`crate::plan::UNION_PREFIX`], as in the first column of fstab; `None` without the
+/// prefix.
 pub fn prefixed(first: &std::ffi::OsStr) -> Option<&std::ffi::OsStr> {
     first.as_bytes().strip_prefix(crate::plan::UNION_PREFIX.as_bytes()).map(std::ffi::OsStr::from_bytes)
 }

@@ -1,18 +1,18 @@
-//! What unions tell: the data of their commands, as it goes over the control socket and into JSON.
-//! Fields are added, never renamed.
+//! Reports of unions: the data of their commands, for the control socket and as JSON. Fields are added, never
+//! renamed.
 
 use serde::{Deserialize, Serialize};
 
-/// One branch.
+/// Report of one branch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BranchReport {
-    /// Where the union is mounted.
+    /// Mount point of the union.
     pub mountpoint: String,
-    /// Its place from the top, from 1 on; 0 where it is missing.
+    /// Position of the branch from the top, starting at 1; 0 where it is missing.
     pub place: usize,
-    /// What it consists of: its directory.
+    /// Directory of the branch.
     pub branch: String,
-    /// What may be done with it (`rw`, `ro+wh`).
+    /// Mode of the branch (`rw`, `ro+wh`).
     pub mode: String,
     /// `active`, `draining`, or `missing`.
     pub state: String,
@@ -20,125 +20,125 @@ pub struct BranchReport {
     pub size: Option<u64>,
     /// Bytes in use there.
     pub used: Option<u64>,
-    /// Bytes that may be used still.
+    /// Bytes that are still available.
     pub free: Option<u64>,
-    /// Open files on it.
+    /// Number of open files on the branch.
     pub open_files: u64,
 }
 
 impl BranchReport {
-    /// How much of it is used, percent.
+    /// Returns the used part in percent.
     pub fn percent(&self) -> Option<u64> {
         let (used, free) = (self.used?, self.free?);
         Some(used.saturating_mul(100).div_ceil(used.saturating_add(free).max(1)))
     }
 }
 
-/// What a branch has under a path.
+/// Entry of a branch for a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceReport {
-    /// The branch.
+    /// Directory of the branch.
     pub branch: String,
     /// `shown`, `merged`, `hidden` or `whiteout`.
     pub state: String,
 }
 
-/// Where a path is, and what would become of it.
+/// Location of a path, and the branch that an operation on it would use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathReport {
-    /// The path, as it was asked for.
+    /// The path, as requested.
     pub path: String,
-    /// The branch that the file shown is on; none where there is no file.
+    /// The branch of the visible file; `None` where there is no file.
     pub branch: Option<String>,
-    /// Its path there.
+    /// Path of the visible file on that branch.
     pub file: Option<String>,
-    /// It is pinned to its branch.
+    /// The file is pinned to its branch.
     #[serde(default)]
     pub pinned: bool,
-    /// All branches that have something there, from the top.
+    /// All branches with an entry for the path, topmost first.
     pub here: Vec<PlaceReport>,
-    /// What decides about a change or a new file (`create=mfs`).
+    /// Policy for a change or a new file (`create=mfs`).
     pub rule: String,
-    /// The branch that it chooses; none where the operation fails.
+    /// The branch that it chooses; `None` where the operation fails.
     pub chosen: Option<String>,
-    /// Why.
+    /// Why the policy chooses this branch, or why the operation fails.
     pub because: String,
     /// The other branches, each with the reason.
     pub refused: Vec<(String, String)>,
 }
 
-/// Something that a check has found.
+/// A problem found by a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingReport {
-    /// The branch.
+    /// Directory of the branch with the problem.
     pub branch: String,
-    /// Where on it.
+    /// Path on the branch.
     pub path: String,
     /// `leftover`, `useless-whiteout` or `too-many-links`.
     pub problem: String,
-    /// What it means.
+    /// Explanation of the problem.
     pub text: String,
-    /// It has been put right.
+    /// The problem has been repaired.
     pub repaired: bool,
 }
 
-/// How far a branch is drained.
+/// Progress of a drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainReport {
-    /// The branch.
+    /// Directory of the branch that is drained.
     pub branch: String,
-    /// Nothing is under way any more.
+    /// The drain is not running any more.
     pub ended: bool,
-    /// Why it ended early.
+    /// Why the drain ended early.
     pub failed: Option<String>,
     /// Files that have been moved.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes of the moved files.
     pub bytes: u64,
-    /// How much could not be moved.
+    /// Number of files that could not be moved.
     pub stays: u64,
-    /// The first of it: path and reason.
+    /// The first files that could not be moved: path and reason.
     pub left: Vec<(String, String)>,
 }
 
-/// How far a balance is.
+/// Progress of a balance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalanceReport {
-    /// Nothing is under way any more.
+    /// The balance is not running any more.
     pub ended: bool,
-    /// Why it ended early.
+    /// Why the balance ended early.
     pub failed: Option<String>,
     /// Files that have been moved.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes of the moved files.
     pub bytes: u64,
-    /// Bytes that have to be moved, as far as that can be told.
+    /// Bytes that have to be moved, as an estimate.
     pub expected: u64,
-    /// By how much the use of the fullest and the emptiest branch differs, hundredths of a percent.
+    /// Difference in usage of the fullest and the emptiest branch, in hundredths of a percent.
     pub spread: u32,
-    /// How many files could not be moved.
+    /// Number of files that could not be moved.
     pub stays: u64,
-    /// The first of them: path and reason.
+    /// The first files that could not be moved: path and reason.
     pub left: Vec<(String, String)>,
 }
 
-/// A tier now.
+/// State of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierBranchReport {
-    /// The branch.
+    /// Directory of the tier's branch.
     pub branch: String,
-    /// Bytes used.
+    /// Used bytes of its file system.
     pub used: u64,
-    /// All bytes.
+    /// Size of its file system in bytes.
     pub size: u64,
 }
 
-/// Tiering now.
+/// State of tiering.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TieringReport {
-    /// What is to be where, as it is written.
+    /// The rules of tiering, as the user wrote them.
     pub rules: String,
-    /// The tiers, the fastest first.
+    /// The tiers, fastest first.
     pub tiers: Vec<TierBranchReport>,
     /// Files are being moved.
     pub busy: bool,
@@ -146,36 +146,36 @@ pub struct TieringReport {
     pub moved_up: u64,
     /// Files moved down.
     pub moved_down: u64,
-    /// Their bytes.
+    /// Bytes of the moved files.
     pub bytes: u64,
-    /// Seconds since files were last looked at.
+    /// Seconds since the last run.
     pub last_run: Option<u64>,
 }
 
 /// A file that is moved between tiers, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierMoveReport {
-    /// Which.
+    /// Path of the file.
     pub path: String,
-    /// From which branch.
+    /// Branch that the file is moved from.
     pub from: String,
-    /// To which branch.
+    /// Branch that the file is moved to.
     pub to: String,
-    /// Bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Why.
+    /// Why the file is moved.
     pub why: String,
 }
 
-/// What a look at all tiers has come to.
+/// Result of a tiering run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierRunReport {
-    /// What was decided.
+    /// Moves that were planned.
     pub planned: Vec<TierMoveReport>,
-    /// Files moved.
+    /// Number of files moved.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes of the moved files.
     pub bytes: u64,
-    /// What stays although it should go: path and reason.
+    /// Files that could not be moved: path and reason.
     pub left: Vec<(String, String)>,
 }

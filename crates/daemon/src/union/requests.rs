@@ -1,4 +1,4 @@
-//! What can be asked of a mounted union, and what it answers.
+//! Requests to a mounted union, and its answers.
 
 use crate::{
     failure::Failure,
@@ -10,102 +10,102 @@ use nacre_union::BranchMode;
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
 
-/// What can be asked of a mounted union.
+/// Request to a mounted union.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnionRequest {
-    /// Its branches.
+    /// Lists its branches.
     List,
-    /// Where a path is, and what would become of it.
+    /// Explains where a path is, and which branch an operation on it would use.
     Explain {
-        /// Names from the union's top.
+        /// Path relative to the union's root.
         path: Vec<u8>,
-        /// What would be made is a directory.
+        /// A new entry would be a directory.
         directory: bool,
     },
-    /// A check.
+    /// Checks the branches.
     Check {
-        /// Put right what is found.
+        /// Repair the problems that are found.
         repair: bool,
     },
-    /// Another branch.
+    /// Adds a branch.
     Add {
-        /// As it is written.
+        /// The branch, as the user wrote it.
         branch: Vec<u8>,
-        /// Where.
+        /// Position of the new branch.
         place: BranchPosition,
     },
-    /// A branch less.
+    /// Removes a branch.
     Remove {
-        /// Its path.
+        /// Path of the branch.
         branch: Vec<u8>,
-        /// Also while files on it are open.
+        /// Remove it also while files on it are open.
         force: bool,
     },
-    /// Other attributes.
+    /// Changes the mode of a branch.
     Modify {
         /// The path of the branch.
         branch: Vec<u8>,
-        /// As they are written.
+        /// The mode, as the user wrote it.
         mode: String,
     },
-    /// Another word for where new files go.
+    /// Changes an option of the policies.
     Word {
-        /// As it is written after `-o`.
+        /// The option, as written after `-o`.
         word: String,
     },
     /// Move one file to another branch.
     Move {
-        /// Names from the union's top.
+        /// Path relative to the union's root.
         path: Vec<u8>,
-        /// To a higher one.
+        /// To a higher branch.
         up: bool,
     },
-    /// How tiering is.
+    /// Asks for the state of tiering.
     Tier,
-    /// Other rules for it.
+    /// Replaces the rules of tiering.
     TierRules {
-        /// All of them, as they are written.
+        /// All rules, as the user wrote them.
         rules: String,
     },
-    /// A look at all tiers now.
+    /// Starts a tiering run.
     TierRun {
-        /// Only say what would be done.
+        /// Only report what would be done.
         dry: bool,
     },
-    /// Move everything off a branch.
+    /// Moves everything off a branch.
     Drain {
-        /// Its path.
+        /// Path of the branch.
         branch: Vec<u8>,
     },
-    /// Even out how full branches are.
+    /// Balances the usage of branches.
     Balance {
-        /// Hundredths of a percent.
+        /// Allowed difference in usage, in hundredths of a percent.
         spread: u32,
         /// Smaller files stay.
         min_size: u64,
         /// Larger files stay.
         max_size: Option<u64>,
-        /// Patterns: only these go.
+        /// Patterns of files to move.
         include: Vec<String>,
-        /// Patterns: these stay.
+        /// Patterns of files that stay.
         exclude: Vec<String>,
     },
-    /// Stop that.
+    /// Stops the balance.
     StopBalance,
-    /// How far it is.
+    /// Asks for the progress of the balance.
     BalanceStatus,
-    /// Stop a drain.
+    /// Stops a drain.
     StopDrain {
         /// The path of the branch.
         branch: Vec<u8>,
     },
-    /// How far that is.
+    /// Asks for the progress of the drain.
     DrainStatus,
 }
 
 impl UnionRequest {
-    /// Whether it changes what the mount consists of.
+    /// Whether the request changes the layers of the mount.
     pub fn changes_layers(&self) -> bool {
         matches!(
             self,
@@ -118,47 +118,47 @@ impl UnionRequest {
     }
 }
 
-/// What a mounted union answers.
+/// Answer of a mounted union.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnionAnswer {
-    /// Its branches.
+    /// Branches of the union.
     Branches(Vec<BranchReport>),
-    /// Where a path is.
+    /// Location of a path.
     Path(Box<PathReport>),
-    /// What a check has found.
+    /// Problems that a check has found.
     Findings(Vec<FindingReport>),
-    /// How far a drain is.
+    /// Progress of a drain.
     Drain(DrainReport),
-    /// How far a balance is.
+    /// Progress of a balance.
     Balance(BalanceReport),
-    /// A file has been moved, with so many bytes.
+    /// A file of this many bytes has been moved.
     Moved(u64),
-    /// How tiering is.
+    /// State of tiering.
     Tier(Box<TieringReport>),
-    /// What a look at all tiers has come to.
+    /// Result of a tiering run.
     TierRun(Box<TierRunReport>),
-    /// It is done, and there is something to say about it.
+    /// The change is made, possibly with warnings.
     Changed {
         /// Sentences for the user.
         warnings: Vec<String>,
     },
 }
 
-/// A branch by its path as a command names it.
+/// Converts a branch's path in a request.
 pub fn named(bytes: Vec<u8>) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Attributes as a command writes them.
+/// Parses the mode of a branch.
 ///
 /// # Errors
-/// Attributes that are not understood.
+/// It is not understood.
 pub fn mode(text: &str) -> Result<BranchMode, Failure> {
     BranchMode::parse(text).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Where a branch is added.
+/// Position at which a branch is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BranchPosition {
@@ -166,6 +166,6 @@ pub enum BranchPosition {
     Top,
     /// Below all others.
     Bottom,
-    /// There, counted from the top from 1 on.
+    /// At this position, counted from the top, starting at 1.
     At(usize),
 }

@@ -1,8 +1,6 @@
-//! The union of a mount that this process serves: answers to commands, and the drain that may be
-//! under way.
+//! The union of a mount that this process serves: answers to commands, and the running drain.
 //!
-//! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not
-//! mounted.
+//! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not mounted.
 
 use super::{
     absent::{Absent, Waiting},
@@ -51,8 +49,8 @@ struct Drain {
     told: Mutex<DrainReport>,
 }
 
-/// They end with the mount: in a process that serves others, too, their threads would hold its
-/// branches.
+/// Stops both with the mount: their threads would hold its branches, also in a process that continues to serve
+/// other mounts.
 impl Drop for Drains {
     fn drop(&mut self) {
         self.balance.end();
@@ -62,19 +60,19 @@ impl Drop for Drains {
     }
 }
 
-/// What a command needs to know of the mount.
+/// The mount that a command applies to.
 pub struct ServedUnion<'a> {
-    /// What is served.
+    /// Layers of the mount.
     pub stack: &'a Stack,
-    /// Who we are.
+    /// Ids and environment of this process.
     pub context: &'a Context,
-    /// Where.
+    /// Mount point of the union.
     pub mountpoint: &'a Path,
-    /// What is being moved.
+    /// Drain and balance of the union.
     pub drains: &'a Drains,
-    /// What is to come.
+    /// Missing branches of the union.
     pub absent: &'a Waiting,
-    /// The directories that are held, of a mount that outlives its process.
+    /// The source directories that are held open, of a mount that survives its process.
     pub directories: Option<&'a Mutex<Directories>>,
 }
 
@@ -82,7 +80,7 @@ impl ServedUnion<'_> {
     /// Answers a command.
     ///
     /// # Errors
-    /// What cannot be done, and why.
+    /// The request cannot be carried out.
     pub fn answer(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let changed = |warnings| UnionAnswer::Changed { warnings };
         Ok(match request {
@@ -161,7 +159,7 @@ impl ServedUnion<'_> {
         self.stack.union().ok_or_else(|| Failure::new("this mount is no union").exit(Exit::NotFound))
     }
 
-    /// The place of a branch from the top, by its path.
+    /// Returns the position of a branch from the top, by its path.
     fn find(&self, named: &Path) -> Result<usize, Failure> {
         let branches = self.union()?.control().list();
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -183,7 +181,7 @@ impl ServedUnion<'_> {
         let present = self.stack.spec();
         let directories = present.directories().into_iter().chain(branch.directories());
         let directories = directories.map(place::branch).collect::<Result<Vec<PathBuf>, _>>()?;
-        // The top of the mount is what is over the mount point, not what lies below it any more.
+        // At the mount point, the path leads to the union, no longer to the directory below it.
         let itself = |directory: &Path| place::branch(directory).is_ok_and(|real| real == self.mountpoint);
         if branch.directories().into_iter().any(itself) {
             return Err(Failure::new(format!("{} is the union itself", path_text(self.mountpoint)))
@@ -209,7 +207,7 @@ impl ServedUnion<'_> {
         let added =
             held.and_then(|()| self.stack.add_branch(branch, place, &context).map_err(|error| unchanged(&error, "")));
         if added.is_err() {
-            // Nobody has noted them, and what is not used must not keep a disk busy.
+            // They are not recorded, and an unused directory must not keep a disk busy.
             let spec = self.stack.spec();
             drop(directories.lock().take_all_but(&spec));
         }
@@ -278,10 +276,10 @@ impl Drain {
     }
 }
 
-/// Asks for a change on behalf of a user of the mount, to whom only an error number can be said: the rest is logged.
+/// Makes a change for a user of the mount, who gets only an error number: the failure is logged.
 ///
 /// # Errors
-/// Why it is not made.
+/// The error number for the failure.
 pub fn edit(edit: Edit, ask: impl FnOnce(UnionRequest) -> Result<UnionAnswer, Failure>) -> nacre_vfs::Result<()> {
     let request = match edit {
         Edit::Add { text, place } if place == usize::MAX => {
@@ -306,7 +304,7 @@ pub fn edit(edit: Edit, ask: impl FnOnce(UnionRequest) -> Result<UnionAnswer, Fa
         Exit::NotFound => Errno::ENOENT,
         Exit::Denied => Errno::EACCES,
         Exit::Usage => Errno::EINVAL,
-        // The reason is in the log; mergerfs has no other number either.
+        // The reason is in the log; mergerfs has no other error number either.
         Exit::Failure => Errno::EIO,
     })
 }
@@ -321,7 +319,7 @@ fn unchanged(error: &BranchError, next: &str) -> Failure {
     if failure.exit == Exit::Busy { failure.next(next) } else { failure }
 }
 
-/// The branches of a union, from the top.
+/// Returns the reports on the branches of a union, topmost first.
 pub fn branches(union: &Union, mountpoint: &Path, absent: &[Absent]) -> Vec<BranchReport> {
     let mountpoint = path_text(mountpoint);
     let report = |(index, branch): (usize, BranchStatus)| BranchReport {
@@ -393,11 +391,11 @@ fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Fa
     })
 }
 
-/// Looks the union of a stack over. Of one that was opened to be read only it is told which
-/// branches are written to otherwise.
+/// Checks the union of a stack. For one that was opened read-only, `read_only` states which branches are otherwise
+/// writable.
 ///
 /// # Errors
-/// What the branches say.
+/// Errors of the branches.
 pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<Vec<FindingReport>, Failure> {
     let union = stack.union().ok_or_else(|| Failure::new("this mount is no union").exit(Exit::NotFound))?;
     let findings = read_only.map_or_else(|| union.check(repair), |written| union.check_read_only(written));
@@ -424,8 +422,8 @@ pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<
     Ok(findings.into_iter().map(report).collect())
 }
 
-/// What `--explain` says of a stack with a union: nothing is opened, as opening branches means
-/// writing to them.
+/// Returns the output of `--explain` for a stack with a union: nothing is opened, as opening branches writes to
+/// them.
 pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
     let mut text = String::from("branches, from the top\n");
     for layer in &spec.layers {

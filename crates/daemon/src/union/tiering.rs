@@ -1,4 +1,4 @@
-//! Tiering, as commands see it: the daemon's side.
+//! Answers to commands on tiering, in the daemon.
 
 use super::report::{TierBranchReport, TierMoveReport, TierRunReport, TieringReport};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use nacre_union::{Control, PlannedMove, TierRules};
 use nacre_vfs::Errno;
 
-/// Tiering now.
+/// Returns the state of tiering.
 pub fn status(control: &Control) -> TieringReport {
     let told = control.tier_status();
     let tier = |tier: nacre_union::TierFigures| TierBranchReport {
@@ -27,19 +27,19 @@ pub fn status(control: &Control) -> TieringReport {
     }
 }
 
-/// Other rules, all of them.
+/// Replaces all rules.
 ///
 /// # Errors
-/// Rules that are not understood.
+/// The rules are not understood.
 pub fn set(control: &Control, rules: &str) -> Result<(), Failure> {
     let rules: TierRules = rules.parse().map_err(|error: nacre_union::ParseError| Failure::usage(error.to_string()))?;
     control.set_tier_rules(rules).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Looks at all files now.
+/// Starts a tiering run.
 ///
 /// # Errors
-/// There are no tiers, or what the branches say.
+/// There are no tiers, or errors of the branches.
 pub fn run(control: &Control, dry: bool) -> Result<TierRunReport, Failure> {
     let report = control.tier_run(dry, &mut |_| true).map_err(|error| match error {
         Errno::EINVAL => Failure::new("this union has no tiers: at least two of its branches have to be rw+tier")

@@ -1,8 +1,7 @@
-//! The file that holds the file system: made whole or not at all, never overwritten.
+//! The image file of the engine `loop`: made whole or not at all, never overwritten.
 //!
-//! Invariants: a new image gets its name only when its file system is complete; an existing file is
-//! only taken up as it is, and only if nobody but root can have written it, since the kernel is
-//! going to trust what it says.
+//! Invariants: a new image gets its name only when its file system is complete; an existing file is only used
+//! unchanged, and only if nobody but root can have written it, since the kernel trusts its content.
 
 use super::programs;
 use crate::{
@@ -36,29 +35,28 @@ use std::{
 const NO_COPY_ON_WRITE: u32 = 0x0080_0000;
 /// Images end at a multiple of this, the block size of all file systems here.
 pub const BLOCK: u64 = 4096;
-/// How long the kernel may take to let an image go after its last user is gone.
+/// How long the kernel may take to detach an image after its last user is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The time between two looks.
+/// Interval of polling.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// An image, open and held against other commands of ours.
+/// An image, open and locked against other commands of ours.
 #[derive(Debug)]
 pub struct Image {
-    /// Where it is.
+    /// Path of the image.
     pub path: PathBuf,
-    /// What is on it.
+    /// File system on the image.
     pub fstype: FileSystem,
     /// Open for reading and writing, without the page cache where the host can.
     pub file: File,
-    /// The lock is on a descriptor of its own: the kernel keeps the other one as long as the image
-    /// is attached.
+    /// Descriptor with the lock. It is separate: the kernel keeps `file` open as long as the image is attached.
     _held: File,
 }
 
-/// The image's place when none is named: beside the directory.
+/// Returns the default path of an image: next to the directory, with the ending `.cage`.
 ///
 /// # Errors
-/// The root directory has no place beside it.
+/// The root directory has no parent.
 pub fn beside(directory: &Path) -> Result<PathBuf, Failure> {
     let name = directory.file_name().ok_or_else(|| Failure::usage("the root directory cannot be caged in an image"))?;
     let mut name = name.to_owned();
@@ -67,10 +65,10 @@ pub fn beside(directory: &Path) -> Result<PathBuf, Failure> {
 }
 
 impl Image {
-    /// Takes up the image at `path`; none where nothing is there.
+    /// Opens the image at `path`; `None` where there is no file.
     ///
     /// # Errors
-    /// Something that is no image, that others can write, or that another command holds.
+    /// The file is no image, others can write it, or another command holds it.
     pub fn open(path: &Path) -> Result<Option<Image>, Failure> {
         let failed = |error: io::Error| Failure::io("cannot open", path_text(path), &error);
         let metadata = match fs::symlink_metadata(path) {
@@ -79,7 +77,7 @@ impl Image {
         };
         sound(&metadata, path)?;
         let file = open_direct(path, OpenOptions::new().read(true).write(true)).map_err(failed)?;
-        // What was opened is what counts, in case somebody has exchanged it meanwhile.
+        // The file that was opened is checked, in case it was exchanged meanwhile.
         sound(&file.metadata().map_err(failed)?, path)?;
         let Some(fstype) = content(&file).map_err(failed)? else {
             return Err(left_alone(path, "holds no ext4, XFS or Btrfs file system"));
@@ -108,16 +106,15 @@ impl Image {
         }
         set_aside(&new, bytes, sparse)?;
         programs::make(fstype, &new.name, bytes, inodes)?;
-        // Whatever mkfs has given back is taken again.
+        // Blocks that mkfs discarded are allocated again.
         set_aside(&new, bytes, sparse)?;
         new.take_place(path, fstype, RenameFlags::NOREPLACE)
     }
 
-    /// A new file, which `fill` makes out of this one, takes its place.
+    /// Replaces the image atomically by a new file that `fill` makes from this one.
     ///
     /// # Errors
-    /// Those of `fill`, or the system's: this image is as it was then, and nothing else is left
-    /// behind.
+    /// Errors of `fill` or of the system: this image is unchanged then, and nothing else stays behind.
     pub fn replaced(&self, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<Image, Failure> {
         let new = Unready::new(&self.path)?;
         no_copies(&new.file, &mut |_| ());
@@ -125,18 +122,18 @@ impl Image {
         new.take_place(&self.path, self.fstype, RenameFlags::empty())
     }
 
-    /// Its length, bytes.
+    /// Returns its length in bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// As `fstat(2)`.
     pub fn length(&self) -> Result<u64, Failure> {
         self.file.metadata().map(|metadata| metadata.len()).map_err(|error| self.failed("cannot look at", &error))
     }
 
-    /// Gives it another length; with `filled`, every block of it is the host's to give from now on.
+    /// Changes its length; with `filled`, every block of it is allocated on the host.
     ///
     /// # Errors
-    /// ENOSPC: then it has the length that it had.
+    /// ENOSPC: then its length is unchanged.
     pub fn set_length(&self, bytes: u64, filled: bool) -> Result<(), Failure> {
         let before = self.length()?;
         let set = if bytes != before { ftruncate(&self.file, bytes) } else { Ok(()) };
@@ -144,7 +141,7 @@ impl Image {
             set.and_then(|()| if filled { fallocate(&self.file, FallocateFlags::empty(), 0, bytes) } else { Ok(()) });
         set.map_err(|error| {
             if bytes > before {
-                // Only what was added just now goes.
+                // Only the part that was added just now is cut off.
                 let _ = ftruncate(&self.file, before);
             }
             let failure = self.failed("cannot give its size to", &error.into());
@@ -152,7 +149,7 @@ impl Image {
         })
     }
 
-    /// The device that shows it, if any.
+    /// Returns the loop device that it is attached to, if any.
     ///
     /// # Errors
     /// Where sysfs is not mounted.
@@ -160,13 +157,13 @@ impl Image {
         loop_devices::attached(&self.file).map_err(|error| self.failed("cannot find the loop device of", &error))
     }
 
-    /// Waits until no device shows it any more: detaching lags behind the last user.
+    /// Waits until no device shows it any more: the kernel detaches it after the last user is gone, with a delay.
     ///
     /// # Errors
-    /// Somebody still uses it.
+    /// The image is still in use.
     pub fn released(&self) -> Result<(), Failure> {
         let mut failed = None;
-        // Nobody has the device open meanwhile: that would keep it.
+        // Polling does not open the device: an open device stays attached.
         let released = clock::look_until(PATIENCE, LOOK, || match self.device() {
             Ok(device) => device.is_none(),
             Err(failure) => {
@@ -184,7 +181,7 @@ impl Image {
             .next("somebody has files in it open, or has mounted it at another place, too"))
     }
 
-    /// Gives the kernel a moment to let it go, unless `lazy`.
+    /// Waits a moment for the kernel to detach the image, unless `lazy`.
     pub fn settle(&self, lazy: bool) {
         const MOMENT: Duration = Duration::from_secs(2);
         if !lazy {
@@ -192,10 +189,10 @@ impl Image {
         }
     }
 
-    /// The device that shows it from now on.
+    /// Attaches the image to a loop device.
     ///
     /// # Errors
-    /// Where there are no loop devices, or not for us.
+    /// There are no loop devices, or this process may not use them.
     pub fn attach(&self) -> Result<LoopDevice, Failure> {
         let attached = loop_devices::attach(self.file.as_fd(), &self.path);
         attached.map_err(|error| {
@@ -218,7 +215,7 @@ impl Image {
 const NO_ROOM: &str =
     "the host has not that much room; --sparse makes an image that takes room only as it fills, and may then find none";
 
-/// An image that is being made, under a name of its own; gone when it is dropped.
+/// An image that is being made, under a temporary name; removed when it is dropped.
 struct Unready {
     name: PathBuf,
     file: File,
@@ -226,7 +223,7 @@ struct Unready {
 }
 
 impl Unready {
-    /// An empty one.
+    /// Creates an empty file.
     fn new(image: &Path) -> Result<Unready, Failure> {
         clear(image)?;
         let name = unready_name(image);
@@ -236,7 +233,7 @@ impl Unready {
         Ok(Unready { name, file, held })
     }
 
-    /// It is whole: from now on it is the image.
+    /// Renames the complete file to the image's name.
     fn take_place(mut self, image: &Path, fstype: FileSystem, flags: RenameFlags) -> Result<Image, Failure> {
         let finish = || -> io::Result<()> {
             self.file.sync_all()?;
@@ -252,8 +249,8 @@ impl Unready {
 
 impl Drop for Unready {
     fn drop(&mut self) {
-        // Where it has taken its place, nothing has this name; otherwise nobody else has the file:
-        // it was ours alone from the start.
+        // After the rename nothing has this name; before it, nobody else has the file: it was ours alone from the
+        // start.
         let _ = fs::remove_file(&self.name);
     }
 }
@@ -264,13 +261,13 @@ fn unready_name(image: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Removes what a command that was killed has left beside an image.
+/// Removes the temporary file of a command that was killed while it made an image.
 ///
 /// # Errors
-/// A file that is not ours; another command is at it.
+/// The file is not ours, or another command uses it.
 pub fn clear(image: &Path) -> Result<(), Failure> {
     let name = unready_name(image);
-    // Only a file of our own: the directory may be one that others can write.
+    // Only a file of our own is removed: others may be able to write to the directory.
     match fs::symlink_metadata(&name) {
         Ok(metadata) if metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw() => {
             let _held = held(&name)?;
@@ -282,7 +279,7 @@ pub fn clear(image: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Gives a new image its length, and (unless `sparse`) all its room.
+/// Gives a new image its length, and (unless `sparse`) allocates all its blocks.
 fn set_aside(new: &Unready, bytes: u64, sparse: bool) -> Result<(), Failure> {
     let failed =
         |error: rustix::io::Errno| Failure::io("cannot set room aside for", path_text(&new.name), &error.into());
@@ -298,7 +295,7 @@ fn set_aside(new: &Unready, bytes: u64, sparse: bool) -> Result<(), Failure> {
     })
 }
 
-/// Keeps other commands of ours away from a file.
+/// Locks a file against other commands of ours.
 fn held(path: &Path) -> Result<File, Failure> {
     let flag = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(flag).open(path);
@@ -307,8 +304,8 @@ fn held(path: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// On Btrfs, an image that is copied on each write gets slow and may find no room for a block that
-/// it has already.
+/// Turns copy-on-write off for an image on Btrfs: otherwise it gets slow, and a block that it has already may find
+/// no room when it is written again.
 fn no_copies(file: &File, tell: Tell<'_>) {
     const BTRFS: FsWord = 0x9123_683E;
     let on_btrfs = rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == BTRFS);
@@ -336,7 +333,7 @@ fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Whether the kernel can trust what a file says.
+/// Refuses a file whose content the kernel cannot trust.
 fn sound(metadata: &fs::Metadata, path: &Path) -> Result<(), Failure> {
     if !metadata.is_file() {
         return Err(left_alone(path, "is not a regular file"));
@@ -352,9 +349,9 @@ fn left_alone(path: &Path, why: &str) -> Failure {
         .next("--image=FILE names another place for the image")
 }
 
-/// The file system on a file, told by its magic number.
+/// Returns the file system on a file, identified by its magic number.
 fn content(image: &File) -> io::Result<Option<FileSystem>> {
-    // A descriptor of its own: the other one may read whole blocks only.
+    // A separate descriptor: `image` may be opened with `O_DIRECT` and read whole blocks only.
     let file = File::open(proc_path(image.as_fd()))?;
     let has = |at: u64, magic: &[u8]| {
         let mut room = vec![0; magic.len()];
@@ -424,7 +421,7 @@ mod tests {
         Image::make(&path, FileSystem::Ext4, 16 << 20, None, true, &mut |_| ()).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), b"mine");
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
-        // What a killed command has left goes; what somebody else has put there does not.
+        // The file of a killed command is removed; what somebody else put there is not.
         fs::write(unready_name(&path), "left").unwrap();
         clear(&path).unwrap();
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);

@@ -1,7 +1,7 @@
-//! An image's way into the tree of mounts and out of it.
+//! Mounts and unmounts images.
 //!
-//! A new file system gets the directory's owner, mode and access lists before anybody can see it:
-//! it is attached only then.
+//! A new file system gets the directory's owner, mode and access lists before it is attached to the tree of mounts,
+//! so nobody sees it without them.
 
 use super::image::Image;
 use crate::unmount;
@@ -31,15 +31,16 @@ use std::{
 
 /// The access lists of a directory, as extended attributes.
 const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
-/// As large as the kernel allows extended attributes.
+/// Largest extended attribute that the kernel allows.
 const XATTR_MAX: usize = 65_536;
 
-/// Mounts the image at `place`; with `like`, its root becomes like that directory first.
+/// Mounts the image at `place`; with `like`, its root gets the owner, mode and access lists of that directory
+/// first.
 ///
 /// # Errors
-/// What the kernel says, in its own words where it gives any.
+/// The kernel's error, with its message where it gives one.
 pub fn mount(image: &Image, sparse: bool, place: &Path, like: Option<&Path>) -> Result<LoopDevice, Failure> {
-    // What the host does not allow here is not allowed by an image, either.
+    // An image allows nothing that the mount around it forbids.
     let attributes = surroundings(place)?;
     let device = image.attach()?;
     let tree = file_system(image, sparse, &device, attributes)?;
@@ -72,7 +73,7 @@ fn file_system(
     let set = || {
         fsconfig_set_string(&context, "source", &device.path)?;
         if image.fstype == FileSystem::Btrfs && !sparse {
-            // Otherwise it gives back to the host by itself what was set aside for it.
+            // Otherwise Btrfs discards blocks that were allocated for it.
             fsconfig_set_flag(&context, "nodiscard")?;
         }
         fsconfig_create(&context)?;
@@ -81,7 +82,7 @@ fn file_system(
     set().map_err(|error| failed(Some(&context), error))
 }
 
-/// What the kernel has to say about a mount that failed.
+/// Reads the kernel's messages about a mount that failed.
 fn said(context: &OwnedFd) -> String {
     let mut all = Vec::new();
     let mut room = [0; 1024];
@@ -94,7 +95,7 @@ fn said(context: &OwnedFd) -> String {
     all.join("; ")
 }
 
-/// What the mount that `place` lies on does not allow.
+/// Returns the restricting flags (`nosuid`, `nodev` ...) of the mount that `place` lies on.
 fn surroundings(place: &Path) -> Result<MountAttrFlags, Failure> {
     const WORDS: [(&str, MountAttrFlags); 6] = [
         ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -110,7 +111,7 @@ fn surroundings(place: &Path) -> Result<MountAttrFlags, Failure> {
     Ok(chosen.fold(MountAttrFlags::empty(), |all, (_, flag)| all | flag))
 }
 
-/// The mount that a path lies on.
+/// Returns the mount that a path lies on.
 pub fn around<'a>(table: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let longest = table
         .iter()
@@ -141,7 +142,7 @@ fn resemble(tree: &OwnedFd, like: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The device by which the image is mounted at `place`, on top of whatever else is mounted there.
+/// Returns the loop device by which the image is mounted at `place`, on top of other mounts there.
 ///
 /// # Errors
 /// Where the mount table cannot be read.
@@ -151,8 +152,7 @@ pub fn mounted(image: &Image, place: &Path) -> Result<Option<LoopDevice>, Failur
     Ok(image.device()?.filter(|device| device.path == entry.source))
 }
 
-/// Whether what is mounted on top at `place` is a loop device on an image that had this name when
-/// it was attached.
+/// Whether the topmost mount at `place` is a loop device on an image that had this name when it was attached.
 ///
 /// # Errors
 /// Where the mount table cannot be read.
@@ -166,7 +166,7 @@ pub fn shows(image: &Path, place: &Path) -> Result<bool, Failure> {
     Ok(backing == image.as_os_str().as_bytes())
 }
 
-/// Unmounts what is on top at `place`.
+/// Unmounts the topmost mount at `place`.
 ///
 /// # Errors
 /// In use.

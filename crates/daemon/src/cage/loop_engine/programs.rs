@@ -1,5 +1,4 @@
-//! The programs that make, check and resize file systems. They belong to the file systems; we only
-//! say what we want of them.
+//! Runs the programs that make, check and resize file systems: each file system brings its own.
 
 use crate::{
     cage::engine::FileSystem,
@@ -14,33 +13,33 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// The label of every file system that we make. XFS takes 12 characters.
+/// Label of every file system that we make. XFS takes 12 characters.
 pub const LABEL: &str = "nacre-cage";
 
-/// A program and the package of Debian that has it.
+/// A program and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: &'static str,
-    /// The package.
+    /// The Debian package.
     pub package: &'static str,
 }
 
-/// `e2fsck(8)`.
+/// The program `e2fsck(8)`.
 pub const E2FSCK: Program = Program { name: "e2fsck", package: "e2fsprogs" };
-/// `e2image(8)`.
+/// The program `e2image(8)`.
 pub const E2IMAGE: Program = Program { name: "e2image", package: "e2fsprogs" };
-/// `resize2fs(8)`.
+/// The program `resize2fs(8)`.
 pub const RESIZE2FS: Program = Program { name: "resize2fs", package: "e2fsprogs" };
-/// `xfs_growfs(8)`.
+/// The program `xfs_growfs(8)`.
 pub const XFS_GROWFS: Program = Program { name: "xfs_growfs", package: "xfsprogs" };
-/// `btrfs(8)`.
+/// The program `btrfs(8)`.
 pub const BTRFS: Program = Program { name: "btrfs", package: "btrfs-progs" };
 
-/// Runs a program to its end.
+/// Runs a program and waits for its end.
 ///
 /// # Errors
-/// It is not installed, or it failed: exit codes above `tolerated`.
+/// It is not installed, or it failed: its exit code is above `tolerated`.
 pub fn run<S: AsRef<OsStr>>(program: Program, arguments: &[S], tolerated: i32) -> Result<Output, Failure> {
     let output = Command::new(program.name)
         .args(arguments)
@@ -66,7 +65,7 @@ fn missing(program: Program) -> Failure {
         .next(format!("it is in Debian's package {}: apt install {0}", program.package))
 }
 
-/// Services are often started without the directories of administrators' programs.
+/// Appends the directories of administrators' programs to `PATH`: services are often started without them.
 fn search_path(path: Option<OsString>) -> OsString {
     let mut path = path.unwrap_or_default();
     if !path.is_empty() {
@@ -76,11 +75,11 @@ fn search_path(path: Option<OsString>) -> OsString {
     path
 }
 
-/// What a program said last, in one line.
+/// Returns the last messages of a program, in one line.
 fn said(output: &Output) -> String {
     let lines = |bytes: &[u8]| -> Vec<String> {
         let lines = bytes.split(|&byte| byte == b'\n').map(|line| printable(line.trim_ascii()));
-        // Versions are told before anything else.
+        // Programs print their version first.
         lines.filter(|line| !line.is_empty() && !is_version(line)).collect()
     };
     let mut said = lines(&output.stderr);
@@ -91,14 +90,13 @@ fn said(output: &Output) -> String {
     if said.is_empty() { format!("{}", output.status) } else { said.split_off(last).join("; ") }
 }
 
-/// The greeting of the programs of e2fsprogs: `resize2fs 1.47.0 (5-Feb-2023)`.
+/// Whether a line is the version line of the programs of e2fsprogs: `resize2fs 1.47.0 (5-Feb-2023)`.
 fn is_version(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     matches!(words.as_slice(), [_, version, date] if version.starts_with(|c: char| c.is_ascii_digit()) && date.starts_with('('))
 }
 
-/// Makes a file system on a new image of `bytes` full of zeros. Nothing of it is given back to the
-/// host (`discard`).
+/// Makes a file system on a new image of `bytes` full of zeros. None of its blocks is discarded.
 ///
 /// # Errors
 /// As [`run`].
@@ -114,12 +112,12 @@ pub fn make(kind: FileSystem, image: &Path, bytes: u64, inodes: Option<u64>) -> 
     match kind {
         FileSystem::Ext4 => {
             let program = Program { name: "mkfs.ext4", package: "e2fsprogs" };
-            // 4 KiB blocks suit direct I/O on every disk; none is kept for root, who is in the cage
+            // 4 KiB blocks suit direct I/O on every disk; no blocks are reserved for root, who writes in the cage
             // like everybody.
             let words = |extended| ["-q", "-F", "-b", "4096", "-m", "0", "-L", LABEL, "-E", extended];
-            // The zeros are there already: neither mkfs nor the kernel, later, has to write them.
+            // The image holds zeros already: neither mkfs nor the kernel, later, has to write them.
             let made = run(program, &with(&words("nodiscard,assume_storage_prezeroed=1")), 0);
-            // Before 1.47 it does not know that; other errors come again.
+            // Before 1.47 mke2fs does not know this option; other errors occur again.
             made.or_else(|_| run(program, &with(&words("nodiscard")), 0)).map(drop)
         }
         FileSystem::Xfs => {
@@ -129,9 +127,9 @@ pub fn make(kind: FileSystem, image: &Path, bytes: u64, inodes: Option<u64>) -> 
         }
         FileSystem::Btrfs => {
             let program = Program { name: "mkfs.btrfs", package: "btrfs-progs" };
-            // Data takes all the room that it can get, and then there is none for metadata, not
-            // even to delete something: in a small file system both share their room, in a large
-            // one mkfs sets enough aside for metadata (and a copy of it).
+            // Data chunks take all the space that they can get, and then there is none for metadata, not even to
+            // delete something: in a small file system both share their chunks, in a large one mkfs sets enough
+            // aside for metadata (and a copy of it).
             const SHARED_BELOW: u64 = 5 << 30;
             let shared: &[&str] = if bytes < SHARED_BELOW {
                 &["--mixed", "-d", "single", "-m", "single"]
@@ -143,7 +141,7 @@ pub fn make(kind: FileSystem, image: &Path, bytes: u64, inodes: Option<u64>) -> 
     }
 }
 
-/// The least size of an image, bytes, and why.
+/// Smallest size of an image in bytes, with the reason.
 pub fn least(kind: FileSystem) -> (u64, &'static str) {
     match kind {
         FileSystem::Ext4 => (16 << 20, "with its journal"),
@@ -152,7 +150,7 @@ pub fn least(kind: FileSystem) -> (u64, &'static str) {
     }
 }
 
-/// Whether the file system of this image is whole; mends what can be mended without asking.
+/// Checks the file system of an unmounted image and repairs what e2fsck repairs without asking (`-p`).
 ///
 /// # Errors
 /// Damage that needs a decision.

@@ -1,10 +1,10 @@
-//! Other sizes for an image.
+//! Resizes an image.
 //!
-//! Growing: file, device, file system. Shrinking: file system, device, file. So whatever is cut
-//! short, by a crash or a failure, leaves a file system that is no larger than its file, and the
-//! same command again completes it. While ext4 is resized unmounted, it is damaged in between, and
-//! what resize2fs can keep for such a case (`-z`) is not complete when it is killed: so it works on
-//! a copy of what is in use, which takes the image's place when it is whole.
+//! Order when growing: file, device, file system; when shrinking: file system, device, file. After a crash or a
+//! failure in between, the file system is no larger than its file, and the same command completes the resize. While
+//! resize2fs works on an unmounted ext4, the file system is inconsistent, and its undo file (`-z`) is incomplete
+//! when it is killed: so resize2fs works on a copy of the used blocks, which replaces the image when it is
+//! complete.
 
 use super::{
     image::Image,
@@ -32,10 +32,10 @@ use std::{
     time::Duration,
 };
 
-/// Makes the cage at `place` larger, or completes what was begun.
+/// Makes the cage at `place` larger, or completes an interrupted resize.
 ///
 /// # Errors
-/// No room on the host: nothing has changed. A file system that does not grow: its image has.
+/// No room on the host: nothing has changed. The file system does not grow: the image has grown.
 pub fn grow(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     let place = record.mountpoint.as_path();
     let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
@@ -44,7 +44,7 @@ pub fn grow(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: 
         tell("without CAP_SYS_RESOURCE, ext4 grows only unmounted: the cage is unmounted for as long as that takes");
         drop(device);
         let before = image.length()?;
-        // Whether the host has the room is found out before anybody is disturbed.
+        // A lack of room on the host is found before the cage is unmounted.
         enlarge()?;
         return unmounted(image, sparse, record, bytes).map_err(|failure| match image.set_length(before, false) {
             Ok(()) => failure,
@@ -59,7 +59,7 @@ pub fn grow(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: 
         FileSystem::Btrfs => btrfs_resize("max", place),
     };
     grown.map_err(|failure| failure.next("the image has its new size already; the same command again completes it"))?;
-    // Before Linux 6.17, what the kernel has filled with zeros was given back to the host.
+    // Before Linux 6.17, the kernel discards blocks that it has filled with zeros.
     if sparse { Ok(()) } else { enlarge() }
 }
 
@@ -71,8 +71,8 @@ fn may_grow_mounted() -> bool {
 /// Makes the cage smaller.
 ///
 /// # Errors
-/// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted.
-/// Nothing has changed.
+/// The file system cannot shrink, or not so far; the cage is in use and would have to be unmounted. Nothing has
+/// changed.
 pub fn shrink(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     match image.fstype {
         FileSystem::Xfs => Err(Failure::new("XFS cannot shrink").next(
@@ -87,10 +87,9 @@ fn shrink_btrfs(image: &Image, place: &Path, bytes: u64) -> Result<(), Failure> 
     let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
     let size = bytes.to_string();
     let mut shrunk = btrfs_settled(&size, place);
-    // Room that was in use once stays with data or metadata until its chunks are emptied: only then
-    // can the end be moved elsewhere. First the chunks that are empty, which takes no room, then
-    // those that are half full. (Where data and metadata share their room, both words have to say
-    // the same.)
+    // Space that was in use once stays with data or metadata until its chunks are emptied: only then can the end be
+    // moved elsewhere. First the empty chunks are balanced, which takes no space, then chunks that are at most half
+    // full. (In a file system of mixed chunks, both filters must be equal.)
     for usage in [["-dusage=0", "-musage=0"], ["-dusage=50", "-musage=50"]] {
         if shrunk.is_err() {
             let words = [&["balance", "start"], &usage[..]].concat();
@@ -104,20 +103,20 @@ fn shrink_btrfs(image: &Image, place: &Path, bytes: u64) -> Result<(), Failure> 
     device.follow_length().map_err(|error| Failure::io("cannot resize", path_text(&device.path), &error))
 }
 
-/// Shrinks once the kernel's cleaner has freed the chunks of what was deleted just now: a sync of
-/// Btrfs' own kind wakes it, and it takes its time.
+/// Shrinks once the kernel's cleaner thread has freed the chunks of recently deleted files: `btrfs filesystem sync`
+/// wakes it, and it works asynchronously.
 fn btrfs_settled(size: &str, place: &Path) -> Result<Output, Failure> {
     const ATTEMPTS: u32 = 12;
     let mut shrunk = Err(Failure::new("not tried"));
     for attempt in 0..ATTEMPTS {
         programs::run(BTRFS, &[OsStr::new("filesystem"), OsStr::new("sync"), place.as_os_str()], 0)?;
         shrunk = btrfs_resize(size, place);
-        // Room that files are in does not get free by waiting.
+        // Space of existing files does not become free by waiting.
         let used = statvfs(place).map_or(u64::MAX, |stat| stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize);
         if shrunk.is_ok() || size.parse::<u64>().is_ok_and(|size| used >= size) {
             break;
         }
-        // The cleaner tells nobody when it has been there.
+        // The cleaner does not notify when it is done.
         clock::pause(Duration::from_millis(50) * attempt);
     }
     shrunk
@@ -127,7 +126,7 @@ fn btrfs_resize(size: &str, place: &Path) -> Result<Output, Failure> {
     programs::run(BTRFS, &[OsStr::new("filesystem"), OsStr::new("resize"), OsStr::new(size), place.as_os_str()], 0)
 }
 
-/// What the file system has moved is on the disk before its old place goes.
+/// Syncs the file system: blocks that were moved are on the disk before the end of the file is cut off.
 fn sync(place: &Path) -> Result<(), Failure> {
     let synced = File::open(place).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
     synced.map_err(|error| Failure::io("cannot sync", path_text(place), &error))
@@ -139,7 +138,7 @@ fn shrink_ext4(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tel
     unmounted(image, sparse, record, bytes)
 }
 
-/// Mounts a cage again whose resizing was cut short while it was unmounted for that.
+/// Mounts a cage again that was unmounted for a resize which was interrupted.
 ///
 /// # Errors
 /// It cannot be mounted.
@@ -151,14 +150,14 @@ pub fn go_on(image: &Image, sparse: bool, record: &CageRecord) -> Result<(), Fai
     mounting::mount(image, sparse, &record.mountpoint, None).map(drop)
 }
 
-/// Gives ext4 a new size while the cage is unmounted, and mounts it again whatever came of it.
+/// Resizes ext4 while the cage is unmounted, and mounts it again whether that succeeded or failed.
 fn unmounted(image: &Image, sparse: bool, record: &CageRecord, bytes: u64) -> Result<(), Failure> {
     let place = record.mountpoint.as_path();
-    // Where this is cut short, the same command again knows that the cage is to be mounted.
+    // After an interruption, the same command finds in the record that the cage is to be mounted.
     CageRecord { resizing: true, ..record.clone() }.save()?;
     let done = while_unmounted(image, sparse, place, bytes);
     if done.is_err() {
-        // What failed is told.
+        // The first failure is returned; one of the record adds nothing.
         let _ = record.save();
     }
     done
@@ -172,12 +171,12 @@ fn while_unmounted(image: &Image, sparse: bool, place: &Path, bytes: u64) -> Res
         (Err(failure), Err(back)) => Err(failure.next(format!("and it could not be mounted again: {}", back.what))),
         (Err(failure), Ok(())) => Err(failure),
         (Ok(_), Err(back)) => Err(back),
-        // Only now: until its place was taken, the old image had this room.
+        // Only now: until the copy replaced it, the old image occupied this room.
         (Ok(resized), Ok(())) => resized.set_length(bytes, !sparse),
     }
 }
 
-/// A copy of the image takes its place, with another size.
+/// Replaces the image by a resized copy.
 fn resized_copy(image: &Image, bytes: u64) -> Result<Image, Failure> {
     image.replaced(|copy| {
         let words = [OsStr::new("-r"), OsStr::new("-a"), image.path.as_os_str(), copy.as_os_str()];
@@ -189,7 +188,7 @@ fn resized_copy(image: &Image, bytes: u64) -> Result<Image, Failure> {
         let size = OsString::from(format!("{}K", bytes / 1024));
         let resized = programs::run(RESIZE2FS, &[copy.as_os_str(), &size], 0);
         resized.map_err(|failure| failure.next("what is in the cage has to fit; nothing has changed"))?;
-        // What resize2fs may leave behind its end.
+        // resize2fs may leave bytes after the end of the file system.
         let cut = File::options().write(true).open(copy).and_then(|file| file.set_len(bytes));
         cut.map_err(|error| Failure::io("cannot give its size to", path_text(copy), &error))
     })

@@ -1,9 +1,8 @@
-//! Project quotas of ext4 and XFS: all that is in the directory belongs to a project of its own,
-//! and the project has hard limits.
+//! Project quotas of ext4 and XFS: all files of the directory belong to a project of its own, and the project has
+//! hard limits.
 //!
-//! The order makes every end in between harmless: a free number is chosen and remembered, the tree
-//! moves into the project, and only then the limits are set. A command that was cut short continues
-//! when it is given again.
+//! The order makes every interruption harmless: a free project id is chosen and recorded, the files of the tree
+//! move into the project, and only then the limits are set. The same command completes an interrupted one.
 
 use super::{caged_already, refused, tree, unable};
 use crate::{
@@ -24,19 +23,18 @@ use std::{
     path::Path,
 };
 
-/// The first number that we give a project; below are those that administrators and containers
-/// choose.
+/// First project id that we choose; administrators and containers choose ids below it.
 const FIRST: u32 = 0x6E61_0000;
-/// How many numbers are tried.
+/// Number of project ids that are tried.
 const NUMBERS: u32 = 0x1_0000;
-/// Where administrators name projects (xfs_quota(8)): `number:directory` and `name:number`. We
-/// never write there.
+/// Files in which administrators name projects (xfs_quota(8)): `number:directory` and `name:number`. We never write
+/// them.
 const NAMED: [&str; 2] = ["/etc/projects", "/etc/projid"];
 
-/// Whether the file system below keeps limits of projects, and the directory is free for one.
+/// Checks that the file system enforces project quotas, and that the directory belongs to no project.
 ///
 /// # Errors
-/// Why not, and how to change that.
+/// Why a cage is not possible, and how to change that.
 pub fn ready(directory: &File, name: &Path, entry: &MountEntry, fstype: FileSystem) -> Result<(), Failure> {
     let how = how_to_enable(entry, fstype);
     match project_quota::state(directory.as_fd()) {
@@ -89,10 +87,10 @@ fn how_to_enable(entry: &MountEntry, fstype: FileSystem) -> String {
     }
 }
 
-/// Makes the cage, or completes one that was begun.
+/// Makes the cage, or completes an interrupted one.
 ///
 /// # Errors
-/// As [`ready`], and what the system refuses on the way.
+/// As [`ready`], and errors of the system.
 pub fn create(
     wanted: &Wanted,
     bytes: u64,
@@ -108,12 +106,12 @@ pub fn create(
         project_quota::membership(open.as_fd()).map_err(|error| refused("cannot see the project of", name, &error))?;
     let own = known.filter(|record| project_of(record).is_ok_and(|project| project == membership.project));
     let record = match own {
-        // Cut short.
+        // It was interrupted.
         Some(record) if matches!(record.detail, Detail::Project { complete: false, .. }) => {
             CageRecord { bytes, inodes: wanted.inodes, ..record }
         }
         Some(_) => return Err(caged_already(name)),
-        // What is known of this name is of another directory, which is gone.
+        // A record of this name, if any, is of another directory, which is gone.
         None => {
             ready(open, name, entry, fstype)?;
             let _choosing = record::choosing()?;
@@ -126,8 +124,8 @@ pub fn create(
     };
     let made = complete(record.clone(), open, tell);
     if made.is_err() && lift(&record, Some(open), &mut |_| ()).is_ok() {
-        // As if nothing had been asked. Where it cannot be undone, the record stays, and the same
-        // command goes on from there.
+        // Everything is undone. Where it cannot be undone, the record stays, and the same command continues from
+        // there.
         record.remove()?;
     }
     made
@@ -169,8 +167,8 @@ fn complete(record: CageRecord, open: &File, tell: Tell<'_>) -> Result<CageRecor
     Ok(record)
 }
 
-/// A number that no project has: neither by name, nor by one of our records, nor by anything on
-/// this file system.
+/// Chooses a project id that is not in use: neither by name, nor by one of our records, nor by any file of this
+/// file system.
 fn free_project(open: &File, name: &Path) -> Result<u32, Failure> {
     let mut taken: BTreeSet<u32> = CageRecord::all()?.iter().filter_map(|record| project_of(record).ok()).collect();
     for file in NAMED {
@@ -190,7 +188,7 @@ fn free_project(open: &File, name: &Path) -> Result<u32, Failure> {
     Err(Failure::new(format!("no number is free for a project on the file system of {}", path_text(name))))
 }
 
-/// The numbers in a file of projects: before the colon in one, after it in the other.
+/// Returns the numbers in a file of projects: before the colon in one, after it in the other.
 fn named(text: &str) -> impl Iterator<Item = u32> {
     let fields = text.lines().filter(|line| !line.starts_with('#')).flat_map(|line| line.split(':'));
     fields.filter_map(|field| field.trim().parse().ok())
@@ -208,20 +206,20 @@ fn usage(record: &CageRecord, open: &File) -> Result<Usage, Failure> {
     usage.map_err(|error| refused("cannot see the quotas of", &record.directory, &error))
 }
 
-/// Sets the limits that the record names.
+/// Sets the limits of the record.
 ///
 /// # Errors
-/// A size below a block, or what the system says.
+/// A size below a block, or errors of the system.
 pub fn set(record: &CageRecord, open: &File) -> Result<(), Failure> {
     large_enough(record.bytes)?;
     let set = project_quota::set_limits(open.as_fd(), project_of(record)?, record.bytes, record.inodes.unwrap_or(0));
     set.map_err(|error| refused("cannot set the quota of", &record.directory, &error))
 }
 
-/// What the file system counts.
+/// Returns limits and usage as the file system reports them.
 ///
 /// # Errors
-/// What the system says.
+/// The system does not report them.
 pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     let project = project_of(record)?;
     let usage = usage(record, open)?;
@@ -251,10 +249,10 @@ pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     })
 }
 
-/// Lifts the limits and gives the number back; without the directory, only the limits.
+/// Lifts the limits and releases the project id; without the directory, lifts only the limits.
 ///
 /// # Errors
-/// What the system says; the limits are lifted first.
+/// Errors of the system; the limits are lifted first.
 pub fn lift(record: &CageRecord, open: Option<&File>, tell: Tell<'_>) -> Result<(), Failure> {
     let project = project_of(record)?;
     let refused = |error: io::Error| refused("cannot lift the quota of", &record.directory, &error);

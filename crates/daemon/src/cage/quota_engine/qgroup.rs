@@ -1,7 +1,6 @@
-//! Btrfs qgroups: what a subvolume refers to is limited, whoever else refers to it, too.
+//! Btrfs qgroups: the limit counts all data that a subvolume refers to, also data shared with other subvolumes.
 //!
-//! The figures come from sysfs, where the kernel shows what it counts at the moment, not what it
-//! wrote last.
+//! The figures come from sysfs, which shows the kernel's current count, not the one last written to disk.
 
 use super::{caged_already, mount_of, refused, unable};
 use crate::{
@@ -30,7 +29,7 @@ use std::{
 /// Makes the cage.
 ///
 /// # Errors
-/// A directory that is no subvolume, quotas that are off, a limit that somebody else has set.
+/// The directory is no subvolume, quotas are off, or there is already a limit of other origin.
 pub fn create(wanted: &Wanted, bytes: u64, open: &File, known: Option<&CageRecord>) -> Result<CageRecord, Failure> {
     let name = wanted.directory.as_path();
     no_inodes(wanted.inodes.is_some())?;
@@ -68,7 +67,7 @@ fn no_inodes(asked: bool) -> Result<(), Failure> {
     Err(Failure::usage("Btrfs limits no inodes").next("--engine=fuse does"))
 }
 
-/// The directory of sysfs that shows a subvolume's group.
+/// Returns the directory of sysfs for a subvolume's qgroup.
 fn group(open: &File, name: &Path, subvolume: u64) -> Result<PathBuf, Failure> {
     let filesystem = btrfs_quota::filesystem(open.as_fd()).map_err(|error| refused("cannot look at", name, &error))?;
     let groups = PathBuf::from(format!("/sys/fs/btrfs/{filesystem}/qgroups"));
@@ -81,15 +80,15 @@ fn group(open: &File, name: &Path, subvolume: u64) -> Result<PathBuf, Failure> {
         .next(format!("`btrfs quota enable {text}` turns them on; or use --engine=fuse")))
 }
 
-/// The limit that is set, bytes.
+/// Returns the limit in bytes, if one is set.
 fn limit(group: &Path) -> Option<u64> {
     const MAX_REFERENCED: u64 = 1;
     let set = number(group, "limit_flags").is_some_and(|flags| flags & MAX_REFERENCED != 0);
     number(group, "max_referenced").filter(|_| set)
 }
 
-/// A directory of the file system outside of the cage: a change made through the cage itself would
-/// have to find room in it.
+/// Opens the top-level directory of the file system, which is outside of the cage: a change of the limit made
+/// through the cage itself would have to find room in it.
 fn outside(name: &Path) -> Result<OwnedFd, Failure> {
     const TOP_LEVEL: &str = "5";
     let source = mount_of(name)?.source;
@@ -98,7 +97,7 @@ fn outside(name: &Path) -> Result<OwnedFd, Failure> {
         fsconfig_set_string(&context, "source", &source)?;
         fsconfig_set_string(&context, "subvolid", TOP_LEVEL)?;
         fsconfig_create(&context)?;
-        // Never attached: nobody sees it, and it is gone when it is closed.
+        // Never attached to the tree of mounts: nobody sees it, and it is gone when it is closed.
         let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
         openat(&tree, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
     };
@@ -116,10 +115,10 @@ fn subvolume_of(record: &CageRecord) -> Result<u64, Failure> {
     }
 }
 
-/// Sets the limit that the record names.
+/// Sets the limit of the record.
 ///
 /// # Errors
-/// A size below a block, a limit of inodes (`inodes`), or what the system says.
+/// A size below a block, a limit of inodes (`inodes`), or errors of the system.
 pub fn set(record: &CageRecord, inodes: bool, open: &File) -> Result<(), Failure> {
     no_inodes(inodes)?;
     large_enough(record.bytes)?;
@@ -129,7 +128,7 @@ pub fn set(record: &CageRecord, inodes: bool, open: &File) -> Result<(), Failure
 }
 
 fn large_enough(bytes: u64) -> Result<(), Failure> {
-    // A subvolume with nothing in it takes one tree block.
+    // An empty subvolume takes one tree block.
     const LEAST: u64 = 65_536;
     if bytes >= LEAST {
         return Ok(());
@@ -137,7 +136,7 @@ fn large_enough(bytes: u64) -> Result<(), Failure> {
     Err(Failure::usage(format!("--size={bytes} is too little: an empty subvolume needs up to {LEAST} bytes")))
 }
 
-/// Whether the directory is still the subvolume that was caged.
+/// Checks that the directory is still the subvolume that was caged.
 fn same(record: &CageRecord, open: &File) -> Result<(), Failure> {
     let now =
         btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", &record.directory, &error))?;
@@ -150,10 +149,10 @@ fn same(record: &CageRecord, open: &File) -> Result<(), Failure> {
     Err(failure.next(format!("`nacre cage remove {name}` forgets that cage")))
 }
 
-/// What Btrfs counts.
+/// Returns limit and usage as Btrfs counts them.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     let subvolume = subvolume_of(record)?;
     same(record, open)?;
@@ -163,7 +162,7 @@ pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     match group(open, &record.directory, subvolume) {
         Err(failure) => notes.push(format!("nothing is limited: {}", failure.what)),
         Ok(group) => {
-            // Reserved: accepted, and not on the disk yet.
+            // The reserved bytes are accepted, and not on the disk yet.
             let used = ["referenced", "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"]
                 .iter()
                 .filter_map(|file| number(&group, file))
@@ -182,10 +181,10 @@ pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     Ok(Figures { notes, ..figures })
 }
 
-/// Lifts the limit; nothing is left to lift where the subvolume is gone, or quotas are off.
+/// Lifts the limit; does nothing where the subvolume is gone, or quotas are off.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn lift(record: &CageRecord, open: Option<&File>) -> Result<(), Failure> {
     let subvolume = subvolume_of(record)?;
     let there = open
@@ -200,7 +199,7 @@ pub fn lift(record: &CageRecord, open: Option<&File>) -> Result<(), Failure> {
     }
 }
 
-/// ENOTCONN: quotas are off; ENOENT: the group is gone.
+/// Whether there is no limit any more: ENOTCONN: quotas are off; ENOENT: the group is gone.
 fn gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::NotFound)
 }

@@ -1,9 +1,8 @@
-//! A directory tree moves into a project, and out of it again.
+//! Moves the files of a directory tree into a project, and out of it again.
 //!
-//! From the top down, each directory before its entries: what others make meanwhile in a directory
-//! that has moved already belongs to the project by inheritance, and what they make in one that has
-//! not is found when its turn comes. Names that lead out of the tree (links, other file systems)
-//! are not followed.
+//! From the top down, each directory before its entries: files that others make meanwhile in a directory that has
+//! moved already belong to the project by inheritance, and files in a directory that has not are found when it is
+//! read. Names that lead out of the tree (links, other file systems) are not followed.
 
 use crate::{failure::Failure, report::path_text};
 use nacre_sys::project_quota::{self, Membership};
@@ -22,32 +21,32 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// After how many files there is news for who waits.
+/// Number of files after which progress is reported.
 const NEWS_EVERY: u64 = 100_000;
 
-/// What came of it.
+/// Result of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Files and directories that belong to the project now (or no longer).
     pub files: u64,
-    /// Those that cannot: immutable ones. The first of them, by name.
+    /// Number of files that cannot be moved: immutable ones.
     pub left: u64,
-    /// One of them.
+    /// Path of the first file that cannot be moved.
     pub example: Option<PathBuf>,
 }
 
-/// Moves everything at and below `root` that belongs to `from` to `to`; what belongs to a third
-/// project stays there.
+/// Moves everything at and below `root` that belongs to project `from` to project `to`; files of a third project
+/// stay there.
 ///
 /// # Errors
-/// What the system refuses, at the first file; those before it have moved.
+/// The first error of the system; the files before it have moved.
 pub fn relocate(root: &File, name: &Path, from: u32, to: u32, tell: &mut dyn FnMut(u64)) -> Result<Moved, Failure> {
     let device = fstat(root).map_err(|error| failed(name, &error.into()))?.st_dev;
     let mut walk = Walk { device, from, to, moved: Moved::default(), tell };
     let mut waiting = vec![PathBuf::new()];
     while let Some(relative) = waiting.pop() {
         let directory = match open_below(root, &relative) {
-            // Gone meanwhile, or not a directory any more.
+            // The directory was removed or replaced meanwhile.
             Err(error) if vanished(&error) => continue,
             directory => directory.map_err(|error| failed(&name.join(&relative), &error))?,
         };
@@ -92,8 +91,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Links, sockets and devices: they cannot be opened for this. Before Linux 6.17, those that
-    /// are there already are not counted.
+    /// Moves a link, socket or device, which cannot be opened for this. Before Linux 6.17, existing ones stay
+    /// uncounted.
     fn special(&mut self, directory: &OwnedFd, name: &CStr, path: &Path) -> Result<(), Failure> {
         let moved = project_quota::membership_of(directory.as_fd(), name).and_then(|project| {
             if project == self.from {
@@ -153,7 +152,7 @@ impl Walk<'_> {
     }
 }
 
-/// A directory of the tree, by names below the root none of which may be a link.
+/// Opens a directory of the tree; no component below the root may be a link.
 fn open_below(root: &File, relative: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory = openat(root, ".", flags, Mode::empty())?;
@@ -168,7 +167,7 @@ fn vanished(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
-/// A kernel that cannot, a file system that cannot, or a kind of file that belongs to no project.
+/// Whether kernel or file system do not support the call, or this kind of file belongs to no project.
 fn unsupported(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL))
@@ -233,7 +232,7 @@ mod tests {
         fs::create_dir(root.join("other")).unwrap();
         let other = Membership { project: 77, inherited: true };
         project_quota::set_membership(File::open(root.join("other")).unwrap().as_fd(), other).unwrap();
-        // A way out, which must not be taken.
+        // A link out of the tree, which must not be followed.
         let outside = xfs.0.path().join("mount/outside");
         fs::write(&outside, "x").unwrap();
         symlink(&outside, root.join("link")).unwrap();
@@ -250,9 +249,9 @@ mod tests {
         fs::write(root.join("a/new"), "").unwrap();
         assert_eq!(project(&root.join("a/new")).project, 4711);
         assert_eq!(project(&outside).project, 0);
-        // What belongs to somebody else stays his.
+        // Files of a third project stay in it.
         assert_eq!(project(&root.join("other")), other);
-        // Nothing is left to do the second time.
+        // A second run has nothing to do.
         assert_eq!(relocate(&open, &root, 0, 4711, &mut |_| ()).unwrap(), Moved::default());
 
         relocate(&open, &root, 4711, 0, &mut |_| ()).unwrap();

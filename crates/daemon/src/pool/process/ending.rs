@@ -1,7 +1,7 @@
-//! How the process that owns a pool lets it go: exported because it must end, never there because nobody has heard of it,
-//! or exported or destroyed by a command.
+//! Releases the pool of this process: by an export because it must end, by undoing the creation of a new pool whose
+//! maker was never notified, or after an export or destruction by a command.
 //!
-//! Called by `process.rs`. Invariant: a pool that is marked as destroyed is never gone on with, whatever becomes of its
+//! Called by `process.rs`. Invariant: a pool that is marked as destroyed has no failover, whatever happens to its
 //! objects in a bucket.
 
 use super::super::{client, expected, known};
@@ -11,14 +11,14 @@ use nacre_admin::{Progress, Refusal, Silent, fs, pool};
 use nacre_pool::label::PoolState;
 use std::sync::atomic::Ordering;
 
-/// Exports because the process must end.
+/// Exports the pool because the process must end.
 pub(super) fn leave(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
     if let Err(refusal) = pool::stays(&office.imported) {
         tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
     }
     let unmounted = fs::leave_all(&*office.mounts);
-    // What was accepted becomes durable, whatever became of the mounts.
+    // Accepted data becomes durable, whether or not the mounts ended in order.
     let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
     exported.map_err(|refusal| {
         tracing::error!(error = %refusal, "the pool was not exported in order");
@@ -26,8 +26,7 @@ pub(super) fn leave(office: &Office) -> Result<(), Failure> {
     })
 }
 
-/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never
-/// there.
+/// Destroys a new pool that could not be mounted, or whose maker was killed before he was notified.
 pub(super) fn undo(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
     let unmounted = fs::leave_all(&*office.mounts);
@@ -36,10 +35,11 @@ pub(super) fn undo(office: &Office) -> Result<(), Failure> {
     destroyed.and(unmounted).map_err(|refusal| client::failure(&refusal))
 }
 
-/// The pool was exported or destroyed: this process ends, also where objects of a destroyed pool stay in its bucket.
+/// Ends this process after an export or a destruction by a command, even if objects of a destroyed pool remain in
+/// its bucket.
 ///
 /// # Errors
-/// Objects of a destroyed pool that could not be removed.
+/// Objects of a destroyed pool could not be removed.
 pub(super) fn end(office: &Office, notes: &mut dyn Progress) -> Result<(), Refusal> {
     if let Some(left) = &office.notes {
         // An exported pool has no failover.
@@ -51,7 +51,7 @@ pub(super) fn end(office: &Office, notes: &mut dyn Progress) -> Result<(), Refus
         office.gone.store(true, Ordering::SeqCst);
         return Ok(());
     }
-    // If this process is killed, nobody is told to import a pool that is destroyed.
+    // If this process is killed, no message recommends importing a destroyed pool.
     expected::forget(&directory, &imported.name());
     let erased = imported.erase(notes);
     if erased.is_ok() && !office.copy {

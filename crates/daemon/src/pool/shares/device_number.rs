@@ -1,12 +1,11 @@
-//! The device number of a mount that NFS-Ganesha gives to others, the same for ever.
+//! Constant device numbers of mounts that NFS-Ganesha exports.
 //!
-//! Used by `shares.rs` before `mounts.rs` mounts. Ganesha puts the number into the handles of its
-//! clients, since a FUSE mount has no other identity that it asks for (`f_fsid` of statfs(2) is 0).
-//! The kernel gives each superblock without a device the lowest number that is free. So those that
-//! are free below the wanted one are held until the mount is made, by empty superblocks (ramfs)
-//! that are mounted nowhere. Invariants:
+//! Used by `shares.rs` before `mounts.rs` mounts. Ganesha puts the device number into file handles, since a FUSE
+//! mount has no other identity that it reads (`f_fsid` of statfs(2) is 0). The kernel gives each superblock without
+//! a block device the lowest free number. So the free numbers below the wanted one are held until the mount is
+//! made, by empty superblocks (ramfs) that are mounted nowhere. Invariants:
 //! * one process at a time holds numbers, by a lock on the directory of exports;
-//! * a mount is made in any case: without its number only clients' old handles are stale.
+//! * the mount is made in any case: without its number only clients' old handles are stale.
 
 use rustix::{
     fd::OwnedFd,
@@ -19,33 +18,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The lowest number that is given: those of ordinary machines are below it, and change with the
-/// order in which things are mounted.
+/// Lowest number that is assigned: numbers of other mounts are usually below it, and change with the order of
+/// mounts.
 const FIRST: u32 = 512;
-/// So many numbers are shared out among file systems.
+/// How many numbers are distributed among datasets.
 const SPREAD: u64 = 512;
-/// So long a server may take to let go of what was mounted before.
+/// Deadline for the server to release the previous mount.
 const LETTING_GO: Duration = Duration::from_secs(2);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
-/// While this is there, the next superblock without a device gets the number.
+/// Guard: while it exists, the next superblock without a block device gets the number.
 pub struct Reserved {
     _held: Vec<Superblock>,
     _lock: File,
-    /// The number, that of the file system unless another one has it.
+    /// The number: that of the dataset, or the next free one.
     pub number: u32,
 }
 
-/// The number of a file system.
+/// Returns the number of a dataset.
 fn number_for(guid: u64) -> u32 {
     FIRST + u32::try_from(guid % SPREAD).unwrap_or(0)
 }
 
-/// Sees to it that what is mounted next has the number of this file system. The server, where it
-/// runs (`served`), may have just been told to let go of the mount before this one.
+/// Makes the next mount get the number of this dataset. If the server runs (`served`), it may not have released the
+/// previous mount yet.
 ///
 /// # Errors
-/// Those of fsopen(2) and its like: only root may, and open files are limited.
+/// Errors of fsopen(2) and related calls: only root may use them, and open files are limited.
 #[expect(clippy::disallowed_methods, reason = "a server tells nobody that it lets go")]
 pub(super) fn reserve(guid: u64, lock: File, served: bool) -> io::Result<Reserved> {
     let wanted = number_for(guid);
@@ -60,7 +59,7 @@ pub(super) fn reserve(guid: u64, lock: File, served: bool) -> io::Result<Reserve
     }
 }
 
-/// Superblocks with all free numbers below the first free one from `wanted` on, and that one.
+/// Makes superblocks with all free numbers below the first free one from `wanted` on; returns them and that number.
 fn hold_below(wanted: u32) -> io::Result<(Vec<Superblock>, u32)> {
     let mut held = Vec::new();
     let mut next = 0;
@@ -68,8 +67,8 @@ fn hold_below(wanted: u32) -> io::Result<(Vec<Superblock>, u32)> {
         let superblock = Superblock::new()?;
         next = superblock.number()?;
         held.push((superblock, Some(next)));
-        // To ask for a number takes longer than to make a superblock. Others have some of the
-        // numbers in between, and those that come out too high are given back.
+        // Asking for a number takes longer than making a superblock. Some numbers in between are in use, and
+        // superblocks with too high numbers are released.
         for _ in 1..wanted.saturating_sub(next) / 2 {
             held.push((Superblock::new()?, None));
         }
@@ -95,7 +94,7 @@ impl Superblock {
         Ok(Superblock(context))
     }
 
-    /// Its number: fsmount(2) can be asked once.
+    /// Returns its number: fsmount(2) works once.
     fn number(&self) -> io::Result<u32> {
         let mount = fsmount(&self.0, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
         Ok(minor(fstat(&mount)?.st_dev))

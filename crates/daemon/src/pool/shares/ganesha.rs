@@ -1,8 +1,8 @@
-//! NFS-Ganesha, by a file that its configuration includes: `ganesha.conf` in the directory for what
-//! survives a reboot. It is made of one file for each export, beside it.
+//! Exports by NFS-Ganesha, through a file that its configuration includes: `ganesha.conf` in the directory for
+//! state that survives a reboot. It is assembled from one file for each export, in a directory next to it.
 //!
-//! Invariant: an export has the same number as long as it is shared, and as a rule for ever: handles
-//! of clients begin with it.
+//! Invariant: an export has the same id as long as it is shared, and usually forever: clients' file handles begin
+//! with it.
 
 use super::device_number::{self, Reserved};
 use crate::{cage, failure::Failure, whole_file};
@@ -20,14 +20,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where it says its number.
+/// PID files of the server.
 const PID_FILES: [&str; 3] = ["/run/ganesha/ganesha.pid", "/run/ganesha.pid", "/var/run/ganesha.pid"];
-/// Its configuration.
+/// The server's configuration.
 const CONFIGURATION: &str = "/etc/ganesha/ganesha.conf";
-/// Numbers of exports: 1 to this.
+/// Highest export id; the lowest is 1.
 const EXPORTS: u64 = 65_534;
 
-/// Whether it is installed.
+/// Whether NFS-Ganesha is installed.
 pub(super) fn is_there() -> bool {
     Path::new("/usr/bin/ganesha.nfsd").exists()
 }
@@ -43,7 +43,7 @@ pub(super) fn share(path: &str, guid: u64, wanted: &NfsShare) -> Result<(), Stri
     })
 }
 
-/// Exports it no more.
+/// Removes the export of a mount.
 pub(super) fn take_back(guid: u64) -> Result<(), String> {
     change(|directory| {
         let mut ours = files(directory).into_iter().filter(|(_, text)| text.starts_with(&mark(guid)));
@@ -55,7 +55,7 @@ fn mark(guid: u64) -> String {
     format!("# {guid:016x}\n")
 }
 
-/// The files of exports with what they say.
+/// Returns the files of exports with their content.
 fn files(directory: &Path) -> Vec<(PathBuf, String)> {
     let mut paths = crate::runtime::children(directory);
     paths.retain(|path| path.extension().is_some_and(|last| last == "conf"));
@@ -63,7 +63,7 @@ fn files(directory: &Path) -> Vec<(PathBuf, String)> {
     paths.into_iter().filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?))).collect()
 }
 
-/// The number of the export: from the dataset's, unless another one has it.
+/// Returns the id of the export: derived from the dataset's GUID, unless another export has it.
 fn number_for(directory: &Path, guid: u64) -> u64 {
     let mut number = guid % EXPORTS + 1;
     while fs::read_to_string(directory.join(format!("{number}.conf"))).is_ok_and(|text| !text.starts_with(&mark(guid)))
@@ -73,9 +73,9 @@ fn number_for(directory: &Path, guid: u64) -> u64 {
     number
 }
 
-/// Changes the files of exports, makes one of them, and has the server read it, unless it has read just that: its
-/// clients may get errors meanwhile. A file beside it says that the server was told; it goes before anything
-/// changes.
+/// Changes the files of exports, assembles them, and has the server reload, unless its configuration is unchanged:
+/// clients may get errors during a reload. A mark file next to the configuration records that the server has
+/// reloaded; it is removed before any change.
 fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
     let Some(base) = cage::state::base() else { return Err("there is no place for files".to_owned()) };
     let whole = base.join("ganesha.conf");
@@ -94,7 +94,7 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => whole_file::replace(&whole, &whole.with_extension("new"), &options, text.as_bytes())?,
         }
-        // Without it, the server is told once more.
+        // Without the mark, the server reloads once more.
         if reload()
             && let Err(error) = fs::write(&told, "")
         {
@@ -105,7 +105,7 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
     changed().map_err(|error| Failure::io("cannot write", whole.display(), &error).what)
 }
 
-/// The directory of the files of exports, for this process alone: pools have a process each.
+/// Returns the directory of the files of exports, locked: each pool has a process of its own.
 fn directory(base: &Path) -> io::Result<(PathBuf, fs::File)> {
     let directory = base.join("ganesha");
     fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
@@ -114,12 +114,12 @@ fn directory(base: &Path) -> io::Result<(PathBuf, fs::File)> {
     Ok((directory, lock))
 }
 
-/// Sees to it that a file system that this server gives to others, or may later, is mounted with
-/// the number that it always has. `None` where the server has nothing to do with it.
+/// Reserves the constant device number for a dataset that this server exports, or may export later. `None` where
+/// the server is not in use.
 pub(super) fn reserve_number(sharing: &Sharing) -> Option<Reserved> {
     let base = cage::state::base()?;
     let shared = || matches!(sharing::nfs(&sharing.nfs), Ok(Some(_)));
-    // What its configuration has is exported as soon as somebody wants it, without another mount.
+    // Datasets in its configuration can be exported later without a new mount.
     let whole = base.join("ganesha.conf");
     let names_it = |text: String| whole.to_str().is_some_and(|whole| text.contains(whole));
     let included = || fs::read_to_string(CONFIGURATION).is_ok_and(names_it);
@@ -135,17 +135,17 @@ pub(super) fn reserve_number(sharing: &Sharing) -> Option<Reserved> {
         .ok()
 }
 
-/// The server, where it runs.
+/// Returns a pidfd of the server, where it runs.
 fn running() -> Option<OwnedFd> {
     let number = PID_FILES.iter().find_map(|file| fs::read_to_string(file).ok()?.trim().parse::<i32>().ok());
     let number = Pid::from_raw(number?)?;
     let process = pidfd_open(number, PidfdFlags::empty()).ok()?;
-    // Of the process that is held now, so it cannot be another one's afterwards.
+    // The pidfd was opened before, so the name is of that process.
     let name = fs::read_to_string(format!("/proc/{}/comm", number.as_raw_nonzero()));
     name.is_ok_and(|name| name.trim_end() == "ganesha.nfsd").then_some(process)
 }
 
-/// Has the server read its configuration again, where it runs; whether it was told.
+/// Has the server reload its configuration, where it runs; returns whether it was signalled.
 fn reload() -> bool {
     let sent = running().map(|process| pidfd_send_signal(process, Signal::HUP));
     if let Some(Err(error)) = sent {
@@ -154,7 +154,7 @@ fn reload() -> bool {
     matches!(sent, Some(Ok(())))
 }
 
-/// A block of ganesha-export-config(8).
+/// Formats a block of ganesha-export-config(8).
 fn export(path: &str, guid: u64, number: u64, wanted: &NfsShare) -> String {
     let mut text = mark(guid);
     let squash = match wanted.squash {

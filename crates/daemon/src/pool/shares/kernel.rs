@@ -1,4 +1,4 @@
-//! The kernel's server of NFS, by exportfs(8).
+//! Exports by the kernel's NFS server, through exportfs(8).
 
 use crate::cage::programs::{Program, run};
 use nacre_pool::properties::sharing::{NfsShare, Squash};
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 const EXPORTFS: Program = Program { name: "exportfs", package: "nfs-kernel-server" };
 
-/// Whether there is one, and what tells it.
+/// Whether the server and exportfs(8) are available.
 pub(super) fn is_there() -> bool {
     let known =
         || fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.lines().any(|line| line == "nodev\tnfsd"));
@@ -23,8 +23,8 @@ pub(super) fn share(path: &str, guid: u64, wanted: &NfsShare) -> Result<(), Stri
     Ok(())
 }
 
-/// The options of exports(5). The number of the file system is that of the dataset for ever, so
-/// handles are good after every mount; and what is not mounted is not exported in its place.
+/// Returns the options of exports(5). The `fsid` is constant for a dataset, so file handles stay valid after every
+/// mount; `mountpoint` keeps the directory below from being exported while nothing is mounted.
 fn options(guid: u64, wanted: &NfsShare, read_only: bool) -> String {
     let mut words = vec![
         if read_only { "ro" } else { "rw" }.to_owned(),
@@ -48,7 +48,7 @@ fn options(guid: u64, wanted: &NfsShare, read_only: bool) -> String {
     words.join(",")
 }
 
-/// Takes one back; it may be gone already.
+/// Removes the export to a client; it may be gone already.
 pub(super) fn take_back(host: &str, at: &Path) -> Result<(), String> {
     if !is_there() {
         return Ok(());

@@ -1,14 +1,15 @@
-//! Clients of the kernel's NFS server that hold files of a mount, and the release of what that server keeps for them.
+//! Clients of the kernel's NFS server that hold files of a mount, and the release of the states that the server
+//! keeps for them.
 //!
-//! Called by [`super::Shares`] around the unmount of a shared file system. Once an export is gone, clients can neither
-//! close files nor return delegations (ESTALE), and the server would keep the mount busy for good. Hence the
+//! Called by [`super::Shares`] around the unmount of a shared dataset. Once an export is gone, clients can neither
+//! close files nor return delegations (ESTALE), and the server would keep the mount busy forever. Hence the
 //! invariants:
-//! * opens and locks of clients are looked for while the export is there, and refuse an unmount, as open files of
+//! * opens and locks of clients are looked up while the export exists, and prevent an unmount, as open files of
 //!   local processes do;
-//! * delegations (NFSv4: files that a client may cache, also after it has closed them) do not, where the
+//! * delegations (NFSv4: files that a client may cache, also after it has closed them) do not prevent it where the
 //!   kernel revokes them: from Linux 6.9. Before, a delegation counts as an open file;
-//! * nor does what a client has left whose lease has run out: the server keeps that until another client wants it
-//!   (a courtesy client).
+//! * states of a client whose lease has expired do not prevent it either: the server keeps them until another
+//!   client conflicts (a courtesy client).
 
 use crate::{report::printable, runtime::children};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -16,39 +17,39 @@ use std::{fmt::Write as _, fs, io, os::unix::ffi::OsStrExt, path::Path};
 
 const CLIENTS: &str = "/proc/fs/nfsd/clients";
 const LOCKS: &str = "/proc/locks";
-/// Releases locks of NFSv3 and, from Linux 6.9, all states of NFSv4 of the file system that is written to it.
+/// Releases locks of NFSv3 and, from Linux 6.9, all states of NFSv4 of the file system whose path is written to it.
 const UNLOCK: &str = "/proc/fs/nfsd/unlock_filesystem";
 
-/// Seconds that a client of NFSv4 may be silent.
+/// File with the lease time of NFSv4 clients in seconds.
 const LEASE: &str = "/proc/fs/nfsd/nfsv4leasetime";
 
-/// A client of NFSv4, by its files `info` and `states`.
+/// An NFSv4 client, by its files `info` and `states`.
 struct Client {
     info: String,
     states: String,
 }
 
 impl Client {
-    /// `None` where it has gone meanwhile: its files cannot be read then.
+    /// Reads a client; `None` where it is gone meanwhile.
     fn read(directory: &Path) -> Option<Client> {
         let info = fs::read_to_string(directory.join("info")).ok()?;
         let states = fs::read(directory.join("states")).ok()?;
         Some(Client { info, states: String::from_utf8_lossy(&states).into_owned() })
     }
 
-    /// The value of a line of `info`.
+    /// Returns the value of a line of `info`.
     fn value(&self, name: &str) -> Option<&str> {
         self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// Whether it has been silent for longer than its lease.
+    /// Whether its lease has expired.
     fn has_lapsed(&self, lease: u64) -> bool {
         self.value("seconds from last renew")
             .and_then(|seconds| seconds.parse().ok())
             .is_some_and(|seconds: u64| seconds > lease)
     }
 
-    /// Its states of a file system.
+    /// Returns its states of a file system.
     fn states_of(&self, device: (u32, u32)) -> Vec<&str> {
         let superblock = format!("superblock: \"{:02x}:{:02x}:", device.0, device.1);
         self.states.lines().filter(|line| head(line).is_some_and(|head| head.contains(&superblock))).collect()
@@ -59,7 +60,7 @@ impl Client {
         self.states_of(device).len() == self.states.lines().filter(|line| !line.trim().is_empty()).count()
     }
 
-    /// What it holds of a file system, in words.
+    /// Describes the files that it holds of a file system.
     fn holds(&self, device: (u32, u32)) -> Option<String> {
         let mut states = self.states_of(device);
         if self.value("admin-revoked states").is_some() {
@@ -77,7 +78,8 @@ impl Client {
     }
 }
 
-/// A line of `states` before the name of the file, which the kernel does not escape: it may hold anything.
+/// Returns the part of a line of `states` before the file name, which the kernel does not escape: it may contain
+/// anything.
 fn head(line: &str) -> Option<&str> {
     line.split(", filename: \"").next().filter(|head| head.starts_with("- 0x"))
 }
@@ -86,7 +88,7 @@ fn lease() -> u64 {
     fs::read_to_string(LEASE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// The clients that hold files of the file system with this device number, in words; empty where there are none.
+/// Describes the clients that hold files of the file system with this device number; empty where there are none.
 pub(super) fn holders(device: (u32, u32)) -> String {
     let mut found: Vec<String> = Vec::new();
     let lease = lease();
@@ -95,21 +97,21 @@ pub(super) fn holders(device: (u32, u32)) -> String {
             found.extend(client.holds(device));
         }
     }
-    // NFSv3 knows no opens, and its locks are no states of a client.
+    // NFSv3 has no opens, and its locks are no states of a client.
     if found.is_empty() && has_locks(&fs::read_to_string(LOCKS).unwrap_or_default(), device) {
         found.push("a program or a client of the NFS server has a file locked".to_owned());
     }
     found.join("; ")
 }
 
-/// Whether a table like `/proc/locks` has a lock on this device. Leases and delegations are none.
+/// Whether a table like `/proc/locks` has a lock on this device. Leases and delegations do not count.
 fn has_locks(table: &str, device: (u32, u32)) -> bool {
     let prefix = format!("{:02x}:{:02x}:", device.0, device.1);
     let is_lock = |line: &str| !line.contains(" DELEG ") && !line.contains(" LEASE ");
     table.lines().any(|line| is_lock(line) && line.split_whitespace().any(|word| word.starts_with(&prefix)))
 }
 
-/// Has the server release what it keeps of a mount that is exported no more.
+/// Has the server release its states of a mount that is no longer exported.
 pub(super) fn release(at: &Path, device: (u32, u32)) {
     if !Path::new(UNLOCK).exists() || !is_seen(at, device) {
         return;
@@ -126,7 +128,7 @@ pub(super) fn release(at: &Path, device: (u32, u32)) {
     let lease = lease();
     for directory in children(Path::new(CLIENTS)) {
         let Some(client) = Client::read(&directory) else { continue };
-        // With locks and opens of other exports it stays: they would go, too.
+        // A client with states of other exports stays: those would be released, too.
         if client.has_lapsed(lease)
             && !client.states_of(device).is_empty()
             && client.has_only(device)
@@ -137,7 +139,7 @@ pub(super) fn release(at: &Path, device: (u32, u32)) {
     }
 }
 
-/// Whether the path leads to the mount itself, and not to what is mounted over it.
+/// Whether the path leads to the mount itself, and not to another one mounted over it.
 fn is_seen(at: &Path, device: (u32, u32)) -> bool {
     let seen: io::Result<_> =
         rustix::fs::statx(CWD, at, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).map_err(Into::into);
