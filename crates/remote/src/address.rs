@@ -1,37 +1,37 @@
-//! Where a pool lies that lies on no devices: `s3://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` (Azure),
+//! Addresses of pools that lie on no devices: `s3://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` (Azure),
 //! `gs://BUCKET/PREFIX` (Google), or `file:///DIRECTORY`.
 //!
-//! An address is all that is kept of such a place: commands hand it to the process that owns the
-//! pool, and what is remembered for the next import is the same text. Whatever leads to the place
-//! is part of it (endpoint, region, the profile or file that credentials are in), behind `?` as in
-//! a URL. Invariant: credentials are no part of it.
+//! The address is all that is stored about the location: commands pass it to the process that owns the pool, and
+//! the record for the next import has the same text. Everything needed to reach the bucket is part of it (endpoint,
+//! region, the profile or file with the credentials), after `?` as in a URL. Invariant: credentials are no part of
+//! it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::azure;
 
-/// What an address of a directory begins with.
+/// Prefix of the address of a directory.
 const DIRECTORY: &str = "file://";
-/// What begins an address of other stores, which are not served.
+/// Prefixes of addresses of other stores, which are not supported.
 const OTHERS: [&str; 6] = ["gcs://", "azure://", "abfs://", "abfss://", "http://", "https://"];
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Store {
-    /// One that speaks S3.
+    /// A store that speaks S3.
     #[default]
     S3,
-    /// Azure's.
+    /// Azure Blob Storage.
     Azure,
-    /// Google's.
+    /// Google Cloud Storage.
     Google,
 }
 
 impl Store {
     const ALL: [Self; 3] = [Self::S3, Self::Azure, Self::Google];
 
-    /// What an address begins with.
+    /// Returns the prefix of an address.
     const fn scheme(self) -> &'static str {
         match self {
             Self::S3 => "s3://",
@@ -40,7 +40,7 @@ impl Store {
         }
     }
 
-    /// What of the way there the environment says, by the names that the store's own tools know.
+    /// Reads settings from the environment, by the names that the store's own tools use.
     fn settings(self, environment: impl Fn(&str) -> Option<String>) -> Settings {
         let of = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         match self {
@@ -68,50 +68,50 @@ impl Store {
     }
 }
 
-/// An address.
+/// Address of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A bucket of an object store.
     Bucket(Box<BucketAddress>),
-    /// A directory: for tests, and for what is mounted from elsewhere.
+    /// A directory: for tests, and for a remote file system mounted there.
     Directory(PathBuf),
 }
 
-/// A place in a bucket.
+/// Location in a bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BucketAddress {
-    /// Whose.
+    /// Kind of store.
     pub store: Store,
     /// The bucket; Azure's are called containers.
     pub bucket: String,
-    /// What all names of objects begin with, without a slash at its end; may be empty.
+    /// Prefix of all object names, without a trailing slash; may be empty.
     pub prefix: String,
-    /// What leads there, and what is kept of it here.
+    /// How to reach the bucket, and local copies of parts of it.
     pub settings: Settings,
 }
 
-/// What leads to a place in a bucket: behind the `?` of its address, or options of a command.
+/// Settings of a bucket: after the `?` of its address, or options of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The server; without, Amazon's of the region, Azure's of the account, or Google's.
+    /// The server; if missing, Amazon's of the region, Azure's of the account, or Google's.
     pub endpoint: Option<String>,
-    /// Azure's account that the container is in.
+    /// Azure's storage account that the container is in.
     pub account: Option<String>,
-    /// The region.
+    /// The store's region.
     pub region: Option<String>,
-    /// The profile that credentials are in.
+    /// The profile with the credentials.
     pub profile: Option<String>,
-    /// The file that credentials are in: profiles, a connection string of Azure's, or a key of Google's.
+    /// The file with the credentials: profiles, a connection string of Azure, or a key of Google.
     pub credentials_file: Option<PathBuf>,
-    /// The directory on this machine in which parts of it are kept.
+    /// Local directory of the cache.
     pub cache_dir: Option<PathBuf>,
-    /// How much of it is kept at most, bytes; 0: nothing.
+    /// Maximum size of the cache in bytes; 0: no cache.
     pub cache_size: Option<u64>,
-    /// The directory on this machine in which what was synced lies, with `log=local`.
+    /// Local directory of the intent log, with `log=local`.
     pub log_dir: Option<PathBuf>,
 }
 
-/// Why a text is no address.
+/// The reason why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressError(String);
 
@@ -127,7 +127,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T, AddressError> {
     Err(AddressError(why.into()))
 }
 
-/// Whether somebody who has written this means an address, right or wrong, and not a device.
+/// Whether a word is meant as an address, valid or not, and not as a device.
 #[must_use]
 pub fn is_address(word: &Path) -> bool {
     let is = |start: &str| word.to_str().is_some_and(|text| text.starts_with(start));
@@ -139,7 +139,7 @@ fn is_plain(text: &str, also: &str) -> bool {
 }
 
 impl Address {
-    /// Takes an address apart.
+    /// Parses an address.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -198,11 +198,11 @@ impl Address {
         Ok(Self::Bucket(Box::new(BucketAddress { store, bucket, prefix, settings })))
     }
 
-    /// The same address with what a command line says besides, and with what the environment says
-    /// of where things are: a process without that environment finds them as well.
+    /// Merges the settings of a command line and of the environment into the address, so that a process without
+    /// that environment finds the bucket as well.
     ///
     /// # Errors
-    /// What is wrong with a setting.
+    /// A setting is invalid.
     pub fn with(self, settings: Settings, environment: impl Fn(&str) -> Option<String>) -> Result<Self, AddressError> {
         match self {
             Self::Bucket(place) => {
@@ -218,7 +218,7 @@ impl Address {
         }
     }
 
-    /// The server that it names: the same bucket of another one is another place.
+    /// Returns the server that it names: a bucket of the same name at another server is another bucket.
     #[must_use]
     pub fn endpoint(&self) -> Option<String> {
         let Self::Bucket(place) = self else { return None };
@@ -227,7 +227,7 @@ impl Address {
         named.or_else(|| account.as_ref().map(|account| azure::endpoint(account)))
     }
 
-    /// What people call it: without what leads there.
+    /// Returns the address without settings, for users.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -242,7 +242,7 @@ impl Address {
 }
 
 impl Settings {
-    /// These, and what others say where these say nothing.
+    /// Merges settings: those of `others` where these have none.
     fn or(self, others: Self) -> Self {
         Self {
             endpoint: self.endpoint.or(others.endpoint),
@@ -324,8 +324,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Whether an address has a user, or keys, before the name of the bucket, as other programs write them. A secret may
-/// have slashes.
+/// Whether an address has a user name or keys before the name of the bucket, as other programs write them. A secret
+/// may contain slashes.
 fn has_credentials(address: &str) -> bool {
     let place = address.split('?').next().unwrap_or_default();
     let Some((_, rest)) = place.split_once("://") else { return false };

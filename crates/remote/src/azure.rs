@@ -1,14 +1,13 @@
-//! Containers of Azure's Blob Storage: how they are reached, and where their credentials come from, in
-//! this order:
+//! Containers of Azure's Blob Storage. Sources of credentials, in this order:
 //!
-//! 1. the file that the address names: a connection string, as Azure's tools print it;
+//! 1. the file in the address: a connection string, as Azure's tools print it;
 //! 2. `AZURE_STORAGE_CONNECTION_STRING`; `AZURE_STORAGE_KEY`; `AZURE_STORAGE_SAS_TOKEN`;
 //! 3. a role by `AZURE_FEDERATED_TOKEN_FILE`, or `AZURE_CLIENT_SECRET`, with `AZURE_CLIENT_ID` and
 //!    `AZURE_TENANT_ID`;
 //! 4. the machine itself (its managed identity), where the store is Azure's.
 //!
-//! The file is read again when it has changed; what 3 and 4 give is renewed by `object_store`. Invariants:
-//! nothing here is shown or kept; no error contains anything of a connection string.
+//! The file is read again when it has changed; credentials of 3 and 4 are renewed by `object_store`. Invariants:
+//! credentials are neither shown nor stored; no error contains any part of a connection string.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -21,13 +20,13 @@ use crate::credential_file::CredentialFile;
 use crate::transport::Client;
 use crate::{Environment, of_environment};
 
-/// The variable that holds a whole connection string.
+/// Environment variable with a whole connection string.
 pub(crate) const CONNECTION: &str = "AZURE_STORAGE_CONNECTION_STRING";
 const KEYS: [&str; 2] = ["AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"];
 const SIGNATURE: &str = "AZURE_STORAGE_SAS_TOKEN";
 const ROLES: [&str; 2] = ["AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_SECRET"];
 
-/// What `object_store` is told of roles and of the machine's identities, as the environment says it.
+/// Environment variables with roles and the machine's identities, and the settings of `object_store` for them.
 const TOLD: [(&str, AzureConfigKey); 6] = [
     ("AZURE_FEDERATED_TOKEN_FILE", AzureConfigKey::FederatedTokenFile),
     ("AZURE_CLIENT_SECRET", AzureConfigKey::ClientSecret),
@@ -37,12 +36,12 @@ const TOLD: [(&str, AzureConfigKey); 6] = [
     ("IDENTITY_ENDPOINT", AzureConfigKey::MsiEndpoint),
 ];
 
-/// The server of an account.
+/// Returns the server of an account.
 pub(crate) fn endpoint(account: &str) -> String {
     format!("https://{account}.blob.core.windows.net")
 }
 
-/// What a connection string says.
+/// A connection string, parsed.
 #[derive(Default)]
 pub(crate) struct Connection {
     pub account: Option<String>,
@@ -52,7 +51,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Takes it apart; what it does not say is not there.
+    /// Parses a connection string; missing values are `None`.
     pub(crate) fn read(text: &str) -> Self {
         let mut found = Self::default();
         let (mut protocol, mut suffix) = ("https", None);
@@ -68,7 +67,7 @@ impl Connection {
                 _ => {}
             }
         }
-        // The usual one is what the account's name says already.
+        // The usual endpoint follows from the account's name.
         if let (None, Some(account), Some(suffix)) = (&found.endpoint, &found.account, suffix) {
             let named = format!("{protocol}://{account}.blob.{suffix}");
             found.endpoint = Some(named).filter(|named| *named != endpoint(account));
@@ -90,7 +89,7 @@ fn refused(why: &str) -> io::Error {
 }
 
 fn by_key(key: &str) -> io::Result<AzureCredential> {
-    // What is wrong with it would say something of what it is.
+    // An error message could reveal a part of the key.
     let key = AzureAccessKey::try_new(key).map_err(|_| refused("the account's key is no key: it is not in base64"))?;
     Ok(AzureCredential::AccessKey(key))
 }
@@ -106,10 +105,10 @@ pub(crate) fn is_of_environment(environment: Environment<'_>) -> bool {
     [CONNECTION, SIGNATURE].iter().chain(&KEYS).chain(&ROLES).any(there)
 }
 
-/// The container.
+/// Opens the container.
 ///
 /// # Errors
-/// There are no credentials; a file that cannot be read, or has none; no account.
+/// There are no credentials; the file cannot be read, or has none; no account is named.
 pub(crate) fn open(
     place: &BucketAddress,
     client: Client,
@@ -141,7 +140,7 @@ pub(crate) fn open(
     } else if let Some(signature) = there(SIGNATURE) {
         fixed(builder, by_signature(&signature)?)
     } else if settings.endpoint.is_none() || ROLES.iter().any(|name| there(name).is_some()) {
-        // The machine is asked with the first request.
+        // The machine is asked for credentials with the first request.
         let told = TOLD.iter().filter_map(|(name, key)| Some((key, there(name)?)));
         told.fold(builder, |builder, (key, value)| builder.with_config(*key, value))
     } else {
@@ -153,10 +152,10 @@ pub(crate) fn open(
         io::Error::new(ErrorKind::NotFound, "no account is named: neither by --account, nor by AZURE_STORAGE_ACCOUNT")
     })?;
     let server = server.unwrap_or_else(|| endpoint(&account));
-    // The file may be what names the server.
+    // The server may come from the file.
     let options = client.options.with_allow_http(server.starts_with("http://"));
     let built = builder.with_account(account).with_endpoint(server).with_client_options(options).build();
-    // What object_store says of what it was told might contain some of it.
+    // An error message of object_store could contain a part of its settings.
     built.map(|store| Box::new(store) as Box<dyn ObjectStore>).map_err(|_| refused("the credentials cannot be used"))
 }
 

@@ -1,13 +1,14 @@
-//! A bucket of an object store, by the crate `object_store`: what is the same of all stores. What each
-//! of them needs to be reached is in `s3`, `azure` and `google`.
+//! A bucket of an object store, through the crate `object_store`: everything that all stores have in common. The
+//! modules `s3`, `azure` and `google` have the specific parts.
 //!
 //! Invariants:
-//! - A PUT has one of two conditions, or none: that the object is not there (`If-None-Match: *`; Google's
-//!   `x-goog-if-generation-match: 0`), on which all rests; or, to mend one, that it is still what was read
-//!   (`If-Match`). A reply that another one is there is returned as such: the caller reads what is there. Where
-//!   another request for the object is under way and nothing is there yet, it is made again.
-//! - A list of any length has no deadline as long as pages of it come; each page has one.
-//! - Requests that may be made again are made again here alone: `object_store` itself does not.
+//! - A PUT has one of two conditions, or none: that the object does not exist (`If-None-Match: *`; Google's
+//!   `x-goog-if-generation-match: 0`), which all consistency relies on; or, to repair an object, that it is
+//!   unchanged since it was read (`If-Match`). If the object exists, that is returned as such, and the caller reads
+//!   the object. If another request for the object is in progress and the object does not exist yet, the request is
+//!   retried.
+//! - A list of any length has no deadline as long as its pages arrive; each page has one.
+//! - Requests are retried here alone: `object_store` itself does not retry.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -36,29 +37,29 @@ use crate::retry::{Attempts, DEADLINE, OF_LISTS};
 use crate::transport::{Client, Connector, Counters, NOTED, Noted};
 use crate::{Environment, azure, clock, google, s3};
 
-/// How long it may take to reach the server.
+/// Deadline of connecting to the server.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a reply may take that brings and takes little.
+/// Deadline of a reply, in addition to the time for its body.
 const REPLY: Duration = Duration::from_secs(10);
-/// What is sent or received at least in a second, bytes: a slower way counts as broken.
+/// Lowest accepted rate of a transfer in bytes per second: a slower connection counts as broken.
 const SLOWEST: u64 = 64 << 10;
-/// In a hurry a request gets this time, with all its attempts.
+/// Deadline of a request in a hurry, with all its attempts, in addition to the time for its body.
 const HURRY: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(4) };
-/// And this much is sent or received in a second, bytes.
+/// Lowest accepted rate of a transfer in a hurry, in bytes per second.
 const HURRIED: u64 = 2 << 20;
-/// Requests that are made at the same time.
+/// Number of concurrent requests.
 const PARALLEL: usize = 8;
-/// Objects that are removed by one request, as many as S3 takes.
+/// Number of objects that are removed by one request, the maximum of S3.
 const DELETED_AT_ONCE: usize = 1000;
 
-/// The threads that speak to servers: they begin with the first bucket, and stay.
+/// Threads of the asynchronous runtime: started with the first bucket, and never ended.
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
 fn runtime() -> io::Result<&'static Runtime> {
     if let Some(there) = RUNTIME.get() {
         return Ok(there);
     }
-    // The one cipher library that is linked: rustls asks for it by name.
+    // The only cryptography provider that is linked: rustls asks for it by name.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let made = builder.worker_threads(2).thread_name("nacre-remote").enable_io().enable_time().build()?;
@@ -68,30 +69,30 @@ fn runtime() -> io::Result<&'static Runtime> {
 
 pub(crate) struct StoreBucket {
     store: Box<dyn ObjectStore>,
-    /// By which many objects are removed at once, where that is a request of its own.
+    /// Client for removing many objects by one request, where the store has such a request.
     bulk: Option<Box<dyn ObjectStore>>,
-    /// The server does not know that request.
+    /// The server does not support that request.
     refuses_bulk: AtomicBool,
     place: BucketAddress,
     name: String,
     counters: Arc<Counters>,
     runtime: &'static Runtime,
-    /// Whether somebody waits for the end.
+    /// Whether a caller waits for the pool to be exported.
     hurry: watch::Sender<bool>,
     unanswered: Mutex<Unanswered>,
 }
 
-/// Requests that are made again at this moment.
+/// Requests that are being retried.
 #[derive(Default)]
 struct Unanswered {
     count: usize,
-    /// When the first one of them began.
+    /// When the first request that is being retried began.
     since: Option<Instant>,
-    /// How the last attempt ended.
+    /// Error of the last attempt.
     why: String,
 }
 
-/// One request among them, once an attempt of it has failed.
+/// Guard of one of these requests, once an attempt of it has failed.
 struct MadeAgain<'a> {
     all: &'a Mutex<Unanswered>,
     began: Instant,
@@ -118,11 +119,11 @@ impl Drop for MadeAgain<'_> {
     }
 }
 
-/// How an attempt ended.
+/// Error of an attempt.
 enum Failed {
-    /// Made once more, it may be carried out.
+    /// A retry may succeed.
     Passes(io::Error),
-    /// It will be refused again.
+    /// A retry would be refused again.
     Stays(io::Error),
 }
 
@@ -141,7 +142,7 @@ impl StoreBucket {
         let options = ClientOptions::new()
             .with_allow_http(place.settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")))
             .with_connect_timeout(CONNECT)
-            // Each request has a limit of its own, by its length.
+            // Each request has a deadline of its own, by its length.
             .with_timeout_disabled()
             .with_http1_only();
         let client = Client {
@@ -170,14 +171,14 @@ impl StoreBucket {
         })
     }
 
-    /// The whole name of an object.
+    /// Returns the full name of an object.
     fn path(&self, key: &str) -> Path {
         let prefix = &self.place.prefix;
         if prefix.is_empty() { Path::from(key) } else { Path::from(format!("{prefix}/{key}")) }
     }
 
-    /// Makes a request until it is answered in a way that stays, or the time is over. `length` is what
-    /// it brings or takes, bytes.
+    /// Makes a request and retries it until it is answered with a final result, or until the deadline. `length` is
+    /// the size of its body or reply in bytes.
     fn request<T, F>(&self, length: u64, deadline: Duration, make: impl Fn() -> F) -> io::Result<T>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -211,7 +212,7 @@ impl StoreBucket {
         };
         let mut hurry = self.hurry.subscribe();
         let end = async move {
-            // The bucket is there as long as its requests: it tells before it goes.
+            // An error is impossible: the bucket, with the sender, lives as long as its requests.
             let _ = hurry.wait_for(|hurry| *hurry).await;
             tokio::time::sleep(HURRY + Duration::from_secs(length / HURRIED)).await;
         };
@@ -228,7 +229,7 @@ impl StoreBucket {
 
     fn judge(&self, error: &object_store::Error, Noted { status, .. }: Noted) -> Failed {
         let text = error.to_string();
-        // One of a batch of requests, which itself went well.
+        // An error of one request in a batch that itself succeeded.
         let status = match error {
             object_store::Error::NotFound { .. } if (200..300).contains(&status) => 404,
             _ => status,
@@ -240,7 +241,7 @@ impl StoreBucket {
             None => format!("{what} ({status})"),
         };
         match (status, code) {
-            // No reply: the innermost cause says why.
+            // There was no reply: the innermost cause is the reason.
             (0, _) => {
                 let mut cause: &dyn std::error::Error = error;
                 while let Some(next) = cause.source() {
@@ -256,11 +257,11 @@ impl StoreBucket {
                 words("the clocks of this machine and of the server are too far apart"),
             )),
             (507, _) => Failed::Stays(told(ErrorKind::StorageFull, words("the store has no room left"))),
-            // Too much in too short a time passes.
+            // 429 is not among these: after too many requests in a short time a retry may succeed.
             (400..=409, Some(code)) if code.contains("Quota") || code.contains("StorageFull") => {
                 Failed::Stays(told(ErrorKind::StorageFull, words("the bucket may not take any more")))
             }
-            // Somebody renews what has expired, perhaps now.
+            // Expired credentials are renewed by others, perhaps just now.
             (400 | 401 | 403, Some("ExpiredToken" | "TokenRefreshRequired")) => {
                 Failed::Passes(told(ErrorKind::PermissionDenied, words("the credentials have expired")))
             }
@@ -268,7 +269,7 @@ impl StoreBucket {
                 Failed::Stays(told(ErrorKind::PermissionDenied, words("the server refuses these credentials")))
             }
             (404, _) => Failed::Stays(told(ErrorKind::NotFound, words("it is not there"))),
-            // Two who make one object at the same moment may both be refused, and nothing is there then.
+            // Two concurrent requests to make one object may both be refused, and then it does not exist.
             (409, Some("ConditionalRequestConflict" | "OperationAborted")) => {
                 Failed::Passes(told(ErrorKind::TimedOut, words("another request for the same object is under way")))
             }
@@ -289,7 +290,7 @@ impl StoreBucket {
 
     fn delete_by(&self, store: &dyn ObjectStore, keys: &[String]) -> io::Result<()> {
         let paths: Vec<Path> = keys.iter().map(|key| self.path(key)).collect();
-        // As long as a slow way of so many bytes: some stores take one request for each.
+        // Allows as much time as for a slow transfer of this size: some stores need one request for each object.
         self.request(keys.len() as u64 * SLOWEST / 10, DEADLINE, || async {
             let paths = futures_util::stream::iter(paths.clone().into_iter().map(Ok)).boxed();
             let mut removed = store.delete_stream(paths);
@@ -312,16 +313,16 @@ impl StoreBucket {
     }
 }
 
-/// A list that comes page by page.
+/// A list that arrives page by page.
 #[derive(Default)]
 struct Listing<'a> {
-    /// The names of the page that is on its way.
+    /// Names of the page that is being received.
     page: Vec<String>,
-    /// The last name so far.
+    /// Last name so far.
     last: String,
-    /// The store does not sort names by their bytes: the list cannot be resumed after a name.
+    /// The store does not sort names by their bytes, so the list cannot be resumed after a name.
     is_unordered: bool,
-    /// The pages that are still to come.
+    /// Stream of the following pages.
     rest: Option<BoxStream<'a, object_store::Result<ObjectMeta>>>,
 }
 
@@ -332,13 +333,13 @@ impl Listing<'_> {
         self.page.push(key.to_owned());
     }
 
-    /// The name after which an interrupted list is resumed; `after` is where the list began.
+    /// Returns the name after which an interrupted list is resumed; `after` is where the list began.
     fn resume_after(&self, after: &str) -> String {
         if !self.is_unordered && self.last.as_str() > after { self.last.clone() } else { after.to_owned() }
     }
 }
 
-/// The beginning of a reply's body, no more than so many bytes; the rest is not waited for.
+/// Reads the beginning of a reply's body, at most `most` bytes; the remainder is not waited for.
 async fn read_up_to(reply: GetResult, most: u64) -> object_store::Result<Vec<u8>> {
     let expected = reply.range.end.saturating_sub(reply.range.start).min(most);
     let mut body = Vec::with_capacity(expected as usize);
@@ -353,7 +354,7 @@ async fn read_up_to(reply: GetResult, most: u64) -> object_store::Result<Vec<u8>
     Ok(body)
 }
 
-/// What was asked for, where it is there. The bucket may be what is not.
+/// Returns `None` if the object does not exist. A missing bucket is an error.
 fn there<T>(got: io::Result<T>) -> io::Result<Option<T>> {
     match got {
         Ok(found) => Ok(Some(found)),
@@ -495,7 +496,7 @@ impl Bucket for StoreBucket {
         let listing = RefCell::new(Listing::default());
         loop {
             let is_last = self.request(0, OF_LISTS, || async {
-                // Without a stream of pages, the list is resumed after its last name.
+                // After an interruption, the list is resumed after its last name.
                 let left = listing.borrow_mut().rest.take();
                 let mut rest = match left {
                     Some(rest) => rest,
@@ -504,7 +505,7 @@ impl Bucket for StoreBucket {
                         last => self.store.list_with_offset(below.as_ref(), &self.path(last)),
                     },
                 };
-                // One page: what is there without waiting once something is.
+                // One page: everything that can be read without waiting after the first name.
                 let mut next = rest.try_next().await?;
                 while let Some(found) = next {
                     if let Some(key) = found.location.as_ref().get(own..) {
@@ -521,7 +522,7 @@ impl Bucket for StoreBucket {
                 Ok(true)
             })?;
             let mut keys = std::mem::take(&mut listing.borrow_mut().page);
-            // Some servers do not know where a list begins, and answer with all of it.
+            // Some servers do not support the start of a list, and answer with all of it.
             keys.retain(|key| key.as_str() > after);
             if !keys.is_empty() {
                 page(keys)?;
@@ -565,8 +566,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread::JoinHandle;
 
-    /// A server that gives these replies, one for each request, and no other; answers the requests' first
-    /// lines. An empty reply is none.
+    /// A server that sends these replies, one for each request, and no others; returns the first lines of the
+    /// requests. An empty string is no reply.
     fn server(replies: &'static [&'static str]) -> (StoreBucket, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
@@ -618,7 +619,7 @@ mod tests {
         ];
         let (bucket, serve) = server(replies);
         let made: Vec<Put> = (0..4).map(|_| bucket.put_new("roots/1", b"body").unwrap()).collect();
-        // The last one had no reply at first: that it exists is all that is known then.
+        // The last request had no reply at first: afterwards it is only known that the object exists.
         assert_eq!(made, [Put::Made, Put::Exists, Put::Exists, Put::Exists]);
         let heads = serve.join().unwrap();
         for head in heads {
@@ -627,7 +628,8 @@ mod tests {
         assert_eq!((bucket.requests().puts, bucket.requests().again, bucket.requests().sent), (5, 1, 20));
     }
 
-    /// S3 refuses with 409 what meets another request, and means: try again. Nothing may be there then.
+    /// S3 answers 409 to a request that conflicts with another one, which means: retry. The object may not exist
+    /// then.
     #[test]
     fn one_that_meets_another_request_is_made_again_until_it_is_there() {
         const CONFLICT: &str = "409 No|<Code>ConditionalRequestConflict</Code>";
@@ -637,7 +639,7 @@ mod tests {
         assert!(clock_now() - began >= Duration::from_millis(1500), "waits grow");
         assert!(serve.join().unwrap().iter().all(|head| head.starts_with("PUT ")));
         assert_eq!(bucket.requests().again, 6);
-        // Of a refusal that does not say why, it is looked whether an object is there.
+        // After a refusal without a reason, it is checked whether the object exists.
         let replies =
             &["409 No|", "404 No|<Code>NoSuchKey</Code>", "409 No|", "206 OK\r\nContent-Range: bytes 0-0/9|a"];
         let (bucket, serve) = server(replies);
@@ -645,7 +647,7 @@ mod tests {
         assert_eq!(serve.join().unwrap().len(), 4);
     }
 
-    /// Pages that have come are not asked for again, so that a long list ends however slow a store is.
+    /// Pages that have arrived are not requested again, so that a long list ends however slow a store is.
     #[test]
     fn a_list_goes_on_where_a_page_did_not_come() {
         let (bucket, serve) = server(&[
@@ -674,7 +676,7 @@ mod tests {
         let two = ["seg/1".to_owned(), "seg/2".to_owned()];
         bucket.delete_all(&two).unwrap();
         assert!(serve.join().unwrap().iter().all(|head| head.starts_with("POST /b?delete")));
-        // A server that does not know it is asked for one after the other, and not again.
+        // A server without that request gets one request for each object, and no further attempt.
         let (bucket, serve) =
             server(&["501 Not|<Code>NotImplemented</Code>", "204 Gone|", "204 Gone|", "204 Gone|", "204 Gone|"]);
         bucket.delete_all(&two).unwrap();
@@ -732,7 +734,7 @@ mod tests {
         assert_eq!(bucket.requests().again, 0);
     }
 
-    /// Somebody else has put it: the reply may be as long as it likes, and never end.
+    /// The object exists already: the reply may be of any length, and never end.
     #[test]
     fn no_more_of_an_object_is_read_than_it_may_have() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -767,7 +769,7 @@ mod tests {
         let bucket = StoreBucket::with(runtime().unwrap(), &place, "s3://b".to_owned(), &environment).unwrap();
         std::thread::scope(|scope| {
             let before = scope.spawn(|| bucket.get("k", None).unwrap_err().kind());
-            // The request is there, and gets no answer.
+            // The request arrives, and gets no answer.
             let silent = listener.accept().unwrap();
             bucket.hurry();
             assert_eq!(before.join().unwrap(), ErrorKind::NotConnected);
@@ -777,7 +779,7 @@ mod tests {
         });
     }
 
-    /// What follows the end of a pool, the removal of its objects, is not cut short.
+    /// The removal of objects after the end of a pool is not cut short.
     #[test]
     fn after_a_hurry_a_slow_server_is_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

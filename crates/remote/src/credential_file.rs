@@ -1,7 +1,7 @@
-//! Credentials in a file that somebody may renew: it is read again when it has changed.
+//! Credentials in a file that others may renew: it is read again when it has changed.
 //!
-//! Used by the stores whose credentials are read by us ([`crate::s3`], [`crate::azure`]). Invariant: no
-//! error contains anything of the file's text.
+//! Used for stores whose credentials we parse ourselves ([`crate::s3`], [`crate::azure`]). Invariant: no error
+//! contains any part of the file's text.
 
 use std::fmt;
 use std::fs;
@@ -13,13 +13,13 @@ use std::time::SystemTime;
 use object_store::CredentialProvider;
 use parking_lot::Mutex;
 
-/// Makes credentials of a file's text, or says what is wrong with it.
+/// Parser of a file's text; its errors state what is wrong with it.
 type Read<T> = Box<dyn Fn(&str) -> io::Result<T> + Send + Sync>;
 
 pub(crate) struct CredentialFile<T> {
     path: PathBuf,
     read: Read<T>,
-    /// What was read last, and when that was written.
+    /// Modification time and credentials of the last reading.
     known: Mutex<Option<(SystemTime, Arc<T>)>>,
 }
 
@@ -30,10 +30,10 @@ impl<T> fmt::Debug for CredentialFile<T> {
 }
 
 impl<T> CredentialFile<T> {
-    /// A file that is there, and has some.
+    /// Opens a file, which has to contain credentials.
     ///
     /// # Errors
-    /// It cannot be read; what `read` finds wrong with it.
+    /// The file cannot be read, or `read` fails.
     pub(crate) fn open(
         path: PathBuf,
         read: impl Fn(&str) -> io::Result<T> + Send + Sync + 'static,
@@ -64,12 +64,12 @@ impl<T: Send + Sync> CredentialProvider for CredentialFile<T> {
     type Credential = T;
 
     async fn get_credential(&self) -> object_store::Result<Arc<T>> {
-        // A small file: no thread waits for long.
+        // The file is small: no thread blocks for long.
         self.newest().map_err(told)
     }
 }
 
-/// What is wrong with credentials, as `object_store` passes it on.
+/// Converts an error for `object_store`.
 pub(crate) fn told(error: io::Error) -> object_store::Error {
     object_store::Error::Generic { store: "credentials", source: Box::new(error) }
 }

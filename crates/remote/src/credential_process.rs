@@ -1,8 +1,8 @@
-//! Credentials that a program prints: `credential_process` of a profile of Amazon's tools.
+//! Credentials printed by a program: `credential_process` of a profile of Amazon's tools.
 //!
-//! Used by [`crate::s3`]. It is run by the shell as it stands in the profile, and again some minutes before
-//! what it gave expires; what gives no time is kept. Invariants: nothing that it prints is shown, also not
-//! what it complains about; one that does not end is killed.
+//! Used by [`crate::s3`]. The command of the profile is run by the shell, and again some minutes before its
+//! credentials expire; credentials without an expiration date are kept. Invariants: its output is never shown, also
+//! not its error messages; a program that does not end is killed.
 
 use std::fmt;
 use std::fs::File;
@@ -19,14 +19,14 @@ use serde::Deserialize;
 
 use crate::clock;
 
-/// How long it may take: less than an attempt of a request.
+/// Deadline of the program: shorter than an attempt of a request.
 const LONGEST: Duration = Duration::from_secs(8);
-/// It is run again so long before what it gave expires.
+/// How long before the expiration of its credentials the program is run again.
 const BEFORE: Duration = Duration::from_secs(5 * 60);
-/// What it prints at most, bytes.
+/// Largest output in bytes.
 const MOST: u64 = 64 << 10;
 
-/// The form of what is printed.
+/// Format of the output.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Printed {
@@ -43,10 +43,10 @@ struct Known {
     until: Option<SystemTime>,
 }
 
-/// What was printed last.
+/// Cache of the last output.
 #[derive(Default)]
 pub(crate) struct Printing {
-    /// Held while the program runs: those who wait get what it prints.
+    /// Locked while the program runs: waiting threads get its output.
     known: Mutex<Option<Known>>,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Debug for Printing {
 }
 
 impl Printing {
-    /// What a command gives; waits while it runs.
+    /// Returns the credentials of a command; waits while it runs.
     pub(crate) fn of(&self, command: &str) -> io::Result<Arc<AwsCredential>> {
         let mut known = self.known.lock();
         let is_good = |known: &&Known| {
@@ -80,11 +80,11 @@ fn failed(why: impl fmt::Display) -> io::Error {
 }
 
 fn run(command: &str) -> io::Result<String> {
-    // Memory instead of a pipe: whoever keeps it open keeps nobody waiting.
+    // Memory instead of a pipe: a descendant that keeps it open does not delay the reader.
     let mut printed = File::from(rustix::fs::memfd_create("printed", rustix::fs::MemfdFlags::CLOEXEC)?);
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", command]).stdin(Stdio::null()).stdout(printed.try_clone()?).stderr(Stdio::null());
-    // What it starts ends with it.
+    // Its descendants are killed with it.
     shell.process_group(0);
     let mut process = shell.spawn().map_err(failed)?;
     let until = clock::now() + LONGEST;
@@ -109,7 +109,7 @@ fn run(command: &str) -> io::Result<String> {
 }
 
 fn read(text: &str) -> io::Result<Printed> {
-    // What is wrong with it would say something of what it is.
+    // An error message could reveal a part of the credentials.
     let printed: Printed = serde_json::from_str(text).map_err(|_| failed("prints no credentials"))?;
     match printed.version {
         1 => Ok(printed),

@@ -1,10 +1,9 @@
-//! A bucket that is a directory: for tests, and for what is mounted from elsewhere and has hard
-//! links.
+//! A bucket that is a directory: for tests, and for a remote file system with hard links that is mounted there.
 //!
-//! Invariants: an object has its name only when it is whole and durable. It is written under another
-//! name first; a new one gets its own by link(2), which refuses a name that is there, one that may
-//! be replaced by rename(2). No link below the directory is followed, and nothing that is there is opened for
-//! writing: others may be able to write to the directory. Objects are their owner's alone to read.
+//! Invariants: an object gets its name only when it is complete and durable. It is written under another name
+//! first; a new object gets its name by link(2), which fails if the name exists, a replaceable one by rename(2). No
+//! link below the directory is followed, and no existing file is opened for writing: others may be able to write to
+//! the directory. Only their owner can read objects.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -18,13 +17,13 @@ use nacre_pool::backend::{Bucket, Put, Requests, longest_object};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Objects that are being written are there, below names that are no object's.
+/// Directory of objects that are being written; no object has such a name.
 const UNFINISHED: &str = ".unfinished";
 
 pub(crate) struct Directory {
     path: PathBuf,
     name: String,
-    /// Tells what is being written apart.
+    /// Counter that makes the names of unfinished objects unique.
     written: AtomicU64,
     puts: AtomicU64,
     gets: AtomicU64,
@@ -58,7 +57,7 @@ impl Directory {
         io::Error::new(ErrorKind::NotFound, format!("there is no directory '{}'", self.path.display()))
     }
 
-    /// The directory itself.
+    /// Opens the directory itself.
     fn root(&self) -> io::Result<OwnedFd> {
         match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
             Ok(root) => Ok(root),
@@ -67,13 +66,13 @@ impl Directory {
         }
     }
 
-    /// Writes an object under another name; its own is given to it by the caller.
+    /// Writes an object under a temporary name; the caller gives it its own.
     fn write(&self, body: &[u8]) -> io::Result<Unfinished> {
         add(&self.puts, 1);
         add(&self.sent, body.len());
         let directory = entered(self.root()?.as_fd(), UNFINISHED)?;
         loop {
-            // Of containers that share the directory, two may have the same process number: one takes the next name.
+            // Containers that share the directory may have the same process id: the next name is tried.
             let number = self.written.fetch_add(1, Ordering::Relaxed);
             let name = format!("{}-{number}", std::process::id());
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -88,7 +87,7 @@ impl Directory {
         }
     }
 
-    /// The directory of an object, made where it is missing, and the object's name in it.
+    /// Opens the directory of an object, made where it is missing; returns it with the object's name in it.
     fn place<'a>(&self, key: &'a str) -> io::Result<(OwnedFd, &'a str)> {
         let mut directory = self.root()?;
         let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
@@ -98,21 +97,21 @@ impl Directory {
         Ok((directory, name))
     }
 
-    /// Opens what is below the directory, for reading, without following a link.
+    /// Opens a file or directory below this one for reading, without following links.
     fn open(&self, key: &str, flags: OFlags) -> io::Result<OwnedFd> {
         let key = if key.is_empty() { "." } else { key };
-        // A pipe that somebody has put there is not waited for.
+        // Does not block on a pipe that others may have put there.
         let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(rustix::fs::openat2(self.root()?, key, flags, Mode::empty(), BELOW)?)
     }
 }
 
-/// How directories are opened.
+/// Flags for opening directories.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// How everything below the directory is found.
+/// Flags for resolving all paths below the directory.
 const BELOW: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::BENEATH);
 
-/// An object that has no name of its own yet.
+/// An object under its temporary name.
 struct Unfinished {
     directory: OwnedFd,
     name: String,
@@ -125,7 +124,7 @@ impl Unfinished {
     }
 }
 
-/// A directory in another one, made where it is missing; that is durable then.
+/// Opens a directory in another one; makes it durably where it is missing.
 fn entered(above: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     match rustix::fs::openat2(above, name, DIRECTORY, Mode::empty(), BELOW) {
         Err(Errno::NOENT) => {
@@ -176,7 +175,7 @@ impl Bucket for Directory {
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
         let written = self.write(body)?;
         let (directory, name) = self.place(key)?;
-        // The file that was written, whatever has its name now.
+        // Links the file that was written, even if its temporary name is another file's now.
         let file = format!("/proc/self/fd/{}", written.file.as_raw_fd());
         let made = rustix::fs::linkat(rustix::fs::CWD, file, &directory, name, AtFlags::SYMLINK_FOLLOW);
         written.remove()?;

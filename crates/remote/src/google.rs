@@ -1,13 +1,12 @@
-//! Buckets of Google's Cloud Storage: how they are reached, and where their credentials come from, in
-//! this order:
+//! Buckets of Google's Cloud Storage. Sources of credentials, in this order:
 //!
-//! 1. the file that the address names, which `GOOGLE_APPLICATION_CREDENTIALS` names as well: the key of a
-//!    service account, or what `gcloud auth application-default login` has written;
+//! 1. the file in the address or in `GOOGLE_APPLICATION_CREDENTIALS`: the key of a service account, or the output
+//!    of `gcloud auth application-default login`;
 //! 2. `~/.config/gcloud/application_default_credentials.json`;
 //! 3. the machine itself, where the store is Google's.
 //!
-//! Files are read once, and tokens that they are good for are renewed by `object_store`. Invariant: nothing
-//! here is shown or kept; no error contains anything of a file.
+//! Files are read once, and their tokens are renewed by `object_store`. Invariants: credentials are neither shown
+//! nor stored; no error contains any part of a file.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use crate::address::BucketAddress;
 use crate::transport::Client;
 use crate::{Environment, of_environment};
 
-/// What says which kind of file it is.
+/// The field that states the kind of the file.
 #[derive(Deserialize)]
 struct KindOfFile {
     #[serde(rename = "type", default)]
@@ -31,10 +30,10 @@ fn refused(why: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why.into())
 }
 
-/// The bucket.
+/// Opens the bucket.
 ///
 /// # Errors
-/// There are no credentials; a file that cannot be read, or has none.
+/// There are no credentials; the file cannot be read, or has none.
 pub(crate) fn open(
     place: &BucketAddress,
     client: Client,
@@ -56,7 +55,7 @@ pub(crate) fn open(
     };
     let builder = match settings.credentials_file.clone().or_else(usual) {
         Some(file) => by_file(builder, &file)?,
-        // Asks the machine with the first request.
+        // The machine is asked for credentials with the first request.
         None if settings.endpoint.is_none() => builder,
         None => {
             return Err(refused(
@@ -64,7 +63,7 @@ pub(crate) fn open(
             ));
         }
     };
-    // What object_store says of a file might contain some of it.
+    // An error message of object_store could contain a part of a file.
     let built = builder.build();
     built.map(|store| Box::new(store) as Box<dyn ObjectStore>).map_err(|_| refused("the credentials cannot be used"))
 }

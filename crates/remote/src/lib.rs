@@ -1,16 +1,15 @@
-//! Buckets of object stores, as the engine of pools needs them ([`Bucket`]): of stores that speak S3, of
-//! Azure's and of Google's, and directories.
+//! Buckets of object stores, for the engine of pools ([`Bucket`]): stores that speak S3, Azure's, Google's, and
+//! directories.
 //!
-//! Callers: the crate that opens pools. This is the one crate that speaks to a network, and the one
-//! with an asynchronous runtime in it: a few threads of its own, begun with the first bucket, behind
-//! calls that wait ([why](../../../docs/decisions/object-store-client.md)).
+//! Callers: the crate that opens pools. This is the only crate that uses a network, and the only one with an
+//! asynchronous runtime: a few threads of its own, started with the first bucket, behind blocking calls
+//! ([why](../../../docs/decisions/object-store-client.md)).
 //!
 //! Invariants:
-//! - A request is made again until its deadline where the reply says that it may be, or where there
-//!   is none; what comes back then says what is there, not what the first request did.
-//! - Credentials are in memory and in the headers of requests alone. No error, log line or address
-//!   contains them.
-//! - Nothing is asked of a store that nobody here was asked for: an idle bucket makes no request.
+//! - A request is retried until its deadline if the reply permits it, or if there is no reply; the final reply then
+//!   describes the state of the object, not the effect of the first attempt.
+//! - Credentials are only in memory and in the headers of requests. No error, log line or address contains them.
+//! - No request is made without a call: an idle bucket makes none.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -35,18 +34,18 @@ use nacre_pool::backend::Bucket;
 
 pub use address::{Address, AddressError, BucketAddress, Settings, Store, is_address};
 
-/// Asks the environment.
+/// Function that reads an environment variable.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// What the environment says of a name, if anything.
+/// Returns the value of an environment variable; `None` if it is empty or missing.
 fn of_environment(environment: Environment<'_>, name: &str) -> Option<String> {
     environment(name).filter(|value| !value.is_empty())
 }
 
-/// The bucket at an address; nothing is asked of it yet.
+/// Opens the bucket at an address; no request is made yet.
 ///
 /// # Errors
-/// There are no credentials for it, or what it needs of the system is not there.
+/// There are no credentials for it, or a resource of the system is missing.
 pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
     Ok(match address {
         Address::Bucket(place) => Arc::new(bucket::StoreBucket::open(place, address.name())?),
@@ -54,8 +53,8 @@ pub fn open(address: &Address) -> io::Result<Arc<dyn Bucket>> {
     })
 }
 
-/// Whether credentials for this address come from the environment of this process alone, so that
-/// whoever opens it later has to bring them again.
+/// Whether credentials for this address come from the environment of this process alone, so that a later process
+/// needs the same environment.
 #[must_use]
 pub fn needs_environment(address: &Address) -> bool {
     let Address::Bucket(place) = address else { return false };
@@ -66,7 +65,7 @@ pub fn needs_environment(address: &Address) -> bool {
     match place.store {
         Store::S3 => s3::is_of_environment(&environment),
         Store::Azure => azure::is_of_environment(&environment),
-        // Its variables name files, which are remembered.
+        // Its environment variables name files, which are stored in the address.
         Store::Google => false,
     }
 }

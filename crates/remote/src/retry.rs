@@ -1,5 +1,4 @@
-//! When a request is made again: how long to wait in between, and when to give up. Pure, but for the
-//! clock that is asked for now.
+//! Retries: how long to wait between attempts, and when to give up. Pure, except for the clock.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +6,13 @@ use crate::clock;
 
 /// The first wait.
 const FIRST: Duration = Duration::from_millis(50);
-/// The longest wait of our own accord.
+/// The longest wait, unless the store requests a longer one.
 const LONGEST: Duration = Duration::from_secs(5);
-/// The longest wait that a store can ask for.
+/// The longest wait that a store can request.
 const ASKED_MOST: Duration = Duration::from_secs(60);
-/// A request is given up after this time, with all its attempts.
+/// Deadline of a request, with all its attempts.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
-/// The same of each page of a list: a command looks what is there, and somebody waits for what it finds.
+/// Deadline of each page of a list: commands list objects while a user waits.
 pub(crate) const OF_LISTS: Duration = Duration::from_secs(10);
 
 /// The attempts of one request.
@@ -27,13 +26,13 @@ impl Attempts {
         Self { until: clock::now() + deadline, made: 0 }
     }
 
-    /// Whether this is not the first one.
+    /// Whether an attempt has already been made.
     pub(crate) fn again(&self) -> bool {
         self.made > 0
     }
 
-    /// How long to wait before the next attempt; `None` if there is none. `asked` is what the store
-    /// asked for.
+    /// Returns the wait before the next attempt; `None` if the deadline has passed then. `asked` is the wait that
+    /// the store requested.
     pub(crate) fn wait(&mut self, asked: Option<Duration>) -> Option<Duration> {
         let wait = wait(self.made, asked, clock::chance());
         self.made += 1;
@@ -41,8 +40,8 @@ impl Attempts {
     }
 }
 
-/// The wait after so many attempts: twice as long each time, and half of it by chance, but not shorter
-/// than the store has asked for.
+/// Returns the wait after `made` attempts: it doubles each time, half of it is random, and it is not shorter than
+/// the store has requested.
 fn wait(made: u32, asked: Option<Duration>, chance: f64) -> Duration {
     let grown = FIRST.saturating_mul(1 << made.min(16)).min(LONGEST);
     let own = grown.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0);

@@ -1,15 +1,14 @@
-//! Buckets of stores that speak S3: how they are reached, and where their credentials come from, in this
-//! order:
+//! Buckets of stores that speak S3. Sources of credentials, in this order:
 //!
-//! 1. the profile or the file that the address names;
+//! 1. the profile or the file in the address;
 //! 2. `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`;
 //! 3. a role by `AWS_WEB_IDENTITY_TOKEN_FILE`, or a container's `AWS_CONTAINER_CREDENTIALS_*`;
 //! 4. the profile `default` of `~/.aws/credentials`, or of `~/.aws/config`;
 //! 5. the machine itself, where the store is Amazon's.
 //!
-//! A profile has keys, or a program that prints some (`credential_process`). Files are read again when they
-//! have changed, so that somebody can renew what expires; what 3 and 5 give is renewed by `object_store`
-//! before it does. Invariant: nothing here is shown or kept.
+//! A profile has keys, or a program that prints some (`credential_process`). Files are read again when they have
+//! changed, so that others can renew expiring credentials; those of 3 and 5 are renewed by `object_store` before
+//! they expire. Invariant: credentials are neither shown nor stored.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -25,14 +24,14 @@ use crate::credential_process::Printing;
 use crate::transport::Client;
 use crate::{Environment, of_environment as there};
 
-/// The region where none is named, as everybody has it.
+/// Default region, as in other tools.
 const REGION: &str = "us-east-1";
 const KEY: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
 const TOKEN: &str = "AWS_SESSION_TOKEN";
 const DEFAULT: &str = "default";
 
-/// What `object_store` is told of roles, as the environment says it.
+/// Environment variables of roles, and the settings of `object_store` for them.
 const ROLES: [(&str, AmazonS3ConfigKey); 7] = [
     ("AWS_WEB_IDENTITY_TOKEN_FILE", AmazonS3ConfigKey::WebIdentityTokenFile),
     ("AWS_ROLE_ARN", AmazonS3ConfigKey::RoleArn),
@@ -49,24 +48,24 @@ fn has_role(environment: Environment<'_>) -> bool {
         .any(|name| there(environment, name).is_some())
 }
 
-/// Whether credentials come from the environment of this process alone, where neither a profile nor a file
-/// is named.
+/// Whether credentials come from the environment of this process alone, where neither a profile nor a file is
+/// named.
 pub(crate) fn is_of_environment(environment: Environment<'_>) -> bool {
     there(environment, KEY).is_some() || has_role(environment)
 }
 
-/// A bucket, as it is asked for.
+/// Two clients of one bucket.
 pub(crate) struct Stores {
-    /// One request for each object.
+    /// Removes one object by each request.
     pub(crate) single: Box<dyn ObjectStore>,
-    /// The same, but that many objects are removed by one request.
+    /// Removes many objects by one request.
     pub(crate) bulk: Box<dyn ObjectStore>,
 }
 
-/// The bucket.
+/// Opens the bucket.
 ///
 /// # Errors
-/// There are no credentials; a file that cannot be read, or has none.
+/// There are no credentials; the file cannot be read, or has none.
 pub(crate) fn open(place: &BucketAddress, client: Client, environment: Environment<'_>) -> io::Result<Stores> {
     let builder = builder(place, client.clone()).with_disable_bulk_delete(true);
     let single = give(builder, place, environment)?.build().map_err(io::Error::other)?;
@@ -88,24 +87,24 @@ fn builder(place: &BucketAddress, client: Client) -> AmazonS3Builder {
     }
 }
 
-/// The usual files that profiles are in.
+/// Returns the usual files with profiles, if they exist.
 fn usual_files(environment: Environment<'_>) -> Vec<PathBuf> {
     let below = |name: &str| Some(PathBuf::from(there(environment, "HOME")?).join(".aws").join(name));
     let config = there(environment, "AWS_CONFIG_FILE").map(PathBuf::from).or_else(|| below("config"));
     below("credentials").into_iter().chain(config).filter(|file| file.exists()).collect()
 }
 
-/// Tells the builder where credentials come from.
+/// Sets the source of credentials.
 ///
 /// # Errors
-/// There are none; a file that cannot be read, or has none.
+/// There are no credentials; the file cannot be read, or has none.
 pub(crate) fn give(
     builder: AmazonS3Builder,
     place: &BucketAddress,
     environment: Environment<'_>,
 ) -> io::Result<AmazonS3Builder> {
     let of_file = |path: &PathBuf, profile: &str| Profile::open(path, profile).map(Arc::new);
-    // What is wrong with the last one is told.
+    // The error of the last file is returned.
     let of_files = |files: &[PathBuf], profile: &str| {
         let mut found = files.iter().map(|file| of_file(file, profile));
         let first = found.next().unwrap_or_else(|| {
@@ -143,22 +142,22 @@ pub(crate) fn give(
         return Ok(builder.with_credentials(of_files(&files, DEFAULT)?));
     }
     if place.settings.endpoint.is_none() {
-        // Asks the machine with the first request.
+        // The machine is asked for credentials with the first request.
         return Ok(builder);
     }
     let why = "there are no credentials: neither --profile or --credentials-file, nor AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor ~/.aws/credentials";
     Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
-/// What a profile has.
+/// Content of a profile.
 #[derive(Debug)]
 enum Found {
     Keys(Arc<AwsCredential>),
-    /// A command that prints them.
+    /// A command that prints keys.
     Command(String),
 }
 
-/// A profile in a file, in the form that Amazon's tools have.
+/// A profile in a file, in the format of Amazon's tools.
 #[derive(Debug)]
 struct Profile {
     file: CredentialFile<Found>,
@@ -166,7 +165,7 @@ struct Profile {
 }
 
 impl Profile {
-    /// What is wrong with it is told now.
+    /// Opens it; errors in it are reported now.
     fn open(path: &Path, name: &str) -> io::Result<Self> {
         let (name, of) = (name.to_owned(), path.to_owned());
         let file = CredentialFile::open(path.to_owned(), move |text| {
@@ -184,7 +183,7 @@ impl Profile {
     }
 }
 
-/// Whoever can write to a file whose commands are run has them run in our name.
+/// Refuses a file with a command that others can change: they would have it run with our rights.
 fn only_ours(path: &Path) -> io::Result<()> {
     let file = std::fs::metadata(path)?;
     let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&file.uid()) && file.mode() & 0o022 == 0;
@@ -213,7 +212,7 @@ impl CredentialProvider for Profile {
     }
 }
 
-/// What a profile has. No error contains anything of the text.
+/// Parses a profile. No error contains any part of the text.
 fn profile(text: &str, name: &str) -> io::Result<Found> {
     let (mut inside, mut found, mut refers) = (false, false, false);
     let [mut key, mut secret, mut token, mut command] = [None, None, None, None];

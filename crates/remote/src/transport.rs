@@ -1,7 +1,7 @@
-//! The way of a request to the store and back: counts it, and notes what the reply says of when to
-//! come back, which `object_store` does not pass on.
+//! HTTP transport of requests to the store: counts requests, and keeps the status and `Retry-After` of replies,
+//! which `object_store` does not return.
 //!
-//! Used by [`crate::bucket`]. Notes belong to the task that makes the request ([`NOTED`]).
+//! Used by [`crate::bucket`]. The kept values belong to the task that makes the request ([`NOTED`]).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, RetryConfig};
 
-/// What a reply says.
+/// Values of a reply.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Noted {
-    /// Its status; 0 where there was no reply.
+    /// HTTP status; 0 where there was no reply.
     pub status: u16,
-    /// Come back after this time.
+    /// Wait that the store requests before a retry.
     pub come_back: Option<Duration>,
 }
 
 tokio::task_local! {
-    /// The reply to the request that this task has made last.
+    /// The reply to the last request of this task.
     pub(crate) static NOTED: Cell<Noted>;
 }
 
-/// What was counted. Requests for credentials are none of the bucket's, and are not counted.
+/// Counters of requests. Requests for credentials do not go to the bucket, and are not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     puts: AtomicU64,
@@ -63,7 +63,7 @@ impl Counters {
     }
 }
 
-/// What is the same of all clients: how they connect, and that they make no request again.
+/// Settings that all clients share: connections, and no retries.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub options: ClientOptions,
@@ -71,7 +71,7 @@ pub(crate) struct Client {
     pub retry: RetryConfig,
 }
 
-/// Makes clients that count what is asked of a bucket.
+/// Makes clients that count requests to a bucket.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub counters: Arc<Counters>,
@@ -93,7 +93,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// Where requests for credentials go names no bucket.
+    /// Whether a request goes to the bucket: URLs of requests for credentials do not name one.
     fn is_of_bucket(&self, request: &HttpRequest) -> bool {
         let is_in_host = |host: &str| host.strip_prefix(&self.bucket).is_some_and(|rest| rest.starts_with('.'));
         request.uri().path().split('/').any(|part| part == self.bucket) || request.uri().host().is_some_and(is_in_host)
@@ -111,7 +111,7 @@ impl HttpService for Counting {
             "PUT" => Some(&self.counters.puts),
             "GET" if is_list => Some(&self.counters.lists),
             "GET" => Some(&self.counters.gets),
-            // Azure's are removed by a batch of one.
+            // Azure's objects are removed by a batch of one.
             "DELETE" | "POST" => Some(&self.counters.deletes),
             _ => None,
         };
