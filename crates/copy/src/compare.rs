@@ -1,5 +1,5 @@
-//! The comparison after the copy: every entry of SOURCE against its counterpart, data byte by byte
-//! as the device gives it back.
+//! Verification after the copy: every entry of SOURCE is compared with its counterpart, data byte by byte as read
+//! from the device.
 
 use crate::{
     content::BUFFER,
@@ -32,7 +32,7 @@ impl Worker<'_> {
             MetadataTarget::Entry(pair.dest.as_fd(), name),
         )?;
         if source.links > 1 && !self.compare_links(pair, name, &source, &copy)? {
-            // Another name of a file that has been compared.
+            // Another name of a file that has been compared already.
             add(&self.job().figures.verified, 1);
             return Ok(());
         }
@@ -49,7 +49,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Compares a directory, after what is in it.
+    /// Compares a directory, after its entries.
     pub(crate) fn compare_directory(&mut self, pair: &Pair) -> Result<(), Trouble> {
         let source = Meta::of_file(pair.source.as_fd()).source("look at")?;
         let copy = Meta::of_file(pair.dest.as_fd()).destination("look at")?;
@@ -63,7 +63,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// What the copy had to leave out by its own account is not held against it.
+    /// Compares metadata, without what the copy has counted as lost.
     fn compare_metadata(
         &mut self,
         source: &Meta,
@@ -75,9 +75,9 @@ impl Worker<'_> {
         same(source.kind == copy.kind, "is of another type")?;
         let owner = (source.uid, source.gid) == (copy.uid, copy.gid);
         same(owner || job.may_lack_owners(), "has another owner")?;
-        // Set-id bits are not given with another owner.
+        // Set-id bits are not set with another owner.
         let bits = if owner { 0o7777 } else { 0o1777 };
-        // Nor is a group given what only the mask of a list that is lost allows.
+        // Group permissions that only the mask of a lost ACL allows are not set either.
         let narrowed = if job.may_lack_lists() { source.mode & !copy.mode & 0o070 } else { 0 };
         let bits = bits & !narrowed;
         same(source.kind == FileType::Symlink || source.mode & bits == copy.mode & bits, "has another mode")?;
@@ -91,15 +91,15 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether the data of a file with several names is still to be compared; its names have to be
-    /// one file in DEST, too.
+    /// Whether the data of a file with several hard links is still to be compared; its names have to be one file in
+    /// DEST, too.
     fn compare_links(&self, pair: &Arc<Pair>, name: &[u8], source: &Meta, copy: &Meta) -> Result<bool, Trouble> {
         if self.job().may_lack_links() {
             return Ok(true);
         }
         match self.walk.links.claim(source.identity(), source.links, pair, name) {
             Claim::First => {
-                // Whoever comes next needs only the identity; nobody waits for the data.
+                // Other names need only the identity, not the data.
                 let copied = Copied { path: PathBuf::new(), identity: copy.identity() };
                 let _ = self.walk.links.copied(source.identity(), &copied);
                 Ok(true)
@@ -119,8 +119,8 @@ impl Worker<'_> {
             opened => opened,
         }
         .destination("open")?;
-        // What memory still holds says nothing about what the device holds. Advice: where it is not
-        // taken, memory is what is compared.
+        // The page cache does not show what is on the device. This is advice: where it is ignored, the page cache
+        // is compared.
         let _ = fs::fadvise(&copy, 0, None, Advice::DontNeed);
         let mut at = 0;
         loop {
@@ -154,7 +154,7 @@ impl Worker<'_> {
     }
 }
 
-/// Fills the buffer from `at` on; less only at the end.
+/// Fills the buffer from `at` on; reads less only at the end of the file.
 fn fill(file: BorrowedFd<'_>, buffer: &mut [u8], at: u64) -> Result<usize, Errno> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {

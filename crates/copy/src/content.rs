@@ -1,4 +1,4 @@
-//! The data of a file: blocks shared where that works, else copied inside the kernel, else read and
+//! Data of a file: blocks are shared where the file system supports it, else copied in the kernel, else read and
 //! written; holes stay holes.
 
 use crate::{
@@ -14,19 +14,19 @@ use rustix::{
 };
 use std::os::fd::BorrowedFd;
 
-/// Bytes read and written in one go.
+/// Bytes read and written by one call.
 pub(crate) const BUFFER: usize = 1 << 20;
-/// Bytes that the kernel copies in one go: little enough to be interrupted soon.
+/// Bytes that the kernel copies by one call: few enough to be interrupted soon.
 const KERNEL_PIECE: u64 = 16 << 20;
-/// Up to here, reading and writing is fewer calls than anything else.
+/// Up to this size, reading and writing needs fewer calls than anything else.
 const SMALL: u64 = 64 << 10;
 
-/// What works between two file systems; found out once per worker.
+/// Calls that work between two file systems; determined once per worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ways {
-    /// `FICLONE`.
+    /// Sharing blocks by the ioctl `FICLONE`.
     clone: bool,
-    /// `copy_file_range(2)`.
+    /// Copying in the kernel by `copy_file_range(2)`.
     kernel: bool,
 }
 
@@ -37,7 +37,7 @@ impl Default for Ways {
 }
 
 impl Worker<'_> {
-    /// Makes the empty file `copy`, on file system `device`, hold what `source` holds.
+    /// Copies the data of `source` to the empty file `copy`, on file system `device`.
     pub(crate) fn content(
         &mut self,
         source: BorrowedFd<'_>,
@@ -59,7 +59,7 @@ impl Worker<'_> {
                 Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::NOSYS) => {
                     self.ways.entry(between).or_default().clone = false
                 }
-                // This file alone: without checksums, mapped by a device, in use as swap.
+                // This file cannot share blocks: without checksums, mapped by a device, or in use as swap.
                 Err(Errno::INVAL | Errno::TXTBSY | Errno::PERM | Errno::BADF) => {}
                 Err(error) => return Err(error).destination("share blocks with"),
             }
@@ -79,7 +79,7 @@ impl Worker<'_> {
             }
             let reached = self.range(source, copy, start, end, between)?;
             if reached < end {
-                // It has become shorter; whoever calls will see that.
+                // The file has become shorter; the caller notices that.
                 break;
             }
             offset = end;
@@ -90,7 +90,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Copies a range; answers up to where there was data.
+    /// Copies a range; returns the end of the data that was there.
     fn range(
         &mut self,
         source: BorrowedFd<'_>,
@@ -105,7 +105,7 @@ impl Worker<'_> {
             let (mut from, mut to) = (at, at);
             let length = usize::try_from((end - at).min(KERNEL_PIECE)).unwrap_or(BUFFER);
             match fs::copy_file_range(source, Some(&mut from), copy, Some(&mut to), length) {
-                // The end; or a file system that knows better only when it is read.
+                // End of file; or a pseudo file system whose file has data only when it is read.
                 Ok(0) => return self.read_and_write(source, copy, at, end),
                 Ok(copied) => {
                     at += copied as u64;
@@ -115,14 +115,14 @@ impl Worker<'_> {
                 Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP) => {
                     self.ways.entry(between).or_default().kernel = false
                 }
-                // Whichever side it was will say so when it is read or written.
+                // The side that failed fails again when it is read or written.
                 Err(_) => return self.read_and_write(source, copy, at, end),
             }
         }
         if at < end { self.read_and_write(source, copy, at, end) } else { Ok(at) }
     }
 
-    /// Copies a range through this process; answers up to where there was data.
+    /// Copies a range by read and write; returns the end of the data that was there.
     fn read_and_write(
         &mut self,
         source: BorrowedFd<'_>,
@@ -159,7 +159,8 @@ impl Worker<'_> {
     }
 }
 
-/// The next range with data from `offset` on; empty at the end. Where nobody can tell, all is data.
+/// Returns the next range with data from `offset` on; empty at the end. Where `SEEK_DATA` is not supported,
+/// everything counts as data.
 pub(crate) fn data_from(file: BorrowedFd<'_>, offset: u64, size: u64) -> Result<(u64, u64), Errno> {
     let start = match fs::seek(file, SeekFrom::Data(offset)) {
         Ok(start) => start,

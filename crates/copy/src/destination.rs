@@ -1,5 +1,4 @@
-//! Whether a copy may begin: SOURCE and DEST are opened and looked at, and nothing is changed where
-//! it may not.
+//! Checks before a copy: SOURCE and DEST are opened and examined, and nothing is changed if the copy may not begin.
 
 use crate::{
     Options, Refusal, RefusalKind, Verify,
@@ -18,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Both sides, open.
+/// Both directories, open.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) source: OwnedFd,
@@ -26,15 +25,15 @@ pub(crate) struct Prepared {
     pub(crate) source_meta: Meta,
     pub(crate) dest: OwnedFd,
     pub(crate) dest_meta: Meta,
-    /// DEST was empty: nothing can be in it but what the copy puts there.
+    /// DEST was empty: only this copy puts entries into it.
     pub(crate) fresh: bool,
-    /// The copy that is under way; `None` when nothing is to be copied.
+    /// State of the copy; `None` when nothing is to be copied.
     pub(crate) state: Option<CopyState>,
-    /// It was begun earlier.
+    /// An earlier copy is continued.
     pub(crate) resumed: bool,
 }
 
-/// Opens both sides; makes DEST where it is missing and notes there that it is being filled.
+/// Opens both sides; makes DEST where it is missing, and writes the state of the copy there.
 pub(crate) fn prepare(options: &Options) -> Result<Prepared, Refusal> {
     let (source_path, source, source_meta) = open_source(&options.source)?;
     if holds_state(&source, &options.source)? {
@@ -101,7 +100,7 @@ fn holds_state(source: &OwnedFd, path: &Path) -> Result<bool, Refusal> {
     }
 }
 
-/// A copy into a part of itself would have no end.
+/// Refuses a DEST inside of SOURCE: the copy would have no end.
 fn refuse_inside(destination: &Path, source: &Meta) -> Result<(), Refusal> {
     let above = match destination.parent() {
         _ if destination.is_dir() => destination,
@@ -124,7 +123,7 @@ fn refuse_inside(destination: &Path, source: &Meta) -> Result<(), Refusal> {
         }
         let parent = match fs::openat(&directory, c"..", flags, Mode::empty()) {
             Ok(parent) => parent,
-            // Whoever may not look further up cannot have named a source up there either.
+            // A user who may not look further up cannot have named a source there either.
             Err(Errno::ACCESS) => return Ok(()),
             Err(error) => return Err(look(error.into())),
         };
@@ -136,10 +135,10 @@ fn refuse_inside(destination: &Path, source: &Meta) -> Result<(), Refusal> {
     }
 }
 
-/// Takes DEST for this copy, or takes up the copy that it was taken for.
+/// Begins the copy in DEST, or continues the one that was begun there.
 fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
     let (dest, path) = (prepared.dest.as_fd(), &options.destination);
-    // Not every file system has locks for directories; the lock only guards against a mistake.
+    // Not every file system supports locks on directories; the lock only guards against a mistake.
     if fs::flock(dest, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         let what = format!("another copy into {} is at work", shown(path));
         return Err(Refusal { what, next: String::new(), kind: RefusalKind::Busy });
@@ -187,7 +186,7 @@ fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Nothing,
-    /// What a new file system has.
+    /// Only `lost+found`, as in a new file system.
     LostAndFound,
     Something,
 }
@@ -205,7 +204,7 @@ fn is_empty(directory: BorrowedFd<'_>) -> io::Result<Content> {
         while let Some(record) = directory::first(rest) {
             match record.name {
                 b"." | b".." => {}
-                // Of a copy that was killed before it had changed anything.
+                // State of a copy that was killed before it had changed anything.
                 name if state::is_own_name(name) => {}
                 b"lost+found" => content = Content::LostAndFound,
                 _ => return Ok(Content::Something),

@@ -1,5 +1,4 @@
-//! One entry that is no directory: made under a temporary name, given its data and metadata, and
-//! renamed.
+//! Copy of one entry that is no directory: made under a temporary name, given its data and metadata, and renamed.
 
 use crate::{
     figures::add,
@@ -19,23 +18,23 @@ use std::{
     sync::Arc,
 };
 
-/// How often a file is copied again that is written meanwhile.
+/// How often a file is copied that is written to meanwhile.
 const ATTEMPTS: usize = 3;
-/// Opens a file whatever it is, for looking only.
+/// Opens a file of any type without reading it (`O_PATH`).
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What became of one entry.
+/// Result for one entry.
 struct Done {
     identity: Identity,
     present: bool,
 }
 
 impl Worker<'_> {
-    /// Copies one entry; `regular` says that the directory calls it a regular file.
+    /// Copies one entry; `regular`: the directory lists it as a regular file.
     pub(crate) fn copy_entry(&mut self, pair: &Arc<Pair>, name: &[u8], regular: bool) -> Result<(), Trouble> {
         let mut file = None;
         let mut meta = if regular && pair.fresh {
-            // Nothing can be there already: opening first saves a look.
+            // No entry can exist already: opening first saves a stat.
             let opened = self.open_source(pair, name)?;
             let meta = Meta::of_file(opened.as_fd()).source("look at")?;
             file = Some(opened);
@@ -69,7 +68,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A file with several names: the first one met is copied, the others become links to the copy.
+    /// Copies a file with several hard links: the first name is copied, the others become links to the copy.
     fn copy_linked(
         &mut self,
         pair: &Arc<Pair>,
@@ -101,8 +100,7 @@ impl Worker<'_> {
                     let Some(Further { pair: other, name: next }) = self.walk.links.failed(of) else {
                         return Err(trouble);
                     };
-                    // Each name that failed is told by itself; the last one is told by whoever
-                    // called.
+                    // Each failed name is reported; the last one by the caller.
                     self.job().failed(&trouble, &at);
                     at = path_of(&other, &next);
                     first = self.copy_one(&other, &next, None, meta);
@@ -112,7 +110,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Gives a copy a further name; where that cannot be, the name gets a copy of its own.
+    /// Links a further name to a copy; if that is impossible, the name gets a copy of its own.
     fn link_or_copy(&mut self, pair: &Arc<Pair>, name: &[u8], meta: &Meta, copied: &Copied) -> Result<(), Trouble> {
         if !pair.fresh && Meta::of_entry(pair.dest.as_fd(), name).is_ok_and(|there| there.identity() == copied.identity)
         {
@@ -154,7 +152,7 @@ impl Worker<'_> {
         Ok(done.identity)
     }
 
-    /// The copy, if it still is where it was made.
+    /// Opens the copy, if it is still where it was made.
     fn find(&self, copied: &Copied) -> Result<OwnedFd, Errno> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let file = fs::openat2(&self.job().dest, copied.path.as_path(), HANDLE, Mode::empty(), beneath)?;
@@ -164,15 +162,14 @@ impl Worker<'_> {
 
     fn link(&self, file: BorrowedFd<'_>, pair: &Pair, name: &[u8]) -> Result<(), Errno> {
         let to = |name: &[u8]| match fs::linkat(file, c"", &pair.dest, name, AtFlags::EMPTY_PATH) {
-            // Without the right to do that by descriptor, the way through proc is open to
-            // everybody.
+            // Linking by descriptor needs CAP_DAC_READ_SEARCH; through `/proc` everybody can.
             Err(Errno::NOENT | Errno::PERM) => {
                 fs::linkat(fs::CWD, inode::proc_path(file), &pair.dest, name, AtFlags::SYMLINK_FOLLOW)
             }
             done => done,
         };
         match to(name) {
-            // Something else has the name; it is replaced in one step, as everything is.
+            // Another file has the name; it is replaced atomically, like all entries.
             Err(Errno::EXIST) if !pair.fresh => {
                 let temporary = self.temporary();
                 let _ = fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty());
@@ -186,7 +183,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Copies a file under one name; what is there already and is the same stays.
+    /// Copies a file under one name; an identical file in DEST stays.
     fn copy_one(&mut self, pair: &Arc<Pair>, name: &[u8], file: Option<OwnedFd>, meta: &Meta) -> Result<Done, Trouble> {
         let mut replace = false;
         if !pair.fresh {
@@ -219,7 +216,7 @@ impl Worker<'_> {
         Ok(Done { identity, present: false })
     }
 
-    /// Whether what has the name already is the copy.
+    /// Whether the entry with this name is already the copy.
     fn is_same(&self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<bool, Trouble> {
         if meta.kind != there.kind || !meta.same_time(there) || !self.job().is_trusted(there) {
             return Ok(false);
@@ -234,7 +231,7 @@ impl Worker<'_> {
         })
     }
 
-    /// Gives a file that stays the metadata of its source; whether it had other.
+    /// Updates the metadata of a file that stays; returns whether any differed.
     fn renew_metadata(&mut self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<bool, Trouble> {
         let handle = fs::openat(&pair.dest, name, HANDLE, Mode::empty()).destination("open")?;
         if Meta::of_file(handle.as_fd()).destination("look at")?.identity() != there.identity() {
@@ -247,10 +244,9 @@ impl Worker<'_> {
         Ok(changed || meta.flags & !there.flags != 0)
     }
 
-    /// Opens a regular file of SOURCE without changing the time of its last access where that is
-    /// allowed.
+    /// Opens a regular file of SOURCE, without updating its access time where that is allowed.
     pub(crate) fn open_source(&self, pair: &Pair, name: &[u8]) -> Result<OwnedFd, Trouble> {
-        // Should it have become a pipe, opening it does not wait for a writer.
+        // If it has become a pipe, the open does not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         match fs::openat(&pair.source, name, flags | OFlags::NOATIME, Mode::empty()) {
             Err(Errno::PERM) => fs::openat(&pair.source, name, flags, Mode::empty()),
@@ -259,7 +255,7 @@ impl Worker<'_> {
         .source("open")
     }
 
-    /// Copies a regular file. `opened`: its descriptor and the metadata of that descriptor, where it is open already.
+    /// Copies a regular file. `opened`: its descriptor and metadata, if it is open already.
     fn make_regular(
         &mut self,
         pair: &Pair,
@@ -278,8 +274,7 @@ impl Worker<'_> {
         if meta.kind != FileType::RegularFile {
             return Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned()));
         }
-        // Until it belongs to whom it should, nobody else reads it; whoever makes it can always
-        // write to it.
+        // Until it has its final owner, nobody else can read it; its maker can always write to it.
         let own = (meta.uid, meta.gid) == self.job().own;
         let mode = Mode::from_raw_mode(if own { meta.mode & 0o777 | 0o600 } else { 0o600 });
         let copy = self.create(pair, mode)?;
@@ -305,8 +300,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Data and metadata of a new file; answers which file it is, what was copied last, and whether
-    /// nobody wrote to it meanwhile.
+    /// Copies data and metadata to a new file; returns its identity, the metadata of SOURCE at the last attempt,
+    /// and whether the file was unchanged meanwhile.
     fn fill(
         &mut self,
         pair: &Pair,
@@ -327,7 +322,7 @@ impl Worker<'_> {
         }
         let given = Given { file: copy.as_fd(), handle: false, existing: false, from: MetadataTarget::Open(source) };
         let (identity, _) = metadata::give(self.job(), &mut self.rooms, &meta, given)?;
-        // Some file systems tell only now that they could not keep what was written.
+        // Some file systems report failed writes only at close(2).
         inode::close(copy).destination("write")?;
         Ok((identity, meta, settled))
     }
@@ -337,7 +332,7 @@ impl Worker<'_> {
         let temporary = self.temporary();
         let open = || fs::openat(&pair.dest, temporary.as_str(), flags, mode);
         match open() {
-            // Left by a copy that was killed.
+            // Left behind by a copy that was killed.
             Err(Errno::EXIST) => {
                 fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty())
                     .destination("remove what an earlier copy left in")?;
@@ -348,7 +343,7 @@ impl Worker<'_> {
         .destination("create")
     }
 
-    /// Symbolic links, pipes, sockets and devices.
+    /// Copies a symbolic link, pipe, socket or device.
     fn make_other(&mut self, pair: &Pair, name: &[u8], replace: bool) -> Result<Identity, Trouble> {
         let source = fs::openat(&pair.source, name, HANDLE, Mode::empty()).source("open")?;
         let meta = Meta::of_file(source.as_fd()).source("look at")?;
@@ -373,12 +368,11 @@ impl Worker<'_> {
         dressed.inspect_err(|_| self.drop_temporary(pair))
     }
 
-    /// Metadata of what has just been made under the temporary name.
+    /// Sets the metadata of a new entry under the temporary name.
     fn dress(&mut self, pair: &Pair, source: BorrowedFd<'_>, meta: &Meta) -> Result<Identity, Trouble> {
         let handle = fs::openat(&pair.dest, self.temporary().as_str(), HANDLE, Mode::empty()).destination("open")?;
         let made = Meta::of_file(handle.as_fd()).destination("look at")?;
-        // Whoever may write to the directory could have put another file there, with more names, to
-        // have it given to himself.
+        // A user who can write to the directory could have put a link to another file there, to become its owner.
         if made.kind != meta.kind || made.links > 1 {
             return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
         }
@@ -387,7 +381,7 @@ impl Worker<'_> {
         Ok(made.identity())
     }
 
-    /// The file flags of an entry, if it still is this one.
+    /// Sets the file flags of an entry, if it is still this file.
     fn renew_flags(&self, pair: &Pair, name: &[u8], meta: &Meta, identity: Identity) -> Result<(), Trouble> {
         if meta.flags == 0 || meta.kind != FileType::RegularFile {
             return Ok(());
@@ -400,15 +394,15 @@ impl Worker<'_> {
         metadata::give_flags(self.job(), meta, file.as_fd())
     }
 
-    /// Gives what was made its name.
+    /// Renames the new entry to its name.
     fn put(&self, pair: &Pair, name: &[u8], replace: bool) -> Result<(), Trouble> {
         let temporary = self.temporary();
         let plain = || fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name);
         let renamed = if replace {
             plain()
         } else {
-            // So a file that somebody else has made meanwhile, or that differs only by case where
-            // case does not count, is not lost.
+            // NOREPLACE: a file that was made by others meanwhile, or that differs only by case on a
+            // case-insensitive file system, is not lost.
             match fs::renameat_with(&pair.dest, temporary.as_str(), &pair.dest, name, RenameFlags::NOREPLACE) {
                 Err(Errno::INVAL | Errno::NOSYS) => plain(),
                 renamed => renamed,
@@ -417,12 +411,12 @@ impl Worker<'_> {
         renamed.destination("create")
     }
 
-    /// The name under which this worker makes things.
+    /// Returns the temporary name of this worker.
     fn temporary(&self) -> String {
         self.job().temporary(self.number)
     }
 
-    /// Best effort: what stays is removed by the copy that goes on.
+    /// Best effort: a remaining file is removed when the copy is continued.
     fn drop_temporary(&self, pair: &Pair) {
         let _ = fs::unlinkat(&pair.dest, self.temporary().as_str(), AtFlags::empty());
     }

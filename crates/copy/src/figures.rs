@@ -1,18 +1,17 @@
-//! What a copy has done so far, as counters that all workers add to and anybody reads.
+//! Counters of a copy, which all workers add to and anybody reads.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 macro_rules! figures {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// The counters.
+        /// Counters of a copy.
         #[derive(Debug, Default)]
         pub struct Figures {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
-            /// Whether everything has been counted ahead: `expected_entries` and `expected_bytes`
-            /// are whole.
+            /// Whether counting ahead is complete: `expected_entries` and `expected_bytes` are final.
             pub counted: AtomicBool,
-            /// Whether what is going on is the comparison after the copy.
+            /// Whether the verification is running.
             pub verifying: AtomicBool,
         }
 
@@ -20,14 +19,14 @@ macro_rules! figures {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Snapshot {
             $($(#[doc = $doc])+ pub $name: u64,)+
-            /// Whether everything has been counted ahead.
+            /// Whether counting ahead is complete.
             pub counted: bool,
-            /// Whether what is going on is the comparison after the copy.
+            /// Whether the verification is running.
             pub verifying: bool,
         }
 
         impl Figures {
-            /// All of them now.
+            /// Reads all counters.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot { $($name: self.$name.load(Relaxed),)+ counted: self.counted.load(Relaxed), verifying: self.verifying.load(Relaxed) }
             }
@@ -38,41 +37,41 @@ macro_rules! figures {
 figures! {
     /// Directories made or entered.
     directories,
-    /// Of these, those that were there already.
+    /// Directories that existed already, part of `directories`.
     present_directories,
-    /// Entries that are no directories and are in DEST now.
+    /// Entries other than directories that are in DEST now.
     entries,
-    /// Bytes of their data (holes are none).
+    /// Bytes of their data, without holes.
     bytes,
-    /// Of these bytes, those that DEST shares with SOURCE.
+    /// Bytes shared with SOURCE, part of `bytes`.
     shared_bytes,
-    /// Of the entries, those that were there already.
+    /// Of the entries, those that existed already.
     present,
-    /// Of those that were there already, those that got other metadata.
+    /// Of the entries that existed already, those with updated metadata.
     renewed,
-    /// Bytes of those that were there already.
+    /// Bytes of the entries that existed already.
     present_bytes,
-    /// Of the entries, those that took the place of something else.
+    /// Of the entries, those that replaced another one.
     replaced,
-    /// Of the entries, further names of files that were copied.
+    /// Of the entries, further hard links of files that were copied.
     links,
     /// Entries that failed.
     failures,
-    /// Entries that went away before they were copied.
+    /// Entries that were removed from SOURCE before they were copied.
     vanished,
-    /// Owners or groups that this user may not give.
+    /// Owners or groups that this user may not set.
     lost_owners,
     /// Attributes and access control lists that DEST cannot hold or this user may not set.
     lost_attributes,
-    /// Access control lists, where DEST has none.
+    /// Access control lists that DEST does not support.
     lost_lists,
-    /// Further names that became files of their own, because DEST has no hard links.
+    /// Further hard links that became files of their own, because DEST has no hard links.
     lost_links,
-    /// Directories that other file systems are mounted on, left empty.
+    /// Directories with other file systems mounted on them, left empty.
     not_entered,
-    /// Entries compared after the copy.
+    /// Entries verified after the copy.
     verified,
-    /// Bytes compared after the copy.
+    /// Bytes verified after the copy.
     verified_bytes,
     /// Entries (directories, too) in SOURCE as counted ahead so far.
     expected_entries,
@@ -80,7 +79,7 @@ figures! {
     expected_bytes,
 }
 
-/// What one entry takes beside its data, as bytes that take the same time: for estimates only.
+/// Cost of an entry without its data, as bytes that take the same time: for estimates only.
 const ENTRY: u64 = 16 * 1024;
 
 /// Adds to a counter.
@@ -89,7 +88,7 @@ pub(crate) fn add(counter: &AtomicU64, value: u64) {
 }
 
 impl Snapshot {
-    /// How much of the present part is done, from 0 to 1; `None` until everything is counted.
+    /// Returns the completed share of the present phase, from 0 to 1; `None` until counting ahead is complete.
     pub fn share_done(&self) -> Option<f64> {
         let all = self.expected_entries * ENTRY + self.expected_bytes;
         let present = if self.verifying { 0 } else { self.present * ENTRY + self.present_bytes };
@@ -97,8 +96,8 @@ impl Snapshot {
         (self.counted && all > 0).then(|| (done as f64 / all as f64).min(1.0))
     }
 
-    /// Seconds that the rest will take, judged by the `elapsed` seconds of the present part; `None`
-    /// while nothing can be said.
+    /// Returns the estimated remaining seconds, from the `elapsed` seconds of the present phase; `None` while there
+    /// is no estimate.
     pub fn seconds_left(&self, elapsed: f64) -> Option<f64> {
         let all = self.expected_entries * ENTRY + self.expected_bytes;
         let present = if self.verifying { 0 } else { self.present * ENTRY + self.present_bytes };
@@ -107,7 +106,7 @@ impl Snapshot {
         (self.counted && done > 0 && elapsed > 1.0).then(|| elapsed * left as f64 / done as f64)
     }
 
-    /// The work of the present part, without what was there already.
+    /// Returns the work of the present phase, without entries that existed already.
     fn work_done(&self) -> u64 {
         if self.verifying {
             return self.verified * ENTRY + self.verified_bytes;

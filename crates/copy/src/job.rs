@@ -1,4 +1,4 @@
-//! What all workers of one copy know, made by `run.rs`.
+//! State that all workers of one copy share, made by `run.rs`.
 
 use crate::{
     CopyEvent, Fatal, Lack, Options, Verify,
@@ -18,7 +18,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// What all workers of a copy know.
+/// State that all workers of a copy share.
 pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
     pub(crate) figures: &'a Figures,
@@ -27,34 +27,34 @@ pub(crate) struct Job<'a> {
     pub(crate) source_device: u64,
     pub(crate) dest: OwnedFd,
     pub(crate) dest_identity: Identity,
-    /// Whether this copy goes on with an earlier one.
+    /// Whether this copy continues an earlier one.
     pub(crate) resumed: bool,
-    /// The user and group that new files belong to.
+    /// User and group of new files.
     pub(crate) own: (u32, u32),
     pub(crate) id: String,
-    /// Of what was there already on the file system of DEST, what was changed in this time may have
-    /// been lost in part.
+    /// Interval of ctime in which changes on the file system of DEST may be incomplete (after a crash of the
+    /// machine).
     pub(crate) doubtful: Option<(state::Time, state::Time)>,
     pub(crate) dest_device: u64,
     pub(crate) complete: AtomicBool,
-    /// The file systems that were written to.
+    /// File systems that were written to.
     pub(crate) devices: Mutex<BTreeMap<u64, OwnedFd>>,
     pub(crate) fatal: Mutex<Option<Fatal>>,
     pub(crate) over: AtomicBool,
 }
 
 impl Job<'_> {
-    /// Whether everybody shall end.
+    /// Whether all workers shall end.
     pub(crate) fn is_stopped(&self) -> bool {
         self.over.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed)
     }
 
-    /// For loops over much data.
+    /// Returns an error once the copy is to stop; called in loops over much data.
     pub(crate) fn go_on(&self) -> Result<(), Trouble> {
         if self.is_stopped() { Err(Trouble::Stopped) } else { Ok(()) }
     }
 
-    /// Tells what went wrong with an entry, and ends the copy where nothing else will go better.
+    /// Reports a failure with an entry, and ends the copy where all other entries would fail, too.
     pub(crate) fn failed(&self, trouble: &Trouble, path: &Path) {
         if matches!(trouble, Trouble::Stopped) {
             return;
@@ -72,46 +72,45 @@ impl Job<'_> {
         self.fail_wholly(sentence, trouble.lack());
     }
 
-    /// Tells something.
+    /// Reports a notice.
     pub(crate) fn notice(&self, what: String) {
         (self.told)(CopyEvent::Notice(what));
     }
 
-    /// Whether DEST has no room left: what an attribute was refused for, where it may be about the
-    /// attribute alone.
+    /// Whether DEST is full, as the reason for a refused attribute; otherwise only the space for attributes is.
     pub(crate) fn is_full(&self) -> bool {
         fs::fstatvfs(&self.dest).is_ok_and(|room| {
             room.f_bavail.saturating_mul(room.f_frsize) < 1 << 20 || (room.f_files > 0 && room.f_favail == 0)
         })
     }
 
-    /// Whether something that was in DEST before is whole, if it looks whole.
+    /// Whether an entry that was in DEST before is complete, if it looks complete.
     pub(crate) fn is_trusted(&self, there: &Meta) -> bool {
         let Some((from, until)) = self.doubtful else { return true };
         there.device == self.dest_device && !(from..=until).contains(&there.changed)
     }
 
-    /// Whether an entry of SOURCE is none that is copied: the notes of a copy.
+    /// Whether an entry of SOURCE is the state of a copy, which is not copied.
     pub(crate) fn is_ours(&self, pair: &Pair, name: &[u8]) -> bool {
         pair.is_root() && state::is_own_name(name)
     }
 
-    /// Whether an entry of the root is none that is copied.
+    /// Whether a name in the root is that of a copy's state.
     pub(crate) fn is_own_name(&self, name: &[u8]) -> bool {
         state::is_own_name(name)
     }
 
-    /// How all temporary names begin.
+    /// Returns the prefix of all temporary names.
     pub(crate) fn temporary_prefix(&self) -> String {
         format!(".nacre-copy.{}.", self.id)
     }
 
-    /// The temporary name of one worker.
+    /// Returns the temporary name of one worker.
     pub(crate) fn temporary(&self, worker: usize) -> String {
         format!(".nacre-copy.{}.{worker}", self.id)
     }
 
-    /// Remembers a file system that has to be written out in the end.
+    /// Records a file system that has to be synced in the end.
     pub(crate) fn writes_to(&self, device: u64, directory: BorrowedFd<'_>) -> io::Result<()> {
         let mut devices = self.devices.lock();
         if let std::collections::btree_map::Entry::Vacant(room) = devices.entry(device) {
@@ -120,7 +119,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether owners may differ: this user could not give them.
+    /// Whether owners may differ, because this user could not set them.
     pub(crate) fn may_lack_owners(&self) -> bool {
         self.figures.lost_owners.load(Ordering::Relaxed) > 0
             || (self.options.verify == Verify::Only && self.own.0 != 0 && !self.options.strict)
@@ -136,12 +135,12 @@ impl Job<'_> {
         self.figures.lost_lists.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether further names may be files of their own.
+    /// Whether further hard links may be files of their own.
     pub(crate) fn may_lack_links(&self) -> bool {
         self.figures.lost_links.load(Ordering::Relaxed) > 0
     }
 
-    /// Writes out everything that was written.
+    /// Syncs all file systems that were written to.
     pub(crate) fn sync(&self) -> io::Result<()> {
         for directory in self.devices.lock().values() {
             fs::syncfs(directory)?;

@@ -1,17 +1,16 @@
-//! Copying trees of millions of files: in parallel, with everything that belongs to a file, and so
-//! that it can be interrupted.
+//! Copies trees of millions of files: in parallel, with all metadata, and resumable.
 //!
-//! Called by `nacre copy`. [`run`] walks SOURCE with several workers ([`walk`]) that share a
-//! bounded [`queue`], copies what each entry is ([`entry`], [`content`], [`metadata`]), keeps hard
-//! links ([`links`]), and notes in DEST how far it has come ([`state`]).
+//! Called by `nacre copy`. [`run`] walks SOURCE with several workers ([`walk`]) that share a bounded [`queue`],
+//! copies each entry ([`entry`], [`content`], [`metadata`]), keeps hard links ([`links`]), and records its progress
+//! in DEST ([`state`]).
 //!
 //! Invariants:
-//! - a file has its name in DEST only when its data and all its metadata are in place: it is made
-//!   under a temporary name and renamed;
-//! - every name is looked up in a directory that is open, one component at a time, and never
-//!   through a symbolic link, so that somebody who moves things in SOURCE or DEST meanwhile leads
-//!   the copy nowhere else;
-//! - memory does not grow with the number of files; it grows with the number of files with several
+//! - a file has its name in DEST only when its data and all its metadata are complete: it is made under a temporary
+//!   name and renamed;
+//! - every name is looked up in an open directory, one component at a time, and never through a symbolic link, so
+//!   that a user who moves entries in SOURCE or DEST meanwhile cannot lead the copy elsewhere;
+//! - memory does not grow with the number of files; it grows with the number of files with further hard links that
+//!   have not been found yet, by about 150 bytes each.
 //!   names that have not been met yet, by about 150 bytes each.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -37,38 +36,37 @@ pub use run::run;
 
 use std::path::PathBuf;
 
-/// What is copied where, and how.
+/// Source, destination and options of a copy.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The directory whose content is copied.
     pub source: PathBuf,
-    /// The directory that becomes like it; made where it is missing.
+    /// The directory that it is copied to; made where it is missing.
     pub destination: PathBuf,
-    /// How many files are copied at a time.
+    /// Number of concurrent workers.
     pub jobs: usize,
-    /// DEST may hold something: what is the same by size and time stays, what differs is replaced,
-    /// the rest is left alone.
+    /// DEST may have content: files with the same size and time stay, different ones are replaced, all others stay.
     pub update: bool,
     /// Whether DEST is read back and compared.
     pub verify: Verify,
-    /// Whether blocks are shared where the file system can.
+    /// Whether blocks are shared where the file system supports it.
     pub reflink: Reflink,
     /// Directories on other file systems than SOURCE are made, but left empty.
     pub one_file_system: bool,
     /// Everything that DEST cannot hold is a failure, not a notice.
     pub strict: bool,
-    /// Whether everything is on the device when the copy ends.
+    /// Whether everything is synced when the copy ends.
     pub sync: bool,
-    /// Whether entries and bytes are counted ahead, for an estimate of the time left.
+    /// Whether entries and bytes are counted ahead, for an estimate of the remaining time.
     pub estimate: bool,
 }
 
 /// Whether the copy is read back and compared with SOURCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// No.
+    /// Do not compare.
     No,
-    /// After copying.
+    /// Compare after copying.
     After,
     /// Nothing is copied, only compared.
     Only,
@@ -77,73 +75,73 @@ pub enum Verify {
 /// Whether files share their blocks with those of SOURCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reflink {
-    /// Where the file system can.
+    /// Share blocks where the file system supports it.
     Auto,
-    /// Files that cannot are failures.
+    /// Files that cannot share blocks are failures.
     Always,
     /// Data is always copied.
     Never,
 }
 
-/// Something to be told while the copy goes on.
+/// Message of a running copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyEvent {
-    /// An entry that was not copied, or is not the same: what, where and why.
+    /// An entry that was not copied, or differs: what, where and why.
     Failed(String),
-    /// Something that whoever copies may want to know.
+    /// A notice for the user.
     Notice(String),
 }
 
-/// How a copy ended.
+/// Result of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// It took up an earlier one that was interrupted.
+    /// The copy has continued an interrupted one.
     pub resumed: bool,
-    /// Somebody asked it to stop.
+    /// The copy was stopped on request.
     pub interrupted: bool,
-    /// Why it could not go on at all.
+    /// Why the copy could not continue.
     pub fatal: Option<Fatal>,
     /// Entries that failed.
     pub failures: u64,
 }
 
 impl Outcome {
-    /// Whether everything is as was asked for.
+    /// Whether the copy is complete.
     pub fn complete(&self) -> bool {
         !self.interrupted && self.fatal.is_none() && self.failures == 0
     }
 }
 
-/// Why a copy could not go on.
+/// Why a copy could not continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fatal {
     /// What, where and why.
     pub what: String,
-    /// What there is too little of, where that is the reason.
+    /// The resource that is exhausted, if that is the reason.
     pub lack: Option<Lack>,
 }
 
-/// What there may be too little of.
+/// A resource that may be exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// Room on the device.
+    /// Space on the device.
     Room,
-    /// Room that the user may take.
+    /// The user's quota.
     Quota,
-    /// Descriptors of open files.
+    /// File descriptors.
     OpenFiles,
 }
 
-/// Why a copy did not begin.
+/// Kind of reason why a copy did not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
-    /// Something that was named is not there.
+    /// A named file does not exist.
     NotFound,
-    /// The system does not let this user.
+    /// The user has no permission.
     Denied,
-    /// Another copy is at work there.
+    /// Another copy is running there.
     Busy,
-    /// DEST holds something, SOURCE is none of the things that can be copied...
+    /// DEST is not empty, SOURCE cannot be copied ...
     Refused,
 }
 
@@ -154,6 +152,6 @@ pub struct Refusal {
     pub what: String,
     /// What to do next; may be empty.
     pub next: String,
-    /// What sort of reason.
+    /// Kind of reason.
     pub kind: RefusalKind,
 }

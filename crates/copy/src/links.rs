@@ -1,8 +1,8 @@
-//! Files with several names: which of them is copied, and where the copy is for the other names to
-//! be linked to.
+//! Files with several hard links: which name is copied, and the location of the copy that the other names are
+//! linked to.
 //!
-//! The first name that is met is copied; names that are met meanwhile wait here, so that no worker
-//! waits for another.
+//! The first name that is found is copied; names that are found meanwhile wait here, so that no worker waits for
+//! another.
 
 use crate::{metadata::Identity, pair::Pair};
 use parking_lot::Mutex;
@@ -18,20 +18,20 @@ pub(crate) struct Further {
 /// The copy of a file with several names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Copied {
-    /// Below the root of DEST.
+    /// Path below the root of DEST.
     pub(crate) path: PathBuf,
-    /// Which file it is there.
+    /// Identity of the file there.
     pub(crate) identity: Identity,
 }
 
-/// What is to be done with a name.
+/// What a worker does with a name.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// It is the first: copy it, then say so with [`Links::copied`] or [`Links::failed`].
+    /// The name is the first one: copy it, then call [`Links::copied`] or [`Links::failed`].
     First,
-    /// Whoever copies the first will see to it.
+    /// The worker that copies the first name will link it.
     Waits,
-    /// The copy is there: link to it.
+    /// The copy exists: link the name to it.
     Copied(Copied),
 }
 
@@ -44,16 +44,16 @@ enum LinkState {
 #[derive(Debug)]
 struct Row {
     state: LinkState,
-    /// Names that have not been met yet.
+    /// Number of names that have not been found yet.
     left: u32,
 }
 
-/// The table.
+/// Table of files with several hard links.
 #[derive(Debug, Default)]
 pub(crate) struct Links(Mutex<HashMap<Identity, Row>>);
 
 impl Links {
-    /// A name of the file `of`, which has `names` in all.
+    /// Registers a name of the file `of`, which has `names` hard links.
     pub(crate) fn claim(&self, of: Identity, names: u32, pair: &Arc<Pair>, name: &[u8]) -> Claim {
         let mut rows = self.0.lock();
         let Some(row) = rows.get_mut(&of) else {
@@ -77,7 +77,7 @@ impl Links {
         }
     }
 
-    /// The first name is there; answers the names that wait for it.
+    /// Sets the copy of the first name; returns the names that wait for it.
     pub(crate) fn copied(&self, of: Identity, copied: &Copied) -> Vec<Further> {
         let mut rows = self.0.lock();
         let Some(row) = rows.get_mut(&of) else { return Vec::new() };
@@ -91,7 +91,7 @@ impl Links {
         waiting
     }
 
-    /// The first name could not be copied; answers the name to try next, which then is the first.
+    /// Reports that the first name could not be copied; returns the name to try next, which then is the first.
     pub(crate) fn failed(&self, of: Identity) -> Option<Further> {
         let mut rows = self.0.lock();
         let next = match rows.get_mut(&of).map(|row| &mut row.state) {
@@ -104,7 +104,7 @@ impl Links {
         next
     }
 
-    /// The copy cannot have another name (too many already): from now on this one gets them.
+    /// Replaces the copy, which cannot get another hard link (EMLINK): from now on names are linked to this one.
     pub(crate) fn replace(&self, of: Identity, copied: &Copied) {
         if let Some(Row { state: state @ LinkState::Copied(_), .. }) = self.0.lock().get_mut(&of) {
             *state = LinkState::Copied(copied.clone());

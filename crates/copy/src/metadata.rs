@@ -1,5 +1,4 @@
-//! What belongs to a file beside its data: owner, mode, times, extended attributes with access
-//! control lists, file flags.
+//! Metadata of a file: owner, mode, times, extended attributes with access control lists, file flags.
 
 use crate::{
     figures::add,
@@ -16,24 +15,23 @@ use rustix::{
 };
 use std::{io, os::fd::BorrowedFd};
 
-/// The access control list by which new entries of a directory begin.
+/// The access control list that new entries of a directory inherit.
 pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// Attributes that are not what they seem: the other name of access control lists on XFS.
+/// Attributes that are aliases: another name of access control lists on XFS.
 const SHADOWS: [&[u8]; 2] = [b"trusted.SGI_ACL_FILE", b"trusted.SGI_ACL_DEFAULT"];
-/// Labels that the destination's own policy may have given; copied, but not missed and not removed.
+/// Labels that the destination's own policy may set; copied, but neither required nor removed.
 const SELINUX: &[u8] = b"security.selinux";
 /// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
 const ATTRIBUTE_MAX: usize = 65_536;
-/// The flags of files that are copied, those of chattr(1): immutable, append-only, no dump
-/// (include/uapi/linux/fs.h).
+/// The file flags that are copied, as in chattr(1): immutable, append-only, no dump (include/uapi/linux/fs.h).
 const FLAGS: [(StatxAttributes, u32); 3] =
     [(StatxAttributes::IMMUTABLE, 0x10), (StatxAttributes::APPEND, 0x20), (StatxAttributes::NODUMP, 0x40)];
 
 /// Device and inode number.
 pub(crate) type Identity = (u64, u64);
 
-/// What `statx(2)` tells, as far as it is used.
+/// Attributes from `statx(2)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
     pub(crate) kind: FileType,
@@ -42,7 +40,7 @@ pub(crate) struct Meta {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) size: u64,
-    /// Bytes that are allocated.
+    /// Allocated bytes of the file.
     pub(crate) allocated: u64,
     pub(crate) links: u32,
     pub(crate) device: u64,
@@ -51,18 +49,18 @@ pub(crate) struct Meta {
     pub(crate) accessed: (i64, u32),
     pub(crate) modified: (i64, u32),
     pub(crate) changed: (i64, u32),
-    /// chattr(1)'s flags among those that are copied.
+    /// File flags, as in chattr(1), among those that are copied.
     pub(crate) flags: u32,
 }
 
 impl Meta {
-    /// Of an entry of a directory, itself where it is a link.
+    /// Reads the attributes of an entry of a directory, without following a link.
     pub(crate) fn of_entry(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Meta> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
         Ok(Meta::new(&fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)?))
     }
 
-    /// Of the file behind a descriptor.
+    /// Reads the attributes of an open file.
     pub(crate) fn of_file(file: BorrowedFd<'_>) -> io::Result<Meta> {
         Ok(Meta::new(&fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
     }
@@ -91,17 +89,17 @@ impl Meta {
         }
     }
 
-    /// Which file this is.
+    /// Returns the identity of the file.
     pub(crate) fn identity(&self) -> Identity {
         (self.device, self.inode)
     }
 
-    /// Whether the file was written between the two looks.
+    /// Whether the file was written between the two readings.
     pub(crate) fn was_changed_until(&self, later: &Meta) -> bool {
         (self.size, self.modified, self.changed) != (later.size, later.modified, later.changed)
     }
 
-    /// Whether `copy` has this one's time, as exactly as its file system keeps times.
+    /// Whether `copy` has the same modification time, in the resolution of its file system.
     pub(crate) fn same_time(&self, copy: &Meta) -> bool {
         let (seconds, nanoseconds) = self.modified;
         if copy.modified.0 == seconds {
@@ -109,7 +107,7 @@ impl Meta {
                 .iter()
                 .any(|unit| copy.modified.1 == nanoseconds / unit * unit);
         }
-        // FAT keeps every other second.
+        // FAT has a resolution of two seconds.
         copy.modified == (seconds & !1, 0)
     }
 
@@ -119,14 +117,14 @@ impl Meta {
     }
 }
 
-/// Where attributes are read and set.
+/// File or entry whose attributes are read and set.
 #[derive(Clone, Copy)]
 pub(crate) enum MetadataTarget<'a> {
     /// A file that is open for reading or writing.
     Open(BorrowedFd<'a>),
-    /// A file behind an `O_PATH` descriptor.
+    /// A file open with `O_PATH`.
     Handle(BorrowedFd<'a>),
-    /// An entry of a directory, itself where it is a link.
+    /// An entry of a directory, without following a link.
     Entry(BorrowedFd<'a>, &'a [u8]),
 }
 
@@ -159,7 +157,7 @@ impl<'a> MetadataTarget<'a> {
         }
     }
 
-    /// Takes an attribute away; one that is not there is no error.
+    /// Removes an attribute; a missing one is no error.
     pub(crate) fn remove(self, name: &[u8]) -> io::Result<()> {
         let done = match self {
             MetadataTarget::Open(file) => fs::fremovexattr(file, name).map_err(io::Error::from),
@@ -171,8 +169,7 @@ impl<'a> MetadataTarget<'a> {
         }
     }
 
-    /// The names of all attributes, each ended by a NUL; none where the file system has no
-    /// attributes.
+    /// Lists the names of all attributes, each terminated by a NUL; none where the file system has no attributes.
     fn names(self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         buffer.resize(ATTRIBUTE_MAX, 0);
         let listed = self.list(buffer);
@@ -195,22 +192,22 @@ pub(crate) struct Rooms {
     other: Vec<u8>,
 }
 
-/// An entry of DEST that metadata is given to.
+/// An entry of DEST whose metadata is set.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
-    /// A descriptor of it: open, or `O_PATH`.
+    /// A descriptor of the entry.
     pub(crate) file: BorrowedFd<'a>,
     /// Whether the descriptor is `O_PATH`.
     pub(crate) handle: bool,
-    /// Whether it was there before this copy, and may have attributes that SOURCE has not.
+    /// Whether it existed before this copy, and may have attributes that SOURCE has not.
     pub(crate) existing: bool,
     /// The attributes of the entry in SOURCE.
     pub(crate) from: MetadataTarget<'a>,
 }
 
-/// Gives an entry all metadata but its file flags: owner first (the kernel then takes away set-id
-/// bits and capabilities), attributes, mode, and times last. Answers which file it is, and whether
-/// anything but times of access was other than it should be.
+/// Sets all metadata of an entry except its file flags: owner first (the kernel then clears set-id bits and
+/// capabilities), attributes, mode, and times last. Returns its identity, and whether anything but access times
+/// differed.
 pub(crate) fn give(
     job: &Job<'_>,
     rooms: &mut Rooms,
@@ -222,7 +219,7 @@ pub(crate) fn give(
     let Attributes { changed, lists, group } = give_attributes(job, rooms, to)?;
     let mut changed = changed || owned && (now.uid, now.gid) != (wanted.uid, wanted.gid);
     if wanted.kind != FileType::Symlink {
-        // Set-id bits would give the rights of another owner than the one they were made for.
+        // Set-id bits would give the rights of another owner than intended.
         let mode = if owned { wanted.mode } else { wanted.mode & !0o6000 } & (group << 3 | 0o7707);
         let chowned = (now.uid, now.gid) != (wanted.uid, wanted.gid);
         changed |= now.mode != mode;
@@ -245,7 +242,7 @@ pub(crate) fn give(
     Ok((now.identity(), changed))
 }
 
-/// Whether the entry has the owner that it should have.
+/// Sets the owner; returns whether the entry has the right one.
 fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) -> Result<bool, Trouble> {
     if (now.uid, now.gid) == (wanted.uid, wanted.gid) {
         return Ok(true);
@@ -254,8 +251,7 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     let chown = |uid| fs::chownat(file, c"", uid, Some(gid), AtFlags::EMPTY_PATH);
     match chown(Some(uid)) {
         Ok(()) => return Ok(true),
-        // Only root gives files away; EINVAL: the number means nothing in this user namespace or
-        // file system.
+        // Only root can change the owner; EINVAL: the id is not mapped in this user namespace or file system.
         Err(Errno::PERM | Errno::INVAL | Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error).destination("set the owner of"),
     }
@@ -265,19 +261,19 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     Ok(false)
 }
 
-/// What became of an entry's attributes.
+/// Result of setting attributes.
 struct Attributes {
-    /// Some were other than they should be.
+    /// Some attributes differed.
     changed: bool,
     /// An access control list was among these, which changes the mode.
     lists: bool,
-    /// What the group may do at most: the bits of a mode are the list's mask, and where the list is
-    /// lost, they would give the group what the list keeps from it.
+    /// Mask of the group's permissions: with an ACL the group bits of the mode are its mask, and where the ACL is
+    /// lost, they would grant the group what the ACL denies.
     group: u32,
 }
 
-/// The permissions of the owning group in an access control list (`acl_ea_entry` in
-/// include/uapi/linux/posix_acl_xattr.h, `ACL_GROUP_OBJ`); none where there is no such entry.
+/// Returns the permissions of the owning group in an access control list (`acl_ea_entry` in
+/// include/uapi/linux/posix_acl_xattr.h, `ACL_GROUP_OBJ`); none if there is no such entry.
 fn group_of_list(list: &[u8]) -> u32 {
     const VERSION: usize = 4;
     let entry = |entry: &[u8; 8]| {
@@ -308,7 +304,7 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<At
         value.resize(ATTRIBUTE_MAX, 0);
         let got = to.from.get(name, value);
         let length = match errno_of(&got) {
-            // Removed meanwhile, or not for this user.
+            // It was removed meanwhile, or this user may not read it.
             Some(Errno::NODATA) => continue,
             Some(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP) => {
                 job.lost(&job.figures.lost_attributes, "an attribute cannot be read by this user")?;
@@ -341,8 +337,7 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<At
                     "an attribute cannot be held by the destination or set by this user",
                 )?;
             }
-            // A file system whose room for attributes is full although there is room for data
-            // (ext4) says this, too.
+            // A file system without space for attributes, but with space for data (ext4), answers ENOSPC, too.
             Some(Errno::NOSPC) if !job.is_full() => {
                 job.lost(&job.figures.lost_attributes, "there is no room for an attribute at the destination")?;
             }
@@ -352,8 +347,7 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<At
     Ok(Attributes { changed, lists, group })
 }
 
-/// Gives an entry chattr(1)'s flags; last of all, because nothing can be done to a file that is
-/// immutable.
+/// Sets the file flags of an entry; last of all, because an immutable file cannot be changed.
 pub(crate) fn give_flags(job: &Job<'_>, wanted: &Meta, file: BorrowedFd<'_>) -> Result<(), Trouble> {
     let all = FLAGS.iter().fold(0, |flags, (_, flag)| flags | flag);
     let given = ioctls::flags(file).and_then(|now| ioctls::set_flags(file, now & !all | wanted.flags));
@@ -366,7 +360,7 @@ pub(crate) fn give_flags(job: &Job<'_>, wanted: &Meta, file: BorrowedFd<'_>) -> 
     }
 }
 
-/// The first attribute that differs between an entry and its copy; `None` when they are the same.
+/// Returns the first attribute that differs between an entry and its copy; `None` when all are equal.
 pub(crate) fn attribute_that_differs(
     rooms: &mut Rooms,
     source: MetadataTarget<'_>,
@@ -391,7 +385,7 @@ fn split(names: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Job<'_> {
-    /// Counts something that DEST does not hold as SOURCE does.
+    /// Counts metadata that DEST does not hold as SOURCE does.
     pub(crate) fn lost(&self, counter: &std::sync::atomic::AtomicU64, what: &str) -> Result<(), Trouble> {
         if self.options.strict {
             return Err(Trouble::Fact(crate::trouble::Side::Destination, format!("is not the same: {what}")));

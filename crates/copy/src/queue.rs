@@ -1,16 +1,16 @@
-//! What the workers share: directories to be opened and lists of names to be copied. Bounded: who
-//! finds it full does the work himself.
+//! Queue that the workers share: directories to be opened and lists of names to be copied. It is bounded: a worker
+//! that finds it full does the work itself.
 
 use crate::pair::{Names, Pair};
 use parking_lot::{Condvar, Mutex};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-/// Directories that may wait.
+/// Maximum number of directories in the queue.
 const DIRECTORIES: usize = 1024;
-/// Lists of names that may wait.
+/// Maximum number of lists of names in the queue.
 const LISTS: usize = 256;
 
-/// A subdirectory that nobody has opened yet.
+/// A subdirectory that has not been opened yet.
 #[derive(Debug)]
 pub(crate) struct Subdirectory {
     pub(crate) parent: Arc<Pair>,
@@ -24,7 +24,7 @@ pub(crate) struct List {
     pub(crate) names: Names,
 }
 
-/// Something to do.
+/// An item of work.
 #[derive(Debug)]
 pub(crate) enum Work {
     Directory(Subdirectory),
@@ -35,12 +35,12 @@ pub(crate) enum Work {
 struct Waiting {
     directories: Vec<Subdirectory>,
     lists: VecDeque<List>,
-    /// Workers that are not waiting, and so may still bring work.
+    /// Workers that are not waiting, and so may still add work.
     active: usize,
     closed: bool,
 }
 
-/// The queue.
+/// Bounded queue of directories and lists of names.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     waiting: Mutex<Waiting>,
@@ -48,12 +48,12 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// For so many workers, all of which will call [`Queue::take`].
+    /// Makes a queue for this number of workers, all of which will call [`Queue::take`].
     pub(crate) fn new(workers: usize) -> Queue {
         Queue { waiting: Mutex::new(Waiting { active: workers, ..Waiting::default() }), changed: Condvar::new() }
     }
 
-    /// Leaves a directory to whoever has time; gives it back when too many wait.
+    /// Queues a directory; returns it when too many are queued.
     pub(crate) fn offer_directory(&self, directory: Subdirectory) -> Result<(), Subdirectory> {
         let mut waiting = self.waiting.lock();
         if waiting.directories.len() >= DIRECTORIES {
@@ -65,7 +65,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Leaves names to whoever has time; gives them back when too many wait.
+    /// Queues a list of names; returns it when too many are queued.
     pub(crate) fn offer_list(&self, list: List) -> Result<(), List> {
         let mut waiting = self.waiting.lock();
         if waiting.lists.len() >= LISTS {
@@ -77,8 +77,8 @@ impl Queue {
         Ok(())
     }
 
-    /// The next thing to do: files before directories, the deepest directories first, so that
-    /// little waits. `None`: everything is done, or `stopped` says so.
+    /// Returns the next item: files before directories, the deepest directories first, so that the queue stays
+    /// short. `None`: everything is done, or `stopped` returns true.
     pub(crate) fn take(&self, stopped: impl Fn() -> bool) -> Option<Work> {
         let mut waiting = self.waiting.lock();
         waiting.active = waiting.active.saturating_sub(1);
@@ -101,7 +101,7 @@ impl Queue {
                 self.changed.notify_all();
                 return None;
             }
-            // The end of the wait is for `stopped`, which nobody announces here.
+            // The timeout is for `stopped`, which is not signalled here.
             self.changed.wait_for(&mut waiting, Duration::from_millis(100));
         }
     }

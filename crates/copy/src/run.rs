@@ -1,4 +1,4 @@
-//! One copy from beginning to end: the phases, and how it ends.
+//! One copy from beginning to end: its phases and its result.
 
 use crate::{
     CopyEvent, Options, Outcome, Refusal, Verify,
@@ -29,13 +29,11 @@ use std::{
     time::Duration,
 };
 
-/// How often everything is written out and noted, so that a crash of the machine costs at most what
-/// was copied since.
+/// Interval of syncing and recording progress, so that a crash of the machine costs at most this much work.
 const NOTE_EVERY: Duration = Duration::from_secs(30);
 
-/// Makes SOURCE's content DEST's. Counts in `figures`, tells what goes wrong with single entries as
-/// it happens, ends early when `stop` becomes true. A copy that did not become complete goes on
-/// when the same is asked for again.
+/// Copies the content of SOURCE to DEST. Counts in `figures`, reports failures of single entries as they occur,
+/// ends early when `stop` becomes true. An incomplete copy is continued by a call with the same options.
 ///
 /// # Errors
 /// The copy could not begin; nothing was changed.
@@ -84,7 +82,7 @@ pub fn run(
 }
 
 impl Job<'_> {
-    /// All phases.
+    /// Runs all phases.
     fn whole(&self, root: Arc<Pair>, dest: &Meta, state: Option<CopyState>) {
         thread::scope(|scope| {
             if self.options.estimate {
@@ -98,7 +96,7 @@ impl Job<'_> {
                 self.walk(&root, true, || {});
                 self.complete.store(!self.is_stopped(), Ordering::Relaxed);
             }
-            // The scout is of no use any more, should it still count.
+            // The scout is not needed any more, if it is still counting.
             self.over.store(true, Ordering::Relaxed);
         });
     }
@@ -129,7 +127,7 @@ impl Job<'_> {
         self.end(root);
     }
 
-    /// The copy is complete: the note goes, and the root, which it has changed, gets its metadata.
+    /// Ends a complete copy: removes the state, and sets the metadata of the root, which that changes.
     fn end(&self, root: &Arc<Pair>) {
         if let Err(error) = CopyState::remove(root.dest.as_fd()) {
             let what = failed("cannot remove", &self.options.destination.join(state::NAME), &error).what;
@@ -153,7 +151,7 @@ impl Job<'_> {
         }
     }
 
-    /// The walk that copies, with a note now and then of how far everything is on the device.
+    /// Runs the walk that copies, and records regularly up to when everything is on the device.
     fn copy_and_note(&self, root: &Arc<Pair>, mut state: CopyState) {
         let done = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {
@@ -170,7 +168,7 @@ impl Job<'_> {
         });
     }
 
-    /// Writes out what there is and notes the time before which everything is on the device.
+    /// Syncs DEST, and records the time before which everything is on the device.
     fn note(&self, root: &Pair, state: &mut CopyState) {
         let noted = CopyState::time_of(root.dest.as_fd()).and_then(|now| {
             fs::syncfs(&root.dest)?;
@@ -208,7 +206,7 @@ impl Job<'_> {
     }
 }
 
-/// Waits for the end of the walk, or for the time to note how far it has come.
+/// Waits for the end of the walk, or for the time to record its progress.
 fn has_ended(done: &(Mutex<bool>, Condvar)) -> bool {
     let mut ended = done.0.lock();
     if !*ended {

@@ -1,6 +1,5 @@
-//! Counts what there is to copy while the copy is under way, so that the time left can be
-//! estimated. Reads ahead of the workers, too: what it has looked at is in the kernel's memory when
-//! they come.
+//! Counts entries and bytes ahead while the copy is running, to estimate the remaining time. It also reads ahead
+//! for the workers: the inodes that it has read are in the kernel's cache when they come.
 
 use crate::{
     figures::add,
@@ -15,7 +14,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-/// Room for names of one directory.
+/// Size of the buffer for names of one directory.
 const READING: usize = 32 << 10;
 
 /// A directory that is being counted.
@@ -32,7 +31,7 @@ impl Level {
     }
 }
 
-/// Counts everything below `root`. What cannot be read is left out: the workers tell about it.
+/// Counts everything below `root`. Unreadable directories are left out: the workers report them.
 pub(crate) fn count(job: &Job<'_>, root: BorrowedFd<'_>) {
     let Ok(again) = open_directory(root, b".") else { return };
     let mut levels = vec![Level::new(again)];
@@ -75,7 +74,7 @@ fn step(job: &Job<'_>, level: &mut Level, top: bool) -> Step {
     let Ok(meta) = Meta::of_entry(level.directory.as_fd(), name) else { return Step::More };
     match meta.kind {
         FileType::RegularFile => {
-            // Of a file with several names, each counts for its part.
+            // Of a file with several hard links, each counts for its share.
             add(&job.figures.expected_bytes, meta.size.min(meta.allocated) / u64::from(meta.links.max(1)));
             Step::More
         }

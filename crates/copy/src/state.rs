@@ -1,10 +1,9 @@
-//! The note in DEST that says which copy is being made there and up to when everything is known to
-//! be on the device.
+//! State of a copy, in DEST: identifies the copy, and records the time before which everything is known to be on
+//! the device.
 //!
-//! It is there from the first change in DEST until the copy is complete. A file that is there under
-//! its own name was complete when it was renamed; after a crash of the machine that holds only for
-//! those that were renamed before the last time everything was written out (`synced`, a time of the
-//! clock of DEST's file system). All others are copied again.
+//! The file exists from the first change in DEST until the copy is complete. A file under its own name was complete
+//! when it was renamed; after a crash of the machine that holds only for files renamed before the last sync
+//! (`synced`, a time of the clock of DEST's file system). All others are copied again.
 
 use rustix::{
     fs::{self, AtFlags, Mode, OFlags, StatxFlags},
@@ -19,47 +18,46 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Its name in DEST.
+/// Name of the state in DEST.
 pub(crate) const NAME: &str = ".nacre-copy-state";
-/// Under this name it is written.
+/// Temporary name of the state while it is written.
 const NEW: &str = ".nacre-copy-state.new";
-/// The form that this program writes and reads.
+/// Version of the format that this program writes and reads.
 const VERSION: u32 = 1;
-/// Longer ones are not ours.
+/// Longest file that is read: a longer one is not ours.
 const LONGEST: u64 = 64 * 1024;
 
 /// Seconds and nanoseconds of the clock of DEST's file system.
 pub(crate) type Time = (i64, u32);
 
-/// The note.
+/// State of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CopyState {
-    /// The form of this note.
+    /// Version of its format.
     pub(crate) version: u32,
     /// Part of all temporary names of this copy.
     pub(crate) id: String,
-    /// The bytes of the path of SOURCE.
+    /// The path of SOURCE, as bytes.
     #[serde(with = "path_text")]
     pub(crate) source: PathBuf,
-    /// Since when the machine has been running that this was written on.
+    /// Boot id of the machine when this was written.
     pub(crate) boot: String,
-    /// All that was changed in DEST before this time (seconds, nanoseconds) is on the device.
+    /// All changes in DEST before this time (seconds, nanoseconds) are on the device.
     pub(crate) synced: Option<Time>,
-    /// What was changed in DEST from the first time on up to the second may be there in part only,
-    /// because the machine stopped.
+    /// Changes in DEST within this interval may be incomplete, because the machine crashed.
     pub(crate) doubtful: Option<(Time, Time)>,
 }
 
 impl CopyState {
-    /// Of a new copy. No other one has its number.
+    /// Makes the state of a new copy, with a unique id.
     #[expect(clippy::disallowed_methods, reason = "the one place of this crate that asks for chance")]
     pub(crate) fn new(source: &Path) -> CopyState {
-        // Each such state begins with other random numbers.
+        // Each `RandomState` begins with other random numbers.
         let id = format!("{:016x}", RandomState::new().build_hasher().finish());
         CopyState { version: VERSION, id, source: source.to_path_buf(), boot: boot(), synced: None, doubtful: None }
     }
 
-    /// The one in a directory.
+    /// Reads the state in a directory.
     ///
     /// # Errors
     /// InvalidData: not written by this program, or by a newer one.
@@ -84,7 +82,7 @@ impl CopyState {
         Ok(Some(state))
     }
 
-    /// Writes it into a directory, durably and in one step.
+    /// Writes the state into a directory, durably and atomically.
     pub(crate) fn write(&self, directory: BorrowedFd<'_>) -> io::Result<()> {
         let mut text = serde_json::to_vec(self)?;
         text.push(b'\n');
@@ -96,20 +94,20 @@ impl CopyState {
             .and_then(|()| file.sync_all())
             .and_then(|()| Ok(fs::renameat(directory, NEW, directory, NAME)?));
         if named.is_err() {
-            // There was no room: what went wrong is told, and nothing is left of it.
+            // There was no room: the error is returned, and no file stays behind.
             let _ = remove(directory, NEW);
         }
         named?;
         Ok(fs::fsync(directory)?)
     }
 
-    /// Removes it: the copy is complete.
+    /// Removes the state: the copy is complete.
     pub(crate) fn remove(directory: BorrowedFd<'_>) -> io::Result<()> {
         remove(directory, NEW)?;
         remove(directory, NAME)
     }
 
-    /// What the clock of DEST's file system says now.
+    /// Returns the present time of the clock of DEST's file system.
     pub(crate) fn time_of(directory: BorrowedFd<'_>) -> io::Result<Time> {
         remove(directory, NEW)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -119,23 +117,23 @@ impl CopyState {
         Ok((stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec))
     }
 
-    /// Takes the note up at the time `now`: if the machine was started anew since, what was not
-    /// written out by then is doubtful.
+    /// Continues the copy at the time `now`: if the machine was rebooted since, changes that had not been synced
+    /// are doubtful.
     pub(crate) fn take_up(&mut self, now: Time) {
         let boot = boot();
         if !self.boot.is_empty() && self.boot == boot {
             return;
         }
-        // What was doubtful then may still be as it was.
+        // Changes that were doubtful then may still be unrepaired.
         let from = self.doubtful.map(|(from, _)| from).or(self.synced).unwrap_or((i64::MIN, 0));
-        // A clock that was set back says nothing.
+        // A clock that was set back gives no upper bound.
         let until = if now > from { now } else { (i64::MAX, 0) };
         self.doubtful = Some((from, until));
         self.boot = boot;
     }
 }
 
-/// Whether a name in the root of DEST belongs to this copy and not to what is copied.
+/// Whether a name in the root of DEST belongs to a copy's state and not to its content.
 pub(crate) fn is_own_name(name: &[u8]) -> bool {
     name == NAME.as_bytes() || name == NEW.as_bytes()
 }
@@ -147,12 +145,12 @@ fn remove(directory: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     }
 }
 
-/// What the kernel calls its present run; empty where it does not tell.
+/// Returns the kernel's boot id; empty where it is not available.
 pub(crate) fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// Paths as lists of bytes where they are no text.
+/// Serializes paths as lists of bytes where they are not valid UTF-8.
 mod path_text {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::{

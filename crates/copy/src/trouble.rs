@@ -1,10 +1,10 @@
-//! What can go wrong with one entry, in words, and whether the whole copy can go on after it.
+//! Failures of single entries, as messages, and whether the whole copy can continue.
 
 use crate::Lack;
 use rustix::io::Errno;
 use std::{io, path::Path};
 
-/// On which side something went wrong.
+/// Side of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Source,
@@ -14,38 +14,37 @@ pub(crate) enum Side {
 /// Why an entry was not copied.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// A call failed: what it should have done, on which side, and the system's reason.
+    /// A call failed: its purpose, the side, and the system's reason.
     Call(&'static str, Side, io::Error),
-    /// Not a call: the whole sentence after the name.
+    /// No call failed: the whole sentence after the name.
     Fact(Side, String),
     /// The copy has been asked to stop.
     Stopped,
 }
 
 impl Trouble {
-    /// Whether no other entry will fare better.
+    /// Whether all other entries would fail, too.
     pub(crate) fn is_fatal(&self) -> bool {
         let Trouble::Call(_, side, error) = self else { return false };
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOTCONN | Errno::SHUTDOWN) => true,
-            // One bad file is no reason to stop reading others; where writing fails once, it fails
-            // again.
+            // One unreadable file is no reason to stop reading others; where writing fails once, it fails again.
             Some(Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) => *side == Side::Destination,
             _ => false,
         }
     }
 
-    /// What there is too little of, where that is the reason.
+    /// Returns the resource that is exhausted, if that is the reason.
     pub(crate) fn lack(&self) -> Option<Lack> {
         if let Trouble::Call(_, _, error) = self { lack(error) } else { None }
     }
 
-    /// Whether the entry is simply not there any more.
+    /// Whether the entry was removed meanwhile.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self, Trouble::Call(_, Side::Source, error) if error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// The sentence for whoever copies, about an entry with this path below both roots.
+    /// Returns the message for the user, about an entry with this path below both roots.
     pub(crate) fn sentence(&self, source: &Path, destination: &Path, path: &Path) -> String {
         let at = |side: Side| {
             let root = if side == Side::Source { source } else { destination };
@@ -59,11 +58,11 @@ impl Trouble {
     }
 }
 
-/// Adds to an error what should have been done.
+/// Adds the purpose of the call to an error.
 pub(crate) trait During<T> {
-    /// On the side of SOURCE.
+    /// An error on the side of SOURCE.
     fn source(self, doing: &'static str) -> Result<T, Trouble>;
-    /// On the side of DEST.
+    /// An error on the side of DEST.
     fn destination(self, doing: &'static str) -> Result<T, Trouble>;
 }
 
@@ -77,7 +76,7 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
     }
 }
 
-/// What there is too little of, where that is what the system says.
+/// Returns the exhausted resource that an error means.
 pub(crate) fn lack(error: &io::Error) -> Option<Lack> {
     match Errno::from_raw_os_error(error.raw_os_error()?) {
         Errno::NOSPC => Some(Lack::Room),
@@ -87,13 +86,13 @@ pub(crate) fn lack(error: &io::Error) -> Option<Lack> {
     }
 }
 
-/// The system's own words, without the number that the standard library adds.
+/// Returns the system's message, without the number that the standard library adds.
 pub(crate) fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-/// A path for people: what a terminal would act upon is escaped.
+/// Formats a path for users: control characters are escaped.
 pub(crate) fn shown(path: &Path) -> String {
     let mut text = String::new();
     for letter in path.to_string_lossy().chars() {

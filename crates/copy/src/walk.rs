@@ -1,10 +1,9 @@
-//! The walk: directories of SOURCE and DEST opened in pairs, their names read in pieces and handed
-//! out, their metadata set when the last name in them is done.
+//! The walk: directories of SOURCE and DEST are opened in pairs, their names read in chunks and queued, and their
+//! metadata set when the last name in them is done.
 //!
-//! A [`Pair`] lives as long as somebody has work in it; whoever ends the last work finishes it
-//! ([`Worker::release`]). A worker that meets more subdirectories than may wait goes down itself,
-//! and comes back to where it was; so the memory is bounded by the depth of the tree, and so is the
-//! number of open directories.
+//! A [`Pair`] lives as long as a worker has work in it; the worker that ends the last work finishes it
+//! ([`Worker::release`]). A worker that finds more subdirectories than fit into the queue descends itself, and
+//! returns to where it was; so memory and the number of open directories are bounded by the depth of the tree.
 
 use crate::{
     content::{BUFFER, Ways},
@@ -27,21 +26,21 @@ use std::{
     sync::Arc,
 };
 
-/// Room for one reading of a directory; its names are then met in the order of their inodes, which
-/// is how they lie on most devices.
+/// Buffer for one read of a directory; its names are processed in the order of their inodes, which is their order
+/// on most devices.
 const READING: usize = 256 << 10;
-/// Room for one reading of a directory that is open below many others.
+/// Buffer for one read of a directory that is open below many others.
 const READING_DEEP: usize = 8 << 10;
-/// How many are open before that.
+/// Number of open directories from which the smaller buffer is used.
 const DEEP: usize = 8;
-/// Names in a list.
+/// Number of names in a list.
 const NAMES: usize = 128;
 
 /// A directory that a worker is reading.
 struct Reader {
     pair: Arc<Pair>,
     buffer: Vec<u8>,
-    /// Of the names read and not met yet, the last one first: inode, kind, where in the buffer.
+    /// Names read and not processed yet, the last one first: inode, type, start and length in the buffer.
     unmet: Vec<(u64, u8, u32, u16)>,
     names: Names,
 }
@@ -52,7 +51,7 @@ impl Reader {
         Reader { pair, buffer: vec![0; room], unmet: Vec::new(), names: Names::default() }
     }
 
-    /// Reads the next names; whether there were any.
+    /// Reads the next names; returns whether there were any.
     fn read(&mut self) -> Result<bool, Errno> {
         loop {
             let filled = directory::read(self.pair.source.as_fd(), &mut self.buffer)
@@ -81,10 +80,10 @@ impl Reader {
     }
 }
 
-/// Where the name begins in a record of `getdents64(2)`.
+/// Offset of the name in a record of `getdents64(2)`.
 const NAME_AT: usize = 19;
 
-/// One walk through both trees: the copy, or the comparison after it.
+/// One walk through both trees: the copy, or the verification.
 pub(crate) struct Walk<'a> {
     pub(crate) job: &'a Job<'a>,
     pub(crate) compare: bool,
@@ -92,18 +91,18 @@ pub(crate) struct Walk<'a> {
     pub(crate) links: Links,
 }
 
-/// One of those who do the work.
+/// A worker thread.
 pub(crate) struct Worker<'a> {
     pub(crate) walk: &'a Walk<'a>,
     pub(crate) number: usize,
     pub(crate) buffer: Vec<u8>,
-    /// For comparing.
+    /// Second buffer, for comparing.
     pub(crate) second: Vec<u8>,
     pub(crate) rooms: Rooms,
     pub(crate) ways: HashMap<(u64, u64), Ways>,
 }
 
-/// Lets the others end when a worker does not end as it should.
+/// Guard that lets the other workers end when one panics.
 struct Closing<'a>(&'a Queue);
 
 impl Drop for Closing<'_> {
@@ -115,7 +114,7 @@ impl Drop for Closing<'_> {
 }
 
 impl<'a> Worker<'a> {
-    /// A worker; each of those at work has another number.
+    /// Makes a worker; concurrent workers have different numbers.
     pub(crate) fn new(walk: &'a Walk<'a>, number: usize) -> Worker<'a> {
         let second = if walk.compare { vec![0; BUFFER] } else { Vec::new() };
         Worker { walk, number, buffer: vec![0; BUFFER], second, rooms: Rooms::default(), ways: HashMap::new() }
@@ -125,7 +124,7 @@ impl<'a> Worker<'a> {
         self.walk.job
     }
 
-    /// Works until nothing is left to do, or the copy is to stop.
+    /// Works until there is no more work, or the copy is to stop.
     pub(crate) fn work(mut self, root: Option<Arc<Pair>>) {
         let _closing = Closing(&self.walk.queue);
         let mut open: Vec<Reader> = root.into_iter().map(|pair| Reader::new(pair, 0)).collect();
@@ -152,8 +151,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Hands out what is in a directory; answers a subdirectory that nobody else can take, or
-    /// `None` at the end.
+    /// Queues the entries of a directory; returns a subdirectory that does not fit into the queue, or `None` at the
+    /// end.
     fn advance(&mut self, reader: &mut Reader) -> Option<Subdirectory> {
         loop {
             while let Some((_, kind, start, length)) = reader.unmet.pop() {
@@ -227,14 +226,14 @@ impl<'a> Worker<'a> {
         self.release(list.pair);
     }
 
-    /// Tells what became of an entry, if it is to be told.
+    /// Reports the failure of an entry, if it failed.
     pub(crate) fn account(&self, pair: &Pair, name: &[u8], result: Result<(), Trouble>) {
         if let Err(trouble) = result {
             self.job().failed(&trouble, &path_of(pair, name));
         }
     }
 
-    /// Opens a subdirectory on both sides; `None` when there is nothing to be read in it.
+    /// Opens a subdirectory on both sides; `None` when nothing is to be read in it.
     fn enter(&mut self, directory: Subdirectory, above: usize) -> Option<Reader> {
         let Subdirectory { parent, name } = directory;
         let opened = self.open_pair(&parent, &name);
@@ -254,7 +253,7 @@ impl<'a> Worker<'a> {
         reader
     }
 
-    /// Both directories of a name, and whether what is in them is copied; `None` for DEST itself.
+    /// Opens both directories of a name; returns them, and whether their content is copied; `None` for DEST itself.
     fn open_pair(&self, parent: &Pair, name: &[u8]) -> Result<Option<(Pair, bool)>, Trouble> {
         let job = self.job();
         let source = open_directory(&parent.source, name).source("open the directory")?;
@@ -285,7 +284,7 @@ impl<'a> Worker<'a> {
         Ok(Some((pair, enter)))
     }
 
-    /// Makes a directory of DEST one that can be filled.
+    /// Makes sure that a directory of DEST can be filled.
     pub(crate) fn prepare(&self, pair: &Pair, there: &Meta) -> Result<(), Trouble> {
         let job = self.job();
         job.writes_to(there.device, pair.dest.as_fd()).destination("open")?;
@@ -293,10 +292,10 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         if there.mode & 0o700 != 0o700 {
-            // Where this is not allowed, whatever is made below will tell.
+            // Where this is not allowed, creating entries below will fail.
             let _ = fs::fchmod(&pair.dest, Mode::from_raw_mode(there.mode | 0o700));
         }
-        // What is made here gets the lists of SOURCE, not these.
+        // Entries made here get the ACLs of SOURCE, not inherited ones.
         MetadataTarget::Open(pair.dest.as_fd())
             .remove(DEFAULT_ACL)
             .destination("remove the default access control list of")?;
@@ -306,7 +305,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Removes what an interrupted copy has left in a directory.
+    /// Removes temporary files of an interrupted copy from a directory.
     fn sweep(&self, pair: &Pair) -> Result<(), Trouble> {
         let prefix = self.job().temporary_prefix();
         let mut buffer = vec![0; READING_DEEP];
@@ -331,10 +330,10 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Gives up a share in a directory; the last one sets its metadata.
+    /// Releases a reference to a directory; the last one sets its metadata.
     pub(crate) fn release(&mut self, pair: Arc<Pair>) {
         let Some(pair) = Arc::into_inner(pair) else { return };
-        // What is not whole keeps the mode that it can be filled with.
+        // An incomplete directory keeps a mode in which it can be filled.
         if self.job().is_stopped() {
             return;
         }
@@ -344,7 +343,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The metadata of a directory whose content is there.
+    /// Sets the metadata of a directory whose content is complete.
     pub(crate) fn finish(&mut self, pair: &Pair) -> Result<(), Trouble> {
         let from = MetadataTarget::Open(pair.source.as_fd());
         let given = Given { file: pair.dest.as_fd(), handle: false, existing: !pair.fresh || pair.is_root(), from };
@@ -356,8 +355,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Opens a directory of DEST that was there; one that its owner may not read becomes readable for
-/// him.
+/// Opens an existing directory of DEST; one that its owner may not read is made readable for him.
 fn open_existing(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
     match fs::openat(parent, name, DIRECTORY, Mode::empty()) {
         Ok(opened) => return Ok(opened),

@@ -1,8 +1,7 @@
-//! Whole copies in memory: everything that belongs to a file arrives, whatever was in DEST is safe,
-//! and what was interrupted goes on.
+//! Whole copies in memory: all metadata arrives, everything else in DEST is safe, and an interrupted copy is
+//! continued.
 //!
-//! `NACRE_TEST_DIR` and `NACRE_TEST_DIR2` say where SOURCE and DEST are made, for runs on other
-//! file systems.
+//! `NACRE_TEST_DIR` and `NACRE_TEST_DIR2` name the directories for SOURCE and DEST, for runs on other file systems.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -26,7 +25,7 @@ use std::{
 fn scratch(variable: &str) -> tempfile::TempDir {
     match std::env::var_os(variable) {
         Some(place) => tempfile::tempdir_in(place).unwrap(),
-        // Writing the note of a copy waits for the device; here that would only be slow.
+        // Writing the state of a copy waits for the device; here that would only be slow.
         None => tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap(),
     }
 }
@@ -46,7 +45,7 @@ fn options(source: &Path, destination: &Path) -> Options {
     }
 }
 
-/// A copy with what it told.
+/// A copy with its messages.
 struct Run {
     outcome: Result<Outcome, Refusal>,
     now: Snapshot,
@@ -57,7 +56,7 @@ fn copy(options: &Options) -> Run {
     copy_until(options, |_| false)
 }
 
-/// Stops when what is counted says so.
+/// Stops the copy when `enough` returns true for its counters.
 fn copy_until(options: &Options, enough: impl Fn(&Snapshot) -> bool + Sync) -> Run {
     let (figures, stop, told) = (Figures::default(), AtomicBool::new(false), Mutex::new(Vec::new()));
     let over = AtomicBool::new(false);
@@ -84,17 +83,17 @@ fn complete(options: &Options) -> Run {
     run
 }
 
-/// What an entry is, as far as a copy shall keep it.
+/// Properties of an entry that a copy has to keep.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     mode: u32,
     owner: (u32, u32),
     modified: (i64, i64),
     special: u64,
-    /// Length and a hash: a failure shall be readable.
+    /// Length and a hash, so that failures are readable.
     content: (usize, u64),
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The first name of the same file.
+    /// First name of the same file (hard link).
     same_as: PathBuf,
 }
 
@@ -231,7 +230,7 @@ fn plant(root: &Path) {
         for (path, uid, gid) in [("small", 12, 34), ("d/link", 5, 6), ("pipe", 7, 8), ("d", 1000, 1001)] {
             std::os::unix::fs::lchown(root.join(path), Some(uid), Some(gid)).unwrap();
         }
-        // Giving a file away has taken this.
+        // The change of the owner has cleared the set-id bits.
         fs::set_permissions(root.join("small"), fs::Permissions::from_mode(0o4711)).unwrap();
         attribute("d/deep/small once more", "security.capability", b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         attribute("d/link", "trusted.of a link", b"yes");
@@ -300,7 +299,7 @@ fn many_files_arrive_from_wide_and_deep_trees() {
     fs::write(deep.join("bottom"), b"bottom").unwrap();
     for number in 0..3000 {
         fs::write(source.join(format!("file {number}")), number.to_string()).unwrap();
-        // More than may wait for somebody to open them.
+        // More directories than fit into the queue.
         fs::create_dir_all(source.join(format!("level 0/dir {number}"))).unwrap();
     }
     for number in 0..500 {
@@ -360,7 +359,7 @@ fn what_a_killed_copy_left_is_removed_and_half_files_are_never_taken_for_whole()
     if run.outcome.unwrap().complete() {
         return;
     }
-    // A process that was killed leaves what it was at work on, under the name of its copy.
+    // A killed process leaves a temporary file behind, under the prefix of its copy.
     let state = fs::read_to_string(destination.join(".nacre-copy-state")).unwrap();
     let id = state.split("\"id\":\"").nth(1).unwrap().split('"').next().unwrap();
     let left = destination.join(format!(".nacre-copy.{id}.0"));
@@ -472,7 +471,7 @@ fn a_destination_belongs_to_one_copy() {
     assert!(refusal.what.contains("that was not finished"), "{refusal:?}");
     let refusal = copy(&options(&destination, &there.path().join("third"))).outcome.unwrap_err();
     assert!(refusal.what.contains("itself a copy that was not finished"), "{refusal:?}");
-    // At the same time.
+    // Two copies at the same time.
     let directory = fs::File::open(&destination).unwrap();
     rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     assert_eq!(copy(&options(&source, &destination)).outcome.unwrap_err().kind, RefusalKind::Busy);
