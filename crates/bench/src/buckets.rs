@@ -1,9 +1,8 @@
-//! File systems in a bucket of an object store: nacre's pools and JuiceFS, over a server of S3 that runs
-//! for a visit, some way off (`delay_line`); and the objects alone, as curl puts and gets them.
+//! File systems in a bucket of an object store: nacre's pools and JuiceFS, over an S3 server that runs for one
+//! visit, with a simulated distance (`delay_line`); and bare objects, which curl puts and gets.
 //!
-//! Called by `mounted`. The server is versitygw if it is installed, otherwise moto, which keeps
-//! everything in memory. What a file system keeps on this machine lies in one directory, by which its
-//! processes are found.
+//! Called by `mounted`. The server is versitygw if it is installed, otherwise moto, which keeps everything in
+//! memory. All local state of a file system is in one directory, through which its processes are found.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -24,48 +23,48 @@ const BUCKET: &str = "bench";
 const POOL: &str = "s3://bench/pool";
 const KEY: &str = "bench";
 const SECRET: &str = "bench-secret";
-/// How long a server may take to answer, and a mount to go.
+/// Deadline for a server to answer, and for a mount to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
-/// An object of curl's, bytes: as long as those of a pool are at most.
+/// Size of curl's objects in bytes: the maximum of a pool's objects.
 const OBJECT: usize = 8 << 20;
-/// How many it puts or gets at the same time: as many as a pool.
+/// Number of concurrent transfers by curl: as many as for a pool.
 const PARALLEL: &str = "8";
 
-/// Which server of S3 is there.
+/// Returns the installed S3 server.
 fn server() -> Option<(&'static str, PathBuf)> {
     ["versitygw", "moto_server"].into_iter().find_map(|name| Some((name, programs::find(name)?)))
 }
 
-/// Why no bucket can be made on this machine, if so.
+/// Returns why no bucket can be made on this machine, if so.
 pub fn obstacle() -> Option<String> {
     server().is_none().then(|| "neither versitygw nor moto_server is installed".to_owned())
 }
 
-/// A server with an empty bucket.
+/// An S3 server with an empty bucket.
 #[derive(Debug)]
 pub struct Store {
     process: Child,
-    /// Where it is, without the distance.
+    /// Address of the server, without the simulated distance.
     at: SocketAddr,
-    /// Where it keeps objects as files, if it does.
+    /// Directory in which it stores objects as files, if it does.
     files: Option<PathBuf>,
-    /// What it is called, at its distance.
+    /// URL of the server, with the simulated distance.
     endpoint: String,
 }
 
 impl Store {
-    /// Starts it; it may keep things in `directory`.
+    /// Starts the server; it may store objects in `directory`.
     pub fn start(directory: &Path, delay: Duration) -> Result<Self, Failure> {
         let (name, program) = server().ok_or_else(|| Failure::new(obstacle().unwrap_or_default()))?;
         let failed = |error: std::io::Error| Failure::new(format!("starting {name}: {error}"));
         let bucket = directory.join(BUCKET);
         fs::create_dir_all(&bucket).doing("creating", &bucket)?;
-        // Free a moment ago.
+        // Another process could take the port before the server does.
         let port =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
         let mut command = Command::new("setpriv");
-        // Must not outlive the bench, however that ends.
+        // The server must not survive the bench, however that ends.
         command.args(["--pdeathsig", "KILL"]).arg(program);
         if name == "versitygw" {
             command.env("ROOT_ACCESS_KEY", KEY).env("ROOT_SECRET_KEY", SECRET);
@@ -77,7 +76,7 @@ impl Store {
         let mut process = command.spawn().map_err(failed)?;
         let (at, deadline) = (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), Deadline::after(PATIENCE));
         while TcpStream::connect(at).is_err() {
-            // It tells nobody when it answers, but ends where it cannot.
+            // There is no notification when it answers, but it ends if it cannot start.
             let ended = Deadline::after(ASKED_AGAIN).wait_for_child(&mut process).map_err(failed)?;
             if ended.is_some() || deadline.is_over() {
                 return Err(Failure::new(format!("{name} does not answer")));
@@ -91,7 +90,7 @@ impl Store {
         Ok(store)
     }
 
-    /// How many objects the segments of our pool are.
+    /// Returns the number of objects with segments of our pool.
     pub fn segments(&self) -> Result<u64, Failure> {
         const PREFIX: &str = "pool/seg/";
         if let Some(files) = &self.files {
@@ -116,23 +115,23 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // It may have ended by itself, which its clients told.
+        // It may have ended by itself, which its clients reported.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// How many objects these bytes are, whole ones.
+/// Returns how many whole objects this number of bytes is.
 pub fn objects_of(bytes: u64) -> u64 {
     (bytes / OBJECT as u64).max(1)
 }
 
-/// The bytes of so many objects.
+/// Returns the bytes of this number of objects.
 pub fn bytes_of(objects: u64) -> u64 {
     objects * OBJECT as u64
 }
 
-/// A request about the bucket; moto believes everybody who says who he is.
+/// Sends a request about the bucket; moto does not verify signatures.
 fn moto(at: SocketAddr, method: &str, query: &str) -> std::io::Result<String> {
     use std::io::{Error, Read, Write};
     let mut server = TcpStream::connect(at)?;
@@ -149,24 +148,24 @@ fn moto(at: SocketAddr, method: &str, query: &str) -> std::io::Result<String> {
     }
 }
 
-/// A file system in the bucket, and where it is shown.
+/// A file system in the bucket, with its mount point.
 pub struct BucketSite<'a> {
-    /// Whose.
+    /// Kind of file system.
     pub bucket: Bucket,
-    /// The server.
+    /// Server with the bucket.
     pub store: &'a Store,
-    /// What it keeps on this machine.
+    /// Directory of its local state.
     pub local: PathBuf,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: &'a Path,
     /// Output of the program run last.
     pub log: PathBuf,
-    /// Makes a command of nacre's, with its directories.
+    /// Makes a command of nacre, with its directories.
     pub nacre: &'a dyn Fn() -> Result<Command, Failure>,
 }
 
 impl BucketSite<'_> {
-    /// What it remembers of buckets is this one's alone: the next server has another port.
+    /// Its records of buckets are separate for each visit: the next server has another port.
     fn nacre(&self) -> Result<Command, Failure> {
         let mut command = (self.nacre)()?;
         command.env("NACRE_STATE_DIR", self.local.join("state"));
@@ -181,7 +180,7 @@ impl BucketSite<'_> {
         self.local.join("cache")
     }
 
-    /// Where JuiceFS keeps names.
+    /// Returns JuiceFS' metadata database.
     fn names(&self) -> String {
         format!("sqlite3://{}", self.local.join("names.db").display())
     }
@@ -196,7 +195,7 @@ impl BucketSite<'_> {
         programs::run(command, &self.log).map(drop)
     }
 
-    /// Makes it, or finds it again with nothing of it on this machine but what finds it.
+    /// Makes the file system, or mounts it again with an empty cache on this machine.
     pub fn put_in_place(&self) -> Result<(), Failure> {
         let there = self.local.exists();
         for directory in [&self.local, &self.cache()] {
@@ -248,21 +247,21 @@ impl BucketSite<'_> {
         self.run(command.arg("--log").arg(self.local.join("log")).arg(&names).arg(self.point))
     }
 
-    /// Everything that is written is in the store.
+    /// Waits until everything written is in the store.
     pub fn settle(&self) -> Result<(), Failure> {
         match self.bucket.by {
             BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "sync", &Self::name()])),
-            // They write at each close, and at once.
+            // They write at each close.
             BucketOf::JuiceFs | BucketOf::Curl => Ok(()),
         }
     }
 
-    /// Puts objects of so many bytes, or gets them; how long that took.
+    /// Puts objects of this many bytes in total, or gets them; returns the elapsed time.
     pub fn objects(&self, what: Objects) -> Result<Duration, Failure> {
         let mut command = Command::new("curl");
         command.args(["--silent", "--fail", "--parallel", "--parallel-immediate", "--parallel-max", PARALLEL]);
         command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("{KEY}:{SECRET}")]);
-        // Nothing is summed up, and no permission to send is waited for.
+        // The payload is not hashed, and no `100 Continue` is awaited.
         command.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--header", "Expect:"]);
         let (Objects::Put(bytes) | Objects::Get(bytes)) = what;
         for number in 0..objects_of(bytes) {
@@ -277,7 +276,7 @@ impl BucketSite<'_> {
         Ok(start.elapsed())
     }
 
-    /// How long after a commit a reader sees the file of this name that was made before it.
+    /// Returns how long after a commit a reader sees the file of this name that was made before the commit.
     pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
         let (root, reader) = (self.local.join("reader"), format!("{}-reader", Self::name()));
         fs::create_dir_all(&root).doing("creating", &root)?;
@@ -307,14 +306,14 @@ impl BucketSite<'_> {
         Ok(committed.elapsed())
     }
 
-    /// Leaves it in the bucket, with nothing of its content on this machine.
+    /// Unmounts the file system and leaves it in the bucket, with no cache on this machine.
     pub fn leave(&self) -> Result<(), Failure> {
         let left = match self.bucket.by {
             BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "export", &Self::name()])),
             BucketOf::JuiceFs => self.run(self.juicefs().arg("umount").arg(self.point)),
             BucketOf::Curl => Ok(()),
         };
-        // Waits for it as well.
+        // Also waits for its processes.
         let gone = if left.is_ok() { holders::end(&self.local) } else { holders::kill(&self.local) };
         mounts::below(self.point)?.iter().try_for_each(|point| mounts::detach(point))?;
         let cache = self.cache();

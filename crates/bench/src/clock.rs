@@ -1,7 +1,7 @@
-//! Time: the one place where the bench asks for it, and where it waits.
+//! Time: the only file in which the bench reads clocks and waits.
 //!
-//! Called by everything that measures, and by whoever waits for a process, a mount or an answer.
-//! Invariant: a wait ends at its deadline, whatever it waits for.
+//! Called by all measurements, and by code that waits for a process, a mount or an answer. Invariant: a wait ends
+//! at its deadline, whatever it waits for.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,45 +13,45 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// The moment of a measurement.
+/// Returns the time for a measurement.
 #[expect(clippy::disallowed_methods, reason = "this is the clock of the bench")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The time of day, since 1970.
+/// Returns the date, as time since 1970.
 #[expect(clippy::disallowed_methods, reason = "this is the clock of the bench")]
 pub fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// When to stop waiting.
+/// Deadline of a wait.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// This long from now.
+    /// Makes a deadline this long from now.
     pub fn after(patience: Duration) -> Self {
         Self(now() + patience)
     }
 
-    /// The time that is left.
+    /// Returns the remaining time.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(now())
     }
 
-    /// Whether no time is left.
+    /// Whether the deadline has passed.
     pub fn is_over(self) -> bool {
         self.left().is_zero()
     }
 
-    /// Pauses before somebody asks again for what nobody tells.
+    /// Pauses between two polls.
     #[expect(clippy::disallowed_methods, reason = "for what comes without a word")]
     pub fn pause(self, interval: Duration) {
         thread::sleep(interval.min(self.left()));
     }
 
-    /// Waits until the kernel says that something has happened to `file`; false where it has not.
+    /// Waits until the kernel reports an event on `file`; false at the deadline.
     pub fn wait_for(self, file: impl AsFd, events: PollFlags) -> io::Result<bool> {
         loop {
             let left = self.left();
@@ -65,13 +65,13 @@ impl Deadline {
         }
     }
 
-    /// Waits until a process has ended with all its threads, so that its locks are gone as well;
-    /// false where it has not.
+    /// Waits until a process has ended with all its threads, so that its locks are released as well; false at the
+    /// deadline.
     pub fn wait_for_end(self, process: &OwnedFd) -> io::Result<bool> {
         self.wait_for(process, PollFlags::IN)
     }
 
-    /// Waits until a child has ended; `None` where it has not.
+    /// Waits until a child has ended; `None` at the deadline.
     pub fn wait_for_child(self, child: &mut Child) -> io::Result<Option<ExitStatus>> {
         let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
         self.wait_for_end(&process)?;

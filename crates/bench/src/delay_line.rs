@@ -1,8 +1,8 @@
-//! A port of this machine that is some way from another one: what is sent to it arrives there later,
-//! and so do the answers. Everything else is as without it: requests side by side, and bytes a second.
+//! A TCP proxy with a delay, which simulates the distance to a server: bytes and replies arrive later. Concurrency
+//! and throughput are not limited.
 //!
-//! Called by `buckets`, for stores that are not on this machine. The threads end with their
-//! connections; the port stays until the bench ends.
+//! Called by `buckets`, for remote stores. The threads end with their connections; the port stays open until the
+//! bench ends.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::clock::Deadline;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PIECE: usize = 64 << 10;
-/// Pieces that are on their way at once, in one direction of one connection.
+/// Limit of chunks in transit in one direction of one connection.
 const ON_THE_WAY: usize = 1024;
 
-/// Starts it: a new port, from which and back to the server takes `there_and_back`. Without a delay the
-/// server's own.
+/// Starts the proxy and returns its address; the round trip to the server takes `there_and_back`. Without a delay,
+/// returns the server's own address.
 pub fn start(server: SocketAddr, there_and_back: Duration) -> io::Result<SocketAddr> {
     if there_and_back.is_zero() {
         return Ok(server);
@@ -28,7 +28,7 @@ pub fn start(server: SocketAddr, there_and_back: Duration) -> io::Result<SocketA
     let here = listener.local_addr()?;
     thread::Builder::new().name("delay line".to_owned()).spawn(move || {
         for client in listener.incoming().flatten() {
-            // A connection that cannot be made is closed: the client sees that.
+            // If the server cannot be reached, the client's connection is closed.
             drop(connect(client, server, there_and_back / 2));
         }
     })?;
@@ -54,13 +54,13 @@ fn one_way(mut from: TcpStream, mut to: TcpStream, delay: Duration) -> io::Resul
                 break;
             }
         }
-        // The other side may be gone already.
+        // The other side may have closed already.
         let _ = to.shutdown(Shutdown::Write);
     })?;
     Ok(())
 }
 
-/// Takes what comes until the end of it.
+/// Reads until the end of the stream.
 fn take(from: &mut TcpStream, sent: &SyncSender<(Instant, Vec<u8>)>, delay: Duration) -> io::Result<()> {
     let mut buffer = vec![0; PIECE];
     loop {

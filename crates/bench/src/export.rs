@@ -26,7 +26,7 @@ pub enum Show {
     Time,
 }
 
-/// Where results go.
+/// Destinations of the results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exports {
     /// Cells of the terminal table.
@@ -37,15 +37,14 @@ pub struct Exports {
     pub csv: Option<PathBuf>,
     /// HTML file.
     pub html: Option<PathBuf>,
-    /// Markdown file whose marked part is replaced.
+    /// Markdown file; the part between its markers is replaced.
     pub markdown: Option<PathBuf>,
-    /// Name of that part beside the table's; none: the table's own.
+    /// Name of that part, in addition to the table's; `None`: only the table's.
     pub section: Option<String>,
 }
 
 impl Exports {
-    /// Whether every file asked for can be written, before anything is measured. Nothing is made or
-    /// changed.
+    /// Checks that every requested file can be written, before anything is measured. Nothing is made or changed.
     pub fn check(&self, table: &str) -> Result<(), Failure> {
         for path in [&self.json, &self.csv, &self.html, &self.markdown].into_iter().flatten() {
             match fs::OpenOptions::new().append(true).open(path) {
@@ -64,7 +63,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Writes every file asked for.
+    /// Writes every requested file.
     pub fn write(&self, report: &Report) -> Result<(), Failure> {
         if let Some(path) = &self.json {
             let text =
@@ -114,15 +113,15 @@ pub fn ratio(ratio: f64) -> String {
     }
 }
 
-/// Heading of what [`crate::summary::counts`] gives.
+/// Heading of the rows of [`crate::summary::counts`].
 pub const COUNTS: &str = "Bytes, or what the row says: the fewer the better, in the worst round";
 
-/// A count: exact, because one too many is one too many.
+/// Formats a count: exactly, because one too many matters.
 pub fn count(bytes: f64) -> String {
     format!("{bytes:.0}")
 }
 
-/// What ratios refer to, for people.
+/// Returns the name of the baseline of ratios.
 pub fn base(report: &Report) -> &str {
     match report.targets.iter().find(|target| target.id == target.baseline) {
         Some(target) if target.id != "direct" || target.title != "direct" => &target.title,
@@ -130,7 +129,7 @@ pub fn base(report: &Report) -> &str {
     }
 }
 
-/// The lines that say where and how a run was made.
+/// Returns the lines that describe where and how a run was made.
 pub fn provenance(report: &Report) -> Vec<String> {
     let (machine, settings) = (&report.machine, &report.settings);
     let transport = match machine.fuse_over_io_uring {
@@ -171,7 +170,7 @@ pub fn provenance(report: &Report) -> Vec<String> {
     lines
 }
 
-/// What was left out and why, and remarks of the run.
+/// Returns what was left out and why, and remarks of the run.
 pub fn remarks(report: &Report) -> Vec<String> {
     let skipped = report
         .targets

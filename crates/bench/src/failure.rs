@@ -1,5 +1,4 @@
-//! The one error type of the bench: a sentence for the person at the terminal, and whether the
-//! command line is to blame.
+//! The one error type of the bench: a message for the user, and whether the command line is wrong.
 //!
 //! Every module here returns it; `lib.rs` prints it and chooses the exit code.
 
@@ -7,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// What went wrong, as one sentence without a final full stop.
+/// A failure, as one sentence without a final full stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     what: String,

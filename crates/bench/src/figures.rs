@@ -1,5 +1,4 @@
-//! The figures that nacre promises, as data (`figures` beside `Cargo.toml`), and how a run compares
-//! with them.
+//! The figures that nacre promises, as data (`figures` next to `Cargo.toml`), and their comparison with a run.
 //!
 //! Timing on a busy machine proves nothing, so this is information unless `--check` is given.
 
@@ -11,25 +10,25 @@ use crate::table::{self, COUNT, Table};
 /// The file as it was when this program was built.
 pub const PROMISED: &str = include_str!("../figures");
 
-/// Instead of a base: the target is compared with itself in the other test.
+/// Used instead of a base: the target is compared with itself in the other test.
 pub const OWN: &str = "own";
 
-/// One promise.
+/// One promised figure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// Who promises.
+    /// The target that the promise is about.
     pub target: String,
-    /// Compared with whom; [`COUNT`] if it is about a count, [`OWN`] if with nobody.
+    /// The target it is compared with; [`COUNT`] for a count, [`OWN`] for no other target.
     pub base: String,
-    /// In which test.
+    /// Test that the promise is about.
     pub test: String,
-    /// If given, the time in `test` is first divided by that in this one: how the target scales.
+    /// If given, the time in `test` is first divided by the time in this one: how the target scales.
     pub per: Option<String>,
     /// Largest ratio of times, or largest count.
     pub limit: f64,
-    /// Amount per second that is enough whatever the ratio.
+    /// Rate in amounts per second that is enough whatever the ratio.
     pub or_rate: Option<f64>,
-    /// How many times the limit is promised where requests travel by the fuse device.
+    /// Factor of the limit where requests are transported by the FUSE device.
     pub over_device: f64,
 }
 
@@ -81,7 +80,7 @@ fn parse_words(words: &[&str]) -> Option<Figure> {
     })
 }
 
-/// The figures that are about this table.
+/// Returns the figures of this table.
 fn of_table(figures: Vec<Figure>, table: &Table) -> Vec<Figure> {
     figures
         .into_iter()
@@ -106,8 +105,8 @@ fn judge(report: &Report, figures: Vec<Figure>) -> Vec<Verdict> {
         .collect()
 }
 
-/// Compares a run with the promises about its table. None of them is about runs made by an ordinary
-/// user: what such a user's mount promises is measured by root's run, in a target of its own.
+/// Compares a run with the promises about its table. None of them is about runs by an ordinary user: the promise
+/// for the mount of an ordinary user is measured by root's run, in a target of its own.
 pub fn judge_table(report: &Report) -> Result<Vec<Verdict>, Failure> {
     let Some(table) = table::find(&report.table).filter(|_| report.settings.root) else { return Ok(Vec::new()) };
     Ok(judge(report, of_table(parse(PROMISED)?, table)))
@@ -118,7 +117,7 @@ fn reached(report: &Report, figure: &Figure) -> Option<f64> {
         return worst(report, &figure.test, &figure.target);
     }
     if figure.base == OWN {
-        // What differs is how much is done, so rates are compared.
+        // The amounts differ, so rates are compared.
         let own = rate(report, figure.per.as_deref()?, &figure.target)? / rate(report, &figure.test, &figure.target)?;
         return own.is_finite().then_some(own);
     }

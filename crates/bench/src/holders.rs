@@ -1,5 +1,5 @@
-//! The processes that have an image open, or a file below a directory: whoever serves the pool in it, whatever it is called.
-//! Read from `/proc`, never remembered.
+//! Processes that have an image open, or a file below a directory: the servers of the pool in it, under any name.
+//! Read from `/proc`, never cached.
 //!
 //! Called by `pools`, `undo` and `mounted`. Invariant: only processes that hold a file of the bench
 //! are ever ended.
@@ -17,10 +17,10 @@ use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 use crate::memory::bytes_of;
 
-/// How long a killed process may take to be gone.
+/// Deadline for the end of a killed process.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The processes that have `image` open, or something below it, without this one. None if there is no such file.
+/// Returns the processes that have `image` or a file below it open, except this one; none if it does not exist.
 pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
     let wanted = match fs::canonicalize(image) {
         Ok(path) => path,
@@ -33,11 +33,11 @@ pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
         let number = process.file_name();
         let number =
             std::str::from_utf8(number.as_bytes()).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
-        // A process may end at any moment, and those of others may not be looked into: neither
-        // serves a pool of ours.
+        // A process may end at any moment, and other users' processes cannot be inspected: neither serves a pool of
+        // ours.
         let (Some(number), Ok(files)) = (number, fs::read_dir(process.path().join("fd"))) else { continue };
-        // The text of the link only: following it would ask every file system, and one that hangs
-        // would stop us.
+        // Only the text of the link is used: following it would send a request to every file system, and one that
+        // hangs would block the bench.
         let holds = files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path.starts_with(&wanted)));
         if holds && number != rustix::process::getpid() {
             holders.push(number);
@@ -46,14 +46,13 @@ pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
     Ok(holders)
 }
 
-/// The processes that have `image` open, each by a descriptor that stands for it and for no later
-/// one of its number.
+/// Returns the processes that have `image` open, each by a pidfd, so that no later process of the same id is meant.
 fn held(image: &Path) -> Result<Vec<(Pid, OwnedFd)>, Failure> {
     let mut held = Vec::new();
     for holder in of(image)? {
         match rustix::process::pidfd_open(holder, PidfdFlags::empty()) {
             Ok(process) => held.push((holder, process)),
-            // Gone by itself.
+            // It has ended by itself.
             Err(Errno::SRCH) => {}
             Err(error) => return Err(Failure::new(format!("looking at process {holder}: {error}"))),
         }
@@ -63,13 +62,13 @@ fn held(image: &Path) -> Result<Vec<(Pid, OwnedFd)>, Failure> {
 
 fn signal((holder, process): &(Pid, OwnedFd), signal: Signal, doing: &str) -> Result<(), Failure> {
     match rustix::process::pidfd_send_signal(process, signal) {
-        // Gone by itself.
+        // It has ended by itself.
         Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(error) => Err(Failure::new(format!("{doing} process {holder}: {error}"))),
     }
 }
 
-/// Waits until all these processes have ended; false where the deadline comes first.
+/// Waits until all these processes have ended; false at the deadline.
 fn have_ended(holders: &[(Pid, OwnedFd)], deadline: Deadline) -> Result<bool, Failure> {
     for (holder, process) in holders {
         let ended = deadline.wait_for_end(process);
@@ -80,7 +79,7 @@ fn have_ended(holders: &[(Pid, OwnedFd)], deadline: Deadline) -> Result<bool, Fa
     Ok(true)
 }
 
-/// Asks whoever has `image` open to end, and kills who does not in time.
+/// Terminates the processes that have `image` open, and kills those that do not end in time.
 pub fn end(image: &Path) -> Result<(), Failure> {
     let deadline = Deadline::after(PATIENCE);
     let holders = held(image)?;
@@ -89,7 +88,7 @@ pub fn end(image: &Path) -> Result<(), Failure> {
     kill(image)
 }
 
-/// Kills whoever has `image` open, and waits until they have ended.
+/// Kills the processes that have `image` open, and waits until they have ended.
 pub fn kill(image: &Path) -> Result<(), Failure> {
     let deadline = Deadline::after(PATIENCE);
     loop {
@@ -104,8 +103,7 @@ pub fn kill(image: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The most memory that those who have `image` open have ever used, bytes; `None` if nobody has it
-/// open.
+/// Returns the peak memory of the processes that have `image` open, in bytes; `None` if there are none.
 pub fn memory(image: &Path) -> Result<Option<u64>, Failure> {
     let mut most = None;
     for holder in of(image)? {

@@ -11,7 +11,7 @@ use crate::failure::{Doing, Failure};
 use crate::programs;
 use crate::undo::{self, Effect, Undo};
 
-/// What mke2fs sets aside unless it is told otherwise: one inode for so many bytes.
+/// Default of mke2fs: one inode for this many bytes.
 const EXT4_BYTES_PER_INODE: u64 = 16 << 10;
 
 /// Makes a sparse file of `bytes` bytes.
@@ -20,8 +20,8 @@ pub fn sparse(image: &Path, bytes: u64) -> Result<(), Failure> {
     file.set_len(bytes).doing("sizing", image)
 }
 
-/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it. `names` is how many
-/// it must be able to hold, for those that set their inodes aside.
+/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it. `names` is the number of inodes
+/// that it must be able to hold, for file systems with a fixed number of inodes.
 pub fn make(image: &Path, kind: &str, bytes: u64, names: u64, log: &Path) -> Result<(), Failure> {
     sparse(image, bytes)?;
     let maker = format!("mkfs.{kind}");
@@ -38,18 +38,17 @@ pub fn make(image: &Path, kind: &str, bytes: u64, names: u64, log: &Path) -> Res
     programs::run(Command::new(program).args(arguments).arg(image), log).map(drop)
 }
 
-/// Puts the image under a loop device, whose path is returned.
+/// Attaches the image to a loop device, whose path is returned.
 pub fn attach(image: &Path, direct_io: bool, undo: &Undo, log: &Path) -> Result<PathBuf, Failure> {
     let mut command = Command::new("losetup");
     command.args(["-f", "--show"]).arg(if direct_io { "--direct-io=on" } else { "--direct-io=off" }).arg(image);
     let device = PathBuf::from(programs::run(&mut command, log)?);
-    // Entered after the fact, because its name is the program's answer; `undo::remove_tree` finds
-    // it too.
+    // Entered after the fact, because the program returns the name; `undo::remove_tree` finds the device too.
     undo.enter(Effect::Loop(device.clone())).inspect_err(|_| drop(undo::release_loop(&device)))?;
     Ok(device)
 }
 
-/// Mounts the device at `point`, which must be entered already.
+/// Mounts the device at `point`, which must have been entered already.
 pub fn mount(device: &Path, kind: &str, options: &str, point: &Path, log: &Path) -> Result<(), Failure> {
     let mut command = Command::new("mount");
     command.args(["-t", kind]);

@@ -1,13 +1,13 @@
-//! `nacre bench`: tables of file-system operations, measured on this machine over the directory
-//! itself, mounts of nacre and of its rivals. Called by the program `nacre-bench`, which `nacre`
-//! starts; drives every program, nacre included, from outside.
+//! `nacre bench`: tables of file-system operations, measured on this machine over the directory itself, mounts of
+//! nacre and of other programs. Called by the program `nacre-bench`, which `nacre` starts; runs every program,
+//! nacre included, from outside.
 //!
 //! ```text
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
 //!   transport, scratch, images, limits, pools, buckets, delay_line, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
-//!   workload/*                                    what happens while the clock runs
+//!   workload/*                                    operations that are timed
 //! clock     time, and waiting until a deadline
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
@@ -58,8 +58,8 @@ use failure::{Doing, Failure};
 use report::Report;
 use table::Table;
 
-/// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with
-/// `--check`), 2 a wrong command line.
+/// Runs the command line. Exit codes: 0 done, 1 failed (or a figure missed, with `--check`), 2 a wrong command
+/// line.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     match dispatch(matches) {
         Ok(code) => code,

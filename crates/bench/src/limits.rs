@@ -1,8 +1,7 @@
-//! Limits on what devices read and write in a second, by the io controller of the root control
-//! group, and the proof that they hold.
+//! Limits on the throughput of devices, by the io controller of the root control group, and a check that they hold.
 //!
-//! Called by `mounted` and `undo`; needs root and a kernel with that controller (version 1: only
-//! there does the root group have limits, and so whoever writes, the kernel's own threads included).
+//! Called by `mounted` and `undo`; needs root and a kernel with that controller (version 1: only there does the
+//! root group have limits, so that they apply to all writers, including kernel threads).
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,16 +15,16 @@ use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::workload::{Buffer, open};
 
-/// Where the controller has its limits.
+/// Directory with the controller's limits.
 const CONTROLLER: &str = "/sys/fs/cgroup/blkio";
-/// What a device is asked for in the proof, by its limit, seconds: the kernel lets a fraction of one
-/// through before it counts.
+/// Amount of a check, in seconds of the limit: the kernel lets the traffic of a fraction of a second through before
+/// it counts.
 const PROOF: u64 = 2;
-/// One request, bytes.
+/// Size of one request in bytes.
 const REQUEST: u64 = 1 << 20;
-/// A device may be so much faster than its limit.
+/// A device may be faster than its limit by this factor.
 const FASTER: f64 = 1.15;
-/// And so much slower.
+/// A device may be slower than its limit by this factor.
 const SLOWER: f64 = 0.7;
 
 fn file(operation: &str) -> PathBuf {
@@ -37,7 +36,7 @@ pub fn are_there() -> bool {
     ["read", "write"].iter().all(|operation| file(operation).exists())
 }
 
-/// From now on the device reads at most so many bytes a second, and writes as many; 0: no limit.
+/// Limits reads and writes of a device, each to this many bytes a second; 0: no limit.
 pub fn set(device: &Path, bytes: u64) -> Result<(), Failure> {
     let number = fs::metadata(device).doing("looking at", device)?.rdev();
     let line = format!("{}:{} {bytes}", rustix::fs::major(number), rustix::fs::minor(number));
@@ -66,7 +65,7 @@ fn transfer(device: &Path, bytes: u64, write: bool) -> Result<Duration, Failure>
     Ok(start.elapsed())
 }
 
-/// How long it takes to read so many bytes of each at once.
+/// Returns how long it takes to read this many bytes of each device concurrently.
 pub fn read(devices: &[PathBuf], bytes: u64) -> Result<Duration, Failure> {
     let start = clock::now();
     thread::scope(|scope| {
@@ -80,10 +79,9 @@ pub fn read(devices: &[PathBuf], bytes: u64) -> Result<Duration, Failure> {
     Ok(start.elapsed())
 }
 
-/// Writes and reads each of the devices, which hold nothing yet, all at once.
+/// Checks the limits: writes and reads each of the devices, which are still empty, concurrently.
 ///
-/// A device that is much faster or slower than its limit is a failure: whatever were measured on it
-/// would mean nothing.
+/// A device that is much faster or slower than its limit is a failure: measurements on it would be meaningless.
 pub fn prove(devices: &[PathBuf], limit: u64) -> Result<(), Failure> {
     let one = |device: &Path| {
         for (doing, write) in [("writes", true), ("reads", false)] {

@@ -1,5 +1,5 @@
-//! What the numbers belong to: kernel, processor, memory, file system, versions. Read from /proc
-//! and the programs.
+//! The machine that the numbers belong to: kernel, processor, memory, file system, versions. Read from /proc and
+//! from the programs.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::programs;
 use crate::report::Machine;
 use crate::transport;
 
-/// Records this machine.
+/// Describes this machine for the report.
 pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let filesystem = match &plan.source {
@@ -36,7 +36,7 @@ pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
     })
 }
 
-/// A file system and what it keeps its data on; memory is told, because syncs cost nothing there.
+/// Describes a file system and its device; for memory with a remark, because syncs cost nothing there.
 fn storage(line: &mounts::MountLine) -> String {
     match line.kind.as_str() {
         "tmpfs" | "ramfs" => format!("{} (memory: syncs cost nothing)", line.kind),
@@ -91,7 +91,7 @@ fn calendar(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", rest / 3600, rest % 3600 / 60)
 }
 
-/// Whether other work was going on when the run started, so that small differences mean nothing.
+/// Whether the machine was busy when the run started, so that small differences are meaningless.
 pub fn busy(machine: &Machine) -> bool {
     machine.load > 0.5
 }

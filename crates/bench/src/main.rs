@@ -1,5 +1,5 @@
-//! The program `nacre-bench`, which `nacre bench` starts: it measures mounts from outside, and links
-//! what draws the results.
+//! The program `nacre-bench`, which `nacre bench` starts: it measures mounts from outside, and links the libraries
+//! that draw the results.
 
 #![forbid(unsafe_code)]
 

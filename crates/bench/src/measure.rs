@@ -1,14 +1,14 @@
 //! The run itself: units times rounds times targets, targets taking turns so that a slow minute of
 //! the machine hits all.
 //!
-//! How a number of docs/benchmarks.md comes about: its row is a test of a table (`table/`), its
-//! column a target (`target.rs`: what is mounted, with which options). In each round every target
-//! gets a visit: it is mounted afresh, and a workload (`workload/`) takes one sample of each test of
-//! a group. The number is the median of the rounds' samples, beside that of `direct` (`summary.rs`).
+//! How a number of docs/benchmarks.md is obtained: its row is a test of a table (`table/`), its column a target
+//! (`target.rs`: what is mounted, with which options). In each round every target gets a visit: it is mounted
+//! afresh, and a workload (`workload/`) takes one sample of each test of a group. The number is the median of the
+//! rounds' samples, next to that of `direct` (`summary.rs`).
 //!
-//! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks
-//! to it over channels. A target that cannot be mounted, or fails a workload, is left out from
-//! there on and the reason is recorded; it never stops the others.
+//! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks to it over
+//! channels. A target that cannot be mounted, or fails a workload, is left out from there on and the reason is
+//! recorded; it never stops the others.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -34,13 +34,12 @@ use crate::transport;
 use crate::undo::{Guard, Undo};
 use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Visit, WorkUnit};
 
-/// Records are at most this big.
+/// Largest record of the other workloads.
 const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
 
-/// Makes the run that `plan` describes. Everything that was put in place is taken away before it
-/// returns.
+/// Makes the run that `plan` describes. All effects on the machine are undone before it returns.
 pub fn run(plan: &Plan) -> Result<Report, Failure> {
-    // Files that we make are looked at by the ordinary user's programs too.
+    // Programs of the ordinary user read our files, too.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let undo = Undo::default();
     let _guard = Guard::start(undo.clone())?;
@@ -118,9 +117,8 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
     })
 }
 
-/// Order of visits in a round. Each round starts elsewhere and every other one goes backwards: what
-/// a heavy target leaves behind (writeback, a hot processor) must not always fall on the same
-/// neighbour.
+/// Returns the order of visits in a round. Each round starts with another target and every other one is reversed:
+/// the aftermath of a heavy target (writeback, a hot processor) must not always fall on the same neighbour.
 fn order(count: usize, round: usize) -> Vec<usize> {
     let forward = (0..count).map(|place| (place + round) % count.max(1));
     if round.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
@@ -172,13 +170,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether any test of the unit's group was asked for and may be made on the target.
+    /// Whether any test of the unit's group was requested and can be made on the target.
     fn has_work(&self, unit: WorkUnit, target: &Target) -> bool {
         self.plan.tests.iter().any(|test| test.group == unit.group() && test.suits(target))
     }
 
-    /// One visit; false if the target failed, which is then in the report. Errors are the bench's
-    /// own.
+    /// Makes one visit; false if the target failed, which is then in the report. Errors are the bench's own.
     fn visit(&mut self, unit: WorkUnit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
         let mut skip = |failure: Failure| {
             let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
@@ -208,7 +205,7 @@ impl Run<'_> {
         let gone = mounted.dismount();
         let failures: Vec<String> =
             [result, gone].into_iter().filter_map(Result::err).map(|failure| failure.to_string()).collect();
-        // Directly on the ground, with nothing mounted over it any more.
+        // The directory is on the ground file system, with nothing mounted over it any more.
         fs::remove_dir_all(&own).doing("removing", &own)?;
         if failures.is_empty() {
             return Ok(true);
@@ -217,7 +214,7 @@ impl Run<'_> {
         Ok(false)
     }
 
-    /// Where a visit's steps begin.
+    /// Returns the directories in which a visit's steps begin.
     fn start(&self, unit: WorkUnit, target: &Target, ground: &Path, own: &Path, limit: u64) -> Result<Start, Failure> {
         let (upper, work) = (own.join("upper"), own.join("work"));
         let place = match target.ground {
@@ -233,12 +230,12 @@ impl Run<'_> {
         // Listings change nothing, so all visits share a branch that takes long to make.
         let shared = matches!(unit.group(), Group::LongNames | Group::ManyNames);
         let upper = if shared { workload::union::upper(ground) } else { upper };
-        // Where bytes are counted, nobody waits for them.
+        // Where bytes are counted, time does not matter.
         let paced = unit.group() != Group::Space;
         Ok(Start { ground: place, upper, work, limit, paced })
     }
 
-    /// A directory on the ground for one visit, owned by whoever visits.
+    /// Makes a directory on the ground file system for one visit, owned by the visiting user.
     fn make_own(&self, target: &Target, ground: &Path) -> Result<PathBuf, Failure> {
         let path = ground.join("own").join(target.id);
         fs::create_dir_all(&path).doing("creating", &path)?;
@@ -290,8 +287,7 @@ impl Run<'_> {
             let worker = scope.spawn(move || {
                 user.map_or(Ok(()), workload::become_user)?;
                 workload::run(unit, &mut visit)
-                // The visit goes with this thread, which closes the channel and ends the loop
-                // below.
+                // The visit is dropped with this thread, which closes the channel and ends the loop below.
             });
             for event in events {
                 match event {
@@ -301,7 +297,7 @@ impl Run<'_> {
                         report.add(sample, target.id)
                     }
                     Event::Sample(_) => {}
-                    // A worker that is gone already does not wait for the answer.
+                    // A worker that has ended does not wait for the answer.
                     Event::Ask(ask) => drop(answer_sender.send(answer(mounted, &ask))),
                 }
             }
@@ -310,7 +306,7 @@ impl Run<'_> {
     }
 }
 
-/// Does what only the owner of the mounts can do.
+/// Carries out a request that only the owner of the mounts can.
 fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
     match ask {
         Ask::Cold => mounted.make_cold().map(Answer::Took),

@@ -1,5 +1,5 @@
-//! The memory of the daemon that serves a mount, as the kernel counts it. Daemons are known by
-//! their command lines, which name the mount point.
+//! Memory of the daemon that serves a mount, as counted by the kernel. Daemons are identified by their command
+//! lines, which name the mount point.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -7,9 +7,8 @@ use std::path::Path;
 
 use crate::failure::{Doing, Failure};
 
-/// Anonymous memory of the processes whose command lines name `point`, bytes: what they hold of
-/// their own, without the program itself. `None` where there is none, as for a file system of the
-/// kernel's.
+/// Returns the anonymous memory in bytes of the processes whose command lines name `point`, without the program
+/// itself. `None` where there is none, as for a file system of the kernel.
 pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
     let mut held = None;
     let processes = Path::new("/proc");
@@ -18,8 +17,8 @@ pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
         if !process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        // A process may end at any moment, and those of others may not be looked into: neither is a
-        // daemon of ours.
+        // A process may end at any moment, and other users' processes cannot be inspected: neither is a daemon of
+        // ours.
         let Ok(words) = fs::read(process.path().join("cmdline")) else { continue };
         if !names(&words, point) {
             continue;
@@ -36,7 +35,7 @@ fn names(words: &[u8], point: &Path) -> bool {
     words.split(|byte| *byte == 0).any(|word| word == point.as_os_str().as_bytes())
 }
 
-/// The line `name:` of a file of /proc, bytes.
+/// Returns the value of the line `name:` in a file of /proc, in bytes.
 pub fn bytes_of(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -72,8 +71,8 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Spawning returns before the kernel has laid out the new command line (fs/exec.c): what it
-        // says itself shows that it runs.
+        // Spawning returns before the kernel has laid out the new command line (fs/exec.c): the program's own
+        // output shows that it runs.
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
         assert_eq!(said, "runs\n");

@@ -1,4 +1,4 @@
-//! Turns the steps of a target into mounts, and takes them away again.
+//! Turns the steps of a target into mounts, and removes them again.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
@@ -23,48 +23,48 @@ use crate::scratch::Scratch;
 use crate::target::{Bucket, BucketOf, Cage, Ground, Objects, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
-/// Name of the image in which a file system of the target's own lies, below the visit's directory.
+/// Name of the image with a file system of the target's own, below the visit's directory.
 const IMAGE: &str = "image";
-/// Below the root of a file system of which versions are made: what they are about.
+/// Directory with the data that versions are made of, below the root of a file system.
 pub const DATA: &str = "data";
-/// What an object store keeps, below the visit's directory.
+/// Directory of an object store, below the visit's directory.
 const STORE: &str = "store";
-/// Below it, the devices of a pool that lies on several, by names that stay.
+/// Directory below it with constant names for the devices of a pool on several devices.
 const LINKS: &str = "links";
-/// Bytes a second that each of them reads at most, and writes.
+/// Limit of each device's reads and writes, bytes per second.
 const LIMIT: u64 = 100_000_000;
-/// How long a mount may take to appear after its program returned, and to go away.
+/// Deadline for a mount to appear after its program returned, and for its end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Made {
     step: Step,
     point: PathBuf,
-    /// The loop devices, for steps that have such of ours.
+    /// The loop devices, for steps with loop devices of ours.
     devices: Vec<PathBuf>,
-    /// The daemon, for steps that have one of ours.
+    /// The daemon, for steps with one of ours.
     daemon: Option<Child>,
-    /// Whether it was finished.
+    /// Whether the step was completed.
     done: bool,
 }
 
-/// What a step stands on and must be taken away with it.
+/// Resources of a step, which must be released with it.
 #[derive(Debug, Default)]
 struct Support {
     devices: Vec<PathBuf>,
     daemon: Option<Child>,
 }
 
-/// Something that is done to the states of a file system.
+/// A request about snapshots and clones of a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Version {
-    /// A snapshot of this name; where there are none, a copy that shares blocks if it can.
+    /// Makes a snapshot of this name; where there are none, a copy, with shared blocks if possible.
     Snapshot(String),
-    /// A file system that begins as the snapshot.
+    /// Makes a clone of a snapshot.
     Clone {
         /// Name of the snapshot.
         of: String,
-        /// Name of the new one.
+        /// Name of the new file system.
         name: String,
     },
     /// Destroys a clone.
@@ -73,49 +73,49 @@ pub enum Version {
     DestroySnapshot(String),
 }
 
-/// Something that is done to the devices of a pool.
+/// A request about the devices of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverAsk {
-    /// Reads so many bytes of each, all at once, past the pool.
+    /// Reads this many bytes of each device, concurrently, bypassing the pool.
     Read(u64),
-    /// The same of the first alone.
+    /// Reads this many bytes of the first device alone, bypassing the pool.
     ReadOne(u64),
-    /// Makes the first ten times slower.
+    /// Makes the first device ten times slower.
     Slow,
-    /// Makes it as fast as the others again.
+    /// Makes the first device as fast as the others again.
     Healthy,
-    /// Takes it away.
+    /// Takes the first device offline.
     Offline,
-    /// Puts another one in its place.
+    /// Replaces the first device by another one.
     Replace,
-    /// Verifies everything.
+    /// Scrubs the pool.
     Scrub,
-    /// Has the spare device join: RAID-Z becomes wider in the background, others get one more.
+    /// Adds the spare device: RAID-Z is expanded in the background, others get one more group.
     Join,
-    /// Has the first device leave, in the background.
+    /// Removes the first device, in the background.
     Leave,
-    /// Waits until all lies as it would be written now.
+    /// Waits for the end of the topology change.
     Shaped,
-    /// Makes a file system with records of this size.
+    /// Makes a file system with this record size.
     FileSystem(&'static str),
 }
 
-/// Where the steps of a target begin.
+/// Directories in which the steps of a target begin.
 #[derive(Debug)]
 pub struct Start {
-    /// What the first step shows; the lower branch of unions.
+    /// Directory that the first step mounts; the lower branch of unions.
     pub ground: PathBuf,
     /// The upper branch of unions.
     pub upper: PathBuf,
-    /// An empty directory beside it for those who need one.
+    /// An empty directory next to it, for programs that need a work directory.
     pub work: PathBuf,
-    /// Bytes that cages and images hold.
+    /// Size of cages and images in bytes.
     pub limit: u64,
     /// Whether devices are limited.
     pub paced: bool,
 }
 
-/// A target that is in place.
+/// A target that is mounted.
 #[derive(Debug)]
 pub struct Mounted<'a> {
     plan: &'a Plan,
@@ -124,14 +124,14 @@ pub struct Mounted<'a> {
     start: Start,
     made: Vec<Made>,
     root: PathBuf,
-    /// The object store, which stays over cold starts.
+    /// The object store, which keeps running over cold starts.
     store: Option<Store>,
 }
 
-/// Programs whose names nacre takes as well: linked as one of these it acts as that program.
+/// Programs that nacre can stand in for: linked under one of these names it acts as that program.
 const RIVALS: [&str; 5] = ["bindfs", "mergerfs", "fuse-overlayfs", "zpool", "zfs"];
 
-/// Why `target` cannot be measured on this machine at all, if so.
+/// Returns why `target` cannot be measured on this machine at all, if so.
 pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     let root = rustix::process::geteuid().is_root();
     if target.ground == Ground::FreshBtrfs && !root {
@@ -171,8 +171,8 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     (through_fusermount && programs::find("fusermount3").is_none()).then(|| "fusermount3 is not installed".to_owned())
 }
 
-/// Lists directories and looks at their entries through a mount, as a user of it would, so that it
-/// knows (and watches) what is below.
+/// Lists directories and reads attributes of their entries through a mount, as a user would, so that the mount
+/// caches (and watches) them.
 fn look_around(directory: &Path, depth: u32) -> Result<(), Failure> {
     for entry in fs::read_dir(directory).doing("listing", directory)? {
         let path = entry.doing("listing", directory)?.path();
@@ -185,7 +185,7 @@ fn look_around(directory: &Path, depth: u32) -> Result<(), Failure> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Puts `target` in place; on failure whatever was put in place is taken away again.
+    /// Mounts `target`; on failure everything is removed again.
     pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch, start: Start) -> Result<Self, Failure> {
         let root = start.ground.clone();
         let mut mounted = Self { plan, scratch, target, start, made: Vec::new(), root, store: None };
@@ -198,12 +198,12 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Where the target shows the source.
+    /// Returns the path at which the target shows the source.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Takes the target away.
+    /// Removes the target.
     pub fn dismount(&mut self) -> Result<(), Failure> {
         while let Some(made) = self.made.pop() {
             let step = made.step;
@@ -216,8 +216,7 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// Takes the target away, empties the caches below it and puts it in place again; returns how long the
-    /// last took.
+    /// Removes the target, empties the caches below it and mounts it again; returns how long the mount took.
     pub fn make_cold(&mut self) -> Result<Duration, Failure> {
         self.dismount()?;
         self.scratch.empty_caches()?;
@@ -253,7 +252,7 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// Makes one step; returns what it stands on.
+    /// Makes one step; returns its resources.
     fn make(&self, step: Step, point: &Path) -> Result<Support, Failure> {
         let nothing = |()| Support::default();
         if step == Step::Symlink {
@@ -310,7 +309,7 @@ impl<'a> Mounted<'a> {
         self.launch(&mut command, (point != self.root).then_some(point)).map(nothing)
     }
 
-    /// The program that shows the two branches, without the mount point.
+    /// Makes the command that mounts the two branches, without the mount point.
     fn union(&self, by: Union) -> Command {
         let (upper, lower, work) = (self.start.upper.display(), self.root.display(), self.start.work.display());
         let mut command = Command::new(by.program().map_or_else(|| self.plan.nacre.clone(), PathBuf::from));
@@ -318,7 +317,7 @@ impl<'a> Mounted<'a> {
         match by {
             Union::Overlayfs => command.args(["-t", "overlay", "overlay", "-o", &overlay]),
             Union::FuseOverlayfs => command.args(["-o", &overlay]),
-            // Creates on the first branch that takes changes, as the others do.
+            // Creates on the first writable branch, as the others do.
             Union::Mergerfs => command.args(["-o", "category.create=ff", &format!("{upper}=RW:{lower}=RO")]),
             Union::UnionfsFuse => command.args(["-o", "cow", &format!("{upper}=RW:{lower}=RO")]),
             Union::Nacre(arguments) => {
@@ -335,12 +334,11 @@ impl<'a> Mounted<'a> {
         programs::run(Command::new("btrfs").args(["quota", "enable"]).arg(point), &log).map(drop)
     }
 
-    /// A file system of its own in an image in the path so far, made there unless it lies there
-    /// already.
+    /// Mounts a file system in an image of the present path, made there unless it exists already.
     fn make_loop(&self, kind: &'static str, direct_io: bool, options: &str, point: &Path) -> Result<PathBuf, Failure> {
         let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
         if !image.exists() {
-            // The other tables fill their images with data.
+            // Other tables fill their images with data, not with names.
             let names =
                 if self.plan.table.arguments.place == TablePlace::Images { self.plan.scale.names_in_one() } else { 0 };
             images::make(&image, kind, self.start.limit, names, &log)?;
@@ -351,7 +349,7 @@ impl<'a> Mounted<'a> {
             .and_then(|()| images::mount(&device, kind, options, point, &log));
         match mounted {
             Ok(()) => Ok(device),
-            // Nothing will take it away, because nothing was made.
+            // The list of effects does not contain it, because the step failed.
             Err(failure) => {
                 undo.strike(&Effect::Loop(device.clone()));
                 Err(undo::release_loop(&device)
@@ -361,12 +359,12 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// A pool in an image in the path so far, made there or found again.
+    /// Makes a pool in an image in the present path, or imports it again.
     fn make_pool(&self, pool: Pool, point: &Path) -> Result<Support, Failure> {
         let devices = pool.over.map_or(Ok(Vec::new()), |over| self.attach_devices(over))?;
         match self.make_pool_on(pool, point) {
             Ok(daemon) => Ok(Support { devices, daemon }),
-            // Nothing will take them away, because nothing was made.
+            // The list of effects does not contain them, because the step failed.
             Err(failure) => Err(match self.release_devices(&devices) {
                 Ok(()) => failure,
                 Err(second) => Failure::new(format!("{failure}; then {second}")),
@@ -374,8 +372,8 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Attaches the devices of a pool and one more, made there unless they lie there already, and
-    /// limited where times are measured; then it is proven that the limits hold.
+    /// Attaches the devices of a pool and a spare, made there unless they exist already, and limits them where
+    /// times are measured; then checks that the limits hold.
     fn attach_devices(&self, over: Over) -> Result<Vec<PathBuf>, Failure> {
         let (links, log, undo) = (self.start.ground.join(LINKS), self.scratch.log(), self.scratch.undo());
         let fresh = !self.image().exists();
@@ -407,7 +405,7 @@ impl<'a> Mounted<'a> {
         Ok(devices)
     }
 
-    /// The name of a device that stays.
+    /// Returns the constant name of a device.
     fn link(&self, number: usize) -> PathBuf {
         self.start.ground.join(LINKS).join(format!("disk{number}"))
     }
@@ -425,7 +423,7 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// Does something to the devices of the pool under test; returns how long it took.
+    /// Carries out a request about the devices of the pool under test; returns how long it took.
     pub fn over(&self, ask: OverAsk) -> Result<Duration, Failure> {
         let Some((pool, over, made)) = self.made.last().and_then(|made| match made.step {
             Step::Pool(pool) => Some((pool, pool.over?, made)),
@@ -457,13 +455,13 @@ impl<'a> Mounted<'a> {
         Ok(start.elapsed())
     }
 
-    /// What content of files and what finds it takes of the devices.
+    /// Returns how many bytes of the devices are used by data and by metadata.
     pub fn over_used(&self) -> Result<(u64, u64), Failure> {
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) if pool.can_be_degraded() => {
                 self.pool(pool, point, &self.image(), |place| place.used())
             }
-            // Every copy.
+            // All copies count.
             Some((Step::Pool(pool), point)) => {
                 let room = rustix::fs::statvfs(point).doing("asking for the free space of", point)?;
                 let used = (room.f_blocks - room.f_bfree) * room.f_frsize;
@@ -473,7 +471,7 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Asks the pool under test how many bytes something is.
+    /// Asks the pool under test for a number of bytes.
     pub fn over_asked(&self, ask: impl FnOnce(&pools::PoolSite<'_>) -> Result<u64, Failure>) -> Result<u64, Failure> {
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), ask),
@@ -495,7 +493,7 @@ impl<'a> Mounted<'a> {
         Err(Failure::new(format!("the pool is there but nothing is mounted at {}", point.display())))
     }
 
-    /// Does something with a pool of this target's.
+    /// Calls `work` with a pool of this target.
     fn pool<T>(
         &self,
         pool: Pool,
@@ -514,12 +512,12 @@ impl<'a> Mounted<'a> {
         work(&pools::PoolSite { pool, image, devices, spare, point, log, nacre: &nacre })
     }
 
-    /// What a file system in a bucket keeps on this machine.
+    /// Returns the directory with the local state of a file system in a bucket.
     fn local(&self) -> PathBuf {
         self.start.ground.join("local")
     }
 
-    /// Does something with a file system in a bucket.
+    /// Calls `work` with a file system in a bucket.
     fn in_bucket<T>(
         &self,
         bucket: Bucket,
@@ -543,13 +541,12 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// The image that the last step keeps everything in: below the path to which that step was
-    /// added.
+    /// Returns the path of the last step's image, which is below the path that the step was added to.
     fn image(&self) -> PathBuf {
         self.start.ground.join(IMAGE)
     }
 
-    /// Has the target write out what only it knows of.
+    /// Has the target write out its dirty data.
     pub fn settle(&self) -> Result<(), Failure> {
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| place.settle()),
@@ -558,13 +555,13 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// How many objects the segments of the pool under test are, if it is one in a bucket.
+    /// Returns the number of segment objects of the pool under test, if it is in a bucket.
     pub fn segments(&self) -> Result<Option<u64>, Failure> {
         let is_ours = matches!(self.target.steps.last(), Some(Step::Bucket(Bucket { by: BucketOf::Nacre, .. })));
         self.store.as_ref().filter(|_| is_ours).map(Store::segments).transpose()
     }
 
-    /// Has a reader of the pool under test see a new file.
+    /// Measures how long a reader of the pool under test needs to see a new file.
     pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
         let Some((Step::Bucket(bucket), point)) = self.made.last().map(|made| (made.step, &made.point)) else {
             return Err(Failure::new("only pools in buckets have readers elsewhere"));
@@ -574,7 +571,7 @@ impl<'a> Mounted<'a> {
         Ok(elapsed)
     }
 
-    /// Does something to the states of the file system under test; returns how long it took.
+    /// Carries out a request about snapshots; returns how long it took.
     pub fn version(&self, version: &Version) -> Result<Duration, Failure> {
         let start = clock::now();
         match self.made.last().map(|made| (made.step, &made.point)) {
@@ -604,8 +601,7 @@ impl<'a> Mounted<'a> {
         programs::run(command, &self.scratch.log()).map(drop)
     }
 
-    /// What somebody without snapshots does: a copy of the tree, which shares its blocks where the
-    /// file system can.
+    /// Copies the tree, as a user without snapshots does, with shared blocks where possible.
     fn copied(&self, version: &Version) -> Result<(), Failure> {
         let copy = |from: &str, to: &str| {
             let mut command = Command::new("cp");
@@ -622,8 +618,7 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Ends the file system under test as a crash would and puts it in place again; returns how
-    /// long the latter took.
+    /// Crashes the file system under test and mounts it again; returns how long the latter took.
     pub fn crash(&mut self) -> Result<Duration, Failure> {
         let Some(mut made) = self.made.pop() else { return Err(Failure::new("there is nothing that could crash")) };
         let elapsed = self.crash_of(&mut made);
@@ -653,13 +648,13 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// The most memory that the daemon has used so far; `None` for file systems of the kernel.
+    /// Returns the peak memory of the daemon; `None` for file systems of the kernel.
     pub fn memory(&self) -> Result<Option<u64>, Failure> {
         holders::memory(&self.image())
     }
 
-    /// Ordinary users may let others in only where root has allowed it, so they mount for
-    /// themselves.
+    /// Returns the option without which ordinary users cannot mount: they may use `allow_other` only where root has
+    /// allowed it.
     fn for_mounter_only(&self) -> &'static [&'static str] {
         let root = rustix::process::geteuid().is_root() && self.user().is_none();
         if root { &[] } else { &["--no-allow-other"] }
@@ -672,7 +667,7 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Runs a program that mounts at `point`, if anywhere, and returns when it has done so.
+    /// Runs a program that mounts at `point`, if anywhere, and returns when the mount exists.
     fn launch(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
         self.as_owner(command)?;
         programs::run(command, &self.scratch.log())?;
@@ -687,7 +682,7 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// The ordinary user that the target's programs run as, when we are root.
+    /// Returns the ordinary user that the target's programs run as, when we are root.
     fn user(&self) -> Option<User> {
         let root = rustix::process::geteuid().is_root();
         self.plan.user.filter(|_| self.target.as_user && root)
@@ -717,7 +712,7 @@ impl<'a> Mounted<'a> {
             };
         }
         match made.step {
-            // Lies on the ground, and goes with it.
+            // It is a directory on the ground file system, and is removed with it.
             Step::Nodatacow => return Ok(()),
             Step::Subvolume => return self.take_subvolume(&made.point),
             Step::Nacre(_) | Step::Union(Union::Nacre(_)) | Step::Cage(Cage::Shown | Cage::Image, _)
@@ -752,7 +747,7 @@ impl<'a> Mounted<'a> {
     }
 
     fn ask_to_unmount(&self, point: &Path) -> Result<(), Failure> {
-        // Refusal (a user of the mount that is still leaving) is answered by patient unmounting.
+        // If it is refused (a user of the mount is still ending), the unmount is retried until a deadline.
         self.end(point).or_else(|failure| {
             mounts::unmount(point, PATIENCE).map_err(|second| Failure::new(format!("{failure}; then {second}")))
         })
@@ -765,7 +760,7 @@ impl<'a> Mounted<'a> {
         programs::run(&mut command, &self.scratch.log()).map(drop)
     }
 
-    /// Forgets what cages have saved: the next visit begins with nothing.
+    /// Removes the saved accounts of cages: the next visit begins without them.
     fn forget(&self) -> Result<(), Failure> {
         let owner = self.owner();
         let state = self.scratch.state_directory(owner.uid, owner.gid)?;

@@ -1,5 +1,4 @@
-//! What is mounted where, and taking it away: the kernel's table is read, never remembered.
-//!
+//! Reads the kernel's mount table, never cached, and unmounts.
 //! Called by `scratch`, `mounted` and `undo`. Invariant: only paths below a directory that the
 //! caller names are touched.
 
@@ -22,7 +21,7 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One line of the kernel's mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountLine {
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
     /// Type of file system.
     pub kind: String,
@@ -37,7 +36,7 @@ pub fn table() -> Result<Vec<MountLine>, Failure> {
     Ok(parse(&text))
 }
 
-/// Parses the text of `mountinfo`; lines that do not have its form are left out.
+/// Parses the text of `mountinfo`; malformed lines are skipped.
 pub fn parse(text: &[u8]) -> Vec<MountLine> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -51,7 +50,7 @@ fn parse_line(line: &[u8]) -> Option<MountLine> {
     Some(MountLine { point, kind, device })
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// Decodes a path: the kernel writes space, tab, newline and backslash as three octal digits.
 fn unescape(word: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -67,7 +66,7 @@ fn unescape(word: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Mount points at or below `directory`, newest first, as they must be unmounted.
+/// Returns the mount points at or below `directory`, newest first, in the order of unmounting.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut points: Vec<PathBuf> =
         table()?.into_iter().map(|line| line.point).filter(|point| point.starts_with(directory)).collect();
@@ -75,28 +74,28 @@ pub fn below(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(points)
 }
 
-/// Whether something is mounted exactly at `path`.
+/// Whether there is a mount exactly at `path`.
 pub fn is_mounted(path: &Path) -> Result<bool, Failure> {
     Ok(table()?.iter().any(|line| line.point == path))
 }
 
-/// A view of the mount table that is told when it changes.
+/// Waits for changes of the mount table.
 pub struct Watch(File);
 
 impl Watch {
-    /// Of changes from now on.
+    /// Starts to watch.
     pub fn start() -> Result<Self, Failure> {
         let path = Path::new(TABLE);
         File::open(path).doing("opening", path).map(Self)
     }
 
-    /// Waits for the next change; false where the deadline comes first.
+    /// Waits for the next change; false at the deadline.
     pub fn changed(&self, deadline: Deadline) -> Result<bool, Failure> {
         deadline.wait_for(&self.0, PollFlags::PRI).doing("watching", Path::new(TABLE))
     }
 }
 
-/// The mount that `path` lies on.
+/// Returns the mount that `path` lies on.
 pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
     let lines = table()?;
     let mut best: Option<MountLine> = None;
@@ -109,14 +108,13 @@ pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
     Ok(best)
 }
 
-/// Unmounts `path`, waiting up to `patience` for users of it to go away and detaching it lazily
-/// after that.
+/// Unmounts `path`; waits up to `patience` for its users to end, and then detaches it lazily.
 pub fn unmount(path: &Path, patience: Duration) -> Result<(), Failure> {
     let deadline = Deadline::after(patience);
     while is_mounted(path)? {
         match unmount_once(path, false) {
             Ok(()) => {}
-            // Nobody tells when the last user has gone.
+            // The kernel does not notify when the last user has gone.
             Err(_) if !deadline.is_over() => deadline.pause(Duration::from_millis(5)),
             Err(_) => return unmount_once(path, true),
         }
@@ -124,7 +122,7 @@ pub fn unmount(path: &Path, patience: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Detaches `path` at once, whoever uses it.
+/// Detaches `path` at once, even if it is in use.
 pub fn detach(path: &Path) -> Result<(), Failure> {
     unmount_once(path, true)
 }

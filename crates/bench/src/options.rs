@@ -1,6 +1,6 @@
-//! The command line of `nacre bench` and the [`Plan`] that it becomes: pure data, no effects.
+//! The command line of `nacre bench` and its [`Plan`]: pure data, no effects.
 //!
-//! The grammar is in the crate `nacre-bench-arguments`; `lib.rs` calls [`plan`] for the meaning.
+//! The grammar is in the crate `nacre-bench-arguments`; `lib.rs` calls [`plan`] to interpret it.
 
 use std::env;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::transport::Transport;
 /// Size of the image of `--fs` unless one is given.
 const IMAGE_SIZE: u64 = 8 << 30;
 
-/// What the measured directory lies on.
+/// Location of the measured directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A fresh subdirectory of this directory.
@@ -36,43 +36,43 @@ pub enum Source {
     },
 }
 
-/// An ordinary user, by numbers.
+/// Ids of an ordinary user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
-    /// User number.
+    /// User id.
     pub uid: u32,
-    /// Number of the user's own group.
+    /// Id of the user's primary group.
     pub gid: u32,
 }
 
-/// Everything that a run needs to know.
+/// All parameters of a run.
 #[derive(Debug)]
 pub struct Plan {
-    /// What is measured.
+    /// Table with the tests.
     pub table: &'static Table,
-    /// On what.
+    /// Location of the source.
     pub source: Source,
-    /// Our directory.
+    /// Scratch directory.
     pub scratch: PathBuf,
     /// The program under test.
     pub nacre: PathBuf,
-    /// The ordinary user for targets that want one, when we are root.
+    /// The ordinary user for targets that want one, if we are root.
     pub user: Option<User>,
-    /// Which way requests travel.
+    /// Transport of requests.
     pub transport: Transport,
-    /// How much.
+    /// Amounts of work.
     pub scale: Scale,
     /// Columns, baselines included.
     pub targets: Vec<&'static Target>,
-    /// Rows.
+    /// Tests, the rows of the table.
     pub tests: Vec<&'static Test>,
-    /// What to write at the end.
+    /// Exports to write at the end.
     pub exports: Exports,
     /// Whether a missed figure is an error.
     pub check: bool,
 }
 
-/// The exports asked for.
+/// Returns the requested exports.
 pub fn exports(matches: &ArgMatches) -> Exports {
     let show = match matches.get_one::<String>("show").map(String::as_str) {
         Some("time") => Show::Time,
@@ -89,7 +89,7 @@ pub fn exports(matches: &ArgMatches) -> Exports {
     }
 }
 
-/// The meaning of a table's arguments.
+/// Interprets the arguments of a table.
 pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure> {
     let root = rustix::process::geteuid().is_root();
     let temporary = env::temp_dir();
@@ -111,7 +111,7 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
             Some("uring") => Transport::Uring,
             Some("device") => Transport::Device,
             Some(_) => Transport::AsSet,
-            // Only root can set it.
+            // Only root can switch it.
             None => {
                 if root {
                     Transport::Device
@@ -128,15 +128,15 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
     })
 }
 
-/// The program `nacre` beside this one, or else on the search path. Where there is none, the targets
-/// that need it say so.
+/// Returns the program `nacre` next to this one, or else on the search path. Where there is none, targets that need
+/// it report that.
 fn usual_nacre() -> Result<PathBuf, Failure> {
     let own = env::current_exe().map_err(|error| Failure::new(format!("finding this program: {error}")))?;
     let beside = own.with_file_name("nacre");
     Ok(if programs::is_executable(&beside) { beside } else { programs::find("nacre").unwrap_or(beside) })
 }
 
-/// Bytes free for us where `path` is, or will be.
+/// Returns the free bytes on the file system of `path`, which may not exist yet.
 fn free_at(path: &Path) -> Result<u64, Failure> {
     let path = std::path::absolute(path).doing("resolving", path)?;
     let there = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
@@ -144,7 +144,7 @@ fn free_at(path: &Path) -> Result<u64, Failure> {
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
 }
 
-/// An image must hold what the largest cage may hold, and the images of file systems in it.
+/// Returns the room for cages: an image must hold the largest cage, and the images of file systems in it.
 fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
     match table.arguments.place {
         TablePlace::Images => scale.image.saturating_add(IMAGE_SIZE),
@@ -153,7 +153,7 @@ fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
     }
 }
 
-/// ext4 sets its inodes aside when it is made, one for each 16 KiB.
+/// Returns the room for inodes: ext4 makes them with the file system, one for each 16 KiB.
 fn room_for_inodes(kind: &str, table: &Table, scale: &Scale) -> u64 {
     if kind == "ext4" && table.arguments.amounts.contains(&"names") { 2 * scale.names * (16 << 10) } else { 0 }
 }

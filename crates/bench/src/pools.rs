@@ -1,10 +1,8 @@
-//! Pools in image files and over several devices, of nacre and of zfs-fuse: made, left, found again,
-//! killed, and snapshots of them. Both have the same verbs. Over several devices also Btrfs, which has
-//! others.
+//! Pools in image files and on several devices, of nacre and of zfs-fuse: create, export, import, crash, snapshots.
+//! Both have the same verbs. On several devices also Btrfs, which has others.
 //!
-//! Called by `mounted`. zfs-fuse serves all pools of a machine by one daemon with one socket, so it
-//! is started for a visit and ended with it, and where another one runs already the target is left
-//! out.
+//! Called by `mounted`. zfs-fuse serves all pools of a machine by one daemon with one socket, so it is started for
+//! a visit and ended with it, and if another one runs already the target is left out.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,41 +17,41 @@ use crate::mounts;
 use crate::programs;
 use crate::target::{Pool, PoolOf};
 
-/// Name of the pool: root's are one family on a machine, and two benches must not meet.
+/// Returns the name of the pool: root's pools share one name space, and two benches must not collide.
 fn name() -> String {
     format!("nacre-bench-{}", std::process::id())
 }
 
-/// A snapshot that is made for the sake of what it waits for.
+/// Name of a snapshot that is made only to wait for the write-out that it causes.
 const SETTLED: &str = "settled";
-/// How long zfs-fuse may take to answer its first command, and to end.
+/// Deadline for zfs-fuse to answer its first command, and to end.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long it has between two questions whether it answers.
+/// Interval of polling whether it answers.
 const ASKED_AGAIN: Duration = Duration::from_millis(5);
 
-/// A pool of a visit: where it lies and where it is shown.
+/// A pool of a visit, with its location and mount point.
 pub struct PoolSite<'a> {
-    /// Whose, and how compressed.
+    /// Kind of pool, with its properties.
     pub pool: Pool,
-    /// The file that it is kept in.
+    /// File with the pool.
     pub image: PathBuf,
-    /// The devices that it lies on, if not in the image; that is then a sign that it was made.
+    /// Devices of the pool, if it is not in the image; then the image only marks that it was made.
     pub devices: Vec<PathBuf>,
-    /// One more, for the place of one of them.
+    /// A spare device.
     pub spare: PathBuf,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: &'a Path,
     /// Output of the program run last.
     pub log: PathBuf,
-    /// Makes a command of nacre's, for the right user and with its directories.
+    /// Makes a command of nacre, for the right user and with its directories.
     pub nacre: &'a dyn Fn() -> Result<Command, Failure>,
 }
 
 impl PoolSite<'_> {
-    /// `zpool` or `zfs`, or what nacre calls them.
+    /// Makes a command of `zpool` or `zfs`, or of nacre's equivalents.
     fn command(&self, verbs: &str) -> Result<Command, Failure> {
         match self.pool.by {
-            // Of the same package as the daemon: others of that name speak to others.
+            // From the package of the daemon: programs of this name from other packages do not talk to it.
             PoolOf::ZfsFuse => Ok(Command::new(zfs_fuse()?.with_file_name(verbs))),
             PoolOf::Btrfs => Err(Failure::new("Btrfs has other verbs")),
             PoolOf::Nacre => {
@@ -68,8 +66,8 @@ impl PoolSite<'_> {
         programs::run(self.command(verbs)?.args(words), &self.log).map(drop)
     }
 
-    /// Makes the pool in a new sparse file, or finds it again if there is one. Returns its daemon,
-    /// if it is a child of ours.
+    /// Makes the pool in a new sparse file, or imports it if it exists. Returns its daemon, if it is a child of
+    /// ours.
     pub fn put_in_place(
         &self,
         bytes: u64,
@@ -89,7 +87,7 @@ impl PoolSite<'_> {
         };
         let place = self.devices.first().unwrap_or(&self.image);
         let directory = place.parent().unwrap_or(Path::new("/"));
-        // zfs-fuse would otherwise find the pool again whenever it is started.
+        // Otherwise zfs-fuse would import the pool whenever it is started.
         let keep_no_list: &[&str] = if self.pool.by == PoolOf::ZfsFuse { &["-o", "cachefile=none"] } else { &[] };
         let mut command = self.command("zpool")?;
         if there {
@@ -144,7 +142,7 @@ impl PoolSite<'_> {
         let output = File::create(&log).doing("creating", &log)?;
         let errors = output.try_clone().doing("sharing", &log)?;
         let mut command = Command::new("setpriv");
-        // Must not outlive the bench, however that ends.
+        // The daemon must not survive the bench, however that ends.
         command
             .args(["--pdeathsig", "KILL"])
             .arg(zfs_fuse()?)
@@ -163,7 +161,7 @@ impl PoolSite<'_> {
             if answer.success() {
                 return Ok(daemon);
             }
-            // It tells nobody when it answers, but ends where it cannot.
+            // There is no notification when it answers, but it ends if it cannot start.
             let ended = Deadline::after(ASKED_AGAIN).wait_for_child(&mut daemon).map_err(failed)?;
             if ended.is_some() || deadline.is_over() {
                 self.end_daemon(daemon)?;
@@ -188,14 +186,14 @@ impl PoolSite<'_> {
         Ok(())
     }
 
-    /// Leaves the pool in its file, with nobody who serves it.
+    /// Exports the pool and ends its daemon.
     pub fn leave(&self, daemon: Option<Child>) -> Result<(), Failure> {
         if self.pool.by == PoolOf::Btrfs {
             return mounts::unmount(self.point, PATIENCE);
         }
         let exported = self.run("zpool", &["export", &name()]);
         if exported.is_err() {
-            // In the way of an orderly end stands what a killed one removes.
+            // A crash removes what prevents an orderly end.
             return self.kill(daemon).and(exported);
         }
         daemon.map_or(Ok(()), |daemon| self.end_daemon(daemon))?;
@@ -203,7 +201,7 @@ impl PoolSite<'_> {
         mounts::unmount(self.point, PATIENCE)
     }
 
-    /// Ends whoever serves the pool as a crash would, and takes away what is left of the mounts.
+    /// Kills the servers of the pool, as in a crash, and removes dead mounts.
     pub fn kill(&self, daemon: Option<Child>) -> Result<(), Failure> {
         if let Some(mut daemon) = daemon {
             let failed = |error: std::io::Error| Failure::new(format!("killing zfs-fuse: {error}"));
@@ -219,8 +217,7 @@ impl PoolSite<'_> {
         self.devices.iter().chain([&self.image]).try_for_each(|held| holders::kill(held))
     }
 
-    /// Writes out what the daemon holds back. zfs-fuse has no word for that, but waits for it when
-    /// it makes a snapshot.
+    /// Writes out dirty data. zfs-fuse has no command for that, but does it before it makes a snapshot.
     pub fn settle(&self) -> Result<(), Failure> {
         match self.pool.by {
             PoolOf::Btrfs => return self.btrfs(&["filesystem", "sync"], &[]),
@@ -236,7 +233,7 @@ impl PoolSite<'_> {
         self.run("zfs", &["snapshot", &format!("{}@{name}", self::name())])
     }
 
-    /// Makes a file system of a snapshot.
+    /// Makes a clone of a snapshot.
     pub fn clone_of(&self, snapshot: &str, name: &str) -> Result<(), Failure> {
         self.run("zfs", &["clone", &format!("{}@{snapshot}", self::name()), &format!("{}/{name}", self::name())])
     }
@@ -246,7 +243,7 @@ impl PoolSite<'_> {
         let deadline = Deadline::after(PATIENCE);
         loop {
             let destroyed = self.run("zfs", &["destroy", &format!("{}/{name}", self::name())]);
-            // zfs-fuse calls what it has just mounted busy for a moment.
+            // zfs-fuse reports a file system as busy for a moment after it is mounted.
             if destroyed.is_ok() || self.pool.by != PoolOf::ZfsFuse || deadline.is_over() {
                 return destroyed;
             }
@@ -261,7 +258,7 @@ impl PoolSite<'_> {
 }
 
 impl PoolSite<'_> {
-    /// A verb of Btrfs, about the file system that is mounted.
+    /// Runs a command of Btrfs on the mounted file system.
     fn btrfs(&self, words: &[&str], before: &[&Path]) -> Result<(), Failure> {
         programs::run(Command::new("btrfs").args(words).args(before).arg(self.point), &self.log).map(drop)
     }
@@ -270,13 +267,13 @@ impl PoolSite<'_> {
         self.devices.first().map(PathBuf::as_path).ok_or_else(|| Failure::new("not a pool over devices"))
     }
 
-    /// Takes the first device away.
+    /// Takes the first device offline.
     pub fn offline(&self) -> Result<(), Failure> {
         let device = self.first()?.display().to_string();
         self.run("zpool", &["offline", &name(), &device])
     }
 
-    /// Verifies everything, and waits for the end of it.
+    /// Scrubs the pool, and waits for the end.
     pub fn scrub(&self) -> Result<(), Failure> {
         match self.pool.by {
             PoolOf::Btrfs => self.btrfs(&["scrub", "start", "-B"], &[]),
@@ -285,7 +282,7 @@ impl PoolSite<'_> {
         }
     }
 
-    /// Puts the spare device in the place of the first, and waits until it has everything.
+    /// Replaces the first device by the spare, and waits for the end of the resilver.
     pub fn replace(&self) -> Result<(), Failure> {
         let (old, new) = (self.first()?.display().to_string(), self.spare.display().to_string());
         match self.pool.by {
@@ -297,8 +294,7 @@ impl PoolSite<'_> {
         }
     }
 
-    /// Makes a group of RAID-Z wider by the spare device, in the background, or adds it as one that is for
-    /// itself.
+    /// Expands a RAID-Z group by the spare device, in the background, or adds the spare as a group of its own.
     pub fn join(&self, rows: bool) -> Result<(), Failure> {
         let (name, new) = (name(), self.spare.display().to_string());
         match (rows, self.pool.over) {
@@ -307,33 +303,33 @@ impl PoolSite<'_> {
         }
     }
 
-    /// Has the first device leave, in the background.
+    /// Removes the first device, in the background.
     pub fn let_leave(&self) -> Result<(), Failure> {
         let device = self.first()?.display().to_string();
         self.run("zpool", &["remove", &name(), &device])
     }
 
-    /// Waits for the end of a change of shape.
+    /// Waits for the end of a topology change.
     pub fn wait_for_shape(&self) -> Result<(), Failure> {
         self.run("zpool", &["wait", "-t", "remove,raidz_expand", &name()])
     }
 
-    /// What the last change of shape has moved, bytes.
+    /// Returns the bytes moved by the last topology change.
     pub fn moved(&self) -> Result<u64, Failure> {
         let said = programs::run(self.command("zpool")?.args(["status", "-jp", &name()]), &self.log)?;
         of_status(&said, &name()).ok_or_else(|| Failure::new("no change of shape in what 'pool status' says"))
     }
 
-    /// What the first device holds, bytes, where each is for itself.
+    /// Returns the bytes allocated on the first device, where each is a group of its own.
     pub fn share(&self) -> Result<u64, Failure> {
         let said =
             programs::run(self.command("zpool")?.args(["list", "-Hpv", "-o", "name,alloc", &name()]), &self.log)?;
-        // The pool is the first line.
+        // The first line is the pool.
         let share = said.lines().nth(1).and_then(|line| line.split('\t').nth(1)).and_then(|share| share.parse().ok());
         share.ok_or_else(|| Failure::new(format!("no device in '{said}'")))
     }
 
-    /// zfs-fuse tells nobody when it has verified everything, or made a device whole.
+    /// Polls zfs-fuse, which does not notify of the end of a scrub or resilver.
     fn wait_for_zfs_fuse(&self) -> Result<(), Failure> {
         let deadline = Deadline::after(programs::SETUP_PATIENCE);
         loop {
@@ -348,14 +344,13 @@ impl PoolSite<'_> {
         }
     }
 
-    /// Makes a file system with records of this size.
+    /// Makes a file system with this record size.
     pub fn file_system(&self, record: &str) -> Result<(), Failure> {
         let name = format!("{}/{record}", self::name());
         self.run("zfs", &["create", "-o", &format!("recordsize={record}"), &name])
     }
 
-    /// What content of files takes of the devices, bytes, and what finds it; zfs-fuse tells only both
-    /// together.
+    /// Returns the bytes of the devices used by data and by metadata; zfs-fuse reports only the sum.
     pub fn used(&self) -> Result<(u64, u64), Failure> {
         let parity = self.pool.over.map_or(0, |over| over.parity);
         let mut command = self.command("zpool")?;
@@ -372,7 +367,7 @@ impl PoolSite<'_> {
     }
 }
 
-/// What a change of shape has moved, as `pool status` says, if it is over.
+/// Returns the bytes moved by a topology change, from `pool status`, if it has finished.
 fn of_status(text: &str, name: &str) -> Option<u64> {
     let status: serde_json::Value = serde_json::from_str(text).ok()?;
     let change = status.get("pools")?.get(name)?.get("reshape")?;
@@ -380,8 +375,8 @@ fn of_status(text: &str, name: &str) -> Option<u64> {
     change.get("moved")?.as_str()?.parse().ok().filter(|_| is_over)
 }
 
-/// What lines of `pool inspect --segments` add up to: content of files and everything else, as bytes
-/// on the devices of a group with so much parity.
+/// Adds up the lines of `pool inspect --segments`: bytes of data and of everything else on the devices of a group
+/// with this parity.
 fn of_segments(text: &str, parity: usize) -> (u64, u64) {
     let mut sums = (0, 0);
     for line in text.lines() {
@@ -403,7 +398,7 @@ fn of_segments(text: &str, parity: usize) -> (u64, u64) {
     sums
 }
 
-/// A size as `zpool` writes it for people.
+/// Parses a size in the format of `zpool`.
 fn human(text: &str) -> Option<u64> {
     let text = text.trim();
     let (number, factor) = match text.char_indices().last()? {

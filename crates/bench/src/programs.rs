@@ -10,25 +10,25 @@ use std::time::Duration;
 use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 
-/// How long setting up or taking away one mount may last before it counts as hung.
+/// Deadline for mounting or unmounting, after which the program counts as hung.
 pub const SETUP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where `name` is on the search path; administrators' directories are always searched too.
+/// Finds `name` on the search path; administrators' directories are always searched too.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
     directories.map(|directory| directory.join(name)).find(|file| is_executable(file))
 }
 
-/// Whether `file` is a file that somebody may execute.
+/// Whether `file` is a regular file that anybody may execute.
 pub fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
-/// Runs `command` to its end with its output in `log`, which is read back for the message if it
-/// fails. A file, not a pipe: a daemon that the program leaves behind keeps its output open.
+/// Runs `command` to its end with its output in `log`, which is read back for the message if it fails. A file, not
+/// a pipe: a daemon that the program starts keeps its output open.
 pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
-    // Reports are published: where the program lies on this machine is nobody's business.
+    // Reports are published, so the program's path on this machine is left out.
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     let output = File::create(log).doing("creating", log)?;
@@ -48,25 +48,26 @@ pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
     Err(Failure::new(format!("{name} failed ({reason})")))
 }
 
-/// The line that tells most: the one that calls itself an error, or the last.
+/// Returns the most informative line: one marked as an error, or the last.
 fn reason(text: &str) -> Option<&str> {
     text.lines().find(|line| line.starts_with("error: ")).or_else(|| text.lines().last())
 }
 
-/// Whether `program` is nacre under another name: a link to it, or a copy, by the version that it prints.
+/// Whether `program` is nacre under another name: a link to it, or a copy, identified by the version that it
+/// prints.
 pub fn is_nacre(program: &Path) -> bool {
     let is_link = fs::canonicalize(program).is_ok_and(|file| file.file_name() == Some("nacre".as_ref()));
     is_link || version(program, "--version").contains("nacre")
 }
 
-/// The line that `program --version` prints about itself, or why there is none.
+/// Returns the line that `program --version` prints about itself, or why there is none.
 pub fn version(program: &Path, flag: &str) -> String {
     let output = Command::new(program).arg(flag).stdin(Stdio::null()).output();
     let Ok(output) = output else { return "does not start".to_owned() };
     let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
     let text = String::from_utf8_lossy(&text);
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    // Some tell the versions of what they use first.
+    // Some programs print the versions of their libraries first.
     let line = text.lines().find(|line| line.starts_with(&*name)).or_else(|| text.lines().next());
     line.map_or_else(|| "says nothing".to_owned(), |line| line.trim().to_owned())
 }

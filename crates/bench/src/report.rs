@@ -1,5 +1,4 @@
-//! The result of a run as plain data: the one input of every exporter, of `summary` and of
-//! `figures`.
+//! The result of a run as plain data: the only input of every exporter, of `summary` and of `figures`.
 //!
 //! Serialised as the JSON export and read back by `nacre bench show`. Fields are only ever added;
 //! `format` changes when the meaning of one changes.
@@ -22,15 +21,15 @@ pub struct Report {
     pub started: String,
     /// Wall-clock length of the run in seconds.
     pub seconds: f64,
-    /// Where it ran.
+    /// Machine that it ran on.
     pub machine: Machine,
-    /// How it ran.
+    /// Settings of the run.
     pub settings: Settings,
     /// Columns in order.
     pub targets: Vec<TargetEntry>,
     /// Rows in order.
     pub tests: Vec<TestEntry>,
-    /// Measurements.
+    /// Measurements, one cell for each test, target and point.
     pub cells: Vec<Cell>,
     /// Remarks for the reader: what was left out and why.
     pub notes: Vec<String>,
@@ -64,27 +63,27 @@ pub struct Settings {
     pub root: bool,
     /// Rounds; each target is measured once a round.
     pub rounds: u32,
-    /// How much work was done, for people.
+    /// Amounts of work, for users.
     #[serde(default)]
     pub amounts: String,
     /// How caches were emptied before a "first" measurement.
     pub cold: String,
-    /// Small files.
+    /// Number of small files.
     pub files: u64,
-    /// Files of the big directory.
+    /// Number of files in the big directory.
     pub listing: u64,
-    /// Entries of the source tree.
+    /// Number of entries in the source tree.
     pub tree: u64,
-    /// Bytes of the page-cache file.
+    /// Size of the page-cache file in bytes.
     pub cache_bytes: u64,
 }
 
-/// A column.
+/// A column of the table: a target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TargetEntry {
-    /// Identifier.
+    /// Identifier of the target.
     pub id: String,
-    /// Heading.
+    /// Heading of the column.
     pub title: String,
     /// Identifier of the target that ratios refer to.
     pub baseline: String,
@@ -92,17 +91,17 @@ pub struct TargetEntry {
     pub skipped: Option<String>,
 }
 
-/// A row.
+/// A row of the table: a test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TestEntry {
-    /// Identifier.
+    /// Identifier of the test.
     pub id: String,
-    /// Heading.
+    /// Heading of the row.
     pub title: String,
     /// Heading of its group.
     pub group: String,
-    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes
-    /// that should be none, or few.
+    /// `bytes` or `operations`: unit of amounts; `count`: nothing is timed, samples are counts that should be zero
+    /// or small.
     pub unit: String,
 }
 
@@ -131,17 +130,17 @@ pub struct Cell {
 }
 
 impl Report {
-    /// Every cell of a test on a target.
+    /// Returns every cell of a test on a target.
     pub fn cells_of<'a>(&'a self, test: &'a str, target: &'a str) -> impl Iterator<Item = &'a Cell> {
         self.cells.iter().filter(move |cell| cell.test == test && cell.target == target)
     }
 
-    /// The cell of a test on a target at a point.
+    /// Returns the cell of a test on a target at a point.
     pub fn cell(&self, test: &str, target: &str, point: Option<Point>) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.test == test && cell.target == target && cell.point == point)
     }
 
-    /// Adds one sample, making the cell if it is the first.
+    /// Adds one sample, making the cell for the first one.
     pub fn add(&mut self, sample: Sample, target: &str) {
         let found = self
             .cells
@@ -160,7 +159,7 @@ impl Report {
     }
 }
 
-/// One measurement on its way into the report.
+/// One measurement, to be added to the report.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// Identifier of the test.

@@ -1,8 +1,7 @@
-//! How much work each test does: the usual amounts, those of `--quick` and `--full`, and the
-//! options that change them.
+//! Amounts of work of each test: the usual ones, those of `--quick` and `--full`, and the options that change them.
 //!
-//! `options` calls [`scale`]; the options themselves are in the crate `nacre-bench-arguments`, where a
-//! table names those that it knows.
+//! `options` calls [`scale`]; the options themselves are in the crate `nacre-bench-arguments`, where a table names
+//! its options.
 
 use clap::ArgMatches;
 
@@ -13,30 +12,29 @@ use crate::table::Table;
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
-/// iozone leaves out records below this for files above [`SMALL_RECORD_FILES`]: they would dominate
-/// the run.
+/// iozone skips records below this size for files above [`SMALL_RECORD_FILES`]: they would dominate the run.
 const SMALL_RECORDS: u64 = 64 * KIB;
 const SMALL_RECORD_FILES: u64 = 32 * MIB;
-/// Cages are this large where there is [`PLENTY`] of room, and [`TIGHT_CAGE`] elsewhere: enough for
-/// writes to be collected freely, and an image that is set aside whole leaves room for the rest.
+/// Size of cages where there is [`PLENTY`] of room, [`TIGHT_CAGE`] elsewhere: large enough for unrestricted
+/// write-back, and a fully allocated image leaves enough room for everything else.
 const CAGE: u64 = 10 * GIB;
 const PLENTY: u64 = 30 * GIB;
 const TIGHT_CAGE: u64 = 4 * GIB;
-/// Names of a large archive on one disk, as somebody counted them there.
+/// Number of names in a documented large archive on one disk.
 const DOCUMENTED_NAMES: u64 = 1_382_438;
-/// Of files, and of directories, somebody had so many in one directory, and trouble with them.
+/// Documented number of files, and of directories, in one directory that caused trouble.
 const DOCUMENTED_FILES: u64 = 1_644_553;
 const DOCUMENTED_DIRECTORIES: u64 = 1_100_000;
-/// The smallest image that every file system can be made in.
+/// Smallest image in which every file system can be made.
 const SMALLEST_IMAGE: u64 = 512 * MIB;
-/// The smallest files of bonnie++ and of overwrites, and what they must be multiples of.
+/// Smallest files of bonnie++ and of overwrites; their sizes are multiples of it.
 const WHOLE: u64 = 8 * MIB;
 /// Names have six characters.
 const MOST_NAMES: u64 = 50_000_000;
-/// File systems that are mounted in cages need some room.
+/// Smallest size of a cage with a file system of its own.
 const SMALLEST_CAGE: u64 = 320 * MIB;
 
-/// How much work each test does.
+/// Amounts of work of each test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scale {
     /// Rounds; each target is measured once a round.
@@ -45,25 +43,25 @@ pub struct Scale {
     pub points: Vec<Point>,
     /// Bytes of the page-cache file.
     pub cache: u64,
-    /// Small files.
+    /// Number of small files.
     pub files: u64,
-    /// Files of the big directory.
+    /// Number of files in the big directory.
     pub listing: u64,
-    /// Files of the source tree.
+    /// Number of files in the source tree.
     pub tree: u64,
-    /// Blocks of 1 MiB that dd writes.
+    /// Number of blocks of 1 MiB that dd writes.
     pub dd: u64,
-    /// Lines appended; a tenth of it where the lines are short and a shell appends them.
+    /// Number of lines appended; a tenth of it for short lines appended by a shell.
     pub appends: u64,
     /// Size of the cages.
     pub cage: u64,
     /// Size of the cages that are filled.
     pub fill: u64,
-    /// Names of the directory that lies on two branches.
+    /// Number of names of the directory on two branches.
     pub names: u64,
     /// Size of the large file that is copied up.
     pub copy: u64,
-    /// Size of the images that file systems lie in.
+    /// Size of images with file systems.
     pub image: u64,
     /// Size of bonnie++'s file.
     pub size: u64,
@@ -71,20 +69,20 @@ pub struct Scale {
     pub stream: u64,
     /// Size of the file that is overwritten in small blocks.
     pub overwrite: u64,
-    /// Appends that are synced one by one.
+    /// Number of appends that are synced one by one.
     pub fsyncs: u64,
-    /// Snapshots that are there when it is overwritten again.
+    /// Number of snapshots that exist when the file is overwritten again.
     pub snapshots: u64,
-    /// Directories in one directory.
+    /// Number of directories in one directory.
     pub directories: u64,
-    /// Whether many files have 50 to 500 KB, and not 100 bytes.
+    /// Whether the sizes of many files are 50 to 500 KB instead of 100 bytes.
     pub mixed: bool,
-    /// Whether it is waited until a pool in a bucket rests.
+    /// Whether to wait until a pool in a bucket is idle.
     pub rests: bool,
 }
 
 impl Scale {
-    /// What of it matters for a table, for people.
+    /// Describes the amounts of a table, for users.
     pub fn describe(&self, table: &Table) -> String {
         let shown = |id: &str| {
             Some(match id {
@@ -113,20 +111,20 @@ impl Scale {
         table.arguments.amounts.iter().filter_map(|id| shown(id)).collect::<Vec<String>>().join(", ")
     }
 
-    /// Names that a new file system of a target's own must be able to hold.
+    /// Returns the number of names that a new file system of a target's own must be able to hold.
     pub fn names_in_one(&self) -> u64 {
         self.files.max(self.directories)
     }
 
-    /// Short lines that a shell appends.
+    /// Returns the number of short lines that a shell appends.
     pub fn shell_short(&self) -> u64 {
         self.appends.div_ceil(10)
     }
 }
 
-/// The amounts asked for, with cages that suit the bytes that are free where they will lie.
+/// Returns the requested amounts, with cages that fit into the free bytes of their file system.
 pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
-    // A table does not have the options that are not about it.
+    // A table does not have the options of other tables.
     let flag = |id: &str| matches.try_get_one::<bool>(id).ok().flatten().copied().unwrap_or(false);
     let list = |id: &str| -> Vec<u64> {
         matches.try_get_many::<u64>(id).ok().flatten().into_iter().flatten().copied().collect()
@@ -143,7 +141,7 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
     if table.arguments.name == "object" {
         (scale.files, scale.fsyncs) = (10_000, 200);
         if flag("quick") {
-            // At 50 ms each file of some costs a second's twentieth, and more.
+            // With a round trip of 50 ms, some file systems need a twentieth of a second and more for each file.
             (scale.rounds, scale.files, scale.tree, scale.fsyncs, scale.stream) = (1, 200, 64, 40, 16 * MIB);
         }
     }
@@ -220,8 +218,7 @@ fn check(scale: &Scale) -> Result<(), Failure> {
             )));
         }
     }
-    // The longest lines, an eighth for what the file systems need themselves, and what is warm
-    // beside them.
+    // The longest lines, an eighth for the file systems' own needs, and the warm files next to them.
     let needed = (scale.dd * MIB).max(scale.appends.saturating_mul(4 * KIB)).max(scale.cache.saturating_mul(2));
     if scale.cage / 8 * 7 < needed {
         return Err(Failure::usage(format!("--cage must be larger: the tests write up to {} MiB", needed / MIB)));
@@ -284,8 +281,8 @@ fn doubling(from: u64, to: u64) -> Vec<u64> {
     std::iter::successors(Some(from), |size| size.checked_mul(2)).take_while(|size| *size <= to).collect()
 }
 
-/// Every pair of a file size and a record size that divides it; `as_iozone` leaves out small
-/// records in big files.
+/// Returns every pair of a file size and a record size that divides it; `as_iozone` skips small records in big
+/// files.
 fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
     let mut points = Vec::new();
     for file in sizes {

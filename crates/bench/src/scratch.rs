@@ -5,9 +5,9 @@
 //! SCRATCH/.nacre-bench   marker with our process number and the source's path: the directory is ours to empty
 //! SCRATCH/image          file under the loop device         (--fs)
 //! SCRATCH/lower          where it is mounted                (--fs)
-//! SCRATCH/lower/source   what is mirrored                   (--source DIR: DIR/nacre-bench-PID; else SCRATCH/source)
-//! SCRATCH/btrfs          where a Btrfs beside the source is mounted, for targets that want one
-//! SCRATCH/mnt/TARGET     what is measured, as deep as the source so that paths cost the same
+//! SCRATCH/lower/source   mirrored directory                 (--source DIR: DIR/nacre-bench-PID; else SCRATCH/source)
+//! SCRATCH/btrfs          mount point of a Btrfs next to the source, for targets that want one
+//! SCRATCH/mnt/TARGET     measured path, as deep as the source so that paths cost the same
 //! SCRATCH/run, state     run-time and state directories of the daemons
 //! ```
 
@@ -27,25 +27,24 @@ use crate::target::Ground;
 use crate::undo::{self, Effect, Undo};
 
 const MARKER: &str = ".nacre-bench";
-/// Daemons of the mounts above need a moment to go; after this the lower file system is detached.
+/// Deadline for the daemons of the mounts above to end; after it the lower file system is detached.
 const LOWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How caches are emptied before a "first" measurement.
+/// Method of emptying caches before a "first" measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cold {
-    /// Our own file system is unmounted and mounted again: only its caches go.
+    /// Our own file system is unmounted and mounted again: only its caches are dropped.
     Remount,
-    /// `echo 2 > /proc/sys/vm/drop_caches`: names and inodes of the whole machine go.
+    /// `echo 2 > /proc/sys/vm/drop_caches`: dentries and inodes of the whole machine are dropped.
     DropCaches,
-    /// `echo 3 > /proc/sys/vm/drop_caches`: everything that the whole machine holds goes, images of
-    /// file systems too.
+    /// `echo 3 > /proc/sys/vm/drop_caches`: all caches of the whole machine are dropped, including those of images.
     DropEverything,
     /// Only the mount under test is new; the source stays warm.
     FreshMountOnly,
 }
 
 impl Cold {
-    /// What it means, for the record.
+    /// Describes the method for the report.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Remount => "fresh mount over a freshly mounted source",
@@ -70,15 +69,15 @@ pub struct Scratch {
     source: PathBuf,
     lower: Option<Lower>,
     cold: Cold,
-    /// Size of a Btrfs beside the source.
+    /// Size of the Btrfs next to the source.
     btrfs_bytes: u64,
-    /// Where Btrfs is, once it was wanted, or why there is none.
+    /// Mount point of Btrfs, once it was requested, or why there is none.
     btrfs: OnceCell<Result<PathBuf, Failure>>,
     undo: Undo,
 }
 
 impl Scratch {
-    /// Makes the directory, the image if one is asked for, and the source.
+    /// Makes the directory, the image if one is requested, and the source.
     pub fn prepare(plan: &Plan, undo: &Undo) -> Result<Self, Failure> {
         let root = claim(&plan.scratch, undo)?;
         for name in ["mnt", "run", "state"] {
@@ -109,7 +108,7 @@ impl Scratch {
         Ok(Self { root, source, lower, cold, btrfs_bytes, btrfs: OnceCell::new(), undo: undo.clone() })
     }
 
-    /// The directory in which chains of steps begin.
+    /// Returns the directory in which the steps of a target begin.
     pub fn ground(&self, ground: Ground) -> Result<PathBuf, Failure> {
         match ground {
             Ground::Source | Ground::Fresh | Ground::Branches => Ok(self.source.clone()),
@@ -124,7 +123,7 @@ impl Scratch {
         let (image, point) = (self.source.join("btrfs.image"), self.root.join("btrfs"));
         images::make(&image, "btrfs", self.btrfs_bytes, 0, &self.log())?;
         fs::create_dir(&point).doing("creating", &point)?;
-        // As near to a disk as it gets: nothing is cached twice.
+        // Direct I/O: nothing is cached twice.
         let device = images::attach(&image, true, &self.undo, &self.log())?;
         self.undo.enter(Effect::Mount(point.clone()))?;
         images::mount(&device, "btrfs", "", &point, &self.log())?;
@@ -132,28 +131,28 @@ impl Scratch {
         Ok(point)
     }
 
-    /// The directory that is mirrored.
+    /// Returns the directory that is mirrored.
     pub fn source(&self) -> &Path {
         &self.source
     }
 
-    /// Where the target of that name is shown; `depth` 0 is the outermost step.
+    /// Returns the mount point of a target; `depth` 0 is the outermost step.
     pub fn mount_point(&self, target: &str, depth: usize) -> PathBuf {
         let name = if depth == 0 { target.to_owned() } else { format!("{target}.{depth}") };
         self.root.join("mnt").join(name)
     }
 
-    /// Output of the program run last.
+    /// Returns the file with the output of the program run last.
     pub fn log(&self) -> PathBuf {
         self.root.join("log")
     }
 
-    /// Run-time directory for daemons of the user with this number.
+    /// Returns the run-time directory for daemons of this user.
     pub fn run_directory(&self, uid: u32, gid: u32) -> Result<PathBuf, Failure> {
         self.directory_of("run", uid, gid)
     }
 
-    /// State directory for daemons of the user with this number.
+    /// Returns the state directory for daemons of this user.
     pub fn state_directory(&self, uid: u32, gid: u32) -> Result<PathBuf, Failure> {
         self.directory_of("state", uid, gid)
     }
@@ -170,21 +169,20 @@ impl Scratch {
         Ok(path)
     }
 
-    /// How this scratch directory empties caches.
+    /// Returns how this scratch directory empties caches.
     pub fn cold(&self) -> Cold {
         self.cold
     }
 
-    /// The list of effects to undo.
+    /// Returns the list of effects to undo.
     pub fn undo(&self) -> &Undo {
         &self.undo
     }
 
-    /// Writes out what the visit before left in the source, so that the next one does not pay for
-    /// it.
+    /// Syncs the source, so that the next visit does not pay for the dirty data of the last one.
     pub fn settle(&self) -> Result<(), Failure> {
         let btrfs = self.btrfs.get().and_then(|place| place.as_ref().ok());
-        // What lies above first: its data go to what lies below.
+        // The upper file system first: its data go to the lower one.
         for place in btrfs.into_iter().chain([&self.source]) {
             let directory = fs::File::open(place).doing("opening", place)?;
             rustix::fs::syncfs(&directory).doing("flushing", place)?;
@@ -209,7 +207,7 @@ impl Scratch {
     }
 }
 
-/// Takes `path` as ours: it must not exist, be empty, or carry the marker of a bench that is gone.
+/// Claims `path` for this bench: it must not exist, be empty, or carry the marker of a bench that has ended.
 fn claim(path: &Path, undo: &Undo) -> Result<PathBuf, Failure> {
     match fs::read_dir(path) {
         Ok(mut entries) => {
@@ -239,13 +237,13 @@ fn mark(root: &Path, source: &Path) -> Result<(), Failure> {
     fs::write(&marker, format!("{}\n{}\n", std::process::id(), source.display())).doing("writing", &marker)
 }
 
-/// Name of the subdirectory that the bench with this process number makes in the directory given
-/// with `--source`.
+/// Returns the name of the subdirectory that the bench with this process id makes in the directory given with
+/// `--source`.
 fn source_name(process: &str) -> String {
     format!("nacre-bench-{process}")
 }
 
-/// Clears what a bench that was killed left behind.
+/// Removes everything that a killed bench left behind.
 fn reclaim(path: &Path, marker: &Path) -> Result<(), Failure> {
     let text = fs::read_to_string(marker).doing("reading", marker)?;
     let mut lines = text.lines();
@@ -254,7 +252,7 @@ fn reclaim(path: &Path, marker: &Path) -> Result<(), Failure> {
         return Err(Failure::new(format!("{} is in use by process {process}", path.display())));
     }
     let path = fs::canonicalize(path).doing("resolving", path)?;
-    // Images of targets lie in the source, their mount points here.
+    // Images of targets are in the source, their mount points here.
     mounts::below(&path)?.iter().try_for_each(|point| mounts::detach(point))?;
     if source.is_absolute() && source.file_name().is_some_and(|name| name == source_name(process).as_str()) {
         undo::remove_tree(source)?;

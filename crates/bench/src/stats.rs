@@ -12,12 +12,12 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     Some(lower.midpoint(upper))
 }
 
-/// Smallest sample.
+/// Returns the smallest sample.
 pub fn minimum(samples: &[f64]) -> Option<f64> {
     samples.iter().copied().min_by(f64::total_cmp)
 }
 
-/// Largest sample.
+/// Returns the largest sample.
 pub fn maximum(samples: &[f64]) -> Option<f64> {
     samples.iter().copied().max_by(f64::total_cmp)
 }

@@ -1,5 +1,5 @@
-//! From samples to the rows that people read: pure functions of a [`Report`], shared by every
-//! exporter and by `figures`.
+//! Rows for readers, computed from samples: pure functions of a [`Report`], shared by every exporter and by
+//! `figures`.
 
 use crate::report::{Cell, Report, TestEntry};
 use crate::stats::{geometric_mean, maximum, median, minimum};
@@ -21,18 +21,18 @@ pub struct Entry {
 pub struct Row {
     /// Identifier of the test, or of the mean.
     pub id: String,
-    /// Heading.
+    /// Heading of the row.
     pub title: String,
     /// `bytes` or `operations`.
     pub unit: String,
-    /// Cells.
+    /// Cells of the row.
     pub entries: Vec<Option<Entry>>,
 }
 
 /// Rows of one group and their mean.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Section {
-    /// Heading.
+    /// Heading of the section.
     pub title: String,
     /// Rows in order.
     pub rows: Vec<Row>,
@@ -40,8 +40,7 @@ pub struct Section {
     pub mean: Vec<Option<f64>>,
 }
 
-/// A row of counts, which are bytes that should be none, or few; cells in the order of
-/// [`Report::targets`].
+/// A row of counts, which should be zero or small; cells in the order of [`Report::targets`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountRow {
     /// Heading, with that of its group.
@@ -61,26 +60,26 @@ pub struct Spread {
     pub maximum: f64,
 }
 
-/// The spread of a cell's samples.
+/// Returns the spread of a cell's samples.
 pub fn spread(cell: &Cell) -> Option<Spread> {
     Some(Spread { minimum: minimum(&cell.samples)?, median: median(&cell.samples)?, maximum: maximum(&cell.samples)? })
 }
 
-/// Ratio of a cell's median to that of another target at the same point.
+/// Returns the ratio of a cell's median to that of another target at the same point.
 pub fn cell_ratio(report: &Report, cell: &Cell, base: &str) -> Option<f64> {
     let base = report.cell(&cell.test, base, cell.point)?;
     let (own, base) = (median(&cell.samples)?, median(&base.samples)?);
     (base > 0.0).then(|| own / base)
 }
 
-/// Ratio of times of `target` to `base` in `test`: over several points, the geometric mean of the
+/// Returns the ratio of times of `target` to `base` in `test`: over several points, the geometric mean of the
 /// points both have.
 pub fn ratio(report: &Report, test: &str, target: &str, base: &str) -> Option<f64> {
     let ratios: Vec<f64> = report.cells_of(test, target).filter_map(|cell| cell_ratio(report, cell, base)).collect();
     geometric_mean(&ratios)
 }
 
-/// Amount per second at the median; over several points, the geometric mean.
+/// Returns the amount per second at the median; over several points, the geometric mean.
 pub fn rate(report: &Report, test: &str, target: &str) -> Option<f64> {
     let rates = report
         .cells_of(test, target)
@@ -102,8 +101,7 @@ fn row(report: &Report, test: &TestEntry) -> Row {
     Row { id: test.id.clone(), title: test.title.clone(), unit: test.unit.clone(), entries: entries.collect() }
 }
 
-/// The geometric mean of each column over the rows that it has; none for baselines, where it says
-/// nothing.
+/// Returns the geometric mean of each column over its rows; `None` for baselines, where it is always 1.
 fn means<'a>(report: &Report, rows: impl Iterator<Item = &'a Row> + Clone) -> Vec<Option<f64>> {
     let is_baseline = |column: usize| report.targets.get(column).is_some_and(|target| target.id == target.baseline);
     (0..report.targets.len())
@@ -121,7 +119,7 @@ fn means<'a>(report: &Report, rows: impl Iterator<Item = &'a Row> + Clone) -> Ve
         .collect()
 }
 
-/// Every group with a row that has a measurement, in the order of the table.
+/// Returns every group with a measured row, in the order of the table.
 pub fn sections(report: &Report) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     for test in report.tests.iter().filter(|test| test.unit != COUNT) {
@@ -140,12 +138,12 @@ pub fn sections(report: &Report) -> Vec<Section> {
     sections
 }
 
-/// The largest count of `test` on `target` in any round.
+/// Returns the largest count of `test` on `target` in any round.
 pub fn worst(report: &Report, test: &str, target: &str) -> Option<f64> {
     report.cell(test, target, None).and_then(|cell| maximum(&cell.samples))
 }
 
-/// Every test that counts and was made.
+/// Returns the rows of all tests with counts that were made.
 pub fn counts(report: &Report) -> Vec<CountRow> {
     let counted = report.tests.iter().filter(|test| test.unit == COUNT);
     let rows = counted.map(|test| CountRow {
@@ -155,7 +153,7 @@ pub fn counts(report: &Report) -> Vec<CountRow> {
     rows.filter(|row| row.values.iter().any(Option::is_some)).collect()
 }
 
-/// Geometric mean of each column over all rows of the sections.
+/// Returns the geometric mean of each column over all rows of the sections.
 pub fn overall(report: &Report, sections: &[Section]) -> Vec<Option<f64>> {
     means(report, sections.iter().flat_map(|section| section.rows.iter()))
 }

@@ -1,5 +1,4 @@
-//! Tables as data: which tests a table has, over which targets, and which of them are shown by
-//! default.
+//! Tables as data: tests and targets of each table, and the targets shown by default.
 //!
 //! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of
 //! rows). A new table is one more file here plus the workloads that its groups name in `workload`.
@@ -51,7 +50,7 @@ pub enum Group {
     Appends,
     /// Several processes that append at once.
     Writers,
-    /// Reading back and looking at files, warm.
+    /// Reading back and stat of files, warm.
     Warm,
     /// Sixteen writers until nothing more fits.
     Fill,
@@ -59,7 +58,7 @@ pub enum Group {
     LongNames,
     /// Very many short names over two branches.
     ManyNames,
-    /// Looking at files of the lower branch.
+    /// stat of files of the lower branch.
     Lookups,
     /// Changes: new files, and small files of the lower branch written to.
     Changes,
@@ -79,7 +78,7 @@ pub enum Group {
     SmallFiles,
     /// Snapshots and clones.
     Versions,
-    /// Being put in place again after a crash.
+    /// Import or mount after a crash.
     Recovery,
     /// One directory of very many files.
     ManyFiles,
@@ -91,11 +90,11 @@ pub enum Group {
     Copying,
     /// Streams, random reads and writes over several devices, one of them slow, missing, replaced.
     OverDevices,
-    /// What files take of several devices.
+    /// Space that files take on several devices.
     Space,
-    /// Devices that join and leave while others use the pool.
+    /// Devices that join and leave while the pool is in use.
     Shapes,
-    /// Given to clients of NFS and SMB.
+    /// Exports to clients of NFS and SMB.
     Served,
     /// Small files, a tree, syncs and a large file, in a bucket.
     InBucket,
@@ -188,7 +187,7 @@ impl Group {
         }
     }
 
-    /// The program without which the group cannot be measured.
+    /// Returns the programs without which the group cannot be measured.
     pub fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
@@ -211,19 +210,19 @@ impl Group {
     }
 }
 
-/// What a sample's amount counts.
+/// Unit of a sample's amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes moved: shown as MB/s.
     Bytes,
     /// Operations done: shown as operations per second.
     Operations,
-    /// The samples themselves are bytes, or what the row says, that should be none, or few.
+    /// The samples themselves are counts of bytes, or of what the row names, that should be zero or small.
     Count,
 }
 
 impl Unit {
-    /// Its word in reports.
+    /// Returns its word in reports.
     pub fn word(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -245,13 +244,13 @@ pub struct Test {
     pub title: &'static str,
     /// The workload that measures it.
     pub group: Group,
-    /// What its amounts count.
+    /// Unit of its amounts.
     pub unit: Unit,
-    /// Whether it changes files (left out for targets that promise an unchanging source).
+    /// Whether it changes files (left out for targets that require an unchanging source).
     pub writes: bool,
 }
 
-/// A table: rows, columns and the columns shown when none are chosen.
+/// A table: rows, columns, and the columns shown by default.
 #[derive(Debug)]
 pub struct Table {
     /// Its name, title and options on the command line.
@@ -262,23 +261,23 @@ pub struct Table {
     pub targets: &'static [Target],
     /// Identifiers of the columns measured by default.
     pub default_targets: &'static [&'static str],
-    /// Programs whose versions are recorded, with the argument that makes them tell.
+    /// Programs whose versions are recorded, with the argument that prints them.
     pub programs: &'static [(&'static str, &'static str)],
 }
 
 impl Test {
-    /// Whether it is about what nobody has looked at yet: meaningless where the mount itself has
-    /// looked.
+    /// Whether it measures files that have not been accessed yet: meaningless where the mount itself has accessed
+    /// them.
     pub fn starts_cold(&self) -> bool {
         self.id.ends_with("-first")
     }
 
-    /// Whether it changes files of the lower branch.
+    /// Whether the test changes files of the lower branch.
     fn copies_up(&self) -> bool {
         self.id.starts_with("copy-up")
     }
 
-    /// Whether it can be measured on the target.
+    /// Whether the test can be measured on the target.
     pub fn suits(&self, target: &Target) -> bool {
         !(self.writes && target.reads_only
             || self.starts_cold() && target.from_outside
@@ -289,7 +288,7 @@ impl Test {
 }
 
 impl Table {
-    /// The groups of the table's tests in the order of its rows.
+    /// Returns the groups of the table's tests in the order of its rows.
     pub fn groups(&self) -> Vec<Group> {
         let mut groups = Vec::new();
         for test in self.tests {
@@ -300,18 +299,18 @@ impl Table {
         groups
     }
 
-    /// The test of that name.
+    /// Returns the test of that name.
     pub fn test(&self, id: &str) -> Option<&'static Test> {
         self.tests.iter().find(|test| test.id == id)
     }
 
-    /// The target of that name.
+    /// Returns the target of that name.
     pub fn target(&self, id: &str) -> Option<&'static Target> {
         self.targets.iter().find(|target| target.id == id)
     }
 }
 
-/// The table called `name`.
+/// Returns the table called `name`.
 pub fn find(name: &str) -> Option<&'static Table> {
     TABLES.iter().copied().find(|table| table.arguments.name == name)
 }

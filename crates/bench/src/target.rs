@@ -1,14 +1,13 @@
-//! The columns of a table as data: each is a chain of steps from a ground to the path that is
-//! measured.
+//! The columns of a table as data: each is a chain of steps from a ground directory to the path that is measured.
 //!
 //! `mounted` turns the chain into mounts; nothing here touches the machine.
 
-/// One step of a chain: how the path so far is shown at the next path.
+/// One step of a chain: mounts the path so far at the next path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A symbolic link.
     Symlink,
-    /// `mount --bind`.
+    /// A mount by `mount --bind`.
     Bind,
     /// Debian's bindfs without options.
     Bindfs,
@@ -16,20 +15,20 @@ pub enum Step {
     Nacre(&'static [&'static str]),
     /// A directory in which no file is copied on write: `chattr +C`.
     Nodatacow,
-    /// A Btrfs subvolume with quotas on while it is there.
+    /// A Btrfs subvolume with quotas on while it exists.
     Subvolume,
     /// A new file system in a sparse image file, mounted through a loop device.
     Loop {
         /// Its type, as `mkfs` and `mount` call it.
         kind: &'static str,
-        /// Whether the loop device goes past the host's page cache.
+        /// Whether the loop device bypasses the host's page cache.
         direct_io: bool,
         /// Mount options, or nothing.
         options: &'static str,
     },
     /// `nacre cage` with these extra arguments.
     Cage(Cage, &'static [&'static str]),
-    /// Two branches shown as one tree: the upper one, which takes changes, over the lower one.
+    /// Two branches shown as one tree: the upper one, which is writable, over the lower one.
     Union(Union),
     /// A new pool in a sparse image file.
     Pool(Pool),
@@ -37,85 +36,85 @@ pub enum Step {
     Bucket(Bucket),
 }
 
-/// A file system in a bucket: whose, and how far off the store is.
+/// A file system in a bucket, and the distance of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
-    /// Whose.
+    /// Kind of file system.
     pub by: BucketOf,
-    /// How long a request takes to the store and back, milliseconds.
+    /// Round trip of a request to the store, in milliseconds.
     pub delay: u64,
 }
 
-/// Who serves a file system in a bucket.
+/// Kind of file system in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BucketOf {
-    /// `nacre pool`.
+    /// A pool of `nacre pool`.
     Nacre,
-    /// JuiceFS, with its names in SQLite.
+    /// JuiceFS, with its metadata in SQLite.
     JuiceFs,
-    /// Nobody: curl puts and gets objects, as any client can.
+    /// No file system: curl puts and gets objects, as any client can.
     Curl,
 }
 
-/// Objects without a file system, bytes.
+/// A transfer of objects without a file system, of this many bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum Objects {
-    /// New ones.
+    /// Puts new objects.
     Put(u64),
-    /// Those.
+    /// Gets the objects that were put.
     Get(u64),
 }
 
-/// A pool: whose, and how its file systems are compressed.
+/// A pool, with the compression of its file systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool {
-    /// Whose.
+    /// Kind of pool.
     pub by: PoolOf,
     /// The property `compression`.
     pub compression: &'static str,
-    /// What else is set, as `-O` takes it.
+    /// Other properties, as for `-O`.
     pub also: &'static [&'static str],
-    /// Over several devices, if not in one image.
+    /// Several devices, if it is not in one image.
     pub over: Option<Over>,
 }
 
-/// Several devices, each limited.
+/// Several devices, each with limited throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Over {
-    /// What makes a group of them; nothing where they have no redundancy.
+    /// Kind of group; empty without redundancy.
     pub word: &'static str,
-    /// How many.
+    /// Number of devices.
     pub devices: usize,
-    /// How many of them may be lost.
+    /// Number of devices that may be lost.
     pub parity: usize,
 }
 
 impl Over {
-    /// As many as a file's content needs.
+    /// Returns the number of devices' worth of data.
     pub fn data(self) -> usize {
         self.devices.saturating_sub(self.parity).max(1)
     }
 }
 
 impl Pool {
-    /// Whether a device can be taken away from it while it is used, and what it holds be asked for.
+    /// Whether a device can be taken offline while the pool is in use, and its space accounting be queried.
     pub fn can_be_degraded(self) -> bool {
         self.by != PoolOf::Btrfs
     }
 }
 
-/// Who serves a pool.
+/// Kind of pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolOf {
-    /// The ZFS of Solaris behind FUSE.
+    /// The ZFS of Solaris through FUSE.
     ZfsFuse,
-    /// `nacre pool`.
+    /// A pool of `nacre pool`.
     Nacre,
     /// The kernel's Btrfs, over several devices.
     Btrfs,
 }
 
-/// Who shows two branches as one tree.
+/// Program that mounts two branches as one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Union {
     /// The kernel's overlayfs.
@@ -141,31 +140,30 @@ impl Union {
         }
     }
 
-    /// The program that mounts it, if it is not the one under test.
+    /// Returns the program that mounts it, if it is not the one under test.
     pub fn program(self) -> Option<&'static str> {
         self.programs().first().copied().filter(|name| *name != "nacre")
     }
 
-    /// Whether a first write to a file of the lower branch makes a copy of it on the upper one.
+    /// Whether a first write to a file of the lower branch copies it up.
     pub fn copies_up(self) -> bool {
         self != Self::Mergerfs
     }
 }
 
-/// What `nacre cage` makes of the directory that it is given.
+/// Kind of mount that `nacre cage` makes of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cage {
-    /// A mount elsewhere; the files lie in the directory.
+    /// A mount at another mount point; the files are in the directory.
     Shown,
-    /// A mount; the files lie in an image.
+    /// A mount; the files are in an image.
     Image,
     /// No mount: the directory itself is limited by the host's file system.
     Within,
 }
 
 impl Step {
-    /// The programs that the step runs, as found on the search path; `nacre` stands for the program
-    /// under test.
+    /// Returns the programs that the step runs, to be found on the search path; `nacre` is the program under test.
     pub fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Symlink | Self::Bind => &[],
@@ -186,7 +184,7 @@ impl Step {
         }
     }
 
-    /// Whether a daemon serves the step by FUSE, so that ordinary users need fusermount3.
+    /// Whether a daemon serves the step through FUSE, so that ordinary users need fusermount3.
     pub fn is_fuse(self) -> bool {
         match self {
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => false,
@@ -196,7 +194,7 @@ impl Step {
         }
     }
 
-    /// What only root may do here, if anything.
+    /// Returns the feature that only root may use here, if any.
     pub fn of_root(self) -> Option<&'static str> {
         match self {
             Self::Bind => Some("bind mounts"),
@@ -219,44 +217,44 @@ impl Step {
     }
 }
 
-/// Where a chain begins.
+/// Directory in which a chain begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
-    /// The source directory, the same for all targets: they are ways to show it.
+    /// The source directory, the same for all targets, which mount it in different ways.
     Source,
-    /// A directory on the source's file system that is new in each visit.
+    /// A new directory on the source's file system for each visit.
     Fresh,
-    /// A new directory on Btrfs: the source's file system if it is one, an image beside the source if
-    /// not.
+    /// A new directory on Btrfs: on the source's file system if it is one, otherwise in an image next to the
+    /// source.
     FreshBtrfs,
     /// The lower of two branches in the source directory, the same for all targets.
     Branches,
 }
 
-/// One column.
+/// One column of a table: what is mounted and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Name on the command line, in JSON and in the figures file.
     pub id: &'static str,
-    /// Heading for people.
+    /// Heading for users.
     pub title: &'static str,
     /// The target that its ratios refer to.
     pub baseline: &'static str,
-    /// Where its steps begin.
+    /// Directory in which its steps begin.
     pub ground: Ground,
-    /// From the ground outwards; empty for the ground itself.
+    /// Steps from the ground outwards; empty for the ground itself.
     pub steps: &'static [Step],
     /// Whether daemon and clients run as an ordinary user.
     pub as_user: bool,
     /// Whether tests that change files are left out.
     pub reads_only: bool,
-    /// Whether the source itself is measured while the steps are mounted over it and have seen its
-    /// directories: what the mount costs those who do not use it.
+    /// Whether the source itself is measured while the steps are mounted over it and have read its directories: the
+    /// cost of the mount for processes that do not use it.
     pub from_outside: bool,
 }
 
 impl Target {
-    /// A target that is the ground itself; others change fields of it.
+    /// A target that is the ground itself; others are based on it.
     pub const PLAIN: Self = Self {
         id: "",
         title: "",
@@ -268,17 +266,17 @@ impl Target {
         from_outside: false,
     };
 
-    /// Whether something bounds what may be written to it. What has no bound must never be filled.
+    /// Whether its size is limited. A target without a limit must never be filled.
     pub fn is_bounded(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Loop { .. } | Step::Cage(..)))
     }
 
-    /// Whether its end by a crash can be brought about: Btrfs has no way to be shut down.
+    /// Whether a crash of it can be simulated: Btrfs has no shutdown ioctl.
     pub fn crashes(&self) -> bool {
         self.steps.iter().all(|step| !matches!(step, Step::Loop { kind: "btrfs", .. }))
     }
 
-    /// The pool that it ends in, if it is one.
+    /// Returns the pool of its last step, if it is one.
     pub fn pool(&self) -> Option<Pool> {
         match self.steps.last() {
             Some(Step::Pool(pool)) => Some(*pool),
@@ -286,7 +284,7 @@ impl Target {
         }
     }
 
-    /// Whether it ends in a bucket without a file system.
+    /// Whether its last step is a bucket without a file system.
     pub fn is_of_objects(&self) -> bool {
         matches!(self.steps.last(), Some(Step::Bucket(Bucket { by: BucketOf::Curl, .. })))
     }
@@ -296,7 +294,7 @@ impl Target {
         self.steps.iter().any(|step| matches!(step, Step::Pool(_) | Step::Loop { kind: "btrfs", .. }))
     }
 
-    /// Whether changes to files of the lower branch can be made.
+    /// Whether files of the lower branch can be changed.
     pub fn copies_up(&self) -> bool {
         self.steps.iter().all(|step| !matches!(step, Step::Union(by) if !by.copies_up()))
     }

@@ -1,5 +1,4 @@
-//! A tiny real run over the directory itself and a symbolic link: everything but mounts, on real
-//! files.
+//! A tiny real run over the directory itself and a symbolic link: everything except mounts, on real files.
 
 use std::fs;
 use std::path::Path;
@@ -116,7 +115,7 @@ fn logs_are_measured_in_the_scratch_directory_itself() {
     assert!(!scratch.exists());
 }
 
-/// Needs root, loop devices, ext4 and Btrfs; says so and passes elsewhere.
+/// Needs root, loop devices, ext4 and Btrfs; prints that and passes elsewhere.
 #[test]
 fn images_are_filled_measured_and_taken_away() {
     let root = rustix::process::geteuid().is_root();
@@ -154,15 +153,14 @@ fn images_are_filled_measured_and_taken_away() {
     assert!(!scratch.exists());
 }
 
-/// Makes a program of a text. By a process of its own: a descriptor for writing in this one could
-/// be inherited by a child of another test, and a program that is open for writing cannot be run.
+/// Makes a program from a text. By a process of its own: a descriptor for writing in this one could be inherited by
+/// a child of another test, and a program that is open for writing cannot be run.
 pub(crate) fn script(path: &Path, text: &str) {
     let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     assert!(Command::new("sh").args(["-c", write]).arg(path).arg(text).status().unwrap().success());
 }
 
-/// A stand-in for nacre whose cage is a bind mount, which bounds nothing: the table must find that
-/// out.
+/// A stand-in for nacre whose cage is a bind mount, which has no limit: the table must detect that.
 const BOUNDLESS: &str = "#!/bin/sh
 echo \"$NACRE_STATE_DIR $*\" >> \"${0%/*}/calls\"
 case $1 in
@@ -172,7 +170,7 @@ case $1 in
 esac
 ";
 
-/// Needs root, to mount; says so and passes elsewhere.
+/// Needs root, to mount; prints that and passes elsewhere.
 #[test]
 fn a_cage_that_does_not_hold_is_found_out() {
     if !rustix::process::geteuid().is_root() {
@@ -253,8 +251,7 @@ fn bad_arguments_are_errors() {
     }
     assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::from(2));
     assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::from(2));
-    // What cannot be done is another matter: nothing is measured for a result that could not be
-    // written.
+    // No usage error, but found in advance: nothing is measured for a result that cannot be written.
     let directory = tempfile::tempdir().unwrap();
     let (scratch, page) = (directory.path().join("scratch"), directory.path().join("missing/page.html"));
     let words = ["mirror", "--scratch", scratch.to_str().unwrap(), "--html", page.to_str().unwrap()];
@@ -262,8 +259,7 @@ fn bad_arguments_are_errors() {
     assert!(!scratch.exists());
 }
 
-/// Needs root, bindfs and the fuse device, like every test that mounts; says so and passes
-/// elsewhere.
+/// Needs root, bindfs and the fuse device, like every test that mounts; prints that and passes elsewhere.
 #[test]
 fn real_mounts_are_measured_and_taken_away() {
     let root = rustix::process::geteuid().is_root();
@@ -329,8 +325,8 @@ fn a_nacre_that_does_not_mount_is_skipped_by_name() {
     assert_eq!(report.cells_of("cache-read-4k", "nacre").count(), 0);
 }
 
-/// Needs root, to mount, and overlayfs; says so and passes elsewhere. Rivals that are not installed
-/// are left out.
+/// Needs root, to mount, and overlayfs; prints that and passes elsewhere. Programs that are not installed are left
+/// out.
 #[test]
 fn unions_are_measured_and_taken_away() {
     let knows = fs::read_to_string("/proc/filesystems").is_ok_and(|text| text.contains("\toverlay\n"));

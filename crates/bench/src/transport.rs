@@ -1,8 +1,8 @@
-//! Which way requests travel while the bench runs: the kernel's switch for FUSE over io_uring.
+//! Transport of requests while the bench runs: the kernel's switch for FUSE over io_uring.
 //!
-//! Set by `measure.rs` before anything is mounted, and set back by `undo.rs`. A new machine has it
-//! off, so that is what is measured unless told otherwise. The switch is the whole machine's: mounts
-//! that others make meanwhile follow it too; mounts that exist do not change.
+//! Set by `measure.rs` before anything is mounted, and reset by `undo.rs`. It is off by default, so that is
+//! measured unless requested otherwise. The switch applies to the whole machine: other users' new mounts follow it
+//! too; existing mounts do not change.
 
 use std::fs;
 use std::path::Path;
@@ -14,18 +14,18 @@ use crate::undo::{Effect, Undo};
 /// has no FUSE over io_uring.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// See the file's head.
+/// Setting of the transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// /dev/fuse alone.
+    /// Requests are read from /dev/fuse only.
     Device,
-    /// io_uring.
+    /// Requests are exchanged by io_uring.
     Uring,
-    /// As the machine is set.
+    /// Leaves the machine's setting.
     AsSet,
 }
 
-/// Whether mounts that are made now use io_uring; `None` where the kernel has no switch.
+/// Whether new mounts use io_uring; `None` where the kernel has no switch.
 pub fn uring_is_on() -> Option<bool> {
     match fs::read_to_string(SWITCH).unwrap_or_default().trim() {
         "Y" => Some(true),
@@ -34,7 +34,7 @@ pub fn uring_is_on() -> Option<bool> {
     }
 }
 
-/// Sets the switch, and enters in `undo` how it was.
+/// Sets the switch, and enters its previous state in `undo`.
 pub fn choose(transport: Transport, undo: &Undo) -> Result<(), Failure> {
     let wanted = match transport {
         Transport::Device => false,

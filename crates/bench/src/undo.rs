@@ -1,8 +1,7 @@
-//! What must be undone when the bench ends, however it ends: by return, panic or signal.
+//! Effects on the machine that are undone when the bench ends, however it ends: by return, panic or signal.
 //!
-//! Every effect on the machine is entered here *before* it is made, so there is no moment at which
-//! it could be left behind. Undoing something that was never done is harmless. After [`Undo::all`]
-//! nothing more may be entered.
+//! Every effect is entered here *before* it is made, so that it cannot be left behind at any moment. Undoing an
+//! effect that was never made is harmless. After [`Undo::all`] nothing more may be entered.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,23 +21,23 @@ use crate::mounts;
 use crate::programs;
 use crate::transport;
 
-/// How long mounts are looked for that a stopped program was still making.
+/// How long to look for mounts that a stopped program was still making.
 const LATE_MOUNTS: Duration = Duration::from_millis(60);
 
 /// An effect on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Something is mounted at the path.
+    /// A mount at the path.
     Mount(PathBuf),
-    /// A loop device stands for a file.
+    /// A loop device with a file.
     Loop(PathBuf),
-    /// A device is limited.
+    /// A device with limited throughput.
     Limit(PathBuf),
-    /// Somebody serves a pool in the image.
+    /// Processes that serve a pool in the image.
     Holders(PathBuf),
     /// A directory that belongs to the bench alone.
     Directory(PathBuf),
-    /// FUSE over io_uring was on, or off.
+    /// The previous state of FUSE over io_uring: on or off.
     Switch(bool),
 }
 
@@ -63,12 +62,12 @@ impl Undo {
         Ok(())
     }
 
-    /// Strikes an effect that was undone in the ordinary course.
+    /// Removes an effect that has been undone in the ordinary course.
     pub fn strike(&self, effect: &Effect) {
         self.lock().list.retain(|entered| entered != effect);
     }
 
-    /// Undoes everything, newest first. Returns what could not be undone.
+    /// Undoes everything, newest first. Returns the failures.
     pub fn all(&self) -> Vec<Failure> {
         let effects = {
             let mut effects = self.lock();
@@ -95,14 +94,14 @@ fn undo(effect: &Effect) -> Result<(), Failure> {
     }
 }
 
-/// Frees a loop device; the kernel waits for its last user by itself.
+/// Releases a loop device; the kernel waits for its last user by itself.
 pub fn release_loop(device: &Path) -> Result<(), Failure> {
     let status = Command::new("losetup").arg("-d").arg(device).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let status = status.doing("running losetup for", device)?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("losetup -d {} failed", device.display()))) }
 }
 
-/// Devices of `losetup -n -O NAME,BACK-FILE` whose files lie below `directory`.
+/// Returns the devices in `losetup -n -O NAME,BACK-FILE` whose files are below `directory`.
 fn loops_below(text: &str, directory: &Path) -> Vec<PathBuf> {
     let lines = text.lines().filter_map(|line| line.trim_start().split_once(char::is_whitespace));
     lines
@@ -111,8 +110,8 @@ fn loops_below(text: &str, directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Frees the loop devices of images below `directory` that nobody entered, such as those made by a
-/// program that was stopped half-way.
+/// Releases the loop devices of images below `directory` that were never entered, for example those of a program
+/// that was stopped half-way.
 fn release_loops_below(directory: &Path) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() || programs::find("losetup").is_none() {
         return Ok(());
@@ -122,11 +121,10 @@ fn release_loops_below(directory: &Path) -> Result<(), Failure> {
     loops_below(&String::from_utf8_lossy(&output.stdout), directory).iter().try_for_each(|device| release_loop(device))
 }
 
-/// Removes a directory of the bench. Whatever is still mounted below is detached first: removal
-/// must never go through a mount into files that belong to somebody else, so it is refused if that
-/// fails.
+/// Removes a directory of the bench. Mounts below it are detached first: removal must never go through a mount into
+/// files of others, so it is refused if that fails.
 pub fn remove_tree(path: &Path) -> Result<(), Failure> {
-    // A mount being made by a program that was running when we were stopped may still appear.
+    // A program that was running when the bench was stopped may still complete a mount.
     let (watch, deadline) = (mounts::Watch::start()?, Deadline::after(LATE_MOUNTS));
     loop {
         for point in mounts::below(path)? {
@@ -146,7 +144,7 @@ pub fn remove_tree(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Undoes everything when a signal asks the process to stop, and again when dropped.
+/// Guard that undoes everything when a signal asks the process to stop, and when it is dropped.
 #[derive(Debug)]
 pub struct Guard {
     undo: Undo,
@@ -180,7 +178,7 @@ impl Drop for Guard {
             eprintln!("nacre bench: {failure}");
         }
         self.signals.close();
-        // A waiter that panicked has nothing left to do; the join is only for order.
+        // Joined only for order: a waiter that panicked has nothing more to do.
         if let Some(Err(_)) = self.waiter.take().map(thread::JoinHandle::join) {
             eprintln!("nacre bench: the thread that waits for signals failed");
         }

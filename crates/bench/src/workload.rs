@@ -1,9 +1,8 @@
-//! Workloads: what is done to a target while the clock runs. Called by `measure` only.
+//! Workloads: operations on a target that are timed. Called by `measure` only.
 //!
-//! A workload runs on a thread of its own, as the user of its target. It sees nothing but paths and
-//! a [`Link`] to the thread that owns the mounts; what only root can do (a cold start) it asks for
-//! there. Inside a timed region there is no allocation and no formatting: names and offsets are
-//! made before the clock starts.
+//! A workload runs on a thread of its own, as the user of its target. It has only paths and a [`Link`] to the
+//! thread that owns the mounts, which carries out requests that only root can (a cold start). Inside a timed region
+//! there is no allocation and no formatting: names and offsets are made before the clock starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +63,7 @@ impl WorkUnit {
         }
     }
 
-    /// The group that it belongs to.
+    /// Returns the group that the unit belongs to.
     pub fn group(self) -> Group {
         match self {
             Self::Iozone(_) => Group::Iozone,
@@ -73,97 +72,97 @@ impl WorkUnit {
     }
 }
 
-/// What a workload tells the thread that owns the mounts.
+/// Message of a workload to the thread that owns the mounts.
 #[derive(Debug)]
 pub enum Event {
     /// A measurement.
     Sample(Sample),
-    /// Please do this; the answer comes back over the channel.
+    /// A request; the answer comes back over the channel.
     Ask(Ask),
 }
 
-/// What only the thread that owns the mounts can do.
+/// Request that only the thread that owns the mounts can carry out.
 #[derive(Debug)]
 pub enum Ask {
     /// Makes the target cold.
     Cold,
-    /// Has the target write out what only it knows of: those behind FUSE do not hear of syncfs.
+    /// Has the target write out its dirty data: servers behind FUSE get no syncfs.
     Settle,
-    /// Ends the file system as a crash would and puts it in place again.
+    /// Crashes the file system and mounts it again.
     Crash,
     /// Makes or destroys a snapshot or clone.
     Version(Version),
-    /// Tells the most memory that the daemon has used.
+    /// Asks for the peak memory of the daemon.
     Memory,
     /// Puts or gets objects.
     Objects(Objects),
-    /// Something with the devices of a pool.
+    /// A request about the devices of a pool.
     Over(OverAsk),
-    /// Tells what is used of them.
+    /// Asks for the used bytes of the devices.
     OverUsed,
-    /// Tells what the last change of shape has moved.
+    /// Asks for the bytes moved by the last topology change.
     OverMoved,
-    /// Tells what the first device holds.
+    /// Asks for the bytes allocated on the first device.
     OverShare,
-    /// Tells how many objects the segments of a pool are.
+    /// Asks for the number of segment objects of a pool.
     Segments,
-    /// Has another machine's reader see a new file of this name.
+    /// Asks how long another machine's reader needs to see a new file of this name.
     Follow(String),
 }
 
-/// What comes back.
+/// Answer to a request.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is done.
+    /// The request is carried out.
     Done,
-    /// It took so long.
+    /// The request took this long.
     Took(Duration),
-    /// Bytes, if there is a daemon.
+    /// Memory in bytes, if there is a daemon.
     Memory(Option<u64>),
-    /// Bytes on devices: content of files, and what finds it.
+    /// Bytes on devices: data and metadata.
     Used(u64, u64),
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So many objects, if it is a pool in a bucket.
+    /// Number of segment objects, if it is a pool in a bucket.
     Segments(Option<u64>),
 }
 
-/// The two channels to the thread that owns the mounts.
+/// Channels to the thread that owns the mounts.
 #[derive(Debug)]
 pub struct Link {
-    /// Towards it.
+    /// Messages to that thread.
     pub events: Sender<Event>,
     /// Answers to [`Event::Ask`].
     pub answers: Receiver<Result<Answer, Failure>>,
 }
 
-/// What a target that cannot outgrow its size is held against.
+/// Parameters for checking the limit of a bounded target.
 #[derive(Debug)]
 pub struct Bounds {
-    /// Where its files, or its image, lie on the host.
+    /// Directory of its files, or of its image, on the host.
     pub host: PathBuf,
-    /// Bytes that it may hold.
+    /// Limit in bytes.
     pub limit: u64,
 }
 
-/// What a workload sees.
+/// Parameters of a workload.
 #[derive(Debug)]
 pub struct Visit<'a> {
-    /// Where the target shows the source.
+    /// Path at which the target shows the source.
     pub root: PathBuf,
-    /// Below [`Visit::root`], a directory that belongs to this visit alone.
+    /// Directory below [`Visit::root`] that belongs to this visit alone.
     pub own: PathBuf,
-    /// What bounds it, if the target is bounded.
+    /// Limit of the target, if it is bounded.
     pub bounds: Bounds,
-    /// Where [`prepare`] has made what visits share, beside the target.
+    /// Directory with files shared by all visits, made by [`prepare`]; accessed without the target.
     pub source: PathBuf,
     /// The program under test.
     pub nacre: PathBuf,
-    /// How much to do.
+    /// Amounts of work.
     pub scale: &'a Scale,
     /// Whether tests that change files are left out.
     pub reads_only: bool,
-    /// Whether the target is the ground itself, with nothing in between.
+    /// Whether the target is the ground itself, without any mount.
     pub direct: bool,
     /// Whether files of a lower branch may be written to.
     pub copies_up: bool,
@@ -171,11 +170,11 @@ pub struct Visit<'a> {
     pub has_snapshots: bool,
     /// The pool under test, if it is one.
     pub pool: Option<Pool>,
-    /// Whether it is a bucket without a file system.
+    /// Whether the target is a bucket without a file system.
     pub only_objects: bool,
-    /// Memory for I/O, the same for every target.
+    /// I/O buffer, the same for every target.
     pub buffer: &'a mut Buffer,
-    /// Where samples go.
+    /// Channels to report samples.
     pub link: Link,
 }
 
@@ -186,18 +185,17 @@ impl Visit<'_> {
         self.link.answers.recv().map_err(gone)?
     }
 
-    /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may
-    /// be open.
+    /// Makes the target cold: fresh mount, no names cached. No descriptor below the root may be open.
     pub fn cold(&self) -> Result<(), Failure> {
         self.cold_again().map(drop)
     }
 
-    /// The same; returns how long it took to put it in place again.
+    /// Makes the target cold; returns how long it took to mount it again.
     pub fn cold_again(&self) -> Result<Duration, Failure> {
         self.ask(Ask::Cold).and_then(time)
     }
 
-    /// How many objects the segments of a pool in a bucket are; `None` for other targets.
+    /// Returns the number of segment objects of a pool in a bucket; `None` for other targets.
     pub fn objects(&self) -> Result<Option<u64>, Failure> {
         match self.ask(Ask::Segments)? {
             Answer::Segments(objects) => Ok(objects),
@@ -205,13 +203,13 @@ impl Visit<'_> {
         }
     }
 
-    /// How long after a commit a reader of the pool sees that a file of this name was made by it.
+    /// Returns how long after a commit a reader of the pool sees the new file of this name.
     pub fn follow(&self, name: &str) -> Result<Duration, Failure> {
         self.ask(Ask::Follow(name.to_owned())).and_then(time)
     }
 
-    /// Ends the file system as a crash would and puts it in place again; returns how long the
-    /// latter took. No descriptor below the root may be open.
+    /// Crashes the file system and mounts it again; returns how long the latter took. No descriptor below the root
+    /// may be open.
     pub fn crash(&self) -> Result<Duration, Failure> {
         self.ask(Ask::Crash).and_then(time)
     }
@@ -221,7 +219,7 @@ impl Visit<'_> {
         self.ask(Ask::Version(version)).and_then(time)
     }
 
-    /// The most memory that the daemon has used, bytes; `None` if there is none.
+    /// Returns the peak memory of the daemon in bytes; `None` if there is none.
     pub fn daemon_memory(&self) -> Result<Option<u64>, Failure> {
         match self.ask(Ask::Memory)? {
             Answer::Memory(bytes) => Ok(bytes),
@@ -229,12 +227,12 @@ impl Visit<'_> {
         }
     }
 
-    /// Hands in a measurement.
+    /// Reports a measurement.
     pub fn sample(&self, test: &'static str, elapsed: Duration, amount: u64) -> Result<(), Failure> {
         self.sample_at(test, None, elapsed, amount)
     }
 
-    /// Hands in a measurement at a point.
+    /// Reports a measurement at a point.
     pub fn sample_at(
         &self,
         test: &'static str,
@@ -246,14 +244,13 @@ impl Visit<'_> {
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
 
-    /// Hands in a count of bytes that should be none, or few.
+    /// Reports a count that should be zero or small.
     pub fn count(&self, test: &'static str, bytes: u64) -> Result<(), Failure> {
         let sample = Sample { test, point: None, seconds: bytes as f64, amount: 0.0 };
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
 
-    /// Removes what the test before made and writes out what it left, so that the next one does not
-    /// pay for it.
+    /// Removes files of the previous test and syncs, so that the next one does not pay for it.
     pub fn tidy(&self, files: &[PathBuf]) -> Result<(), Failure> {
         for file in files {
             fs::remove_file(file).doing("removing", file)?;
@@ -264,7 +261,7 @@ impl Visit<'_> {
         self.ask(Ask::Settle).map(drop)
     }
 
-    /// Path of something that [`prepare`] made, through the target.
+    /// Returns the path through the target of a file made by [`prepare`].
     pub fn shared(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -284,8 +281,7 @@ fn time(answer: Answer) -> Result<Duration, Failure> {
     }
 }
 
-/// Makes what the visits of a unit share, once, directly in the source. It is left there for later
-/// rounds.
+/// Makes the files that the visits of a unit share, once, directly in the source. They are kept for later rounds.
 pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
     match unit {
         WorkUnit::Iozone(_) => Ok(()),
@@ -361,8 +357,8 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Turns the calling thread into an ordinary user's for good. Only this thread: the system call
-/// works on threads, and the threads and programs that it starts inherit from it.
+/// Permanently changes the calling thread's user. Only this thread: the system call applies to a thread, and
+/// threads and programs that it starts inherit from it.
 pub fn become_user(user: User) -> Result<(), Failure> {
     let failed = |error: rustix::io::Errno| Failure::new(format!("becoming user {}: {error}", user.uid));
     let (uid, gid) = (rustix::process::Uid::from_raw(user.uid), rustix::process::Gid::from_raw(user.gid));
@@ -378,11 +374,11 @@ fn timed<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<(Duration, T), 
     Ok((start.elapsed(), result))
 }
 
-/// Shorter samples than this are at the mercy of one interrupt.
+/// Minimum length of a sample: shorter ones are dominated by single interrupts.
 const LONG_ENOUGH: Duration = Duration::from_millis(30);
 
-/// Runs `work`, which leaves everything as it found it, again and again until the clock has
-/// something to measure; returns the time of one pass.
+/// Repeats `work`, which restores the initial state, until there is enough time to measure; returns the time of one
+/// pass.
 fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
     let start = clock::now();
     let mut passes = 0_u32;
@@ -396,8 +392,7 @@ fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, F
     }
 }
 
-/// Whether `prepare` has finished `directory` in an earlier round; makes it anew otherwise.
-/// [`finished`] says when.
+/// Whether `directory` has to be made: it is empty now, unless [`finished`] has marked it in an earlier round.
 fn needs_making(directory: &Path) -> Result<bool, Failure> {
     if directory.with_extension("ready").exists() {
         return Ok(false);
@@ -412,13 +407,13 @@ fn needs_making(directory: &Path) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Notes that `directory` is complete.
+/// Marks `directory` as complete.
 fn finished(directory: &Path) -> Result<(), Failure> {
     let marker = directory.with_extension("ready");
     fs::write(&marker, "").map_err(|error| Failure::io("writing", &marker, error))
 }
 
-/// Numbers 0 to `count - 1` in an order without pattern, the same in every run.
+/// Returns the numbers 0 to `count - 1` in a random order that is the same in every run.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     let mut random = Numbers::new(0);

@@ -1,5 +1,5 @@
-//! The built program `nacre-bench`, run from outside: what it refuses, how it ends, and what it says
-//! of itself. Nothing here mounts.
+//! The built program `nacre-bench`, run from outside: refused arguments, exit codes, and its output. Nothing here
+//! mounts.
 
 #![allow(clippy::unwrap_used)] // A failed expectation is what a test reports.
 

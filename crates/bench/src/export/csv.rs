@@ -5,7 +5,7 @@ use crate::report::Report;
 use crate::summary::{cell_ratio, spread};
 use crate::table::COUNT;
 
-/// The text, heading first.
+/// Returns the text, heading first.
 pub fn text(report: &Report) -> String {
     let mut out = String::from(
         "table,test,target,baseline,file_bytes,record_bytes,amount,unit,rounds,median_s,min_s,max_s,rate_per_s,time_ratio\n",

@@ -1,5 +1,4 @@
-//! One self-contained page: where it ran, the plots, the table and every cell. No script, no
-//! request to anywhere.
+//! One self-contained HTML page: machine, plots, table and every cell. No script, and no external resources.
 
 use super::{COUNTS, base, count, measured_columns, plot, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
@@ -15,7 +14,7 @@ th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #d9dee4;white
 th:first-child,td:first-child{text-align:left}small{color:#66717d}.slow{background:#fbe3df}.fast{background:#e0f2e5}\
 svg{max-width:100%;height:auto}pre{overflow-x:auto;background:#f4f6f8;padding:1rem}h2{margin-top:2rem}";
 
-/// The page.
+/// Returns the page.
 pub fn page(report: &Report) -> Result<String, Failure> {
     let sections = sections(report);
     let title = format!("nacre bench {}: {}", report.table, report.title);
@@ -106,7 +105,7 @@ fn table(out: &mut String, report: &Report, section: &Section) {
     out.push_str("</table></div>\n");
 }
 
-/// Colours only what is beyond the noise of a run.
+/// Returns the style of a cell: only differences beyond the noise of a run are coloured.
 fn class(ratio: f64) -> &'static str {
     match ratio {
         ratio if ratio > 1.25 => " class=\"slow\"",

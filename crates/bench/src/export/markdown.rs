@@ -7,15 +7,14 @@ use crate::figures::{self, Verdict};
 use crate::report::Report;
 use crate::summary::{counts, overall, sections};
 
-/// One table may stand in a document several times, measured with different amounts: each under a
-/// section's name.
+/// Returns the markers of a table. It may be in a document several times, measured with different amounts: each
+/// under a section's name.
 fn markers(table: &str, section: Option<&str>) -> (String, String) {
     let name = section.map_or_else(|| table.to_owned(), |section| format!("{table} {section}"));
     (format!("<!-- nacre bench {name}: begin -->"), format!("<!-- nacre bench {name}: end -->"))
 }
 
-/// `old` with what is between the markers of the table's section replaced, or with both markers
-/// appended.
+/// Replaces the part of `old` between the markers of the table's section, or appends it with both markers.
 pub fn replace(old: &str, section: Option<&str>, report: &Report) -> Result<String, Failure> {
     let (begin, end) = markers(&report.table, section);
     let part = format!("{begin}\n{}{end}", table(report)?);
@@ -28,7 +27,7 @@ pub fn replace(old: &str, section: Option<&str>, report: &Report) -> Result<Stri
     })
 }
 
-/// What stands before and behind the part of a table's section; `None` where it has none yet.
+/// Returns the text before and after the part of a table's section; `None` where there is none yet.
 pub fn place<'a>(old: &'a str, table: &str, section: Option<&str>) -> Result<Option<(&'a str, &'a str)>, Failure> {
     let (begin, end) = markers(table, section);
     match (old.split_once(&begin), old.split_once(&end)) {

@@ -16,8 +16,7 @@ use crate::summary::Section;
 const WIDTH: u32 = 1150;
 const LEGEND: u32 = 180;
 const BAR: u32 = 11;
-/// Colours that stay apart for colour-blind readers (Okabe and Ito), then darker ones of the same
-/// hues.
+/// Colours that colour-blind readers can distinguish (Okabe and Ito), then darker ones of the same hues.
 const COLOURS: [RGBColor; 12] = [
     RGBColor(0, 0, 0),
     RGBColor(86, 180, 233),
@@ -44,8 +43,8 @@ fn colour(column: usize) -> RGBColor {
     COLOURS.get(column % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// Where a logarithmic axis has a line and a label: at 1, 2 and 5 of each power of ten, or at the
-/// powers alone where that would be too many.
+/// Returns the ticks of a logarithmic axis: 1, 2 and 5 of each power of ten, or the powers alone where that would
+/// be too many.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     const MOST: usize = 10;
     let powers = || (from.log10().floor() as i32..=to.log10().ceil() as i32).map(|power| 10_f64.powi(power));
@@ -54,20 +53,19 @@ fn ticks(from: f64, to: f64) -> Vec<f64> {
     if all.len() <= MOST { all } else { powers().filter(within).collect() }
 }
 
-/// Where [`ticks`] stand, the library's own labels do not: these run into each other on logarithmic
-/// axes.
+/// Hides the library's own labels, which overlap on logarithmic axes; [`ticks`] are drawn instead.
 fn no_label(_tick: &f64) -> String {
     String::new()
 }
 
-/// A tick's label, with no more digits than it needs: 0.05, 2, 100.
+/// Formats a tick's label, with no more digits than it needs: 0.05, 2, 100.
 fn label(tick: f64) -> String {
     let digits = (-tick.log10().floor()).max(0.0) as usize;
     format!("{tick:.digits$}")
 }
 
-/// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is
-/// the baseline.
+/// Draws the ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is the
+/// baseline.
 pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
     let is_baseline = |column: usize| report.targets.get(column).is_none_or(|target| target.id == target.baseline);
     let columns: Vec<usize> = measured_columns(report).into_iter().filter(|column| !is_baseline(*column)).collect();
@@ -120,8 +118,7 @@ pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
     Ok(svg)
 }
 
-/// The names of the columns beside their colours, in a strip of their own so that they hide
-/// nothing.
+/// Draws the names of the columns next to their colours, in a strip of its own that hides nothing.
 fn legend(
     strip: &DrawingArea<SVGBackend<'_>, Shift>,
     report: &Report,
@@ -140,8 +137,8 @@ fn title(report: &Report, column: usize) -> String {
     report.targets.get(column).map_or_else(String::new, |target| target.title.clone())
 }
 
-/// One plot for each test that has points: throughput over file size, a curve per target. Where
-/// several record sizes were measured, the best of them counts at each file size.
+/// Draws one plot for each test with points: throughput over file size, a curve per target. Where several record
+/// sizes were measured, the best of them counts at each file size.
 pub fn curves(report: &Report) -> Result<Vec<String>, Failure> {
     let mut plots = Vec::new();
     for test in &report.tests {

@@ -1,4 +1,4 @@
-//! The table `exports`: file systems that NFS-Ganesha and Samba give to others.
+//! The table `exports`: file systems exported by NFS-Ganesha and Samba.
 
 use nacre_bench_arguments as arguments;
 
@@ -7,8 +7,8 @@ use super::{Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::Target;
 
-/// What clients of NFS and SMB get from a pool, on loopback. Ratios refer to an exported XFS on a
-/// loop device whose image lies beside the others.
+/// Exports of a pool to clients of NFS and SMB, on loopback. Ratios refer to an exported XFS on a loop device whose
+/// image is next to the others.
 pub static EXPORTS: Table = Table {
     arguments: arguments::EXPORTS,
     tests: TESTS,

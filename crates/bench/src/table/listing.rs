@@ -7,8 +7,8 @@ use super::{Table, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
 
-/// Very many files, or directories, in one directory: the founding table of such directories.
-/// Ratios refer to XFS on a loop device whose image lies beside the others.
+/// Very many files, or directories, in one directory: the original table of such directories. Ratios refer to XFS
+/// on a loop device whose image is next to the others.
 pub static LISTING: Table = Table {
     arguments: arguments::LISTING,
     tests: TESTS,

@@ -6,7 +6,7 @@ use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Cage, Ground, Step, Target};
 
-/// Cages for logs: the founding table of the cage. Every target begins with a new, empty directory.
+/// Cages for logs: the original table of the cage. Every target begins with a new, empty directory.
 pub static LOGS: Table = Table {
     arguments: arguments::LOGS,
     tests: TESTS,
@@ -45,7 +45,7 @@ const XFS: Step = Step::Loop { kind: "xfs", direct_io: false, options: "" };
 const AUTO: Step = Step::Cage(Cage::Shown, &["--engine=fuse"]);
 const COLLECTED: Step = Step::Cage(Cage::Shown, &["--engine=fuse", "--writes=collected"]);
 const THROUGH: Step = Step::Cage(Cage::Shown, &["--engine=fuse", "--writes=through"]);
-// Its image is set aside whole, as it is for everybody who does not ask for a sparse one.
+// Its image is fully allocated, as by default.
 const LOOP: Step = Step::Cage(Cage::Image, &["--engine=loop", "--fstype=ext4"]);
 const QUOTA: Step = Step::Cage(Cage::Within, &["--engine=quota"]);
 

@@ -1,4 +1,4 @@
-//! The table `mirror`: a directory at a second place.
+//! The table `mirror`: a directory mounted at a second mount point.
 
 use nacre_bench_arguments as arguments;
 
@@ -6,7 +6,7 @@ use super::{Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Step, Target};
 
-/// A directory at a second place: the founding table of the mirror.
+/// A directory at a second mount point: the original table of the mirror.
 pub static MIRROR: Table = Table {
     arguments: arguments::MIRROR,
     tests: TESTS,

@@ -1,4 +1,4 @@
-//! The table `object`: file systems in a bucket of an object store that is some way off.
+//! The table `object`: file systems in a bucket of a remote object store.
 
 use nacre_bench_arguments as arguments;
 
@@ -7,9 +7,9 @@ use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Bucket, BucketOf, Step, Target};
 
-/// Pools in a bucket and JuiceFS (names in SQLite on this machine), with a server of S3 on this machine
-/// that answers 5, 10 or 50 ms later, and what curl gets of that server. Ratios refer to a pool in an image
-/// file.
+/// Pools in a bucket and JuiceFS (metadata in SQLite on this machine), with an S3 server on this machine and a
+/// simulated round trip of 5, 10 or 50 ms, and the throughput of curl with that server. Ratios refer to a pool in
+/// an image file.
 pub static OBJECT: Table = Table {
     arguments: arguments::OBJECT,
     tests: TESTS,

@@ -6,8 +6,8 @@ use super::{Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Ground, Pool, PoolOf, Step, Target};
 
-/// Pools: bonnie++'s columns, as in the founding document, and what file systems of this kind are
-/// weak or strong in. Ratios refer to XFS on a loop device whose image lies beside the others.
+/// Pools: bonnie++'s columns, as in the original document, and operations in which file systems of this kind are
+/// weak or strong. Ratios refer to XFS on a loop device whose image is next to the others.
 pub static POOL: Table = Table {
     arguments: arguments::POOL,
     tests: TESTS,
@@ -16,14 +16,14 @@ pub static POOL: Table = Table {
     programs: &[("mkfs.xfs", "-V"), ("mkfs.ext4", "-V"), ("mkfs.btrfs", "-V"), ("fusermount3", "-V")],
 };
 
-/// What the targets of this table and of `listing` have in common.
+/// Common fields of the targets of this table and of `listing`.
 pub(super) const IMAGE: Target = Target { ground: Ground::Fresh, baseline: "xfs", ..Target::PLAIN };
 pub(super) const XFS: Step = Step::Loop { kind: "xfs", direct_io: false, options: "" };
 pub(super) const EXT4: Step = Step::Loop { kind: "ext4", direct_io: false, options: "" };
 pub(super) const BTRFS: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "" };
 pub(super) const BTRFS_ZSTD: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "compress=zstd" };
 pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off", also: &[], over: None });
-// The only ones that it has are lzjb and gzip.
+// zfs-fuse has only lzjb and gzip.
 pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[], over: None });
 pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &[], over: None });
 const NACRE_LZ4: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[], over: None });

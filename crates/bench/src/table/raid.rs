@@ -6,9 +6,9 @@ use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Ground, Over, Pool, PoolOf, Step, Target};
 
-/// Pools that survive disks: streams, random reads and writes, with a device missing or slow, made
-/// whole again, verified; and what they take of their devices. Ratios refer to a pool of nacre's on
-/// as many devices as hold data in the RAID-Z ones, without redundancy.
+/// Pools with redundancy: streams, random reads and writes, with a device missing or slow, resilvered, scrubbed;
+/// and the space that files take. Ratios refer to a pool of nacre without redundancy, on as many devices as hold
+/// data in the RAID-Z ones.
 pub static RAID: Table = Table {
     arguments: arguments::RAID,
     tests: TESTS,

@@ -6,8 +6,8 @@ use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Ground, Step, Target, Union};
 
-/// Two branches as one tree: the founding table of the union. Ratios refer to the lower branch,
-/// which is the larger, by itself.
+/// Two branches as one tree: the original table of the union. Ratios refer to the lower branch, which is the
+/// larger, by itself.
 pub static UNION: Table = Table {
     arguments: arguments::UNION,
     tests: TESTS,

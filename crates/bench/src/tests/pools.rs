@@ -1,5 +1,5 @@
-//! Tiny runs over file systems in images: the kernel's, a stand-in for nacre's pools, and zfs-fuse
-//! where it is installed. Need root and loop devices; say so and pass elsewhere.
+//! Tiny runs over file systems in images: the kernel's, a stand-in for nacre's pools, and zfs-fuse where it is
+//! installed. They need root and loop devices; elsewhere they print that and pass.
 
 use std::collections::BTreeSet;
 
@@ -121,7 +121,7 @@ fn directories_of_many_names_are_measured() {
     assert_eq!(imports, if has_rsync { 7 } else { 6 }, "each directory is cold twice, each copy once: {calls}");
 }
 
-/// zfs-fuse serves a whole machine: where it runs already, it is left out by name.
+/// zfs-fuse serves a whole machine: where it runs already, it is reported and left out.
 #[test]
 fn zfs_fuse_is_measured_where_it_is_installed() {
     if !possible() || programs::find("zfs-fuse").is_none() {
@@ -138,7 +138,7 @@ fn zfs_fuse_is_measured_where_it_is_installed() {
     assert_eq!(missing(&report, "zfs-fuse"), BTreeSet::new());
 }
 
-/// Over a real server of S3, which the stand-in never asks.
+/// Over a real S3 server, which the stand-in never uses.
 #[test]
 fn file_systems_in_a_bucket_are_measured() {
     if !possible() || crate::buckets::obstacle().is_some() || programs::find("git").is_none() {

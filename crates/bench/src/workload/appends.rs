@@ -1,5 +1,5 @@
-//! Lines appended to a log by a program: the file opened for each line and closed again, then one
-//! descriptor held. Three system calls a line, or one, and nothing else.
+//! Lines appended to a log by a program: first the file is opened and closed for each line, then one descriptor is
+//! held open. Three system calls a line, or one, and nothing else.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,22 +18,22 @@ const LONG: &str = "this is my incredible log message from outer space, i post i
 const AGAIN: &str = " - to repeat - ";
 /// How often a log is opened for a line before its descriptor is held.
 const OPENED: u64 = 100;
-/// How often the longest line says it.
+/// Repetitions of the text in the longest line.
 const TIMES: usize = 6;
 
-/// Lengths of lines that real logs have: a word or two, a sentence, a dump.
+/// Lengths of lines in real logs: a few words, a sentence, a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
-    /// 50 bytes.
+    /// A line of 50 bytes.
     Short,
-    /// 91 bytes.
+    /// A line of 91 bytes.
     Long,
-    /// 621 bytes.
+    /// A line of 621 bytes.
     VeryLong,
 }
 
 impl Line {
-    /// All of them, shortest first.
+    /// All lines, shortest first.
     pub const ALL: [Self; 3] = [Self::Short, Self::Long, Self::VeryLong];
 
     /// The text without its newline.
@@ -63,7 +63,7 @@ fn opening(path: &CString, line: &[u8], count: u64) -> Result<(), Failure> {
         let file = rustix::fs::open(path.as_c_str(), LOGGER, Mode::from_raw_mode(0o644))
             .map_err(|error| failed("opening", error))?;
         append(&file, line)?;
-        // And closed, before the next.
+        // It is closed before the next one.
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ fn holding(path: &CString, line: &[u8], count: u64) -> Result<(), Failure> {
     (0..count).try_for_each(|_| append(&file, line))
 }
 
-/// Fails unless the file holds exactly that many bytes: a target that loses lines is not measured.
+/// Fails unless the file has exactly this many bytes: a target that loses lines is not measured.
 pub fn expect_length(path: &Path, bytes: u64) -> Result<(), Failure> {
     let found = fs::metadata(path).doing("looking at", path)?.len();
     if found == bytes {
@@ -101,7 +101,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
             visit.tidy(std::slice::from_ref(&path))?;
         }
     }
-    // A shell loop has written the log so far; now a program holds it.
+    // The log has been written line by line so far; now it is held open.
     let line = Line::Short.text() + "\n";
     opening(&name, line.as_bytes(), OPENED)?;
     let elapsed = timed(|| holding(&name, line.as_bytes(), count))?.0;

@@ -1,5 +1,5 @@
-//! One big file that stays in the page cache: sequential, random and stride I/O without fsync. What
-//! remains is the cost of the system calls on the way to the cache, which is what a layer can lose.
+//! One big file that stays in the page cache: sequential, random and stride I/O without fsync. This measures the
+//! cost of the system calls to the page cache, which a layer can increase.
 //!
 //! Every target works on the same file, so all share the same pages of the source.
 
@@ -15,7 +15,7 @@ use crate::scale::Scale;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
-/// iozone's stride: 17 records, so that a power of two of records is visited completely.
+/// iozone's stride: 17 records, so that all records of a power of two are visited.
 pub const STRIDE: u64 = 17;
 
 /// Page-aligned memory for I/O, filled with a pattern that no file system can store as a hole or
@@ -27,7 +27,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Memory for records of up to `bytes`.
+    /// Allocates memory for records of up to `bytes`.
     pub fn new(bytes: usize) -> Self {
         let mut memory = vec![0_u8; bytes + 4096];
         let mut state = 1_u32;
@@ -39,7 +39,7 @@ impl Buffer {
         Self { memory, skip }
     }
 
-    /// The first `bytes`, or all that there are.
+    /// Returns the first `bytes` of the memory, or all of it.
     pub fn record(&mut self, bytes: u64) -> &mut [u8] {
         let usable = self.memory.get_mut(self.skip..).unwrap_or_default();
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(usable.len());
@@ -76,38 +76,38 @@ pub fn write_at(file: &OwnedFd, record: &[u8], offsets: &[u64]) -> Result<(), Fa
     Ok(())
 }
 
-/// Flushes to the device.
+/// Syncs to the device.
 pub fn flush(file: &OwnedFd) -> Result<(), Failure> {
     rustix::fs::fsync(file).map_err(|error| Failure::new(format!("fsync: {error}")))
 }
 
-/// Offsets of the records of a file, first to last.
+/// Returns the offsets of the records of a file, first to last.
 pub fn forward(bytes: u64, record: u64) -> Vec<u64> {
     (0..bytes / record).map(|number| number * record).collect()
 }
 
-/// Every record once, in an order without pattern.
+/// Returns the offset of every record once, in random order.
 pub fn random(bytes: u64, record: u64) -> Vec<u64> {
     shuffled(bytes / record).into_iter().map(|number| number * record).collect()
 }
 
-/// As many records as the file has, each [`STRIDE`] records after the one before, round and round.
+/// Returns as many offsets as the file has records, each [`STRIDE`] records after the one before, modulo the size.
 pub fn stride(bytes: u64, record: u64) -> Vec<u64> {
     let count = bytes / record;
     (0..count).map(|number| number * STRIDE % count * record).collect()
 }
 
-/// The file that the groups cache and mmap work on.
+/// Returns the path of the file that the groups cache and mmap work on.
 pub fn path(root: &Path) -> PathBuf {
     root.join("big-file")
 }
 
-/// Makes it, unless it is there from the other group.
+/// Makes the file, unless the other group has made it.
 pub fn prepare(source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
     make(&path(source), scale.cache, buffer)
 }
 
-/// Makes a file of that size that everybody may write, unless it is there.
+/// Makes a file of that size that everybody can write, unless it exists.
 pub fn make(path: &Path, bytes: u64, buffer: &mut Buffer) -> Result<(), Failure> {
     if std::fs::metadata(path).is_ok_and(|data| data.len() == bytes) {
         return Ok(());
@@ -147,8 +147,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let memory = visit.buffer.record(*record);
         let elapsed = repeated(|| write_at(&file, memory, offsets))?;
         visit.sample(test, elapsed, bytes)?;
-        // Every test starts with a clean file, so that none pays for the writeback of the one
-        // before.
+        // Every test starts with a clean file, so that none pays for the writeback of the previous one.
         flush(&file)?;
     }
     Ok(())

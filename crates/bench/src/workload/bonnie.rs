@@ -1,9 +1,9 @@
-//! What bonnie++ does, in its order: a file written byte by byte, in blocks, rewritten, read byte
-//! by byte and in blocks, and sought in by three readers at once that write one block in ten; then
-//! files made, looked at and deleted in the order of their names and in none.
+//! The operations of bonnie++, in its order: a file is written byte by byte, in blocks, rewritten, read byte by
+//! byte and in blocks, and three concurrent processes seek in it and write one block in ten; then files are
+//! created, stat'ed and deleted in the order of their names and in random order.
 //!
-//! Writes end with an fsync, as there. Reads and seeks begin cold, because a file that bonnie++
-//! wants (twice the memory) would not be in memory either.
+//! Writes end with an fsync, as in bonnie++. Reads and seeks begin cold, because a file of bonnie++'s default size
+//! (twice the memory) would not be in memory either.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,11 +18,11 @@ use super::material::{Numbers, Supply};
 use super::{Material, Visit, files, shuffled, timed};
 use crate::failure::{Doing, Failure};
 
-/// bonnie++'s block.
+/// Size of bonnie++'s blocks in bytes.
 const BLOCK: usize = 8 << 10;
-/// What the C library collects before it writes single bytes out, and reads ahead for them.
+/// Buffer of the C library for writing and reading single bytes.
 const COLLECTED: usize = 4 << 10;
-/// The part that is written byte by byte: the processor is all that is measured there.
+/// Divisor of the part that is written byte by byte, where only the processor matters.
 const BYTEWISE: u64 = 8;
 const SEEKERS: u64 = 3;
 /// Seeks for each 16 MiB of the file, up to bonnie++'s number.
@@ -61,12 +61,12 @@ fn read_whole(file: &OwnedFd, block: &mut [u8], offset: u64) -> Result<(), Failu
     }
 }
 
-/// Offsets of the blocks of a file.
+/// Returns the offsets of the blocks of a file.
 fn blocks(bytes: u64, block: usize) -> impl Iterator<Item = u64> {
     (0..bytes).step_by(block)
 }
 
-/// As `putc` does: each byte into a small buffer, which is written when it is full.
+/// Writes bytes as `putc` does: into a small buffer, which is written when it is full.
 fn put_bytes(file: &OwnedFd, supply: &Supply, bytes: u64) -> Result<(), Failure> {
     let mut collected = Vec::with_capacity(COLLECTED);
     for offset in blocks(bytes, COLLECTED) {
@@ -79,7 +79,7 @@ fn put_bytes(file: &OwnedFd, supply: &Supply, bytes: u64) -> Result<(), Failure>
     flush(file)
 }
 
-/// As `getc` does; the sum keeps the compiler from leaving it out.
+/// Reads bytes as `getc` does; the sum keeps the compiler from removing the loop.
 fn get_bytes(file: &OwnedFd, bytes: u64) -> Result<u64, Failure> {
     let (mut collected, mut sum) = ([0; COLLECTED], 0_u64);
     for offset in blocks(bytes, COLLECTED) {
@@ -101,7 +101,7 @@ fn get_blocks(file: &OwnedFd, bytes: u64) -> Result<(), Failure> {
     blocks(bytes, BLOCK).try_for_each(|offset| read_whole(file, &mut block, offset))
 }
 
-/// Each block read, changed in one byte and written back.
+/// Reads each block, changes one byte and writes it back.
 fn rewrite(file: &OwnedFd, bytes: u64) -> Result<(), Failure> {
     let mut block = [0; BLOCK];
     for offset in blocks(bytes, BLOCK) {
@@ -163,7 +163,7 @@ pub fn run(visit: &mut Visit<'_>, material: Material) -> Result<(), Failure> {
     visit.tidy(&[path])
 }
 
-/// bonnie++'s names: a number and letters behind it, or letters and a number behind them.
+/// Returns bonnie++'s names: a number followed by letters, or letters followed by a number.
 fn names(directory: &Path, count: u64, in_order: bool) -> Result<Vec<CString>, Failure> {
     let mut numbers = Numbers::new(count);
     let mut letters =

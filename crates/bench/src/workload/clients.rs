@@ -1,6 +1,5 @@
-//! The same work by one client, then by two at once: how a target scales. Each client does the
-//! whole amount, so on a machine with two idle processors the second row costs as much time as the
-//! first.
+//! The same work by one client, then by two concurrently: how a target scales. Each client does the whole amount,
+//! so on a machine with two idle processors the second row takes as long as the first.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -18,7 +17,7 @@ use crate::scale::Scale;
 const CLIENTS: usize = 2;
 const MIB: u64 = 1024 * 1024;
 
-/// Makes the files that are looked at and one big file for each client.
+/// Makes the files for stat and one big file for each client.
 pub fn prepare(source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
     files::prepare(source, scale)?;
     (0..CLIENTS).try_for_each(|client| make(&big(source, client), size(scale), buffer))
@@ -32,12 +31,12 @@ fn size(scale: &Scale) -> u64 {
     (scale.cache / 4 / MIB).max(1) * MIB
 }
 
-/// Passes over small things, so that starting a thread is nothing beside the work.
+/// Number of small operations, large enough to make the cost of starting a thread negligible.
 const OPERATIONS: u64 = 50_000;
 
-/// Runs `work` in as many clients at once and returns the time from the first start to the last
-/// end, by the clients' own clocks: the thread that waits for them may itself be waiting for a
-/// processor. What each client needs is made by `ready` before the clock starts.
+/// Runs `work` in this many concurrent clients and returns the time from the first start to the last end, by the
+/// clients' own clocks: the thread that waits for them may itself be waiting for a processor. `ready` prepares each
+/// client before the clock starts.
 fn together<T>(
     clients: usize,
     ready: impl Fn(usize) -> Result<T, Failure> + Sync,
@@ -90,8 +89,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     if visit.reads_only {
         return Ok(());
     }
-    // Each client has a directory of its own: two in one directory would wait for its lock on any
-    // file system.
+    // Each client has a directory of its own: two in one directory would contend for its lock on any file system.
     let count = count.div_ceil(2);
     let directories: Vec<PathBuf> = (0..CLIENTS).map(|client| visit.own.join(format!("client-{client}"))).collect();
     directories.iter().try_for_each(|path| std::fs::create_dir(path).doing("creating", path))?;

@@ -1,5 +1,5 @@
-//! A tree of very many small files, brought onto the target by `cp -a`, `rsync -a` and `nacre copy`: what
-//! the founding document's author waited for.
+//! A tree of very many small files, copied to the target by `cp -a`, `rsync -a` and `nacre copy`: the slow
+//! operation of the original document.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::failure::{Doing, Failure};
 use crate::programs::find;
 use crate::scale::Scale;
 
-/// Files of a directory.
+/// Files per directory.
 const TOGETHER: u64 = 1000;
 /// Bytes of the largest file; the smallest is empty.
 const MOST: u64 = 4000;
-/// The tree, on the disk that it comes from.
+/// Name of the tree, on the file system that it is copied from.
 const TREE: &str = "copied";
 
 /// Makes the tree.
@@ -38,7 +38,7 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     finished(&tree)
 }
 
-/// Runs a program until what it has copied is durable.
+/// Runs a copy until its result is durable.
 fn copied(visit: &Visit<'_>, command: &mut Command, to: &Path) -> Result<Duration, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     visit.cold()?;

@@ -43,7 +43,7 @@ fn sync() -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::new(format!("sync failed ({status})"))) }
 }
 
-/// Bytes that the machine has not written to its disks yet.
+/// Returns the dirty bytes of the machine.
 fn dirty() -> Result<u64, Failure> {
     let path = Path::new("/proc/meminfo");
     Ok(parse_dirty(&fs::read_to_string(path).doing("reading", path)?))
@@ -71,7 +71,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
         visit.tidy(std::slice::from_ref(&file))
     };
     done("dd-sync", once("oflag=sync")?.0)?;
-    // The sync is for the whole machine: what others left must not be part of it.
+    // The sync applies to the whole machine: other processes' dirty data must not be part of it.
     sync()?;
     let alone = once("")?.0;
     let syncing = timed(sync)?.0;
@@ -101,13 +101,13 @@ pub fn run_writers(visit: &mut Visit<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One dd for each path, all at once; returns the time until the last has ended.
+/// Starts one dd for each path, concurrently; returns the time until the last has ended.
 fn append_at_once(paths: &[PathBuf], count: u64) -> Result<Duration, Failure> {
     let line = Line::Short.text().len() + 1;
     let words = [format!("bs={line}"), format!("count={count}"), "oflag=append".to_owned(), "conv=notrunc".to_owned()];
     let begin = clock::now();
     let started: Vec<Result<Child, Failure>> = paths.iter().map(|path| start(&words, path)).collect();
-    // Every one that runs is waited for, whatever happened to the others.
+    // Every one that runs is waited for, even if others failed.
     let results: Vec<Result<(), Failure>> = started.into_iter().map(|child| child.and_then(finish)).collect();
     let elapsed = begin.elapsed();
     results.into_iter().collect::<Result<Vec<()>, Failure>>()?;

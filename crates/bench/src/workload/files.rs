@@ -1,5 +1,4 @@
-//! Many small files: the cost of names. One system call family per test, over full paths, in
-//! directory order.
+//! Many small files: the cost of names. One family of system calls per test, over full paths, in directory order.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -18,7 +17,7 @@ const CONTENT: [u8; 1024] = [b'x'; 1024];
 /// Bytes of a file that is created while the clock runs.
 pub const SMALL: [u8; 100] = [b'y'; 100];
 
-/// Makes the files that are looked at.
+/// Makes the files for stat and read.
 pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     let directory = source.join("files");
     if !needs_making(&directory)? {
@@ -51,7 +50,7 @@ pub fn flat(directory: &Path, count: u64, word: &str) -> Result<Vec<CString>, Fa
     (0..count).map(|number| terminated(&directory.join(format!("{word}-{number:07}")))).collect()
 }
 
-/// The path as system calls want it.
+/// Returns the path as a C string.
 pub fn terminated(path: &Path) -> Result<CString, Failure> {
     CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))
@@ -61,7 +60,7 @@ fn failed(doing: &str, path: &CStr, error: Errno) -> Failure {
     Failure::new(format!("{doing} {}: {error}", path.to_string_lossy()))
 }
 
-/// `stat` of each.
+/// Calls `stat` for each path.
 pub fn stat_all(paths: &[CString]) -> Result<(), Failure> {
     for path in paths {
         rustix::fs::statat(CWD, path.as_c_str(), AtFlags::empty()).map_err(|error| failed("stat of", path, error))?;
@@ -80,7 +79,7 @@ fn stat_missing(paths: &[CString]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens a file of so many bytes, reads and closes it.
+/// Opens a file of this many bytes, reads and closes it.
 pub fn read(path: &CStr, length: usize) -> Result<(), Failure> {
     let mut content = [0_u8; 4096];
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -144,7 +143,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     if visit.reads_only { Ok(()) } else { run_changes(visit, visit.scale.files) }
 }
 
-/// Measures what only looks at the files that [`prepare`] made.
+/// Measures operations that only read the files made by [`prepare`].
 pub fn run_lookups(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let count = visit.scale.files;
     let directory = visit.shared("files");
@@ -158,11 +157,11 @@ pub fn run_lookups(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.cold()?;
     visit.sample("open-first", timed(|| read_all(&paths))?.0, count)?;
     visit.sample("open-again", repeated(|| read_all(&paths))?, count)?;
-    // Each has been read since its attributes were asked for.
+    // Each file has been read since its attributes were cached.
     visit.sample("stat-read", timed(|| stat_all(&paths))?.0, count)
 }
 
-/// Measures what changes files in the visit's own directory.
+/// Measures operations that change files in the visit's own directory.
 pub fn run_changes(visit: &Visit<'_>, count: u64) -> Result<(), Failure> {
     let (olds, news) = (flat(&visit.own, count, "old")?, flat(&visit.own, count, "new")?);
     visit.sample("create", timed(|| olds.iter().try_for_each(|path| create(path)))?.0, count)?;

@@ -1,8 +1,8 @@
-//! Sixteen writers of four kinds until nothing more fits, then two questions: how much does the
-//! host hold beyond the limit, and is everything there that was accepted? Nothing is timed.
+//! Sixteen writers of four kinds write until nothing more fits. Then it is checked how many bytes the host holds
+//! beyond the limit, and whether all accepted bytes exist. Nothing is timed.
 //!
-//! Only targets with a limit come here; writers also stop by themselves somewhat above it, so that
-//! a cage that does not hold cannot fill the disk.
+//! Only targets with a limit are filled; writers also stop by themselves somewhat above it, so that a broken cage
+//! cannot fill the disk.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -21,10 +21,10 @@ use crate::failure::{Doing, Failure};
 const WRITERS: usize = 16;
 const KIB: usize = 1024;
 const MIB: u64 = 1 << 20;
-/// File systems give space away in blocks of this size.
+/// Allocation unit of file systems.
 const BLOCK: u64 = 4096;
 
-/// How a writer writes.
+/// Method of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Blocks of 1 MiB at growing offsets.
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// A file and how much of it was accepted.
+/// A file and the number of its bytes that were accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Written {
     path: PathBuf,
@@ -99,7 +99,7 @@ fn write_until_full(path: PathBuf, kind: Kind, allowance: &AtomicU64) -> Result<
     }
 }
 
-/// All writers at once.
+/// Runs all writers concurrently.
 fn fill(directory: &Path, allowance: u64) -> Result<Vec<Written>, Failure> {
     let allowance = AtomicU64::new(allowance);
     let results: Vec<Result<Written, Failure>> = thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn fill(directory: &Path, allowance: u64) -> Result<Vec<Written>, Failure> {
             let (path, allowance) = (directory.join(format!("writer-{number:02}")), &allowance);
             scope.spawn(move || write_until_full(path, *kind, allowance))
         });
-        // Collected first, so that all of them run before any is waited for.
+        // Collected first, so that all of them are started before any is joined.
         let writers: Vec<_> = writers.collect();
         writers
             .into_iter()
@@ -118,7 +118,7 @@ fn fill(directory: &Path, allowance: u64) -> Result<Vec<Written>, Failure> {
     results.into_iter().collect()
 }
 
-/// Bytes that were accepted but are not in the files.
+/// Returns how many accepted bytes are not in the files.
 fn missing(written: &[Written]) -> Result<u64, Failure> {
     let mut missing = 0;
     for Written { path, accepted } in written {
@@ -132,9 +132,8 @@ fn missing(written: &[Written]) -> Result<u64, Failure> {
     Ok(missing)
 }
 
-/// Bytes of file data that the host holds below `directory`. What a file system sets aside behind
-/// the end of a file or counts for its own tables is not the file's: blocks count up to the last
-/// byte only.
+/// Returns the bytes of file data that the host holds below `directory`. Preallocation behind the end of a file and
+/// metadata are not counted: blocks count up to the last byte only.
 fn held_by(directory: &Path) -> Result<u64, Failure> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory).doing("listing", directory)? {
@@ -157,7 +156,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     if accepted < limit / 2 {
         return Err(Failure::new(format!("full after {accepted} of {limit} bytes")));
     }
-    // A cage that held back too much would find out now.
+    // A cage that reserved too little for write-back would fail now.
     for Written { path, .. } in written.iter().filter(|written| written.accepted > 0) {
         fs::File::open(path).and_then(|file| file.sync_all()).doing("flushing", path)?;
     }

@@ -1,6 +1,6 @@
-//! What file systems in an object store are weak or strong in: small files, a tree of programs under
-//! git, small syncs, one large file from end to end and at random, cold and warm. What is written
-//! counts when it is in the store.
+//! Operations in which file systems in an object store are weak or strong: small files, a tree of programs under
+//! git, small syncs, one large file sequentially and at random, cold and warm. Writes count when the data are in
+//! the store.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
 /// Bytes of a small file.
 const CONTENT: usize = 1000;
-/// Reads and overwrites at random: one of so many syncs.
+/// Random reads and overwrites: divisor of the number of syncs.
 const RANDOM: usize = 2;
 
 /// Makes the archive of a tree under git, one pack of all objects.
@@ -41,7 +41,7 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     finished(&directory)
 }
 
-/// git as nobody in particular, whose settings are nobody's.
+/// Runs git without any user's settings.
 fn git(tree: &Path, words: &[&str]) -> Result<Vec<u8>, Failure> {
     let mut command = Command::new("git");
     command.args(["-c", "safe.directory=*", "-c", "user.name=bench", "-c", "user.email=bench@localhost"]).args(words);
@@ -70,7 +70,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     large_file(visit)
 }
 
-/// What a client without a file system gets of the server: the limit of both rows.
+/// Measures a client without a file system: the upper bound of both rows.
 fn objects(visit: &Visit<'_>) -> Result<(), Failure> {
     let bytes = bytes_of(objects_of(visit.scale.stream));
     for (test, what) in [("object-write", Objects::Put(bytes)), ("object-read-first", Objects::Get(bytes))] {
@@ -163,8 +163,8 @@ fn large_file(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.tidy(&[path])
 }
 
-/// Reads what nothing on this machine holds; again, often enough for the clock; and when the kernel has
-/// forgotten it.
+/// Reads three times: without any cache on this machine; again, often enough for the clock; and after the kernel's
+/// cache has been dropped.
 fn read_thrice(
     visit: &mut Visit<'_>,
     path: &Path,

@@ -1,10 +1,10 @@
 //! One point of iozone's automatic mode (`iozone -a -e`): nine operations on one file, in iozone's
 //! order.
 //!
-//! As there: writes include the fsync, opening and closing are not timed, records are visited in
-//! offset order, in random order, backwards and with a stride of 17, and "record rewrite" writes
-//! one record at the same place again and again. Unlike there: small files are read several times
-//! over and the time is divided, because one pass over 64 KiB is shorter than an interrupt.
+//! As in iozone: writes include the fsync, opening and closing are not timed, records are visited in offset order,
+//! in random order, backwards and with a stride of 17, and "record rewrite" writes one record at the same offset
+//! repeatedly. Unlike iozone: small files are read several times and the time is divided, because one pass over 64
+//! KiB is shorter than an interrupt.
 
 use std::os::fd::OwnedFd;
 
@@ -15,8 +15,7 @@ use super::{Visit, repeated, timed};
 use crate::failure::Failure;
 use crate::report::Point;
 
-/// Measures the nine operations, on a file of this visit's own: even those that read need a target
-/// that can be written.
+/// Measures the nine operations, on a file of this visit's own: even the reading ones need a writable target.
 pub fn run(visit: &mut Visit<'_>, point: Point) -> Result<(), Failure> {
     let path = visit.own.join("iozone.tmp");
     let (in_order, at_random, strided) =

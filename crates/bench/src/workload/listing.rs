@@ -1,4 +1,4 @@
-//! One directory with very many files, listed by the real `ls`, as people meet it.
+//! One directory with very many files, listed by the real `ls`, as in ordinary use.
 
 use std::fs;
 use std::path::Path;
@@ -22,11 +22,10 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     finished(&directory)
 }
 
-/// Runs a program to its end with its output thrown away; its failure is a failure of the
-/// measurement.
+/// Runs a program to its end and discards its output; its failure is a failure of the measurement.
 pub fn program(name: &str, arguments: &[&str], path: &Path) -> Result<(), Failure> {
     let mut command = Command::new(name);
-    // Sorting by the locale's rules would drown what is measured.
+    // Sorting by the locale's rules would take longer than the measured operation.
     command.args(arguments).arg(path).env("LC_ALL", "C").env("TZ", "UTC").current_dir("/");
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let status = status.map_err(|error| Failure::new(format!("starting {name}: {error}")))?;

@@ -15,15 +15,15 @@ use super::{Material, Visit, timed};
 use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 
-/// Bytes of a file, and of the smallest and largest where they are mixed.
+/// Size of a file in bytes; [`MIXED`] are the smallest and largest of mixed sizes.
 const SMALL: usize = 100;
 const MIXED: [u64; 2] = [50_000, 500_000];
-/// The first and last so many parts of a hundred show whether it gets slower.
+/// The first and the last 1/[`PARTS`] of the files show whether creation gets slower.
 const PARTS: u64 = 16;
-/// Commits that a reader follows.
+/// Number of commits that a reader follows.
 const FOLLOWED: u32 = 3;
-/// A pool in a bucket rests when nothing has changed for so long: what was removed stays for ten minutes, and
-/// goes with the next commit.
+/// A pool in a bucket is idle when nothing has changed for this long: obsolete objects are kept for ten minutes,
+/// and removed after the next commit.
 const REST: Duration = Duration::from_secs(750);
 const REST_MOST: Duration = Duration::from_secs(3600);
 const LOOKED: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ fn failed(doing: &str, number: u64, error: rustix::io::Errno) -> Failure {
     Failure::new(format!("{doing} number {number}: {error}"))
 }
 
-/// Bytes of a file.
+/// Returns the size of a file in bytes.
 fn length(number: u64, mixed: bool) -> usize {
     let [least, most] = MIXED;
     let bytes = if mixed { least + Numbers::new(number).below(most - least) } else { SMALL as u64 };
@@ -70,7 +70,7 @@ fn name(number: u64) -> Result<CString, Failure> {
     CString::new(format!("measurement-{number:08}.dat")).map_err(|_| Failure::new("a name with a zero byte"))
 }
 
-/// One that has nothing in common with the one before: caches and messages are named like this.
+/// Returns a name unrelated to the previous one, as in caches and mail directories.
 fn unrelated_name(number: u64) -> Result<CString, Failure> {
     CString::new(format!("{:016x}", Numbers::new(number).next())).map_err(|_| Failure::new("a name with a zero byte"))
 }
@@ -87,7 +87,7 @@ fn make_directories(directory: &Path, count: u64) -> Result<Duration, Failure> {
     Ok(timed(all)?.0)
 }
 
-/// Bytes in use on the file system, as it tells.
+/// Returns the used bytes of the file system, as it reports them.
 fn used(path: &Path) -> Result<u64, Failure> {
     let file = open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::syncfs(&file).doing("flushing", path)?;
@@ -95,7 +95,7 @@ fn used(path: &Path) -> Result<u64, Failure> {
     Ok(room.f_blocks.saturating_sub(room.f_bfree).saturating_mul(room.f_frsize))
 }
 
-/// Bytes that the image takes on its disk.
+/// Returns the allocated bytes of the image.
 fn image_bytes(host: &Path) -> Result<u64, Failure> {
     let image = host.join("image");
     match fs::metadata(&image) {
@@ -105,7 +105,7 @@ fn image_bytes(host: &Path) -> Result<u64, Failure> {
     }
 }
 
-/// A directory that lacks a name, or shows one twice, is no result.
+/// Fails if the directory lacks a name, or shows one twice.
 fn expect(directory: &Path, count: u64) -> Result<(), Failure> {
     let failed = |error: rustix::io::Errno| Failure::new(format!("listing {}: {error}", directory.display()));
     let mut names = Dir::new(open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?).map_err(failed)?;
@@ -122,10 +122,10 @@ fn expect(directory: &Path, count: u64) -> Result<(), Failure> {
     }
 }
 
-/// The document's two listings, each cold and warm.
+/// Measures the two listings of the original document, each cold and warm.
 fn listings(visit: &Visit<'_>, directory: &Path, tests: [&'static str; 4], count: u64) -> Result<(), Failure> {
     let [long_cold, long_warm, plain_cold, plain_warm] = tests;
-    // The target is cold already.
+    // The target is already cold.
     let list = |words: &[&str]| -> Result<Duration, Failure> { Ok(timed(|| program("ls", words, directory))?.0) };
     visit.sample(long_cold, list(&["-lht", "--color=never"])?, count)?;
     visit.sample(long_warm, list(&["-lht", "--color=never"])?, count)?;
@@ -149,8 +149,7 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("many-create-begin", begin, part)?;
     visit.sample("many-create-end", end, part)?;
     let created = visit.daemon_memory()?;
-    // What nobody has written out yet is counted by nobody, and those behind FUSE do not hear of
-    // syncfs.
+    // Dirty data are not counted yet, and servers behind FUSE get no syncfs.
     visit.cold()?;
     visit.count("many-used", used(&visit.own)?.saturating_sub(before))?;
     visit.count("many-image", image_bytes(&visit.bounds.host)?.saturating_sub(image_before))?;
@@ -160,7 +159,7 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
 
 /// Measures files in a bucket on one target.
 pub fn run_in_bucket(visit: &mut Visit<'_>) -> Result<(), Failure> {
-    // What is no file system has no names.
+    // Bare objects have no directories.
     if visit.only_objects {
         return Ok(());
     }
@@ -196,7 +195,7 @@ pub fn run_in_bucket(visit: &mut Visit<'_>) -> Result<(), Failure> {
     })
 }
 
-/// How many objects are left when nothing has changed for longer than what was removed stays.
+/// Returns the number of objects when nothing has changed for longer than obsolete objects are kept.
 fn resting(visit: &Visit<'_>) -> Result<u64, Failure> {
     let deadline = Deadline::after(REST_MOST);
     let (mut last, mut since) = (None, clock::now());
@@ -220,7 +219,7 @@ pub fn run_unrelated(visit: &mut Visit<'_>) -> Result<(), Failure> {
 }
 
 fn memory(visit: &Visit<'_>, test: &'static str, created: Option<u64>) -> Result<(), Failure> {
-    // Of the daemon that made them and the one that listed them.
+    // The maximum of the daemon that created the files and the one that listed them.
     match created.max(visit.daemon_memory()?) {
         Some(bytes) => visit.count(test, bytes),
         None => Ok(()),

@@ -1,36 +1,35 @@
-//! What big files are made of: bytes that nothing can compress, and text that compresses about as
-//! well as people's.
+//! Content of big files: incompressible bytes, and text that compresses about as well as real text.
 
-/// As much as there is of it. Blocks are taken one after the other and begin again after so many
-/// bytes, which is more than any compressor looks back.
+/// Size of a supply. Its blocks are used one after the other, and again after this many bytes, which is beyond the
+/// window of any compressor.
 const BYTES: usize = 32 << 20;
-/// Words that the text is made of.
+/// Number of words in the text.
 const WORDS: u64 = 4000;
 const SYLLABLES: [&str; 32] = [
     "an", "be", "con", "de", "ed", "en", "er", "for", "ing", "in", "is", "le", "men", "na", "nd", "of", "on", "or",
     "per", "pro", "ra", "re", "se", "st", "ta", "te", "ter", "ti", "tion", "to", "ve", "y",
 ];
 
-/// What a big file is made of.
+/// Kind of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Material {
-    /// Bytes without pattern.
+    /// Random bytes.
     Random,
-    /// Words, the common ones often.
+    /// Words, common ones more often.
     Text,
 }
 
-/// SplitMix64: the same numbers in every run.
+/// SplitMix64 random numbers: the same in every run.
 #[derive(Debug)]
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// Begins with `seed`.
+    /// Starts with `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -39,14 +38,14 @@ impl Numbers {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 }
 
 impl Material {
-    /// A supply of it.
+    /// Makes a supply.
     pub fn supply(self) -> Supply {
         self.supply_of(BYTES)
     }
@@ -60,17 +59,17 @@ impl Material {
     }
 }
 
-/// A supply of a material.
+/// A supply of content.
 #[derive(Debug)]
 pub struct Supply {
     memory: Vec<u8>,
 }
 
 impl Supply {
-    /// The block of `bytes` at `offset` of an endless file.
+    /// Returns the block of `bytes` at `offset` of an endless file.
     pub fn block(&self, offset: u64, bytes: usize) -> &[u8] {
         let blocks = (self.memory.len() / bytes.max(1)).max(1) as u64;
-        // Each time round begins a little later, so that no two rounds are the same blocks.
+        // Each pass over the supply is shifted a little, so that its blocks differ from those of the last pass.
         let number = offset / bytes.max(1) as u64;
         let shift = usize::try_from(number / blocks * 7 % bytes.max(1) as u64).unwrap_or(0);
         let start = usize::try_from(number % blocks).unwrap_or(0) * bytes;
@@ -96,7 +95,7 @@ fn text(bytes: usize) -> Vec<u8> {
     let mut memory = Vec::with_capacity(bytes + 64);
     let mut column = 0;
     while memory.len() < bytes {
-        // The logarithm of an even spread: the word of rank n about as often as 1/n.
+        // An exponent with uniform distribution: the word of rank n has a frequency of about 1/n.
         let width = numbers.below(u64::from(WORDS.ilog2()) + 1);
         let rank = numbers.below(1 << width);
         let word = usize::try_from(rank % WORDS).ok().and_then(|rank| words.get(rank)).map_or("", String::as_str);

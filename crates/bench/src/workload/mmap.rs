@@ -1,8 +1,7 @@
-//! Shared memory mappings, driven by fio: the bench itself has no `unsafe` code and a mapping
-//! cannot do without.
+//! Shared memory mappings, driven by fio: the bench itself has no `unsafe` code, which a mapping needs.
 //!
-//! What is counted are the latencies of fio's accesses in nanoseconds, because its run times are
-//! whole milliseconds; the first access to each page is among them, which is where a mapping costs.
+//! The sum of the latencies of fio's accesses in nanoseconds is measured, because its run times are whole
+//! milliseconds; it includes the page faults, which are the cost of a mapping.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -52,7 +51,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     big_file::flush(&file)
 }
 
-/// Time that a job spent in its accesses, if it moved `bytes`.
+/// Returns the time that a job spent in its accesses, if it moved `bytes`.
 fn parse(output: &[u8], job: usize, direction: &str, bytes: u64) -> Option<Duration> {
     // Notes may precede the object.
     let start = output.iter().position(|byte| *byte == b'{')?;

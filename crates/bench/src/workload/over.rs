@@ -1,5 +1,5 @@
-//! What pools over several devices do: streams, random reads and writes, with one device slow or
-//! missing, made whole, verified; how much of the devices files take; and devices that join and leave.
+//! Operations of pools over several devices: streams, random reads and writes, with one device slow or missing,
+//! resilver, scrub; the space that files take; and devices that join and leave.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,20 @@ use crate::target::PoolOf;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// What is read of each device by itself, bytes: the kernel lets some of it through before it counts,
-/// and so for whoever verifies or reads as much of them.
+/// Bytes read of each device by itself: the kernel's limit lets some of it through uncounted, as for a scrub or
+/// reads of the same amount.
 const RAW: u64 = 128 * MIB;
-/// So much is verified, and made whole again, at least: what takes the same time for any amount does
-/// not count then.
+/// Minimum amount for scrub and resilver, so that constant costs do not matter.
 const VERIFIED: u64 = 512 * MIB;
-/// Random reads and overwrites.
+/// Number of random reads and overwrites.
 const RANDOM: usize = 1000;
-/// What lies there when a device joins or leaves, bytes.
+/// Bytes in the pool when a device joins or leaves.
 const SHAPED: u64 = 512 * MIB;
-/// What is written beside that, one file after the other, each made durable, bytes.
+/// Size in bytes of the files that are written meanwhile, one after the other, each synced.
 const BESIDE: u64 = 32 * MIB;
-/// How long it is written with nothing else going on.
+/// How long these files are written with no other activity.
 const ALONE: Duration = Duration::from_secs(5);
-/// Reads of which the slowest are looked at.
+/// Number of reads of which the slowest are measured.
 const TAIL: usize = 400;
 
 fn write(path: &std::path::Path, bytes: u64, seed: u64) -> Result<Duration, Failure> {
@@ -58,7 +57,7 @@ fn read(path: &std::path::Path, record: u64, offsets: &[u64]) -> Result<Duration
     Ok(timed(|| read_at(&file, buffer.record(record), offsets))?.0)
 }
 
-/// How long the slowest percent of reads takes at least.
+/// Returns the 99th percentile of the latency of reads.
 fn tail(path: &std::path::Path, bytes: u64) -> Result<Duration, Failure> {
     let record = 128 * KIB;
     let mut buffer = Buffer::new(record as usize);
@@ -78,19 +77,19 @@ impl Visit<'_> {
         self.ask(Ask::Over(ask)).and_then(super::time)
     }
 
-    /// What the last change of shape has moved.
+    /// Returns the bytes moved by the last topology change.
     fn moved(&self) -> Result<u64, Failure> {
         self.ask(Ask::OverMoved).and_then(super::bytes)
     }
 
-    /// What the first device holds.
+    /// Returns the bytes allocated on the first device.
     fn share(&self) -> Result<u64, Failure> {
         self.ask(Ask::OverShare).and_then(super::bytes)
     }
 
-    /// What files take of the devices, and what is free for more, when all is written out.
+    /// Returns the bytes of the devices that files use, and the free bytes, when everything is written out.
     fn room(&self) -> Result<(u64, u64), Failure> {
-        // What was removed before is free after the second.
+        // The space of removed files is free after the second commit.
         self.ask(Ask::Settle)?;
         self.ask(Ask::Settle)?;
         let (data, metadata) = self.used()?;
@@ -106,7 +105,7 @@ impl Visit<'_> {
     }
 }
 
-/// Measures streams and what happens to devices, on one target.
+/// Measures streams and failures of devices, on one target.
 pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let Some(pool) = visit.pool else { return Err(Failure::new("not a pool over devices")) };
     let Some(over) = pool.over else { return Err(Failure::new("not a pool over devices")) };
@@ -156,7 +155,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     if 2 * bytes < VERIFIED {
         write(&visit.own.join("more"), VERIFIED - 2 * bytes, 4)?;
     }
-    // Nothing of it is in a cache.
+    // Nothing of it is cached.
     visit.cold()?;
     let (data, metadata) = visit.used()?;
     let took = visit.over(OverAsk::Scrub)?;
@@ -170,7 +169,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("over-rebuild", took, (data + metadata) / over.devices as u64)
 }
 
-/// Measures what files take of the devices, beyond themselves and their parity.
+/// Measures the space that files take on the devices, beyond their data and parity.
 pub fn run_space(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let Some(over) = visit.pool.and_then(|pool| pool.over) else { return Ok(()) };
     if !visit.pool.is_some_and(|pool| pool.can_be_degraded()) {
@@ -198,8 +197,8 @@ pub fn run_space(visit: &mut Visit<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes one file after the other, each made durable and removed after the next, as long as it
-/// `goes_on`; returns how long one took.
+/// Writes one file after the other, each synced and removed after the next, while `goes_on` returns true; returns
+/// how long one took.
 fn write_on(directory: &Path, goes_on: &dyn Fn(Duration) -> bool) -> Result<Duration, Failure> {
     let start = clock::now();
     let file = |number: u64| directory.join(format!("beside{}", number % 2));
@@ -219,8 +218,8 @@ fn write_on(directory: &Path, goes_on: &dyn Fn(Duration) -> bool) -> Result<Dura
     elapsed.checked_div(count).ok_or_else(|| Failure::new("nothing was written meanwhile"))
 }
 
-/// Measures a RAID-Z group of 4 that becomes one of 5, and 5 devices that are each for themselves of
-/// which one leaves: what is moved, and what becomes of those who write meanwhile.
+/// Measures a RAID-Z group that is expanded from 4 to 5 devices, and 5 devices without redundancy of which one is
+/// removed: the bytes moved, and the time of concurrent writes.
 pub fn run_shapes(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let Some((pool, over)) = visit.pool.and_then(|pool| Some((pool, pool.over?))) else { return Ok(()) };
     let rows = match (pool.by, over.word, over.devices) {

@@ -1,6 +1,5 @@
-//! What file systems that never overwrite are weak or strong in: small writes into large files,
-//! syncs of small appends, small files, one at a time and sixteen at once, snapshots, and being
-//! back after a crash.
+//! Operations in which copy-on-write file systems are weak or strong: small writes into large files, syncs of small
+//! appends, small files, one at a time and sixteen at once, snapshots, and recovery after a crash.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -18,15 +17,15 @@ use crate::failure::{Doing, Failure};
 use crate::mounted::{DATA, Version};
 
 const SMALL: u64 = 4 << 10;
-/// How often a file is overwritten in one sample, beside snapshots and without.
+/// How often a file is overwritten in one sample, with and without snapshots.
 const PASSES: u64 = 3;
 const MIB: u64 = 1 << 20;
 /// Bytes of a small file.
 const CONTENT: usize = 1000;
 const WORKERS: usize = 16;
-/// The large file of which there are snapshots, as a part of the one that is overwritten.
+/// Size of the large file with snapshots, as a fraction of the one that is overwritten.
 const PART: u64 = 8;
-/// Files that are synced one by one before the crash.
+/// Number of files that are synced one by one before the crash.
 const SYNCED: u64 = 100;
 
 fn make(path: &Path, bytes: u64, supply: &Supply) -> Result<OwnedFd, Failure> {
@@ -48,7 +47,7 @@ fn put(file: &OwnedFd, block: &[u8], offset: u64) -> Result<(), Failure> {
     }
 }
 
-/// Writes the blocks at the offsets, each of other content than lies there, and syncs once.
+/// Writes blocks at the offsets, each with new content, and syncs once.
 fn overwrite(file: &OwnedFd, supply: &Supply, offsets: &[u64], round: u64) -> Result<(), Failure> {
     for (number, offset) in offsets.iter().enumerate() {
         put(file, supply.block((number as u64 + 3 * round) * SMALL, SMALL as usize), *offset)?;
@@ -97,7 +96,7 @@ fn write_small(path: &CStr, content: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Does it to all, by this thread or by [`WORKERS`], each of which has a run of its own.
+/// Calls `work` for each name, in this thread or in [`WORKERS`] threads, each with a contiguous part.
 fn each(
     names: &[CString],
     workers: usize,
@@ -158,7 +157,7 @@ pub fn run_versions(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("snapshot-destroy", visit.version(Version::DestroySnapshot("first".to_owned()))?, 1)?;
     visit.tidy(&[])?;
     let offsets = random(bytes, SMALL);
-    // One pass alone is mostly what the file's pages were like before it.
+    // A single pass depends mostly on the state of the file's pages before it.
     let change = |visit: &mut Visit<'_>, test: &'static str, from: u64| {
         overwrite(&file, &supply, &offsets, from)?;
         let mut passes = (1..=PASSES).map(|pass| from + pass);
@@ -168,7 +167,7 @@ pub fn run_versions(visit: &mut Visit<'_>) -> Result<(), Failure> {
     change(visit, "snapshot-writes-none", 1)?;
     if visit.has_snapshots {
         for number in 0..visit.scale.snapshots {
-            // Each holds something of its own.
+            // Each snapshot holds a change of its own.
             let place = number % (bytes / SMALL).max(1) * SMALL;
             put(&file, supply.block(number * SMALL, SMALL as usize), place)?;
             visit.version(Version::Snapshot(format!("many-{number}")))?;
@@ -178,8 +177,7 @@ pub fn run_versions(visit: &mut Visit<'_>) -> Result<(), Failure> {
     change(visit, "snapshot-writes-many", 2 + PASSES)
 }
 
-/// Measures the way back after a crash on one target, and looks whether everything that was synced
-/// is there.
+/// Measures the recovery after a crash on one target, and checks that everything synced is intact.
 pub fn run_recovery(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let supply = Material::Random.supply();
     let name = |number: u64| -> PathBuf { visit.own.join(format!("synced-{number}")) };
@@ -188,7 +186,7 @@ pub fn run_recovery(visit: &mut Visit<'_>) -> Result<(), Failure> {
         put(&file, supply.block(number * SMALL, SMALL as usize), 0)?;
         flush(&file)?;
     }
-    // And something that was not, so that there is a state to be thrown away.
+    // Unsynced data, so that there is a state to be discarded.
     let file = open(&visit.own.join("not-synced"), OFlags::WRONLY | OFlags::CREATE)?;
     (0..16).try_for_each(|number| put(&file, supply.block(number * MIB, MIB as usize), number * MIB))?;
     drop(file);

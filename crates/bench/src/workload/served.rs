@@ -1,8 +1,7 @@
-//! The target given to others by NFS-Ganesha and by Samba, on loopback, to clients that mount
-//! nothing: a large file and many small ones in and out, and a listing.
+//! The target exported by NFS-Ganesha and by Samba, on loopback, to clients that mount nothing: a large file and
+//! many small ones in both directions, and a listing.
 //!
-//! Servers are started for a visit and end with it. Where others run already on their ports, the
-//! group fails.
+//! Servers are started for a visit and end with it. If their ports are in use already, the group fails.
 
 use std::fs;
 use std::io::Write;
@@ -23,17 +22,17 @@ const NFS: u16 = 21_490;
 const MOUNTD: u16 = 21_480;
 const SMB: u16 = 21_445;
 const PORTMAPPER: u16 = 111;
-/// The large file is made of so many bytes at a time; its size is a multiple of that.
+/// Chunk of the large file in bytes; its size is a multiple of that.
 const PIECE: u64 = 1 << 20;
 /// Bytes of a small file.
 const SMALL: usize = 1000;
-/// What clients bring, on the disk beside the target.
+/// Directory with the files that clients upload, outside of the target.
 const BROUGHT: &str = "served";
-/// How long a server may take to answer.
+/// Deadline for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
-/// Makes what clients bring.
+/// Makes the files that clients upload.
 pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     let brought = source.join(BROUGHT);
     if !needs_making(&brought)? {
@@ -54,12 +53,12 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     finished(&brought)
 }
 
-/// A server, ended with this.
+/// A server process, ended when this is dropped.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, which the clients told.
+        // It may have ended by itself, which the clients reported.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -172,7 +171,7 @@ fn nfs(visit: &Visit<'_>, brought: &Path, work: &Path) -> Result<(), Failure> {
         return Err(Failure::new(format!("{count} of {} names were listed", visit.scale.files)));
     }
     visit.sample("nfs-list", elapsed, count)?;
-    // It holds the root of what it gives.
+    // The server holds the exported root open.
     drop(server);
     for path in [&back, &there] {
         fs::remove_file(path).doing("removing", path)?;

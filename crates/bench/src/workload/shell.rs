@@ -1,18 +1,16 @@
-//! Lines appended to a log as scripts do it: bash opens the file for each `echo`, appends and
-//! closes it.
+//! Lines appended to a log by a script: bash opens the file for each `echo`, appends and closes it.
 
 use super::appends::{Line, expect_length};
 use super::listing::program;
 use super::{Visit, timed};
 use crate::failure::Failure;
 
-/// The loop over so many lines; the file is its first argument.
+/// Returns a loop over this many lines; the file is its first argument.
 fn script(line: Line, count: u64) -> String {
     format!("for i in `seq 1 {count}`; do echo \"{}\" >> \"$0\"; done", line.text())
 }
 
-/// Measures the group on one target. The start of bash is measured too; against the loop it is
-/// nothing.
+/// Measures the group on one target. The start of bash is included; it is negligible compared with the loop.
 pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let path = visit.own.join("log");
     for (test, line) in ["shell-short", "shell-long", "shell-very-long"].into_iter().zip(Line::ALL) {

@@ -1,4 +1,4 @@
-//! A source tree as programmers have it: unpacked by `tar`, measured by `du`, removed by `rm -rf`.
+//! A source tree: unpacked by `tar`, measured by `du`, removed by `rm -rf`.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
         let part = model.join(format!("part-{:03}", number / PER_DIRECTORY));
         fs::create_dir_all(&part).doing("creating", &part)?;
         let path = part.join(format!("source-{number:05}.c"));
-        // Sizes spread without pattern but the same in every run.
+        // Pseudo-random sizes, the same in every run.
         let lines = 4 + usize::try_from(number * 7919 % 197).unwrap_or(0);
         fs::write(&path, LINE.repeat(lines)).doing("writing", &path)?;
     }

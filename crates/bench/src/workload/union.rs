@@ -1,5 +1,4 @@
-//! Two branches shown as one tree: listings of names that lie on both, first writes, data of either
-//! branch.
+//! Two branches shown as one tree: listings of names that are on both, first writes, data of either branch.
 //!
 //! ```text
 //! SOURCE/lower/{long,names,files,large}   the larger branch; what `direct` shows
@@ -23,34 +22,34 @@ use crate::scale::Scale;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
-/// The founding document's first test.
+/// Size of the original document's first test.
 const LONG_NAMES: u64 = 4096;
 const LONG: usize = 250;
-/// Names of the smaller branch from which on memory is divided by them.
+/// Minimum number of names in the smaller branch for which memory per name is computed.
 const ENOUGH_NAMES: u64 = 50_000;
 
-/// The branch that `direct` shows.
+/// Returns the branch that `direct` shows.
 pub fn lower(source: &Path) -> PathBuf {
     source.join("lower")
 }
 
-/// The upper branch of the listings.
+/// Returns the upper branch of the listings.
 pub fn upper(source: &Path) -> PathBuf {
     source.join("upper")
 }
 
-/// Names of a directory on two branches: which numbers lie where.
+/// Distribution of the names of a directory to two branches, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spread {
     all: u64,
-    /// Those of the upper branch are the first.
+    /// Names with smaller numbers are on the upper branch.
     upper: u64,
-    /// Those of the lower branch are the last, from this on.
+    /// Names from this number on are on the lower branch.
     lower_from: u64,
 }
 
 impl Spread {
-    /// A third on the upper branch, half of which the lower branch has, too.
+    /// A third of the names is on the upper branch, half of these also on the lower one.
     fn many(all: u64) -> Self {
         Self { all, upper: all / 3, lower_from: all / 6 }
     }
@@ -68,9 +67,9 @@ fn long_name(number: u64) -> String {
     format!("{number:04}-{}", "long-name-".repeat(LONG)).chars().take(LONG).collect()
 }
 
-/// Six characters for any number below 60 million.
+/// Returns a name of six characters, unique for numbers below 60 million.
 fn short_name(number: u64) -> String {
-    // An odd factor below a power of two times a modulus coprime to it: neighbours lie far apart.
+    // An odd factor below a power of two times a modulus coprime to it: neighbours are far apart.
     let mut rest = number * 7_919_317 % 36_u64.pow(5) + number / 36_u64.pow(5) * 36_u64.pow(5);
     let mut name = [b'0'; 6];
     for place in name.iter_mut().rev() {
@@ -81,7 +80,7 @@ fn short_name(number: u64) -> String {
     name.iter().map(|byte| char::from(*byte)).collect()
 }
 
-/// Empty files of these numbers, in an order without pattern.
+/// Makes empty files of these numbers, in random order.
 fn fill(directory: &Path, numbers: std::ops::Range<u64>, name: fn(u64) -> String) -> Result<(), Failure> {
     let place = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let place = place.doing("opening", directory)?;
@@ -123,14 +122,14 @@ pub fn prepare_files(source: &Path, scale: &Scale) -> Result<(), Failure> {
     files::prepare(&lower, scale)
 }
 
-/// Makes a file of the lower branch, of that size.
+/// Makes a file of that size on the lower branch.
 pub fn prepare_large(source: &Path, name: &str, bytes: u64, buffer: &mut Buffer) -> Result<(), Failure> {
     let lower = lower(source);
     fs::create_dir_all(&lower).doing("creating", &lower)?;
     make(&lower.join(name), bytes, buffer)
 }
 
-/// Reads names up to the first, then the rest; how many there are.
+/// Reads a directory; returns the time until the first name, and the number of names.
 fn first_entry(directory: &Path) -> Result<(std::time::Duration, u64), Failure> {
     let failed = |error: rustix::io::Errno| Failure::new(format!("listing {}: {error}", directory.display()));
     let (elapsed, mut names) = timed(|| {
@@ -140,7 +139,7 @@ fn first_entry(directory: &Path) -> Result<(std::time::Duration, u64), Failure> 
         names.next().transpose().map_err(failed)?;
         Ok(names)
     })?;
-    // The first was `.`, or an entry in its place.
+    // The first entry was `.`, or another one instead.
     let mut count = 1;
     while names.next().transpose().map_err(failed)?.is_some() {
         count += 1;
@@ -148,7 +147,7 @@ fn first_entry(directory: &Path) -> Result<(std::time::Duration, u64), Failure> 
     Ok((elapsed, count))
 }
 
-/// A listing without a name, or with one twice, is no result.
+/// Fails if a listing lacks a name, or has one twice.
 fn expect_names(directory: &Path, found: u64, expected: u64) -> Result<(), Failure> {
     // `.` and `..`
     let found = found.saturating_sub(2);
@@ -179,13 +178,13 @@ pub fn run_many(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let tests = [["names-u-first", "names-u-again"], ["names-l-first", "names-l-again"]];
     listings(visit, &directory, tests, expected, || {
         match (before.get(), memory::of_daemon(&visit.root)?) {
-            // The kernel itself shows it: nobody can say.
+            // The kernel serves the target: there is no daemon.
             (_, None) => Ok(()),
             (None, Some(bytes)) => {
                 before.set(Some(bytes));
                 visit.count("memory-idle", bytes)
             }
-            // Of fewer names, what any listing needs once would be all that is seen.
+            // For fewer names, the constant cost of a listing would dominate.
             (Some(_), Some(_)) if spread.upper < ENOUGH_NAMES => Ok(()),
             (Some(before), Some(bytes)) => {
                 visit.count("memory-per-name", bytes.saturating_sub(before).div_ceil(spread.upper))
@@ -194,8 +193,8 @@ pub fn run_many(visit: &mut Visit<'_>) -> Result<(), Failure> {
     })
 }
 
-/// The real `ls`, without and with attributes, each first and again; `look` is called before the
-/// former and after.
+/// Runs the real `ls`, without and with attributes, each first and again; `look` is called before and after the
+/// former.
 fn listings(
     visit: &Visit<'_>,
     directory: &Path,
@@ -226,7 +225,7 @@ pub fn run_changes(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let originals = files::spread(&visit.shared("files"), count, "file")?;
     let copies = files::flat(&visit.own, count, "copy")?;
     let elapsed = match visit.direct {
-        // What somebody without a union does who must not change the original.
+        // Without a union, the original is copied, and the copy changed.
         true => {
             timed(|| originals.iter().zip(&copies).try_for_each(|(original, copy)| copy_and_change(original, copy)))?.0
         }
@@ -245,7 +244,7 @@ fn copy_and_change(original: &CString, copy: &CString) -> Result<(), Failure> {
     change(copy)
 }
 
-/// Opens a file, writes its first byte anew and closes it.
+/// Opens a file, overwrites its first byte and closes it.
 fn change(file: &CString) -> Result<(), Failure> {
     write_at(&open(path(file), OFlags::WRONLY)?, b"z", &[0])
 }

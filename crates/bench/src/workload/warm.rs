@@ -1,5 +1,4 @@
-//! Reading back and looking at files that the target itself holds, warm: what a cage costs those
-//! who only read.
+//! Warm reads and stat of files that the target itself holds: the cost of a cage for readers.
 
 use rustix::fs::OFlags;
 
@@ -33,7 +32,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("warm-stat", repeated(|| files::stat_all(&names))?, count)?;
     let read = || names.iter().try_for_each(|name| files::read(name, files::SMALL.len()));
     visit.sample("warm-open", repeated(read)?, count)?;
-    // Each has been read since its attributes were asked for.
+    // Each file has been read since its attributes were cached.
     visit.sample("warm-stat-read", timed(|| files::stat_all(&names))?.0, count)?;
     std::fs::remove_dir_all(&directory).doing("removing", &directory)
 }
