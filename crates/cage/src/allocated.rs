@@ -1,15 +1,16 @@
-//! The blocks that a file already has in a range, by the file system below.
+//! Allocated blocks of a file in a range, as the file system below reports them.
 //!
-//! Asked only before something is refused for lack of room ([`CageShared::book_span`]): the books know one range of a
-//! file's blocks, so a file with holes may have what is to be written there, or allocated. That is so for every request
-//! that a killed process has carried out and the next one gets again.
+//! Asked only before an operation is refused for lack of room ([`CageShared::book_span`]): the
+//! accounts know one range of a file's blocks, so a file with holes may already have the blocks
+//! that are to be written or allocated. This is the case for every request that a killed process
+//! has carried out and the next process gets again.
 
 use super::{CageShared, charge_rule::Storage, inodes::InodeState};
 use nacre_sys::ioctls;
 use nacre_vfs::{OpenFile, Whence};
 use std::ops::Range;
 
-/// Pieces of data that are looked for where there is no map of extents.
+/// Maximum number of data ranges that are searched for where there is no map of extents.
 const MAX_PIECES: usize = 4096;
 
 /// A range of an open file that is to be written or allocated.
@@ -17,18 +18,19 @@ pub(super) struct Span<'a> {
     pub(super) file: &'a dyn OpenFile,
     pub(super) offset: u64,
     pub(super) length: u64,
-    /// See [`CageShared::booked_end`].
+    /// End of the booked blocks; see [`CageShared::booked_end`].
     pub(super) booked_end: u64,
 }
 
 impl CageShared {
-    /// Up to where a file's allocated blocks are booked: what is allocated behind its end is where it is kept.
+    /// End of the part of a file whose allocated blocks are booked: blocks beyond the file's end
+    /// count only where they are kept.
     pub(super) fn booked_end(&self, state: &InodeState) -> u64 {
         if state.kept { u64::MAX } else { self.rule.whole(state.size) }
     }
 
-    /// Blocks in the span that the file has and that are booked, as ranges of bytes in their order; none where the
-    /// file system does not say.
+    /// Returns the blocks in the span that are allocated and booked, as ordered ranges of bytes;
+    /// none where the file system does not report them.
     pub(super) fn allocated(&self, span: &Span<'_>) -> Vec<Range<u64>> {
         let touched = self.rule.blocks(span.offset, span.length);
         let asked = touched.start..touched.end.min(span.booked_end);
@@ -45,7 +47,7 @@ impl CageShared {
     }
 }
 
-/// Ranges with data. What is allocated and was never written is not found so.
+/// Returns ranges with data. Blocks that are allocated and were never written are missing.
 fn data(file: &dyn OpenFile, asked: &Range<u64>) -> Vec<Range<u64>> {
     let mut found = Vec::new();
     let mut at = asked.start;
@@ -61,7 +63,8 @@ fn data(file: &dyn OpenFile, asked: &Range<u64>) -> Vec<Range<u64>> {
     found
 }
 
-/// How many bytes of whole blocks lie both in `blocks` and in one of these ranges, which do not overlap.
+/// Number of bytes of whole blocks that lie both in `blocks` and in one of these ranges, which do
+/// not overlap.
 pub(super) fn bytes_in(ranges: &[Range<u64>], blocks: &Range<u64>) -> u64 {
     let within = |range: &Range<u64>| range.end.min(blocks.end).saturating_sub(range.start.max(blocks.start));
     ranges.iter().map(within).sum()

@@ -1,10 +1,10 @@
-//! What a cage does by itself: saving its accounts, counting, waiting for a door to settle, running
-//! the command of the soft limit.
+//! Background work of a cage: saving its accounts, recounts, waiting for write-back, running the
+//! command of the soft limit.
 //!
-//! Started with the cage (and, for the settling, when a door collects), ended by
-//! [`super::Cage::shut_down`]. Invariants: nothing here is waited for by an operation, but for the
-//! settling; a count replaces the books, and a checkpoint copies them, only while no file is being
-//! made and nothing is being booked ([`CageLocks::naming`], then [`CageLocks::changing`]).
+//! Started with the cage (and, for write-back, when a front end offers it), ended by
+//! [`super::Cage::shut_down`]. Invariants: operations wait for nothing here but write-back; a
+//! recount replaces the accounts, and a checkpoint copies them, only while no file is being created
+//! and nothing is being booked ([`CageLocks::naming`], then [`CageLocks::changing`]).
 
 use super::{
     CageShared,
@@ -30,63 +30,64 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often changed accounts are saved.
+/// Interval at which changed accounts are saved.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether something is to be done.
+/// Interval at which the saving thread looks for work.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// After a count, the next one because of changes from outside waits at least so long, and twenty
-/// times as long as the count took.
+/// Minimum distance between recounts because of changes from outside; also twenty times the last
+/// recount's duration.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether a count is due.
+/// Interval at which the recount thread looks whether a recount is due.
 const DOUBT_EVERY: Duration = Duration::from_millis(500);
 
-/// When settling is tried again where a door could not.
+/// Interval of retries after a front end could not write back.
 const SETTLE_AGAIN: Duration = Duration::from_secs(5);
 
-/// How late a change of our own may be reported; after that, the same is somebody else's.
+/// Maximum delay of a watch's report of our own change; a later report counts as another process'
+/// change.
 const REPORTED: Duration = Duration::from_secs(1);
 
-/// How long a call that is about to write may take to begin.
+/// Time that a call about to write gets to begin.
 const STRAGGLERS: Duration = Duration::from_millis(10);
 
-/// How long one who wants no name to be made stands in the way of those who make some.
+/// Least and greatest time that one attempt at the exclusive naming lock blocks creations.
 const PATIENCE_LEAST: Duration = Duration::from_millis(10);
 const PATIENCE_MOST: Duration = Duration::from_millis(200);
 
-/// Names of own changes that are remembered until they are reported.
+/// Maximum number of own changes that are remembered until they are reported.
 const OWN_NAMES: usize = 4096;
 
-/// See the file's head.
+/// State of the background threads; see the file's head.
 #[derive(Default)]
 pub(super) struct Background {
     wishes: Mutex<Wishes>,
-    /// Counts begun so far, and one.
+    /// Number of recounts started.
     counts: AtomicU64,
     wake: Condvar,
     changed: AtomicBool,
     doubtful: AtomicBool,
-    /// Where a watch reports our own changes as well: the names of those.
+    /// Where the watch reports our own changes as well: the names changed by us.
     own_names: Mutex<Option<HashMap<Box<[u8]>, Instant>>>,
-    /// The same for the files themselves.
+    /// Where the watch reports our own changes as well: the files changed by us.
     own_ids: Mutex<Option<HashMap<FileId, Instant>>>,
-    /// Everything that was ever found in the cage, as far as it has been counted: a watch also
-    /// reports what lies elsewhere.
+    /// Every file known to lie in the cage, as far as it has been counted: the watch also reports
+    /// files elsewhere.
     members: Mutex<Members>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Digests of identities.
+/// Digests of the identities of files in the cage.
 #[derive(Default)]
 struct Members {
     present: HashSet<u64>,
-    /// Those of the count that is running.
+    /// Digests found by the running recount.
     next: Option<HashSet<u64>>,
 }
 
-/// Two that are taken for one do no harm but a count too many.
+/// Digest of an identity. A collision costs a needless recount at most.
 fn digest(id: &FileId) -> u64 {
     [id.ino, id.generation, id.fs].into_iter().fold(0xcbf2_9ce4_8422_2325, |digest: u64, part| {
         // FNV-1a over words.
@@ -104,27 +105,27 @@ struct Wishes {
 }
 
 impl Background {
-    /// Something was noted, so that a checkpoint is worth making.
+    /// Records a change, so that a checkpoint is worth making.
     pub(super) fn note_change(&self) {
         if !self.changed.swap(true, Ordering::Relaxed) {
             self.rouse();
         }
     }
 
-    /// Wakes whoever has looked and found nothing to do.
+    /// Wakes the threads that have found nothing to do.
     fn rouse(&self) {
         drop(self.wishes.lock());
         self.wake.notify_all();
     }
 
-    /// Something was changed that only a count can book.
+    /// Records that a change needs a recount to be booked.
     pub(super) fn doubt(&self) {
         if !self.doubtful.swap(true, Ordering::Relaxed) {
             self.rouse();
         }
     }
 
-    /// Everything is counted before the books are used: that needs no count by itself.
+    /// Drops the need for a recount: an idle cage recounts before its accounts are used.
     pub(super) fn no_doubt(&self) {
         self.doubtful.store(false, Ordering::Relaxed);
     }
@@ -133,7 +134,7 @@ impl Background {
         self.doubtful.load(Ordering::Relaxed)
     }
 
-    /// Somebody waits for the count that runs.
+    /// Speeds up the running recount: a caller waits for it.
     pub(super) fn hurry(&self) {
         if let Some(control) = &self.wishes.lock().running {
             control.hurry(true);
@@ -146,8 +147,8 @@ impl Background {
         report
     }
 
-    /// A directory has another place: a count walks it again, and what was noted of the files below
-    /// is out of date.
+    /// Records that a directory has moved: a running recount walks it again, and the recorded paths
+    /// of the files below it are out of date, so that a checkpoint is due.
     pub(super) fn directory_moved(&self, node: &Node, group: Option<usize>) {
         let mut wishes = self.wishes.lock();
         if let Some(control) = &wishes.running {
@@ -162,18 +163,18 @@ impl Background {
         self.wake.notify_all();
     }
 
-    /// The number that what is touched now is marked with.
+    /// Number of the current recount period, which marks changed accounts.
     pub(super) fn counts(&self) -> u64 {
         self.counts.load(Ordering::Acquire) + 1
     }
 
-    /// From now on, names that we change ourselves are remembered.
+    /// Starts to remember the names that we change ourselves.
     pub(super) fn expect_own_names(&self) {
         *self.own_names.lock() = Some(HashMap::new());
         *self.own_ids.lock() = Some(HashMap::new());
     }
 
-    /// We are about to change this name.
+    /// Records that we are about to change this name.
     #[expect(clippy::disallowed_methods, reason = "how long a name is remembered; nothing else depends on it")]
     pub(super) fn own_name(&self, name: Name<'_>) {
         if let Some(names) = &mut *self.own_names.lock() {
@@ -189,7 +190,7 @@ impl Background {
         self.own_names.lock().as_mut().and_then(|names| names.remove(name)).is_some_and(|at| at.elapsed() < REPORTED)
     }
 
-    /// We are about to change this file in a way that the books do not notice.
+    /// Records that we are about to change this file in a way that the accounts do not notice.
     #[expect(clippy::disallowed_methods, reason = "how long a number is remembered; nothing else depends on it")]
     pub(super) fn own_id(&self, id: impl FnOnce() -> nacre_vfs::Result<FileId>) {
         if let Some(ids) = &mut *self.own_ids.lock()
@@ -207,7 +208,7 @@ impl Background {
         self.own_ids.lock().as_mut().and_then(|ids| ids.remove(id)).is_some_and(|at| at.elapsed() < REPORTED)
     }
 
-    /// Something was made in the cage, or found there.
+    /// Records a file that was created or found in the cage.
     pub(super) fn belongs(&self, id: &FileId) {
         let mut members = self.members.lock();
         members.present.insert(digest(id));
@@ -216,14 +217,14 @@ impl Background {
         }
     }
 
-    /// Whether something lies in the cage, as far as is known.
+    /// Whether a file is known to lie in the cage.
     pub(super) fn has(&self, id: &FileId) -> bool {
         let members = self.members.lock();
         let is_in = |set: &HashSet<u64>| set.contains(&digest(id));
         is_in(&members.present) || members.next.as_ref().is_some_and(is_in)
     }
 
-    /// Something is no more, with its last name and its last open file.
+    /// Removes a file without names and open files from the set.
     pub(super) fn ended(&self, id: &FileId) {
         let mut members = self.members.lock();
         members.present.remove(&digest(id));
@@ -247,7 +248,7 @@ impl Background {
         }
     }
 
-    /// Ends all threads and waits for them; once.
+    /// Ends all threads and waits for them. Called once.
     pub(super) fn stop(&self) {
         self.wish(|wishes| {
             wishes.stop = true;
@@ -268,7 +269,7 @@ fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<J
     std::thread::Builder::new().name(name.to_owned()).spawn(work)
 }
 
-/// Starts the keeping of the books; with `count`, with a count.
+/// Starts the threads for saving and recounts; with `count`, with a recount.
 pub(super) fn start(shared: &Arc<CageShared>, count: bool) {
     shared.background.wish(|wishes| wishes.count = count);
     let books = Arc::clone(shared);
@@ -277,7 +278,7 @@ pub(super) fn start(shared: &Arc<CageShared>, count: bool) {
     shared.background.add(thread("nacre-cage-count", move || keep_counting(&counts)));
 }
 
-/// Saves the accounts now and then, and when asked to.
+/// Saves the accounts periodically, and on request.
 fn save(shared: &CageShared) {
     let background = &shared.background;
     let Some(saved) = &shared.saved else { return };
@@ -308,9 +309,9 @@ fn save(shared: &CageShared) {
 }
 
 impl CageShared {
-    /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle
-    /// meanwhile, and those who come after a waiting writer wait, too: so it is tried for short
-    /// times only, lest all who serve the door come to wait here.
+    /// Locks out creations and moves. One of these may be waiting for a front end's write-back
+    /// meanwhile, and readers queue behind a waiting writer: so each attempt is short, lest all
+    /// threads that serve the front end queue here.
     #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again")]
     fn nothing_made(&self) -> RwLockWriteGuard<'_, ()> {
         let mut patience = PATIENCE_LEAST;
@@ -323,7 +324,7 @@ impl CageShared {
         }
     }
 
-    /// Saves the accounts.
+    /// Saves the accounts at a checkpoint.
     pub(super) fn checkpoint(&self) {
         let Some(saved) = &self.saved else { return };
         let pending = {
@@ -331,8 +332,8 @@ impl CageShared {
             let _changing = self.locks.changing.write();
             saved.begin_checkpoint(&self.ledger.sums(), self.exact.load(Ordering::Relaxed))
         };
-        // What is booked for these may be more than they need: after a crash they are looked at. And
-        // those without a name are gone then, or taken up again.
+        // Files open for writing may need less than is booked for them: after a crash they are
+        // examined. Files without a name are gone then, or taken over by the next process.
         for inode in self.inodes.all() {
             let mut state = inode.lock();
             if state.loaded && (state.writers > 0 || state.pool > 0 || state.gone) {
@@ -345,7 +346,7 @@ impl CageShared {
         }
     }
 
-    /// Saves the accounts for the last time.
+    /// Saves the accounts at shutdown.
     pub(super) fn close_books(&self) {
         let Some(saved) = &self.saved else { return };
         let sums = {
@@ -359,15 +360,15 @@ impl CageShared {
     }
 }
 
-/// How a count counts.
+/// The cage's rules for a recount.
 struct CageCountRule {
     shared: Weak<CageShared>,
 }
 
 impl CountRule for CageCountRule {
     fn counts(&self, _id: &FileId) -> bool {
-        // Subvolumes have device numbers of their own, and what is mounted inside is stored through
-        // the cage, too.
+        // Subvolumes have device numbers of their own, and file systems mounted inside are stored
+        // through the cage, too.
         true
     }
 
@@ -383,12 +384,12 @@ impl CountRule for CageCountRule {
     }
 }
 
-/// Counts when asked to, and when changes from outside have made it necessary.
+/// Recounts on request, and when changes from outside have made it necessary.
 fn keep_counting(shared: &Arc<CageShared>) {
     lower_priority();
     let background = &shared.background;
     loop {
-        // Whoever counts takes this lock first, and that of the wishes then.
+        // Lock order: the recount lock first, then `wishes`.
         let not_before = {
             let last = shared.resting.counting.lock();
             last.ended + COUNT_EVERY.max(last.took * 20)
@@ -413,11 +414,11 @@ fn keep_counting(shared: &Arc<CageShared>) {
             asked
         };
         let mut counting = shared.resting.counting.lock();
-        // It has begun to rest meanwhile: everything is counted before it matters.
+        // The cage has become idle meanwhile: a recount precedes the next use.
         if !asked && shared.resting.books_are_old() {
             continue;
         }
-        // Before it begins: what happens meanwhile needs another one.
+        // Reset before the recount: later changes need another one.
         background.doubtful.store(false, Ordering::Relaxed);
         if let Err(error @ Stopped::Root(_)) = count_next(shared, &mut counting, false) {
             tracing::warn!(cage = shared.name, ?error, "the files of a cage cannot be counted");
@@ -426,19 +427,19 @@ fn keep_counting(shared: &Arc<CageShared>) {
     }
 }
 
-/// Counts everything and puts the result in place of the books.
+/// Counts all files and replaces the accounts by the result.
 ///
 /// # Errors
-/// Told to stop, or the root cannot be reached.
+/// Cancelled, or the root cannot be reached.
 pub(super) fn count(shared: &Arc<CageShared>, hurry: bool) -> Result<(), Stopped> {
     count_next(shared, &mut shared.resting.counting.lock(), hurry)
 }
 
-/// The same, by who has waited for the counts before it.
+/// Counts all files like [`count`], under the caller's lock on the recount times.
 pub(super) fn count_next(shared: &Arc<CageShared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
     shared.resting.wakes();
     let _everything_touched = shared.inodes.pin();
-    // What is touched from here on is held against what the walk finds.
+    // Changes from here on override the result of the walk.
     shared.background.counts.fetch_add(1, Ordering::AcqRel);
     if !shared.dirs.paths.is_empty() {
         shared.find_limited_again();
@@ -499,11 +500,11 @@ fn count_and_settle(shared: &CageShared, recount: &mut Recount) -> Result<i64, S
         let _changing = shared.locks.changing.write();
         let touched = shared.inodes.all().into_iter().filter(|inode| inode.id != shared.root).filter_map(|inode| {
             let account: Account = *inode.account.lock();
-            // What is open may have no name any more, so that the walk did not find it.
+            // An open file may have lost its name, so that the walk did not find it.
             let held = account.count == shared.background.counts()
                 || account.count > 0 && inode.open.load(Ordering::Acquire) > 0;
             if !held {
-                // The walk knows better, if somebody else has changed it.
+                // For this file the walk's result is used, which includes changes by others.
                 inode.stale.store(true, Ordering::Release);
             }
             held.then(|| Held {
@@ -531,12 +532,12 @@ fn count_and_settle(shared: &CageShared, recount: &mut Recount) -> Result<i64, S
     }
 }
 
-/// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
-/// whether that can be done.
+/// Allows write-back, with a thread that waits for its end when it is recalled. Returns whether
+/// write-back can be used.
 pub(super) fn begin_writeback(shared: &Arc<CageShared>, door: &Arc<dyn WritebackHost>) -> bool {
     let writeback = Arc::new(WritebackPermit::new(Arc::clone(door)));
     let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&writeback));
-    // It may be waiting for the door when the cage ends, so nobody waits for it.
+    // The thread may be waiting for the front end when the cage ends, so it is not joined.
     match thread("nacre-cage-settle", move || settle(&weak, &waiting)) {
         Ok(_detached) => shared.doors.writeback.set(writeback).is_ok(),
         Err(error) => {
@@ -549,8 +550,8 @@ pub(super) fn begin_writeback(shared: &Arc<CageShared>, door: &Arc<dyn Writeback
 #[expect(clippy::disallowed_methods, reason = "stragglers tell nobody when they have gone by")]
 fn settle(shared: &Weak<CageShared>, writeback: &WritebackPermit) {
     while writeback.wait_unsettled(SETTLE_AGAIN) {
-        // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
-        // given time to begin, and waited for again.
+        // A call that has asked for permission, but not begun to copy, is not visible: it gets time
+        // to begin, then a second flush covers it.
         if writeback.opens_unasked() {
             writeback.door.recall_unopened();
         }
@@ -572,13 +573,13 @@ fn settle(shared: &Weak<CageShared>, writeback: &WritebackPermit) {
     }
 }
 
-/// Starts telling of crossings of the soft limit: in the log, and by a command.
+/// Starts the reports of the soft limit: in the log, as an event, and by a command.
 pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>, others: Tell) {
     let (tell, told): (Sender<bool>, Receiver<bool>) = channel();
     let weak = Arc::downgrade(shared);
     let tell = Mutex::new(tell);
     match thread("nacre-cage-soft", move || soft(&weak, &told, command.as_deref(), &others)) {
-        // Ends with the ledger, which holds the other end.
+        // Ends with the ledger, which holds the sender.
         Ok(_detached) => shared.ledger.on_soft(move |above| {
             if tell.lock().send(above).is_err() {
                 tracing::debug!("nobody is told of the soft limit any more");
@@ -590,7 +591,7 @@ pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>, othe
 
 fn soft(shared: &Weak<CageShared>, told: &Receiver<bool>, command: Option<&str>, others: &Tell) {
     while let Ok(mut above) = told.recv() {
-        // Only the newest counts, where the command took longer than the change.
+        // Only the newest crossing counts, where the command took longer than the change.
         while let Ok(newer) = told.try_recv() {
             above = newer;
         }

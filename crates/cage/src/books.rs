@@ -1,7 +1,7 @@
-//! How changes of files get into the ledger.
+//! Booking: how changes of files get into the ledger.
 //!
-//! Called by the operations of the layer and of open files. Every change of what is booked for a
-//! file goes through here, under the file's lock: noted for the saved accounts first, then booked,
+//! Called by the operations of the layer and of open files. Every change of a file's booked cost
+//! goes through here, under the file's lock: recorded in the saved accounts first, then booked,
 //! both while checkpoints are held off ([`CageLocks::changing`]).
 
 use super::{
@@ -18,72 +18,73 @@ use nacre_layers::context::wait_for;
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Node, OpenFile, OpenFlags, Result};
 use std::{ops::Range, os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
 
-/// How often an operation tries again after room was made or a settling was waited for.
+/// Maximum number of retries of an operation after room was made or write-back was waited for.
 pub(super) const ROUNDS: usize = 8;
 
-/// How long a call waits that may hold up what it waits for.
+/// Time limit of a wait for write-back by a call that may hold a lock which the write-back needs.
 const HELD_UP: Duration = Duration::from_secs(1);
-/// How long any other call waits: far longer than a disk takes to write what a door can hold back.
-/// Whatever keeps it from arriving, calls are refused then, and nobody hangs.
+/// Time limit of a wait for write-back by any other call: far longer than a disk takes to write all
+/// dirty data of a front end. Where write-back does not end, calls are refused then, and none
+/// hangs.
 pub(super) const ARRIVAL: Duration = Duration::from_secs(30);
 
-/// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system gives
-/// nothing back by itself.
+/// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system does
+/// not free the blocks by itself.
 const PREALLOCATED: u32 = 2;
 
-/// Whether the file system keeps what lies behind a file's end because somebody asked for it.
+/// Whether the file system keeps blocks beyond a file's end because of fallocate(2).
 ///
 /// # Errors
-/// What `FS_IOC_FSGETXATTR` says.
+/// As `FS_IOC_FSGETXATTR`.
 fn is_preallocated(file: BorrowedFd<'_>) -> std::io::Result<bool> {
     let flags = nacre_sys::ioctls::extended(file)?.first_chunk().copied().map_or(0, u32::from_ne_bytes);
     Ok(flags & PREALLOCATED != 0)
 }
 
-/// Whether blocks are allocated for a file from `end` on, behind its last block. A file system without a map
-/// of extents (tmpfs) counts only data blocks in `st_blocks`: all blocks beyond the size lie there.
+/// Whether blocks are allocated for a file from `end` on, beyond its last block. A file system
+/// without a map of extents (tmpfs) counts only data blocks in `st_blocks`: all blocks beyond the
+/// size lie there.
 fn has_tail(file: BorrowedFd<'_>, end: u64) -> bool {
     nacre_sys::ioctls::has_extents_from(file, end).unwrap_or(true)
 }
 
-/// Why something was not booked.
+/// Reason why a booking did not happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Short {
-    /// A limit is in the way.
+    /// A limit was exceeded.
     Full(Full),
-    /// What a door holds back has to arrive first.
+    /// Dirty data of a front end has to arrive first.
     Unsettled,
-    /// The disk below has no room for what is announced.
+    /// The disk below has no room for a reserved write.
     Disk,
 }
 
-/// Whose bytes are to be booked.
+/// Origin of the bytes to be booked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Somebody's call, which can wait and fail.
+    /// A call that can wait and fail.
     Call,
-    /// The same, by a caller who may hold the lock of a file that what a door holds back has to
-    /// wait for.
+    /// A call whose caller may hold the lock of a file whose write-back is waited for.
     Beside,
-    /// What was granted when a door took it, so that it fits.
+    /// Dirty data that was accepted earlier, so that it fits.
     Held,
 }
 
 impl CageShared {
-    /// The group that what is found at a path below the root lies in. A limited directory lies in
-    /// its own; something else in its place does not.
+    /// Index of the directory limit that a path below the root lies under. A limited directory lies
+    /// under its own limit; another kind of file with its name does not.
     pub(super) fn group_of_path(&self, path: &[u8], kind: Kind) -> Option<usize> {
         let own = kind == Kind::Directory;
         let inside = |rest: &[u8]| own && rest.is_empty() || rest.starts_with(b"/");
         self.dirs.paths.iter().position(|dir| path.strip_prefix(dir.as_slice()).is_some_and(inside))
     }
 
-    /// The group that a directory, and what is made in it, lies in.
+    /// Index of the directory limit for a directory, and for new files in it.
     pub(super) fn group(&self, directory: &Node) -> Option<usize> {
         self.group_of(directory, Kind::Directory)
     }
 
-    /// The group that a file of this kind lies in.
+    /// Index of the directory limit for a file of this kind.
     pub(super) fn group_of(&self, node: &Node, kind: Kind) -> Option<usize> {
         if self.dirs.paths.is_empty() {
             return None;
@@ -91,10 +92,10 @@ impl CageShared {
         self.group_of_path(&self.below.path(node)?, kind)
     }
 
-    /// Notes that what is booked for a file is about to change.
+    /// Records that the booked cost of a file is about to change.
     pub(super) fn touch(&self, inode: &Inode, state: &mut InodeState) {
         if inode.id == self.root {
-            // It is there whatever happens, and not counted.
+            // The root always exists, and is not counted.
             return;
         }
         if state.loaded {
@@ -103,7 +104,7 @@ impl CageShared {
         let Some(saved) = &self.saved else { return };
         let generation = saved.generation();
         if state.generation != Some(generation) {
-            // Without a name it is gone when we are.
+            // A file without a name is gone when this process ends.
             let path = || state.node.as_ref().and_then(|node| self.below.path(node));
             let place = if state.gone { None } else { Some(path()) };
             self.note(saved, inode.id, place.as_ref().map_or(b"", |path| path.as_deref().unwrap_or(SOMEWHERE)), state);
@@ -111,14 +112,14 @@ impl CageShared {
         }
     }
 
-    /// Writes a record. Costs are multiples of 512, so the lowest bit can say whether there was a
-    /// file at all.
+    /// Writes a record of the saved accounts. Costs are multiples of 512, so the lowest bit can
+    /// state whether the file was counted.
     pub(super) fn note(&self, saved: &Saved, id: FileId, place: &[u8], state: &InodeState) {
         saved.touch(id, place, state.booked() | u64::from(state.counted), state.owner);
         self.background.note_change();
     }
 
-    /// Learns of a file that was there before us: it is in the ledger already.
+    /// Loads the state of a file that existed before the start: the ledger counts it already.
     pub(super) fn load(&self, state: &mut InodeState, node: &Node, attr: &Attr) {
         let group = self.group_of(node, attr.kind);
         state.loaded = true;
@@ -133,8 +134,8 @@ impl CageShared {
         self.look(state, attr);
     }
 
-    /// Learns of an open file without a name that a process before this one had in its books: these
-    /// were saved without it.
+    /// Books an open file without a name that was taken over from an earlier process: the saved
+    /// accounts do not contain it.
     pub(super) fn take_up_nameless(&self, inode: &Inode, state: &mut InodeState, node: &Node, attr: &Attr) {
         {
             let _changing = self.locks.changing.read();
@@ -147,8 +148,8 @@ impl CageShared {
         self.look_at_room();
     }
 
-    /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the
-    /// attributes do not tell, the file system is asked.
+    /// Whether an unknown file keeps allocated blocks beyond its end. Where the attributes do not
+    /// show it, the file system is asked.
     pub(super) fn keeps(&self, node: &Node, attr: &Attr) -> bool {
         if self.rule.seems_kept(attr) {
             return true;
@@ -161,8 +162,8 @@ impl CageShared {
         let asked = self.below.open(&Caller::ROOT, node, OpenFlags::READ).and_then(|file| match file.backing() {
             Some(file) if ahead => Ok(is_preallocated(file)?),
             Some(file) => Ok(has_tail(file, end)),
-            // What is below does not say. Then it was allocated ahead, or is bookkeeping, which is far more
-            // common.
+            // The layer below has no descriptor to ask. Assume preallocation or metadata, which is
+            // far more common.
             None => Ok(false),
         });
         asked.unwrap_or_else(|error| {
@@ -171,14 +172,14 @@ impl CageShared {
         })
     }
 
-    /// What a count is told of the file: to be called before a file is changed, and with each
-    /// change of what is booked.
+    /// Updates the file's account for a running recount: to be called before a file is changed, and
+    /// with each change of its booked cost.
     pub(super) fn settle_account(&self, inode: &Inode, state: &InodeState) {
         let count = self.background.counts();
         *inode.account.lock() = Account { owner: state.owner, bytes: state.booked(), counted: state.counted, count };
     }
 
-    /// Takes length and known blocks from fresh attributes.
+    /// Takes the length and the known blocks from fresh attributes.
     fn look(&self, state: &mut InodeState, attr: &Attr) {
         state.size = attr.size;
         if self.rule.storage == Storage::Ahead {
@@ -189,31 +190,31 @@ impl CageShared {
         }
     }
 
-    /// Books what a file is now, with attributes taken under its lock.
+    /// Books a file's current cost, by attributes taken under its lock.
     pub(super) fn learn(&self, inode: &Inode, state: &mut InodeState, node: &Node, attr: &Attr) {
         let booked = state.cost;
         if !state.loaded {
             self.load(state, node, attr);
             return;
         }
-        // Removed from outside: what is open still occupies its space.
+        // Removed from outside: an open file still occupies its space.
         state.gone |= attr.nlink == 0;
         if state.owner.uid != attr.uid {
             self.give(inode, state, Owner { uid: attr.uid, ..state.owner });
         }
         let cost = self.rule.cost(attr, state.kept);
-        // Where storage allocates ahead, a file with holes seems to cost what lies behind its end:
-        // what was asked for is the most it can be.
+        // Where storage preallocates, the blocks beyond the end of a file with holes count as if
+        // they were data: the booked worst case is the upper bound.
         let ahead = self.rule.storage == Storage::Ahead && attr.kind == Kind::File && attr.size == state.size;
         self.correct(inode, state, if ahead { cost.min(booked) } else { cost });
         self.look(state, attr);
     }
 
-    /// Asks below what a file is now, and books it.
+    /// Reads a file's attributes from the layer below and books its current cost.
     pub(super) fn refresh(&self, inode: &Inode, state: &mut InodeState, node: &Node, file: Option<&dyn OpenFile>) {
         match self.below.getattr(&Caller::ROOT, node, file) {
             Ok(attr) => self.learn(inode, state, node, &attr),
-            // What was booked stays: it is the worst case. The next recount knows better.
+            // The booked worst case stays. The next recount corrects it.
             Err(error) => {
                 tracing::debug!(%error, id = ?inode.id, "a changed file cannot be examined");
                 self.background.doubt();
@@ -221,7 +222,7 @@ impl CageShared {
         }
     }
 
-    /// Books another cost that is a fact.
+    /// Books another cost that has happened already.
     pub(super) fn correct(&self, inode: &Inode, state: &mut InodeState, cost: u64) {
         if cost == state.cost || inode.id == self.root {
             return;
@@ -239,8 +240,8 @@ impl CageShared {
         }
     }
 
-    /// A range of a file was made a hole, or taken out of it: what was known to be there is free.
-    /// Where storage allocates ahead, the count of blocks alone would not show that.
+    /// Releases a range of a file that became a hole or was removed: its known blocks are free.
+    /// Where storage preallocates, the block count alone would not show that.
     pub(super) fn emptied(&self, inode: &Inode, state: &mut InodeState, start: u64, end: u64) {
         let blocks = self.rule.whole(start)..self.rule.floor(end);
         let freed = if blocks.is_empty() { 0 } else { state.take_solid(&blocks) };
@@ -249,7 +250,7 @@ impl CageShared {
         }
     }
 
-    /// Moves a file to another owner, as a fact.
+    /// Moves a file to another owner, above any limit: the change has happened already.
     pub(super) fn give(&self, inode: &Inode, state: &mut InodeState, owner: Owner) {
         if owner == state.owner || inode.id == self.root {
             state.owner = owner;
@@ -274,8 +275,8 @@ impl CageShared {
         Ok(())
     }
 
-    /// A file is no more. What is known of it goes with it; the entry stays for a recount that may
-    /// have seen the file.
+    /// Releases the cost of a removed file. Its state is reset; the entry stays for a recount that
+    /// may have seen the file.
     pub(super) fn free(&self, inode: &Inode, state: &mut InodeState) {
         let _changing = self.locks.changing.read();
         if state.loaded {
@@ -284,7 +285,7 @@ impl CageShared {
             self.disk.announced(state.pool, 0);
         }
         let (handles, writers, appenders, writeback) = (state.handles, state.writers, state.appenders, state.writeback);
-        // The generation stays: its record of this file is the one that counts.
+        // The generation stays: its record of this file is valid.
         *state = InodeState {
             handles,
             writers,
@@ -299,7 +300,7 @@ impl CageShared {
         self.background.ended(&inode.id);
     }
 
-    /// What was booked for announced writes that did not happen is given back.
+    /// Releases what was booked for reserved writes that did not happen.
     pub(super) fn drain_pool(&self, inode: &Inode, state: &mut InodeState) {
         state.announced = None;
         if state.pool > 0 {
@@ -312,8 +313,8 @@ impl CageShared {
         }
     }
 
-    /// Books `bytes` and `inodes` without a file, or says why not. The caller holds off
-    /// checkpoints, or has booked nothing for a file yet.
+    /// Charges `bytes` and `inodes` without a file, or returns the reason why not. The caller holds
+    /// off checkpoints, or has booked nothing for a file yet.
     pub(super) fn take(&self, owner: Owner, bytes: u64, inodes: u64, source: Source) -> Result<(), Short> {
         let Some(writeback) = self.doors.writeback.get() else {
             return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
@@ -321,7 +322,8 @@ impl CageShared {
         let gate = writeback.gate();
         if source == Source::Held {
             self.ledger.charge(owner, bytes, inodes).or_else(|full| match full {
-                // It was let in before the limit was lowered, or before the file came under one.
+                // It was accepted before the limit was lowered, or before the file came under a
+                // limit.
                 Full::Whole if !writeback.is_forgiving() => Err(Short::Full(full)),
                 Full::User | Full::Dir if self.ledger.room() < bytes && !writeback.is_forgiving() => {
                     Err(Short::Full(full))
@@ -347,7 +349,7 @@ impl CageShared {
                 if phase == Phase::Free {
                     writeback.recall(&gate);
                 }
-                // Until he has gone on, nothing of that file can arrive.
+                // Until this caller has continued, no dirty data of that file can arrive.
                 if source == Source::Beside && writeback.spend(&gate, bytes) {
                     return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
                 }
@@ -358,8 +360,8 @@ impl CageShared {
         }
     }
 
-    /// Room was taken in a way that nobody could be asked about: where too little is left for what
-    /// may be held back, that is recalled.
+    /// Recalls write-back where too little room remains for the dirty data. Called after bookings
+    /// that could not be refused.
     pub(super) fn look_at_room(&self) {
         if let Some(writeback) = self.doors.writeback.get()
             && writeback.phase() == Phase::Free
@@ -372,16 +374,17 @@ impl CageShared {
         }
     }
 
-    /// Does what helps against a lack: waits for what is arriving, or makes room. Called without
-    /// any file's lock.
+    /// Remedies a lack of room: waits for dirty data to arrive, or makes room. Called without any
+    /// file's lock.
     ///
     /// # Errors
-    /// Nothing helps (counted as refused), or the caller gave up.
+    /// No remedy worked (counted as refused), or the caller gave up.
     pub(super) fn relieve(&self, short: Short, owner: Owner, bytes: u64, round: usize) -> Result<()> {
         match short {
             Short::Full(_) | Short::Disk if round == 0 && self.doors.await_forgotten(self.clock.now(), false) => Ok(()),
             Short::Unsettled if round < ROUNDS => {
-                // What is arriving needs requests, too: not all of them may be waiting for it.
+                // The arriving dirty data needs requests, too: not all of them may be waiting for
+                // it.
                 let _place = self.doors.waiters.try_acquire().ok_or_else(|| self.refuse(Full::Whole))?;
                 self.wait_settled(ARRIVAL)?;
                 self.still_arriving()
@@ -389,7 +392,7 @@ impl CageShared {
             Short::Disk if round <= 1 => wait_for(&self.doors.waiting, || self.settle_disk()),
             Short::Unsettled | Short::Disk => Err(self.refuse(Full::Whole)),
             Short::Full(full) if self.policy.when_full == WhenFull::DropOldest && round < ROUNDS => {
-                // A whole tree may have to be looked through.
+                // The search may walk the whole tree.
                 if wait_for(&self.doors.waiting, || self.make_room(full, owner, bytes))? {
                     Ok(())
                 } else {
@@ -400,11 +403,11 @@ impl CageShared {
         }
     }
 
-    /// The same for a call whose caller may hold the lock of a file that what is arriving has to
-    /// wait for: not for long then.
+    /// Remedies a lack of room like [`CageShared::relieve`], for a call whose caller may hold the lock
+    /// of a file that the write-back needs: waits with a short time limit.
     ///
     /// # Errors
-    /// As for [`CageShared::relieve`], or it has not arrived.
+    /// As for [`CageShared::relieve`], or the dirty data has not arrived.
     pub(super) fn relieve_holding(
         &self,
         holds: bool,
@@ -414,7 +417,7 @@ impl CageShared {
         round: usize,
     ) -> Result<()> {
         let unasked = || self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
-        // Such a door passes on without the lock that he may hold.
+        // A front end without open requests writes back without that lock.
         if !holds || short != Short::Unsettled || unasked() {
             return self.relieve(short, owner, bytes, round);
         }
@@ -422,13 +425,13 @@ impl CageShared {
         if round >= ROUNDS { Err(self.refuse(Full::Whole)) } else { self.still_arriving() }
     }
 
-    /// Refuses where a wait has ended before all had arrived.
+    /// Refuses if the wait has ended before all dirty data had arrived.
     fn still_arriving(&self) -> Result<()> {
         let recalled = self.doors.writeback.get().is_some_and(|writeback| writeback.phase() == Phase::Recalled);
         if recalled { Err(self.refuse(Full::Whole)) } else { Ok(()) }
     }
 
-    /// Waits for what is arriving, at most so long.
+    /// Waits at most `most` for all dirty data to arrive.
     ///
     /// # Errors
     /// The caller gave up.
@@ -440,14 +443,14 @@ impl CageShared {
         })
     }
 
-    /// Counts a refusal and answers its error.
+    /// Counts a refusal and returns its error.
     pub(super) fn refuse(&self, full: Full) -> Errno {
         self.ledger.refused(full);
         self.tell_full(full);
         full.errno()
     }
 
-    /// Tells others, at most once a minute, that something did not fit.
+    /// Reports the event "cage full", at most once a minute.
     fn tell_full(&self, full: Full) {
         const AGAIN: Duration = Duration::from_secs(60);
         let now = self.clock.now();
@@ -464,12 +467,13 @@ impl CageShared {
         (self.told_full.tell)("cage-full", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
     }
 
-    /// Books something that is about to be made.
+    /// Charges a file that is about to be created.
     ///
     /// # Errors
-    /// It does not fit.
+    /// The limit does not allow it.
     pub(super) fn obtain(&self, owner: Owner, bytes: u64, inodes: u64) -> Result<()> {
-        // Who makes, links or renames a file may hold its lock, and such a door has all files open.
+        // The caller of a creation, link or rename may hold the file's lock, and a front end
+        // without open requests treats all files as open.
         let unasked = self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
         let source = if unasked { Source::Beside } else { Source::Call };
         let mut round = 0;
@@ -482,13 +486,14 @@ impl CageShared {
         }
     }
 
-    /// What a write can newly cost at most, bytes: the blocks that it touches and that are not
-    /// known to be booked; never more than the file's cost can be at its new length.
+    /// Maximum new cost of a write, bytes: the blocks that it touches and that are not known to be
+    /// booked; never more than the maximum cost of the file at its new length.
     pub(super) fn worst(&self, state: &InodeState, offset: u64, length: u64) -> u64 {
         self.missing(state, &[], offset, length)
     }
 
-    /// The same where blocks are known that the file has ([`CageShared::allocated`]).
+    /// Maximum new cost of a write, like [`CageShared::worst`], minus known allocated blocks
+    /// ([`CageShared::allocated`]).
     fn missing(&self, state: &InodeState, allocated: &[Range<u64>], offset: u64, length: u64) -> u64 {
         if length == 0 {
             return 0;
@@ -506,23 +511,22 @@ impl CageShared {
         if state.kept { new } else { new.min(most) }
     }
 
-    /// What it can cost to fill the block that a length ends in with zeros, which some file systems
-    /// do when the length changes though it is a hole (Btrfs).
+    /// Cost of zeroing the rest of the block that a length ends in, which some file systems do when
+    /// the length changes although the block is a hole (Btrfs).
     pub(super) fn tail(&self, state: &InodeState, size: u64) -> u64 {
         let start = self.rule.floor(size);
         let known = start == size || state.solid.contains(&start) || self.rule.storage == Storage::Lagging;
         if known || state.cost >= self.rule.whole(state.size) { 0 } else { self.rule.unit }
     }
 
-    /// What it can cost that the end of a file jumps from where it is to beyond `to`, besides what
-    /// is written there.
+    /// Cost of moving a file's end beyond `to` by a write there, in addition to the written blocks.
     pub(super) fn gap(&self, state: &InodeState, to: u64) -> u64 {
         let tail = if self.rule.floor(state.size) < to { self.tail(state, state.size) } else { 0 };
         tail.saturating_add(state.ahead)
     }
 
-    /// Has a look at what lies behind the end of a file that is about to jump to `to`, where
-    /// storage allocates ahead.
+    /// Refreshes the attributes of a file whose end is about to jump to `to`, where storage
+    /// preallocates.
     pub(super) fn before_jump(
         &self,
         inode: &Inode,
@@ -536,8 +540,8 @@ impl CageShared {
         }
     }
 
-    /// Books a write before it happens; with `partly`, as much of it as fits. Answers the bytes that may be
-    /// written, at least one (unless the span is empty).
+    /// Books a write before it happens; with `partly`, as much of it as fits. Returns the bytes
+    /// that may be written, at least one (unless the span is empty).
     pub(super) fn admit_write(
         &self,
         inode: &Inode,
@@ -556,7 +560,7 @@ impl CageShared {
             self.ledger.room_of(state.owner).min(self.ledger.room().saturating_sub(held)).saturating_add(state.pool);
         let allocated = self.allocated(span);
         let (mut fits, mut over) = (0, span.length);
-        // What a write costs grows with its length, so the longest that fits can be searched for.
+        // The cost of a write grows with its length, so a binary search finds the longest that fits.
         while over - fits > 1 {
             let middle = fits + (over - fits) / 2;
             if self.missing(state, &allocated, span.offset, middle) <= room { fits = middle } else { over = middle }
@@ -569,8 +573,8 @@ impl CageShared {
         Ok(fits)
     }
 
-    /// Books the blocks of a span that the file may not have. Where these do not fit, the file system below is asked
-    /// which ones are missing.
+    /// Books the blocks of a span that the file may lack. Where these do not fit, the file system
+    /// below is asked for the blocks that are really missing.
     pub(super) fn book_span(
         &self,
         inode: &Inode,
@@ -585,7 +589,7 @@ impl CageShared {
         if missing < worst { self.book_new(inode, state, missing, source) } else { Err(short) }
     }
 
-    /// Books new blocks of a file: first from what was announced.
+    /// Books new blocks of a file: first from its reservation.
     pub(super) fn book_new(
         &self,
         inode: &Inode,
@@ -607,18 +611,18 @@ impl CageShared {
         Ok(())
     }
 
-    /// Whether no write needs to be announced, where a door is not asked when a file is opened.
+    /// Whether no write needs a reservation, where a front end opens files without requests.
     pub(super) fn unannounced(&self) -> bool {
         let Some(writeback) = self.doors.writeback.get() else { return false };
         writeback.unannounced(self.writeback_room()) && !self.ledger.has_limits_within()
     }
 
-    /// Whether writes are collected at all.
+    /// Whether write-back is in use.
     pub(super) fn writes_back(&self) -> bool {
         self.doors.writeback.get().is_some()
     }
 
-    /// Marks the sums as resting on a count, or not.
+    /// Records whether the sums are based on a complete count.
     pub(super) fn set_exact(&self, exact: bool) {
         self.exact.store(exact, Ordering::Relaxed);
     }

@@ -1,29 +1,29 @@
-//! What a file costs. Pure.
+//! The cost of a file, as a pure function of its attributes.
 //!
 //! Called wherever a cage books something, and by the recount. The rule: a file costs the bytes
-//! that the host has allocated for it, but a regular file never more than its length in whole
-//! blocks, since some file systems allocate ahead of what is written and give that back by
-//! themselves; unless the file is known to keep what lies behind its end (`FALLOC_FL_KEEP_SIZE`).
-//! Hard links are one file. Holes are free until something is written into them.
+//! that the host has allocated for it. A regular file never costs more than its length in whole
+//! blocks, since some file systems preallocate and give that back by themselves; unless the file is
+//! known to keep blocks beyond its end (`FALLOC_FL_KEEP_SIZE`). Hard links are one file. Holes are
+//! free until something is written into them.
 
 use nacre_vfs::{Attr, Kind};
 use std::ops::Range;
 
-/// How the storage below allocates.
+/// Allocation behaviour of the storage below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// A file's block count says at once what has been written, and nothing is allocated without
-    /// having been asked for (ext4, Btrfs, tmpfs, the tree in memory).
+    /// A file's block count includes all written data at once, and nothing is preallocated unasked
+    /// (ext4, Btrfs, tmpfs, the tree in memory).
     Plain,
-    /// The same, but space behind the end of a file may be allocated ahead (XFS).
+    /// Like `Plain`, but blocks beyond the end of a file may be preallocated (XFS).
     Ahead,
-    /// Block counts may lag behind what has been written (network file systems, ZFS, FUSE, whatever
-    /// is not known): regular files cost their length, holes included.
+    /// Block counts may lag behind the written data (network file systems, ZFS, FUSE, unknown
+    /// ones): regular files cost their length, holes included.
     Lagging,
 }
 
 impl Storage {
-    /// By the number that `statfs(2)` gives the file system (linux/magic.h).
+    /// Behaviour of a file system by the magic number from `statfs(2)` (linux/magic.h).
     pub fn of_magic(magic: u64) -> Storage {
         match magic {
             // ext2/3/4, Btrfs, tmpfs, ramfs, f2fs.
@@ -35,7 +35,7 @@ impl Storage {
     }
 }
 
-/// The rule for one cage.
+/// The charge rule of one cage.
 #[derive(Clone, Copy, Debug)]
 pub struct ChargeRule {
     /// Bytes of a block.
@@ -45,17 +45,17 @@ pub struct ChargeRule {
 }
 
 impl ChargeRule {
-    /// A rule; blocks smaller than a sector (or absent) count as 4096 bytes.
+    /// Creates a rule; a block size below a sector (or none) counts as 4096 bytes.
     pub fn new(unit: u64, storage: Storage) -> ChargeRule {
         ChargeRule { unit: if unit < 512 { 4096 } else { unit }, storage }
     }
 
-    /// A length in whole blocks, bytes.
+    /// A length rounded up to whole blocks, bytes.
     pub fn whole(&self, length: u64) -> u64 {
         length.checked_next_multiple_of(self.unit).unwrap_or(u64::MAX - u64::MAX % self.unit)
     }
 
-    /// The start of the block that a position lies in.
+    /// The start of the block that contains a position.
     pub fn floor(&self, position: u64) -> u64 {
         position - position % self.unit
     }
@@ -68,7 +68,7 @@ impl ChargeRule {
         self.floor(offset)..self.whole(offset.saturating_add(length))
     }
 
-    /// What a file costs, bytes. `kept`: it is known to keep what is allocated behind its end.
+    /// Cost of a file, bytes. `kept`: it is known to keep blocks beyond its end.
     pub fn cost(&self, attr: &Attr, kept: bool) -> u64 {
         let allocated = attr.blocks.saturating_mul(512);
         match (attr.kind, self.storage) {
@@ -79,10 +79,10 @@ impl ChargeRule {
         }
     }
 
-    /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates
-    /// ahead by itself, this does not show in the attributes and the answer is no
-    /// ([`ChargeRule::may_keep`]). What the file system needs to find a file's blocks is counted
-    /// with them, so a little more than the length says nothing.
+    /// Whether an unknown file seems to keep blocks beyond its end, by its attributes. Where
+    /// storage preallocates by itself, the attributes do not show this and the answer is no
+    /// ([`ChargeRule::may_keep`]). The block count includes the file system's metadata for the
+    /// file's blocks, so a little more than the length is no sign.
     pub fn seems_kept(&self, attr: &Attr) -> bool {
         let bookkeeping = 2 * self.unit + attr.size / 128;
         self.storage == Storage::Plain
@@ -90,17 +90,16 @@ impl ChargeRule {
             && attr.blocks.saturating_mul(512) > self.whole(attr.size).saturating_add(bookkeeping)
     }
 
-    /// Whether there may be space behind a file's end of which only the file system knows whether
-    /// somebody asked for it: otherwise it was allocated ahead, or holds what finds the file's blocks.
+    /// Whether a file may have blocks beyond its end that were asked for, which only the file
+    /// system knows: otherwise they were preallocated, or hold metadata.
     pub fn may_keep(&self, attr: &Attr) -> bool {
         self.storage != Storage::Lagging
             && attr.kind == Kind::File
             && attr.blocks.saturating_mul(512) > self.whole(attr.size)
     }
 
-    /// What a file costs that nothing is known of, and that holds nothing somebody asked for behind
-    /// its end in vain. Where storage allocates ahead, a file with holes may seem to cost a little
-    /// more than it does.
+    /// Cost of an unknown file, by its attributes alone. Where storage preallocates, a file with
+    /// holes may seem to cost a little more than it does.
     pub fn found(&self, attr: &Attr) -> u64 {
         self.cost(attr, self.seems_kept(attr))
     }

@@ -1,35 +1,36 @@
-//! Room on the disk below, for writes that a door collects: what was accepted has to fit there as
-//! well, whoever else fills it.
+//! Free space on the disk below, for write-back: accepted dirty data has to fit there as well,
+//! whatever other processes write.
 //!
-//! Asked wherever the ledger's room decides about collecting ([`CageShared::writeback_room`]).
-//! statfs(2) is called ten times a second at most, and for each announced write. What others write
-//! within that time is not seen; nor is, on Btrfs, what it has taken and not yet written to the disk.
+//! Used wherever the ledger's room decides about write-back ([`CageShared::writeback_room`]).
+//! statfs(2) is called ten times a second at most, and for each reserved write. Writes by other
+//! processes within that time are not seen; on Btrfs, neither is data that it has accepted and not
+//! yet written to the disk.
 
 use super::CageShared;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use nacre_vfs::{Caller, Node};
 use std::time::Duration;
 
-/// How old a look may be.
+/// Maximum age of the cached statfs(2) figures.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// What the file system below needs for itself while it takes what was accepted, bytes.
+/// Reserve for the file system's own metadata while it writes the accepted data, bytes.
 const APART: u64 = 4 << 20;
 
-/// See the file's head.
+/// Cached free space of the file system that a cage is on; see the file's head.
 pub(super) struct DiskRoom {
     root: Node,
-    /// When it was looked at last, nanoseconds of the clock and one; 0 for never.
+    /// Time of the last statfs(2), in nanoseconds of the clock plus one; 0 for never.
     looked: AtomicU64,
-    /// Bytes that were free then: on the disk, and in the cage.
+    /// Bytes free on the disk at that time, and (`room`) in the cage.
     free: AtomicU64,
     room: AtomicU64,
-    /// Booked for announced writes that have not arrived, bytes: they will need that much of it.
+    /// Bytes booked for reserved writes that have not arrived: they will need as much disk space.
     announced: AtomicU64,
 }
 
 impl DiskRoom {
-    /// The disk that this directory is on.
+    /// Free space of the file system that holds this directory.
     pub(super) fn new(root: Node) -> DiskRoom {
         DiskRoom {
             root,
@@ -40,7 +41,7 @@ impl DiskRoom {
         }
     }
 
-    /// What is booked for announced writes of a file was one amount and is another, bytes.
+    /// Adjusts the reserved total: a file's reservation changes from `before` to `after` bytes.
     pub(super) fn announced(&self, before: u64, after: u64) {
         if after >= before {
             self.announced.fetch_add(after - before, Ordering::Relaxed);
@@ -51,37 +52,38 @@ impl DiskRoom {
 }
 
 impl CageShared {
-    /// Room for what a door collects, bytes: in the cage and on the disk.
+    /// Room for write-back, bytes: the lesser of the cage's and the disk's.
     pub(super) fn writeback_room(&self) -> u64 {
         self.ledger.room().min(self.disk_room(FRESH))
     }
 
-    /// Whether so much more would fit on the disk, if all that was announced arrives. What arrives
-    /// meanwhile counts twice.
+    /// Whether `bytes` more fit on the disk in addition to all reserved writes. Reserved data that
+    /// has arrived since statfs(2) counts twice.
     pub(super) fn fits_on_disk(&self, bytes: u64) -> bool {
         let needed = self.disk.announced.load(Ordering::Acquire).saturating_add(bytes);
         self.disk_room(Duration::ZERO) >= needed
     }
 
-    /// Has the disk give back what was freed. File systems with a journal do so when the change is on
-    /// the disk; a write that finds no room waits for that (ext4_should_retry_alloc(), Linux
-    /// fs/ext4/balloc.c), while statfs(2) shows what is free before.
+    /// Makes the disk return freed blocks, by syncfs(2). File systems with a journal do so when the
+    /// change is on the disk; a write that finds no room waits for that (ext4_should_retry_alloc(),
+    /// Linux fs/ext4/balloc.c), while statfs(2) shows the blocks as free before.
     pub(super) fn settle_disk(&self) {
         if let Err(error) = self.below.syncfs() {
             tracing::debug!(%error, "what was freed on the disk may be missing still");
         }
     }
 
-    /// Bytes free on the disk, looked at so long ago at most; less what has arrived since.
+    /// Bytes free on the disk by figures of at most this age, minus the data that has arrived
+    /// since.
     fn disk_room(&self, age: Duration) -> u64 {
         let disk = &self.disk;
         let room = self.ledger.room();
-        // Without a limit, it does not say what has arrived.
+        // Without a limit, the ledger's room does not show how much has arrived.
         let age = if room == u64::MAX { Duration::ZERO } else { age };
         let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
         let looked = disk.looked.load(Ordering::Acquire);
         if looked == 0 || Duration::from_nanos(now.saturating_sub(looked - 1)) >= age {
-            // A disk that does not tell is taken to have room, as it was before.
+            // A disk whose statfs(2) fails keeps its last figures, at first unlimited.
             if let Ok(figures) = self.below.statfs(&Caller::ROOT, &disk.root) {
                 let free = figures.available.saturating_mul(u64::from(figures.fragment));
                 disk.room.store(room, Ordering::Release);

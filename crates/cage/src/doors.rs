@@ -1,6 +1,8 @@
-//! The doors of a cage: what they were promised, what they are told, and who waits for them.
+//! Connections of a cage to its FUSE front ends: write-back, notices of changes, and waits for
+//! closes.
 //!
-//! Part of [`super::CageShared`]. The layer attaches what a door brings; operations ask.
+//! Part of [`super::CageShared`]. The layer attaches the front end's interfaces; operations use
+//! them.
 
 use super::writeback::WritebackPermit;
 use nacre_layers::context::Waiting;
@@ -16,36 +18,37 @@ use std::{
     time::Duration,
 };
 
-/// See the file's head.
+/// Interfaces to the FUSE front ends; see the file's head.
 pub(super) struct Doors {
-    /// Where a door collects writes.
+    /// State of write-back, once a front end has offered it.
     pub(super) writeback: OnceLock<Arc<WritebackPermit>>,
-    /// Who knows which files are open.
+    /// Reports closes of open files.
     pub(super) closes: AttachedDoor,
-    /// Files whose last name has gone while a door had them open. Where files are opened without
-    /// requests, it has all that its kernel knows, and hears a moment later that one was closed.
+    /// Files whose last name was removed while a front end had them open. Where files are opened
+    /// without requests, the front end treats all files that its kernel knows as open, and hears of
+    /// a close a moment later.
     pub(super) nameless: Mutex<Nameless>,
-    /// How many of them are being closed below at this moment.
+    /// Number of such files that are being closed in the layer below at this moment.
     pub(super) freeing: AtomicUsize,
-    /// Where changes that no door asked for are told.
+    /// Channel for changes that no front end requested.
     pub(super) notices: OnceLock<Mutex<Sender<Invalidation>>>,
     pub(super) waiting: Waiting,
-    /// Who waits for a door to settle, but for announced writes.
+    /// Callers that wait for write-back, except for reserved writes.
     pub(super) waiters: Waiters,
 }
 
-/// See [`Doors::nameless`].
+/// Open files without a name; see [`Doors::nameless`].
 #[derive(Default)]
 pub(super) struct Nameless {
     files: HashSet<FileId>,
-    /// When the last one came to be.
+    /// Time at which the last file was added.
     last: Duration,
 }
 
-/// How long a door is waited for that may be about to hear that such a file was closed, if the name
-/// went so long ago at most.
+/// Length of one wait for the close of a file without a name, if the last name was removed within
+/// [`LATELY`].
 const FORGETTING: Duration = Duration::from_millis(500);
-/// How often so long, while such a file is being freed below: gigabytes take seconds.
+/// Number of such waits while a file is being freed below: freeing gigabytes takes seconds.
 const FREEING: usize = 120;
 const LATELY: Duration = Duration::from_secs(1);
 
@@ -62,20 +65,20 @@ impl Doors {
         }
     }
 
-    /// A file has lost its last name while it is open.
+    /// Records that an open file has lost its last name.
     pub(super) fn lost_name(&self, id: FileId, now: Duration) {
         let mut nameless = self.nameless.lock();
         nameless.files.insert(id);
         nameless.last = now;
     }
 
-    /// It is closed, or has a name again.
+    /// Records that such a file is closed, or has a name again.
     pub(super) fn not_nameless(&self, id: &FileId) {
         self.nameless.lock().files.remove(id);
     }
 
-    /// Waits for the close of a file whose last name has gone just now, for `all` of them or for any
-    /// one; whether there was one. Without the lock of any file.
+    /// Waits for the close of recently unlinked files, of all of them with `all`, else of any one;
+    /// returns whether this happened. Called without any file's lock.
     pub(super) fn await_forgotten(&self, now: Duration, all: bool) -> bool {
         let unasked = self.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
         let before = {
@@ -95,7 +98,7 @@ impl Doors {
             && closed()
     }
 
-    /// Tells of a change that no door asked for.
+    /// Notifies the front end of a change that no front end requested.
     pub(super) fn tell(&self, notice: Invalidation) {
         if let Some(door) = self.notices.get()
             && door.lock().send(notice).is_err()
@@ -105,16 +108,16 @@ impl Doors {
     }
 }
 
-/// The most that wait for a door to settle at once. What settles arrives in requests of which a
-/// kernel has only so many under way (the door asks for more than these); were all of them waiting,
-/// none would arrive.
+/// Maximum number of callers that wait for write-back at once. Dirty data arrives in requests, and
+/// a kernel has a limited number of requests in flight (the front end asks for more than this
+/// number); if all of them were waiting, none could arrive.
 const WAITERS: usize = 1536;
 
-/// Counts those who wait.
+/// Counter of waiting callers.
 #[derive(Default)]
 pub(super) struct Waiters(AtomicUsize);
 
-/// One of them.
+/// A waiting caller; counted until it is dropped.
 pub(super) struct Waiter<'a>(&'a AtomicUsize);
 
 impl Waiters {
@@ -136,7 +139,7 @@ mod tests {
     use nacre_vfs::{OpenFileHost, WritebackHost};
     use std::sync::{Weak, atomic::AtomicBool};
 
-    /// A door that hears of no close while it is waited for, but at the last question.
+    /// A front end that hears of no close during a wait, except at the last question.
     struct Late {
         doors: Weak<Doors>,
         asked: AtomicUsize,
@@ -173,7 +176,7 @@ mod tests {
 
     const ID: FileId = FileId { fs: 1, ino: 2, generation: 0 };
 
-    /// Whether somebody who waits finds the file closed, and how often he waited.
+    /// Runs a wait; returns whether it found the file closed, and how many waits it took.
     fn waited(freeing: usize, freed_after: usize, lets_go: bool) -> (bool, usize) {
         let doors = Arc::new(Doors::new(nacre_layers::context::simply_waiting()));
         let late = Arc::new(Late {

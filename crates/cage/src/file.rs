@@ -1,9 +1,9 @@
 //! An open file in a cage.
 //!
-//! Made by the layer at open and creation. What is written is booked before it is written, under
-//! the file's lock, and corrected afterwards where the worst case need not have come true. No
-//! descriptor is handed out for the kernel to write through, nor to read through: a kernel that
-//! reads one open file of an inode that way has to write all of them that way.
+//! Made by the layer at open and creation. A write is booked before it happens, under the file's
+//! lock, and corrected afterwards if it may have cost less than the worst case. No descriptor is
+//! offered for passthrough, neither for writing nor for reading: a kernel that uses passthrough for
+//! one open file of an inode has to use it for all of them.
 
 use super::{
     CageShared, Storage,
@@ -30,33 +30,33 @@ use std::{
     time::Duration,
 };
 
-/// What an announced write of unknown length counts as.
+/// Assumed length of a reserved write of unknown length, bytes.
 const UNKNOWN: u64 = 1 << 20;
 
-/// An announced write that did not happen so long ago will not happen any more: between a call's
-/// question and its copying of bytes into the cache lies nothing that takes time.
+/// Age from which on a reserved write will not happen any more: a call takes almost no time between
+/// its request and copying its data into the page cache.
 const STALE: Duration = Duration::from_secs(10);
 
-/// How long a write of unknown length waits for others to arrive: its caller may hold what they
-/// need.
+/// How long a write of unknown length waits for dirty data to arrive: its caller may hold locks
+/// that the write-back needs.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// One open file's part in what is known of its inode; given back when it is closed.
+/// An open file's share in its inode's state; released when the file is closed.
 pub(super) struct Lease {
     shared: Arc<CageShared>,
     inode: Arc<Inode>,
     flags: OpenFlags,
-    /// A door may collect what is written through it.
+    /// A FUSE front end may use write-back for this open file.
     writeback_allowed: bool,
-    /// It does.
+    /// The front end does use write-back.
     writeback: AtomicBool,
-    /// It is being closed below, which frees a file without a name.
+    /// It is being closed in the layer below, which frees a file without a name.
     frees: bool,
 }
 
 impl Lease {
-    /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for
-    /// gone.
+    /// Counts an open file. Made before the file is opened, so that a file unlinked meanwhile is
+    /// not taken for freed.
     pub(super) fn new(
         shared: &Arc<CageShared>,
         inode: &Arc<Inode>,
@@ -98,7 +98,7 @@ impl Drop for Lease {
         if had_writeback {
             state.writeback -= 1;
             if state.writeback == 0 {
-                // All of it arrived before the last one could be closed.
+                // All dirty data arrived before the last open file could be closed.
                 self.shared.drain_pool(&self.inode, &mut state);
             }
         }
@@ -120,9 +120,9 @@ impl Drop for Lease {
     }
 }
 
-/// An open file.
+/// An open file of the cage, over the lower layer's.
 pub(super) struct CageFile {
-    // Closed first, then given back.
+    // Dropped before `lease`: the file is closed first.
     below: Opened,
     node: Node,
     lease: Lease,
@@ -148,12 +148,12 @@ impl CageFile {
         self.shared().refresh(self.inode(), state, &self.node, Some(&*self.below));
     }
 
-    /// Does `work` under the file's lock until it is done or nothing helps against its lack of
-    /// room.
+    /// Runs `work` under the file's lock, and again after making room, until it succeeds or no room
+    /// can be made.
     fn with_room<T>(&self, mut work: impl FnMut(&mut InodeState, bool) -> Result<T, Lack>) -> Result<T> {
         let mut round = 0;
-        // The kernel makes EIO of a short answer to a write by O_DIRECT that others may be under
-        // way with.
+        // The kernel turns a short answer to an O_DIRECT write into EIO if other requests of that
+        // write may be in flight.
         let whole = OFlags::from_bits_retain(self.lease.flags.raw()).contains(OFlags::DIRECT);
         loop {
             let mut state = self.inode().lock();
@@ -161,7 +161,7 @@ impl CageFile {
                 self.refresh(&mut state);
             }
             let owner = state.owner;
-            // Room is made before a write is cut short, where it can be made.
+            // Making room comes before cutting a write short, where the policy allows it.
             let partly =
                 !whole && (round >= ROUNDS || self.shared().policy.when_full == crate::settings::WhenFull::Deny);
             let (short, bytes) = match work(&mut state, partly) {
@@ -173,15 +173,15 @@ impl CageFile {
             drop(state);
             match self.shared().relieve_holding(holds, short, owner, bytes, round) {
                 Ok(()) => round += 1,
-                // Nothing could be made free, but a part may fit.
+                // Nothing could be freed, but a part may fit.
                 Err(_) if !partly && !whole && matches!(short, Short::Full(_)) => round = ROUNDS,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Whether what is written may have been held back by a door: nobody can be told any more that
-    /// it does not fit.
+    /// Source of a write: dirty data of a front end cannot be refused, as its write(2) has already
+    /// returned.
     fn source(state: &InodeState, origin: WriteOrigin) -> Source {
         match state.writeback {
             0 => Source::Call,
@@ -201,7 +201,7 @@ impl CageFile {
         let (at, source) = match target {
             WriteTarget::At(offset, origin) => (offset, CageFile::source(state, origin)),
             WriteTarget::End => {
-                // Somebody else may have appended, also from outside.
+                // Another writer may have appended, also from outside.
                 let attr = shared.below.getattr(&Caller::ROOT, &self.node, Some(&*self.below)).map_err(Lack::Other)?;
                 shared.learn(inode, state, &self.node, &attr);
                 (attr.size, CageFile::source(state, WriteOrigin::Caller))
@@ -223,7 +223,7 @@ impl CageFile {
                 }
                 state.size = state.size.max(at.saturating_add(written as u64));
                 state.add_solid(shared.rule.blocks(at, written as u64));
-                // Without holes before and after, what was booked is exact.
+                // Without holes, the booked cost is exact.
                 if written < part.len() || state.kept || !full_before || state.cost != shared.rule.whole(state.size) {
                     self.refresh(state);
                 }
@@ -257,12 +257,12 @@ impl CageFile {
         let end = offset.saturating_add(length);
         let booked_end = shared.booked_end(state);
         if mode.any(AllocateMode::KEEP_SIZE) && !makes_holes && end > state.size {
-            // From here on, what lies behind its end is kept and counts.
+            // From here on, blocks beyond its end are kept and count.
             state.kept = true;
         }
         shared.before_jump(inode, state, &self.node, Some(&*self.below), offset);
         if makes_holes {
-            // Moving the end of a file costs where its length does.
+            // Moving a file's end costs something where cost follows the length.
             let longer = mode.any(AllocateMode::INSERT_RANGE) && shared.rule.storage == Storage::Lagging;
             let whole = if longer { shared.rule.whole(state.size.saturating_add(length)) } else { 0 };
             let new = whole.saturating_sub(state.cost);
@@ -308,18 +308,19 @@ impl CageFile {
         if let Ok(copied) = result {
             state.add_solid(shared.rule.blocks(copy.target_offset, copied));
         }
-        // The target's own attributes: its file is not ours to ask by, its node is.
+        // The target's attributes: asked by its node, since its open file belongs to another layer
+        // object.
         if let Some(node) = state.node.clone() {
             shared.refresh(inode, state, &node, Some(copy.target));
         }
         result.map_err(Lack::Other)
     }
 
-    /// Books the blocks that an announced write will add.
+    /// Books the blocks that a reserved write will add.
     fn announce_under(&self, state: &mut InodeState, offset: Option<u64>, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
         if state.announced.is_none() || !state.loaded {
-            // All has arrived, so the end is where the host says.
+            // All earlier reserved writes have arrived, so the host knows the end.
             self.refresh(state);
         }
         let before = state.announced.as_ref();
@@ -348,10 +349,10 @@ impl CageFile {
         Ok(())
     }
 
-    /// What a write that does not begin at the end can add, and the blocks that it touches: with
-    /// those before it that were announced, where they are the same or the next ones. Who writes
-    /// here and there is booked each block each time; what he did not need comes back with a
-    /// settling.
+    /// New bytes that a reserved write inside the file can add, and the blocks that it touches,
+    /// merged with the previously reserved blocks if these overlap or adjoin. A random writer is
+    /// booked each block each time; unneeded reservations are released when all dirty data has
+    /// arrived.
     fn announced_inside(&self, state: &InodeState, before: Range<u64>, from: u64, length: u64) -> (u64, Range<u64>) {
         let shared = self.shared();
         let touched = shared.rule.blocks(from, length);
@@ -364,9 +365,9 @@ impl CageFile {
     }
 }
 
-/// Why something is not done under a file's lock.
+/// Why an operation under a file's lock did not happen.
 enum Lack {
-    /// So many bytes do not fit.
+    /// This many bytes do not fit.
     Room(Short, u64),
     Other(Errno),
 }
@@ -379,12 +380,12 @@ struct Copy<'a> {
     flags: u32,
 }
 
-/// By what a file can be recognised when it comes back wrapped: the one that the lowest layer made.
+/// Identity of an open file across wrappers: the address of the lowest layer's open file.
 fn address(file: &dyn OpenFile) -> usize {
     std::ptr::from_ref(file.inner()).cast::<()>().addr()
 }
 
-/// The commands that cannot make a file larger: flags, extended flags (with the project) and
+/// Whether an ioctl cannot make a file larger: flags, extended flags (with the project) and
 /// versions.
 pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
     matches!(
@@ -394,7 +395,8 @@ pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
 }
 
 impl CageShared {
-    /// After a settling: what was announced long before it and has not arrived will not.
+    /// Releases reservations that are too old to arrive, after all dirty data has been written
+    /// back.
     pub(super) fn drain_stale(&self) {
         let now = self.clock.now();
         for inode in self.inodes.all() {
@@ -405,7 +407,7 @@ impl CageShared {
         }
     }
 
-    /// Whether a settling may find that something is booked in vain.
+    /// Whether a file has a reservation that is too old to arrive.
     fn has_stale(&self) -> bool {
         let now = self.clock.now();
         let stale = |inode: &Arc<Inode>| {
@@ -418,14 +420,14 @@ impl CageShared {
 
 impl Drop for CageFile {
     fn drop(&mut self) {
-        // Closing it below frees what it occupied there, which may take as long as unlink(2) takes
-        // elsewhere: who waits for that room is told that it is under way.
+        // Closing the file below frees its blocks there, which may take as long as unlink(2) takes
+        // otherwise: waiters for room can see that it is under way.
         if self.lease.inode.lock().gone {
             self.lease.frees = true;
             self.lease.shared.doors.freeing.fetch_add(1, Ordering::AcqRel);
         }
         if self.lease.flags.writes() {
-            // Before the file itself goes: another one may get its address.
+            // Before the file itself is dropped: another one may get its address.
             self.shared().written.lock().remove(&address(&*self.below));
         }
     }
@@ -437,15 +439,14 @@ impl WritebackLease for CageFile {
         let Some(writeback) = shared.doors.writeback.get() else { return false };
         let mut state = self.inode().lock();
         // Where a user or a directory has a limit of its own, each write is booked when it happens:
-        // room is kept free in the whole cage only.
+        // room for write-back is reserved in the whole cage only.
         let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
         if limited || self.lease.writeback.load(Ordering::Relaxed) || !writeback.admit(shared.writeback_room()) {
             return false;
         }
         self.lease.writeback.store(true, Ordering::Relaxed);
         state.writeback += 1;
-        // What is collected arrives at places that only the kernel knows: its blocks must be known
-        // as they are.
+        // Write-back arrives at offsets that only the kernel knows: the known blocks must be exact.
         self.refresh(&mut state);
         true
     }
@@ -465,7 +466,8 @@ impl WritebackLease for CageFile {
     fn unannounced(&self) -> bool {
         let shared = self.shared();
         let Some(writeback) = shared.doors.writeback.get() else { return false };
-        // Where files are asked for, those with a limit of their own are never collected.
+        // Where files are opened by requests, files under a limit of their own never use
+        // write-back.
         writeback.unannounced(shared.writeback_room())
             && !(writeback.opens_unasked() && shared.ledger.has_limits_within())
     }
@@ -477,7 +479,7 @@ impl WritebackLease for CageFile {
         let length = write.length.unwrap_or(UNKNOWN);
         let (mut round, mut looked, mut waited) = (0, false, false);
         while !self.unannounced() {
-            // What is still arriving has the first claim.
+            // Dirty data that is still arriving has precedence.
             if writeback.phase() == Phase::Recalled && !waited {
                 shared.wait_settled(most)?;
                 waited = true;
@@ -506,7 +508,7 @@ impl WritebackLease for CageFile {
     }
 }
 
-/// Where a write goes.
+/// Target position of a write.
 #[derive(Clone, Copy)]
 enum WriteTarget {
     At(u64, WriteOrigin),
@@ -554,7 +556,7 @@ impl OpenFile for CageFile {
 
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
         let Some(inode) = self.shared().written.lock().get(&address(target)).cloned() else {
-            // Not open for writing, which is refused below; or not ours to book.
+            // Not open for writing, which the layer below refuses; or not a file of this cage.
             self.below.copy_to(offset, target, target_offset, 0, flags)?;
             return Err(Errno::EXDEV);
         };
@@ -581,7 +583,7 @@ impl OpenFile for CageFile {
     }
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        // Others may clone or allocate.
+        // Other commands may clone or allocate.
         if harmless(&request) { self.below.ioctl(request, output) } else { Err(Errno::ENOTTY) }
     }
 

@@ -1,14 +1,13 @@
-//! What a cage knows of the files that it has to do with: those that are open, those that were
-//! changed lately.
+//! The inode table of a cage: files that are open, and files that were changed lately.
 //!
-//! Asked by every operation that changes something. Invariants:
-//! * one entry for an identity, as long as anybody holds it: an entry is only given up while nobody
-//!   else does;
-//! * the state's lock is held from before a file is changed until its cost is booked, so that one
-//!   change of a file is booked at a time;
+//! Used by every operation that changes something. Invariants:
+//! * one entry per identity, as long as any thread holds it: an entry is evicted only while the
+//!   table holds the last reference;
+//! * the state's lock is held from before a file is changed until its cost is booked, so that
+//!   changes of a file are booked one at a time;
 //! * locks of two files are taken in the order of their identities ([`lock_both`]); a file's lock
-//!   comes before those of the ledger and of the saved accounts, and nothing that waits for a door
-//!   is done under it.
+//!   comes before the locks of the ledger and of the saved accounts, and no wait for a FUSE front
+//!   end happens under it.
 
 use super::ledger::Owner;
 use nacre_vfs::{FileId, Kind, Node};
@@ -23,24 +22,24 @@ use std::{
     time::Duration,
 };
 
-/// Entries of files that nobody has open: with them, changes from outside can be booked without a
-/// recount.
+/// Number of entries kept for files that are not open: with an entry, a change from outside can be
+/// booked without a recount.
 const KEPT: usize = 8192;
 
-/// A file.
+/// Entry of a file.
 pub(super) struct Inode {
     pub(super) id: FileId,
     state: Mutex<InodeState>,
-    /// What the ledger holds for it, for a count, which cannot wait for the file's lock.
+    /// The file's booked cost, for a recount, which cannot wait for the file's lock.
     pub(super) account: Mutex<Account>,
-    /// How often it is open.
+    /// Number of open files.
     pub(super) open: AtomicUsize,
-    /// A count has booked it as it was found: what is known here is out of date.
+    /// Set when a recount has booked the file by its attributes: the state here is out of date.
     pub(super) stale: AtomicBool,
 }
 
 impl Inode {
-    /// What is known of the file, locked.
+    /// Locks the file's state.
     pub(super) fn lock(&self) -> MutexGuard<'_, InodeState> {
         let mut state = self.state.lock();
         if self.stale.swap(false, Ordering::AcqRel) {
@@ -50,62 +49,62 @@ impl Inode {
     }
 }
 
-/// See [`Inode::account`].
+/// The ledger's view of one file; see [`Inode::account`].
 #[derive(Clone, Copy, Default)]
 pub(super) struct Account {
     pub(super) owner: Owner,
     pub(super) bytes: u64,
     pub(super) counted: bool,
-    /// The number of the count before whose end it was touched last; 0 for never.
+    /// Number of the recount during which it was last changed; 0 for never.
     pub(super) count: u64,
 }
 
-/// What announced writes will make of a file.
+/// State of a file after all reserved writes.
 #[derive(Clone)]
 pub(super) struct Announced {
-    /// Its end.
+    /// File size after them.
     pub(super) end: u64,
-    /// Blocks, as a range of bytes, that were booked for them last.
+    /// Blocks booked for the last of them, as a range of bytes.
     pub(super) blocks: Range<u64>,
-    /// When the last one was announced.
+    /// Time of the last reservation.
     pub(super) at: Duration,
 }
 
-/// What is known of a file.
+/// State of a file as the cage knows it.
 #[derive(Default)]
 pub(super) struct InodeState {
-    /// The fields about cost are what the ledger holds.
+    /// True if the fields about cost match the ledger.
     pub(super) loaded: bool,
     pub(super) node: Option<Node>,
     pub(super) kind: Option<Kind>,
     pub(super) owner: Owner,
-    /// Booked for what is there.
+    /// Bytes booked for existing blocks.
     pub(super) cost: u64,
-    /// Booked for announced writes that have not arrived.
+    /// Bytes booked for reserved writes that have not arrived.
     pub(super) pool: u64,
-    /// Booked as a file.
+    /// Booked as one file.
     pub(super) counted: bool,
-    /// The length as last seen or made.
+    /// The size as last seen or set.
     pub(super) size: u64,
     /// A range of whole blocks that are known to be booked: writing there costs nothing.
     pub(super) solid: Range<u64>,
-    /// It keeps what is allocated behind its end.
+    /// It keeps allocated blocks beyond its end.
     pub(super) kept: bool,
-    /// Allocated ahead by the storage and not booked, as last seen: it stays for good where the end
-    /// jumps over it.
+    /// Bytes preallocated by the storage and not booked, as last seen: they become permanent where
+    /// the end jumps over them.
     pub(super) ahead: u64,
-    /// Its last name is gone.
+    /// Its last name has been removed.
     pub(super) gone: bool,
     pub(super) handles: usize,
     pub(super) writers: usize,
-    /// Those of the writers that always write at the end.
+    /// Number of writers that only append.
     pub(super) appenders: usize,
-    /// Those of the writers whose writes a door collects.
+    /// Number of writers with write-back.
     pub(super) writeback: usize,
-    /// It was written to at its end.
+    /// It has been extended by writes.
     pub(super) grown: bool,
     pub(super) announced: Option<Announced>,
-    /// The generation of the saved accounts in which it was noted last.
+    /// Generation of the saved accounts in which it was recorded last.
     pub(super) generation: Option<u64>,
 }
 
@@ -115,20 +114,21 @@ impl InodeState {
         self.cost.saturating_add(self.pool)
     }
 
-    /// Forgets what was known of the content: after holes may have been made or moved.
+    /// Forgets the known blocks: after holes may have been made or moved.
     pub(super) fn unsure(&mut self) {
         self.solid = 0..0;
         self.forget_announced_blocks();
     }
 
-    /// Blocks that were booked for announced writes may be holes by now.
+    /// Forgets the blocks booked for reserved writes: they may be holes by now.
     pub(super) fn forget_announced_blocks(&mut self) {
         if let Some(announced) = &mut self.announced {
             announced.blocks = 0..0;
         }
     }
 
-    /// These whole blocks are a hole now; answers how many bytes of them were known to be booked.
+    /// Records that these whole blocks are a hole now; returns how many bytes of them were known to
+    /// be booked.
     pub(super) fn take_solid(&mut self, blocks: &Range<u64>) -> u64 {
         self.forget_announced_blocks();
         let solid = self.solid.clone();
@@ -140,14 +140,14 @@ impl InodeState {
         taken
     }
 
-    /// These blocks are booked now.
+    /// Records that these blocks are booked now.
     pub(super) fn add_solid(&mut self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
         }
         let apart = blocks.start > self.solid.end || blocks.end < self.solid.start;
         self.solid = if self.solid.is_empty() || apart {
-            // One range is remembered: the one that grows.
+            // Only one range is remembered: the one that grows.
             blocks
         } else {
             self.solid.start.min(blocks.start)..self.solid.end.max(blocks.end)
@@ -155,23 +155,23 @@ impl InodeState {
     }
 }
 
-/// All entries.
+/// The inode table.
 #[derive(Default)]
 pub(super) struct Inodes {
     table: Mutex<Table>,
-    /// How many ask that nothing is given up.
+    /// Number of pins that forbid eviction.
     pinned: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Table {
     entries: HashMap<FileId, Arc<Inode>>,
-    /// In the order of making; the oldest are looked at first.
+    /// In the order of creation; the oldest are candidates for eviction first.
     order: VecDeque<FileId>,
 }
 
 impl Inodes {
-    /// The entry of a file, made where there is none.
+    /// Returns the entry of a file, and creates a missing one.
     pub(super) fn get(&self, id: FileId) -> Arc<Inode> {
         let mut table = self.table.lock();
         if let Some(known) = table.entries.get(&id) {
@@ -192,19 +192,19 @@ impl Inodes {
         inode
     }
 
-    /// The entry of a file, if there is one.
+    /// Returns the entry of a file, if there is one.
     pub(super) fn find(&self, id: &FileId) -> Option<Arc<Inode>> {
         self.table.lock().entries.get(id).cloned()
     }
 
-    /// All entries, in no order.
+    /// Returns all entries, in no order.
     pub(super) fn all(&self) -> Vec<Arc<Inode>> {
         self.table.lock().entries.values().cloned().collect()
     }
 
-    /// From now on, and until the answer is dropped, nothing is given up.
+    /// Forbids eviction until the returned pin is dropped.
     pub(super) fn pin(self: &Arc<Inodes>) -> Pin {
-        // Under the table's lock: whoever gives up at this moment has ended.
+        // Under the table's lock: an eviction in progress has ended.
         let _table = self.table.lock();
         self.pinned.fetch_add(1, Ordering::Relaxed);
         Pin(Arc::clone(self))
@@ -212,8 +212,8 @@ impl Inodes {
 }
 
 impl Table {
-    /// Looks at the two oldest entries, where there are too many: so the table shrinks faster than
-    /// it grows.
+    /// Tries to evict the two oldest entries of a table that is too large: so it shrinks faster
+    /// than it grows.
     fn give_up(&mut self) {
         for _ in 0..2 {
             if self.order.len() < KEPT {
@@ -230,7 +230,7 @@ impl Table {
     }
 }
 
-/// Keeps all entries; see [`Inodes::pin`].
+/// Forbids eviction while it exists; see [`Inodes::pin`].
 pub(super) struct Pin(Arc<Inodes>);
 
 impl Drop for Pin {
@@ -239,7 +239,7 @@ impl Drop for Pin {
     }
 }
 
-/// The locks of one or two files, the second where it is another one.
+/// Locks of one or two files; no second one if both are the same file.
 pub(super) struct Both<'a> {
     pub(super) first: MutexGuard<'a, InodeState>,
     pub(super) second: Option<MutexGuard<'a, InodeState>>,

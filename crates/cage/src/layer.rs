@@ -1,4 +1,4 @@
-//! The cage as a layer: which operations change what is stored, and what is booked for them.
+//! The cage as a layer: operations that change stored data, and their bookings.
 
 use super::{
     Cage, CageShared,
@@ -17,16 +17,16 @@ use nacre_vfs::{
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};
 
-/// How often a creation looks whether the name is there after all.
+/// Maximum number of attempts of a creation that finds the name both present and absent.
 const TRIES: usize = 8;
 
 impl Cage {
-    /// Opens what exists.
+    /// Opens an existing file.
     fn open_existing(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let shared = &self.shared;
         let inode = shared.inodes.get(shared.below.id(node)?);
-        // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
-        // is opened as asked, and not collected.
+        // Readable, since write-back of parts of pages reads the remainder; where that is refused,
+        // the file is opened as requested, without write-back.
         if shared.collects(flags) {
             match self.open_with(caller, node, &inode, flags, true) {
                 Err(error) => tracing::debug!(%error, "a file cannot be opened for collecting writes to it"),
@@ -36,7 +36,7 @@ impl Cage {
         self.open_with(caller, node, &inode, flags, false)
     }
 
-    /// Opens a file; with `collected`, writes to it may be collected.
+    /// Opens a file; `collected` allows write-back.
     fn open_with(
         &self,
         caller: &Caller,
@@ -61,7 +61,7 @@ impl Cage {
         } else {
             let below = shared.below.open(caller, node, lower)?;
             let mut state = inode.lock();
-            // Each append has a look itself, and so has the beginning of collecting.
+            // Each append refreshes by itself, and so does the start of write-back.
             if flags.writes() && !(flags.appends() && state.loaded) {
                 let attr = shared.below.getattr(caller, node, Some(&*below))?;
                 shared.learn(inode, &mut state, node, &attr);
@@ -104,7 +104,7 @@ impl Cage {
 }
 
 impl CageShared {
-    /// Whether writes to a file opened so can be collected: those at its end, where opens are
+    /// Whether a file opened with these flags can use write-back: for appends only, where opens are
     /// requests.
     fn collects(&self, flags: OpenFlags) -> bool {
         let unasked = || self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
@@ -112,18 +112,18 @@ impl CageShared {
     }
 }
 
-/// Whether all writes are at the end, by one who does not wait for the storage.
+/// Whether all writes are appends, by a writer who does not wait for the storage.
 fn appends_only(flags: OpenFlags) -> bool {
     let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
     flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
 }
 
-/// The same flags for reading and writing, at any place.
+/// Returns open flags for reading and writing at any offset, otherwise unchanged.
 fn both_ways(flags: OpenFlags) -> OpenFlags {
     OpenFlags((flags.raw() & !(3 | OpenFlags::APPEND)) | OpenFlags::READ_WRITE.raw())
 }
 
-/// A file was made empty.
+/// Books a file that was truncated to nothing.
 fn cut(shared: &CageShared, inode: &Inode, state: &mut InodeState, node: &Node, file: &dyn OpenFile) {
     state.unsure();
     state.kept = false;
@@ -203,7 +203,7 @@ impl Layer for Cage {
         self.shared.background.own_name(name);
         for _ in 0..TRIES {
             let refused = match self.create_new(caller, parent, name, mode, flags) {
-                // What is there needs no room.
+                // Opening an existing file needs no room.
                 Err(error @ (Errno::EEXIST | Errno::ENOSPC | Errno::EDQUOT)) if !flags.exclusive() => error,
                 other => return other,
             };
@@ -215,7 +215,7 @@ impl Layer for Cage {
                     return Ok((Entry { attr, ..entry }, file));
                 }
                 Ok(entry) if entry.attr.kind == Kind::Directory => return Err(Errno::EISDIR),
-                // The kernel looks again and does what is right for it.
+                // The kernel looks the name up again and acts by its kind.
                 Ok(_) => return Err(Errno::ESTALE),
                 Err(Errno::ENOENT) if refused == Errno::EEXIST => {}
                 Err(Errno::ENOENT) => return Err(refused),
@@ -258,7 +258,8 @@ impl Layer for Cage {
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
         self.shared.attend();
         self.shared.background.own_name(name);
-        // Some keep short ones in the inode, some never do; it is corrected at once.
+        // Some file systems keep short ones in the inode, some never do; the cost is corrected at
+        // once.
         let bytes = self.shared.rule.whole(target.len() as u64);
         self.shared.make(caller, (parent, name), bytes, || self.shared.below.symlink(caller, parent, name, target))
     }
@@ -330,11 +331,12 @@ impl Layer for Cage {
         }
         if let Some(limit) = totals.limits.inodes {
             let free = limit.saturating_sub(totals.sums.whole.inodes);
-            // Some file systems make inodes as they need them, and say so by none.
+            // File systems that allocate inodes on demand report 0 files.
             figures.files_free = if figures.files == 0 { free } else { figures.files_free.min(free) };
             figures.files = limit;
         } else if figures.files != 0 {
-            // statvfs(3) derives used inodes from total and free ones: the total is chosen so that the cage's use results.
+            // statvfs(3) derives used inodes from total and free ones: the total is chosen so that
+            // the cage's usage results.
             figures.files = figures.files_free.saturating_add(totals.sums.whole.inodes);
         }
         Ok(figures)
@@ -417,7 +419,8 @@ impl Layer for Cage {
     }
 }
 
-/// Where a door collects writes nothing is taken up: what it was promised nobody knows any more.
+/// Takes over open files of an earlier process; not where write-back is in use, as the reservations
+/// of that process are unknown.
 impl LeftOpen for Cage {
     fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
         let shared = &self.shared;
@@ -461,16 +464,16 @@ impl nacre_vfs::WritebackLayer for Cage {
 }
 
 impl Cage {
-    /// Whether what a door may hold back is a small part of the limit.
+    /// Whether the front end's dirty limit is a small part of the cage's limit.
     fn is_roomy(&self, door: &dyn WritebackHost) -> bool {
-        /// For fewer files than that, collecting is not worth a mount's other writers paying for
-        /// it.
+        /// Minimum number of files with write-back at once: for fewer, it is not worth its cost to
+        /// the mount's other writers.
         const FILES: usize = 16;
         let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
         limit >= door.dirty_limit(FILES).saturating_mul(3)
     }
 
-    /// What is decided when a file is opened.
+    /// Reason why each open has to be a request, if there is one.
     fn needs_opens(&self) -> Option<&'static str> {
         let shared = &self.shared;
         let writeback = shared.doors.writeback.get()?;
@@ -485,8 +488,8 @@ impl Cage {
         }
     }
 
-    /// Changes extended attributes, which may take a block of a directory's or a link's own. Of
-    /// regular files the content alone costs.
+    /// Changes extended attributes, which may take a block of a directory or symbolic link. Regular
+    /// files are charged for their content alone.
     fn with_attributes(
         &self,
         caller: &Caller,
@@ -517,7 +520,8 @@ impl Cage {
     }
 }
 
-/// A change of owner or length under the file's lock; what is lacking where it does not fit.
+/// Changes owner or length under the file's lock; returns the lack of room where the change does
+/// not fit.
 fn change_under(
     shared: &CageShared,
     caller: &Caller,
@@ -529,7 +533,7 @@ fn change_under(
     if let Some(size) = change.size
         && state.kind == Some(Kind::File)
     {
-        // A hole costs nothing, unless the length is all that is known.
+        // A hole costs nothing, unless cost follows the length.
         let lagging = shared.rule.storage == super::Storage::Lagging;
         shared.before_jump(inode, state, node, file, size);
         let new = match () {
@@ -538,8 +542,7 @@ fn change_under(
             () => shared.tail(state, size),
         };
         match shared.book_new(inode, state, new, super::books::Source::Call) {
-            // To make a file shorter is what helps a full cage: it is not refused for a block of
-            // zeros.
+            // Truncation helps a full cage: it is not refused for a block of zeros.
             Err(_) if size <= state.size => {}
             booked => booked.map_err(|short| (short, new))?,
         }
@@ -568,8 +571,8 @@ fn change_under(
     }
     match &result {
         Ok(attr) => {
-            // Changing the length of a file takes what lies behind its end away, unless something
-            // is said of that again.
+            // Changing a file's length frees the blocks beyond its end, unless the new attributes
+            // show that they are kept.
             if change.size.is_some() {
                 state.kept = shared.rule.seems_kept(attr);
             }

@@ -1,19 +1,18 @@
-//! The arithmetic of a cage: what is used, by whom, and what still fits. No files, no clock, no
-//! policy.
+//! The arithmetic of a cage: usage, per account, and remaining room. No files, no clock, no policy.
 //!
-//! A refusal is made here: [`Ledger::charge`] names the limit that stands in the way ([`Full`]), and
+//! Refusals are made here: [`Ledger::charge`] names the limit that was exceeded ([`Full`]), and
 //! [`Full::errno`] is the error number that the caller sees.
 //!
-//! Called by the cage for every change of what a file costs, by the recount and by the saved
-//! accounting. Everything is behind one short mutex; only the room that is left can be asked
-//! without it. Invariants:
-//! * a charge is made in the whole cage, the user's account and the group's account together, or
-//!   nowhere;
+//! Called by the cage for every change of a file's cost, by the recount and by the saved
+//! accounting. All state is behind one short mutex; only the remaining room can be read without it.
+//! Invariants:
+//! * a charge is made in the whole cage, the user's account and the group's account together, or in
+//!   none of them;
 //! * [`Ledger::charge`], [`Ledger::charge_up_to`] and [`Ledger::transfer`] never bring an account
-//!   above its limit (they may find it there: limits are lowered under load, and [`Ledger::force`]
-//!   books what is on disk already);
-//! * an account never wraps: what would go below zero or above `u64::MAX` stops there, is counted,
-//!   and is logged once.
+//!   above its limit (it may be above already: limits are lowered under load, and [`Ledger::force`]
+//!   books data that is on disk already);
+//! * an account never wraps: it is clamped at zero and at `u64::MAX`; each clamp is counted, and
+//!   the first one is logged.
 
 mod accounts;
 #[cfg(test)]
@@ -29,22 +28,23 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// What may be used. `None`, and a user who is not named, is unlimited.
+/// Limits of a cage. `None`, and a user who is not named, is unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of the whole cage.
     pub bytes: Option<u64>,
     /// Files of any kind in the whole cage.
     pub inodes: Option<u64>,
-    /// Bytes of the whole cage from which on a warning is due (see [`Ledger::on_soft`]).
+    /// Soft limit: bytes of the whole cage from which on a warning is due (see
+    /// [`Ledger::on_soft`]).
     pub soft: Option<u64>,
-    /// Bytes by user id.
+    /// Limit in bytes by user id.
     pub users: BTreeMap<u32, u64>,
-    /// Bytes by group index.
+    /// Limit in bytes by group index.
     pub dirs: Vec<u64>,
 }
 
-/// Whose account a file burdens, besides the whole cage's.
+/// The accounts that a file is charged to, in addition to the whole cage's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// User id of the owner.
@@ -53,23 +53,23 @@ pub struct Owner {
     pub group: Option<usize>,
 }
 
-/// The limit that stands in the way.
+/// The limit that refused a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Full {
-    /// Bytes of the whole cage.
+    /// The byte limit of the whole cage.
     Whole,
-    /// Files of the whole cage.
+    /// The file limit of the whole cage.
     Inodes,
-    /// Bytes of the user.
+    /// The byte limit of the user.
     User,
-    /// Bytes of the directory.
+    /// The byte limit of the directory.
     Dir,
 }
 
 impl Full {
-    /// What the call that met the limit fails with: EDQUOT at a user's limit, ENOSPC at the others
-    /// (as project quotas have it).
+    /// Error number of the refused call: EDQUOT at a user's limit, ENOSPC at the others (like
+    /// project quotas).
     pub const fn errno(self) -> Errno {
         match self {
             Full::User => Errno::EDQUOT,
@@ -78,7 +78,7 @@ impl Full {
     }
 }
 
-/// What one account holds.
+/// Usage of one account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
     /// Bytes.
@@ -87,43 +87,42 @@ pub struct Sum {
     pub inodes: u64,
 }
 
-/// What all accounts hold: what is saved, and what a recount finds.
+/// Usage of all accounts: the saved state, and the result of a recount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
-    /// The whole cage.
+    /// Usage of the whole cage.
     pub whole: Sum,
-    /// By user id; users who own nothing are left out.
+    /// Usage by user id; users without files are left out.
     pub users: BTreeMap<u32, Sum>,
-    /// By group index; groups that hold nothing may be left out.
+    /// Usage by group index; groups without files may be left out.
     pub dirs: BTreeMap<usize, Sum>,
 }
 
-/// How often a limit stood in the way of a call that failed for it.
+/// Number of calls that failed, by limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// At the bytes of the whole cage.
+    /// Refusals at the byte limit of the whole cage.
     pub bytes: u64,
-    /// At its number of files.
+    /// Refusals at its file limit.
     pub inodes: u64,
-    /// At a user's limit.
+    /// Refusals at a user's limit.
     pub user: u64,
-    /// At a directory's limit.
+    /// Refusals at a directory's limit.
     pub dir: u64,
 }
 
-/// Everything that the ledger knows, at one moment.
+/// A consistent copy of the ledger's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// What is used.
+    /// Current usage.
     pub sums: Sums,
-    /// What may be.
+    /// Current limits.
     pub limits: Limits,
-    /// What was refused since the ledger was made.
+    /// Refusals since the ledger was made.
     pub refused: Refused,
-    /// Whether use is above the soft limit (with the distance of [`Ledger::on_soft`]).
+    /// Whether usage is above the soft limit (with the hysteresis of [`Ledger::on_soft`]).
     pub soft_exceeded: bool,
-    /// How often an account would have gone below zero or above `u64::MAX`; anything but 0 is a
-    /// fault in the bookkeeping.
+    /// Number of clamps at zero or `u64::MAX`; anything but 0 is a bug in the bookkeeping.
     pub clamped: u64,
 }
 
@@ -134,7 +133,7 @@ impl Totals {
     }
 }
 
-/// Told of each crossing of the soft limit: true upwards, false downwards.
+/// Callback for each crossing of the soft limit: true upwards, false downwards.
 pub type SoftHook = Box<dyn Fn(bool) + Send + Sync>;
 
 struct Watcher {
@@ -142,10 +141,10 @@ struct Watcher {
     told: bool,
 }
 
-/// The ledger.
+/// Accounts and limits of a cage behind one lock.
 pub struct Ledger {
     books: Mutex<Books>,
-    /// Bytes that fit into the whole cage, as the books had it last.
+    /// Bytes that fit into the whole cage, as of the last change.
     room: AtomicU64,
     watcher: Mutex<Watcher>,
 }
@@ -157,41 +156,41 @@ impl fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    /// A ledger in which nothing is used.
+    /// Creates a ledger without usage.
     pub fn new(limits: Limits) -> Ledger {
         let books = Books::new(limits);
         let room = AtomicU64::new(books.room());
         Ledger { books: Mutex::new(books), room, watcher: Mutex::new(Watcher { hook: None, told: false }) }
     }
 
-    /// Charges all accounts concerned, or none. Charging nothing always succeeds, even above a
-    /// limit; so does charging files only, where only bytes are short.
+    /// Charges all accounts concerned, or none. A charge of nothing always succeeds, even above a
+    /// limit; so does a charge of files only, where only bytes are short.
     ///
     /// # Errors
-    /// The limit in the way, in the order whole, files, user, directory. It is not counted as
+    /// The exceeded limit, checked in the order whole, files, user, directory. It is not counted as
     /// refused: see [`Ledger::refused`].
     pub fn charge(&self, owner: Owner, bytes: u64, inodes: u64) -> Result<(), Full> {
         self.change(|books| books.charge(owner, Amount { bytes, inodes }))
     }
 
     /// Charges as much of `bytes` as fits: all, or the greatest multiple of `unit` (0 counts as 1).
-    /// Answers what was charged and, where that is not all, the limit that was in the way.
+    /// Returns the charged bytes and, where that is not all, the limit that was exceeded.
     pub fn charge_up_to(&self, owner: Owner, bytes: u64, unit: u64) -> (u64, Option<Full>) {
         self.change(|books| books.charge_up_to(owner, bytes, unit.max(1)))
     }
 
-    /// Takes a charge back.
+    /// Undoes a charge.
     pub fn release(&self, owner: Owner, bytes: u64, inodes: u64) {
         self.change(|books| books.release(owner, Amount { bytes, inodes }));
     }
 
-    /// Charges what is on disk already: may exceed every limit.
+    /// Charges data that is on disk already: may exceed every limit.
     pub fn force(&self, owner: Owner, bytes: u64, inodes: u64) {
         self.change(|books| books.force(owner, Amount { bytes, inodes }));
     }
 
-    /// Replaces a charge of `was` bytes by one of `is` bytes that is a fact on disk: forces or
-    /// releases the difference.
+    /// Changes a charge from `was` to `is` bytes to match the disk: forces or releases the
+    /// difference.
     pub fn correct(&self, owner: Owner, was: u64, is: u64) {
         if is >= was {
             self.force(owner, is - was, 0);
@@ -200,8 +199,8 @@ impl Ledger {
         }
     }
 
-    /// Moves a charge from one owner to another, if it fits there; the whole cage holds the same as
-    /// before. Accounts that both owners share are left alone.
+    /// Moves a charge from one owner to another, if it fits there; the whole cage's account stays
+    /// the same. Accounts that both owners share are not touched.
     ///
     /// # Errors
     /// User or Dir: nothing was moved.
@@ -209,13 +208,13 @@ impl Ledger {
         self.change(|books| books.transfer(from, to, Amount { bytes, inodes }))
     }
 
-    /// Moves a charge of a file that has changed hands already: may exceed every limit.
+    /// Moves the charge of a file whose owner has changed already: may exceed every limit.
     pub fn force_transfer(&self, from: Owner, to: Owner, bytes: u64, inodes: u64) {
         self.change(|books| books.force_transfer(from, to, Amount { bytes, inodes }));
     }
 
-    /// Bytes that still fit into the whole cage; `u64::MAX` without a limit. Takes no lock: a
-    /// moment old where others charge.
+    /// Bytes that still fit into the whole cage; `u64::MAX` without a limit. Takes no lock, so a
+    /// concurrent charge may be missing.
     pub fn room(&self) -> u64 {
         self.room.load(Ordering::Acquire)
     }
@@ -225,19 +224,18 @@ impl Ledger {
         self.books.lock().room_of(owner).0
     }
 
-    /// Puts other limits in place. Below what is used: nothing more fits until use has fallen
-    /// below.
+    /// Replaces the limits. Below the current usage, nothing fits until usage has fallen below.
     pub fn set_limits(&self, limits: Limits) {
         self.change(|books| books.set_limits(limits));
     }
 
-    /// The limits in place.
+    /// The current limits.
     pub fn limits(&self) -> Limits {
         self.books.lock().limits().clone()
     }
 
-    /// Whether users or directories have limits of their own. Room is kept free in the whole cage
-    /// only: below these, each write is booked when it happens.
+    /// Whether users or directories have limits of their own. Room for write-back is reserved in
+    /// the whole cage only: under these limits, each write is booked when it happens.
     pub fn has_limits_within(&self) -> bool {
         let books = self.books.lock();
         let limits = books.limits();
@@ -249,33 +247,33 @@ impl Ledger {
         self.books.lock().refused(full);
     }
 
-    /// Has `hook` told when use reaches the soft limit, and when it has fallen below it again by a
-    /// twentieth (use that moves about the limit must not start a command with every write). If use
-    /// is above already, the hook is told at once. One call at a time, up and down in turn, in the
-    /// thread that made the change and outside the ledger's lock: it must be short (wake a thread)
-    /// and must not change the ledger; it may ask it.
+    /// Registers a callback for the soft limit: called when usage reaches it, and when usage has
+    /// fallen a twentieth below it (usage that moves about the limit must not start a command with
+    /// every write). If usage is above already, it is called at once. Calls are serialized and
+    /// alternate between up and down; they come from the thread that made the change, outside the
+    /// ledger's lock. The callback must be short (wake a thread) and must not change the ledger; it
+    /// may read it.
     pub fn on_soft(&self, hook: impl Fn(bool) + Send + Sync + 'static) {
         *self.watcher.lock() = Watcher { hook: Some(Box::new(hook)), told: false };
         self.tell_soft();
     }
 
-    /// Everything, at one moment.
+    /// Everything, consistently.
     pub fn totals(&self) -> Totals {
         self.books.lock().totals()
     }
 
-    /// What all accounts hold, at one moment.
+    /// Usage of all accounts, consistently.
     pub fn sums(&self) -> Sums {
         self.books.lock().sums()
     }
 
-    /// Puts other sums in place of all accounts: what was saved, or what a recount found.
+    /// Replaces the usage of all accounts by saved sums, or by the result of a recount.
     pub fn replace(&self, sums: &Sums) {
         self.change(|books| books.replace(sums));
     }
 
-    /// Lifts each account to at least what `sums` say: what is known to be there, when there may be
-    /// more.
+    /// Raises each account to at least `sums`: the part that an incomplete recount found.
     pub fn raise(&self, sums: &Sums) {
         self.change(|books| books.raise(sums));
     }
@@ -298,8 +296,8 @@ impl Ledger {
         result
     }
 
-    /// Tells the hook what it has not been told yet. Whoever comes second finds it told: crossings
-    /// that undo each other meanwhile are one.
+    /// Calls the hook if its last notification is out of date. A second thread finds nothing to do:
+    /// crossings that undo each other meanwhile are one.
     fn tell_soft(&self) {
         let mut watcher = self.watcher.lock();
         let above = self.books.lock().soft_exceeded();

@@ -1,22 +1,22 @@
-//! The layer `cage`: what lies below cannot outgrow a limit.
+//! The layer `cage`: a hard limit for everything that is stored in the layer below.
 //!
-//! Made by the stack builder; steered by the program (resize, status, end). The files stay plain
-//! files below. How it works:
-//! * the ledger (`ledger.rs`) holds what is used, by whom, and what may be; every operation
-//!   that can allocate asks it first and fails with ENOSPC or EDQUOT where it does not fit
+//! Made by the stack builder; controlled by the program (resize, status, end). The files stay plain
+//! files in the layer below. How it works:
+//! * the ledger (`ledger.rs`) holds usage, per account, and limits; every operation that can
+//!   allocate space charges it first and fails with ENOSPC or EDQUOT where the charge does not fit
 //!   (`books.rs`, `layer.rs`, `names.rs`, `file.rs`);
-//! * what a file costs is a rule of its attributes (`charge_rule.rs`), so that the books can
-//!   be compared with what is there;
-//! * a door may collect appends as long as there is room for all that it can hold back
-//!   (`writeback.rs`);
-//! * the accounts survive the end of the process, in order or not (`saved.rs`), and are
-//!   counted anew in the background (`recount.rs`, `background.rs`);
-//! * changes that others make below are booked when they are noticed (`outside.rs`), or
-//!   counted before the books are used (`resting.rs`).
+//! * a file's cost is a function of its attributes (`charge_rule.rs`), so that the accounts can be
+//!   compared with the files;
+//! * a FUSE front end may use write-back caching for appends as long as there is room for all dirty
+//!   data that it can hold (`writeback.rs`);
+//! * the accounts survive the end of the process, clean or not (`saved.rs`), and are recounted in
+//!   the background (`recount.rs`, `background.rs`);
+//! * changes by other processes in the layer below are booked when they are noticed (`outside.rs`),
+//!   or recounted before the accounts are used (`resting.rs`).
 //!
-//! Order of locks: the turn of counting, names, then files by identity, then the writeback gate,
-//! then the ledger and the saved accounts. A door is never waited for under a lock of a file; it is
-//! only told (`recall`), which does not wait.
+//! Order of locks: the recount lock (`Resting::counting`), names, then files by identity, then
+//! the write-back lock, then the ledger and the saved accounts. No wait for a FUSE front end
+//! happens under a file's lock; the front end is only notified (`recall`), which does not wait.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -70,12 +70,12 @@ use std::{
     time::Duration,
 };
 
-/// The layer. Dropping it is [`Cage::shut_down`].
+/// The layer itself. Dropping it is [`Cage::shut_down`].
 pub struct Cage {
     shared: Arc<CageShared>,
-    /// How the accounts were found.
+    /// How the accounts were found at the start: a word for status, like `clean` or `crashed`.
     start: &'static str,
-    /// Resizing is one after the other; ended is for good.
+    /// Serializes resizes; true once the cage has been shut down.
     ended: Mutex<bool>,
 }
 
@@ -88,20 +88,20 @@ impl fmt::Debug for Cage {
     }
 }
 
-/// What all parts of a cage share; each file adds the operations that it is about.
+/// State that all parts of a cage share; each file adds the operations of its subject.
 struct CageShared {
     below: Arc<dyn Layer>,
     name: String,
     root: FileId,
     rule: ChargeRule,
-    /// Directories occupy blocks here, so that a new name may cost something.
+    /// Directories occupy blocks in this storage, so that a new name may cost something.
     directories_cost: bool,
     policy: Policy,
     ledger: Ledger,
     inodes: Arc<Inodes>,
     dirs: LimitedDirs,
     saved: Option<Saved>,
-    /// The sums rest on a count.
+    /// The sums are based on a complete count.
     exact: AtomicBool,
     locks: CageLocks,
     doors: Doors,
@@ -109,21 +109,21 @@ struct CageShared {
     dropping: Dropping,
     clock: Arc<dyn Clock>,
     told_full: ToldFull,
-    /// Files that are open for writing, by the address of the file that the lowest layer made: what
-    /// a copy's target is known by.
+    /// Files that are open for writing, by the address of the lowest layer's open file: identifies
+    /// the target of a copy.
     written: Mutex<HashMap<usize, Arc<Inode>>>,
     background: Background,
     resting: Resting,
 }
 
-/// Others are told that it is full now and then, however often that is met.
+/// Limits how often the event "cage full" is reported, however often a limit is met.
 struct ToldFull {
-    /// When that was last, by the cage's clock.
+    /// Time of the last report, by the cage's clock.
     at: Mutex<Option<Duration>>,
     tell: Tell,
 }
 
-/// What its owner has decided.
+/// Options chosen by the user.
 struct Policy {
     writes: Writes,
     when_full: WhenFull,
@@ -133,28 +133,28 @@ struct Policy {
 struct LimitedDirs {
     /// Their paths, by group.
     paths: Vec<Vec<u8>>,
-    /// The directories themselves as far as they exist.
+    /// Identities of the directories that exist, with their group.
     found: RwLock<HashMap<FileId, usize>>,
 }
 
-/// See the order of locks in the file's head.
+/// Locks of the cage; their order is in the file's head.
 #[derive(Default)]
 struct CageLocks {
-    /// Held for reading while something is made, from before it is booked in advance until it is
-    /// booked as what it is; for writing where nothing may be under way. Comes before all other
-    /// locks.
+    /// Held for reading while a file is created or moved, from the reservation until it is booked
+    /// by its attributes; held for writing by checkpoints and recounts, which need no such
+    /// operation in flight. Comes before all other locks.
     naming: RwLock<()>,
     names: NameLocks,
-    /// Held for reading while something is noted and booked; for writing where the books must stand
-    /// still.
+    /// Held for reading while a change is recorded in the saved accounts and booked; held for
+    /// writing where the accounts must not change.
     changing: RwLock<()>,
 }
 
-/// Users who are reported though they have no limit.
+/// Maximum number of users without a limit in a report.
 const USERS_SHOWN: usize = 10;
 
 impl Cage {
-    /// Puts a cage over a layer. Where nothing is known of what is there, this counts it first.
+    /// Puts a cage over a layer. Without usable saved accounts, all files are counted first.
     ///
     /// # Errors
     /// Limits that contradict each other, globs that are not understood, a root that cannot be
@@ -164,11 +164,11 @@ impl Cage {
         Ok(Arc::new(Cage { shared, start, ended: Mutex::new(false) }))
     }
 
-    /// Puts other limits in place, of whatever use: where more is used than allowed, nothing grows
+    /// Replaces the limits, whatever the usage: where more is used than allowed, nothing grows
     /// until enough is removed. Takes effect at once.
     ///
     /// # Errors
-    /// Another number of directories with a limit: those are agreed upon when the cage is made.
+    /// Another number of directories with a limit: their number is fixed when the cage is made.
     pub fn resize(&self, limits: Limits) -> Result<(), CageError> {
         let ended = self.ended.lock();
         if limits.dirs.len() != self.shared.dirs.paths.len() {
@@ -184,7 +184,7 @@ impl Cage {
                 shared.ledger.set_limits(limits);
                 let within = writeback.opens_unasked() && shared.ledger.has_limits_within();
                 if within || shared.writeback_room() < writeback.held() {
-                    // What is held back was let in under the old limit.
+                    // The dirty data held now was accepted under the old limit.
                     writeback.forgive();
                     writeback.recall(&gate);
                 }
@@ -194,17 +194,17 @@ impl Cage {
         Ok(())
     }
 
-    /// The limits in place.
+    /// The current limits.
     pub fn limits(&self) -> Limits {
         self.shared.ledger.limits()
     }
 
-    /// How writes are taken: `collected` or `through`.
+    /// Write mode: `collected` (write-back) or `through`.
     pub(crate) fn writes(&self) -> &'static str {
         if self.shared.writes_back() { "collected" } else { "through" }
     }
 
-    /// The state.
+    /// State of the cage: usage, limits, refusals, write-back and recounts.
     pub fn report(&self) -> CageReport {
         let shared = &self.shared;
         shared.attend();
@@ -264,8 +264,8 @@ impl Cage {
         }
     }
 
-    /// Ends what the cage does by itself and saves the accounts. To be called when no door serves
-    /// it any more; operations that come all the same are still booked. Once.
+    /// Ends the background work and saves the accounts. To be called when no FUSE front end serves
+    /// the cage any more; operations that arrive all the same are still booked. Takes effect once.
     pub fn shut_down(&self) {
         let mut ended = self.ended.lock();
         if std::mem::replace(&mut *ended, true) {

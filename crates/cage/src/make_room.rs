@@ -1,9 +1,9 @@
-//! `when-full=drop-oldest`: whole rotated files go first, the oldest before the others; then the
-//! beginning of the biggest growing file.
+//! `when-full=drop-oldest`: removes whole rotated files first, oldest first; then the beginning of
+//! the largest growing file.
 //!
 //! Called by operations that do not fit, without any file's lock; one at a time. Invariants:
-//! nothing that matches `keep` is ever touched, nor any file that is open removed, nor one of
-//! several names touched (another name may be one to keep); what is removed is logged.
+//! nothing that matches `keep` is ever touched, no open file is removed, and no file with several
+//! names is touched (another name may match `keep`); each removal is logged.
 
 use super::{
     CageShared,
@@ -20,29 +20,29 @@ use std::{
     time::Duration,
 };
 
-/// How a beginning went that is not there any more, for the log.
+/// Word for the log: the beginning of a file was cut off by COLLAPSE_RANGE.
 const CUT: &str = "cut off";
 
-/// A search that takes so long is not repeated at once where it finds nothing.
+/// A fruitless search that takes longer than this is not repeated at once.
 const LONG: Duration = Duration::from_millis(100);
 
-/// How long a door gets to close a rotated file that nobody has open any more: close(2) returns
-/// before that.
+/// How long a FUSE front end gets to close a rotated file that no process has open any more:
+/// close(2) returns before that.
 const CLOSING: Duration = Duration::from_millis(50);
 
-/// What is removed, and what was.
+/// Patterns and counters of `when-full=drop-oldest`.
 pub(super) struct Dropping {
     keep: Vec<String>,
     rotated: Vec<String>,
     one: Mutex<()>,
-    /// Until then there is nothing to be removed, as far as a long search has shown.
+    /// Until this time, a long search has shown that nothing can be removed.
     nothing: Mutex<Duration>,
     files: AtomicU64,
     heads: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// Whether the patterns of what is kept and of what goes first are patterns.
+/// Checks the patterns of `keep` and `rotated`.
 ///
 /// # Errors
 /// Text for the user.
@@ -81,7 +81,7 @@ impl Dropping {
         })
     }
 
-    /// Whether a file must not be touched: by its name, its path, or a directory that it lies in.
+    /// Whether a file must not be touched: by its name, its path, or a directory above it.
     fn keeps(&self, path: &[u8]) -> bool {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         self.keep.iter().any(|glob| {
@@ -114,7 +114,7 @@ impl Dropping {
     }
 }
 
-/// A rotated file that can go.
+/// A rotated file that may be removed.
 struct Rotated {
     parent: Node,
     path: Vec<u8>,
@@ -122,23 +122,23 @@ struct Rotated {
     mtime: Time,
 }
 
-/// A growing file whose beginning can go.
+/// A growing file whose beginning may be removed.
 struct Growing {
     node: Node,
     path: Vec<u8>,
     attr: Attr,
 }
 
-/// What a walk found.
+/// Candidates found by a walk.
 #[derive(Default)]
 struct Removable {
     rotated: Vec<Rotated>,
     growing: Vec<Growing>,
-    /// Rotated files that are open.
+    /// Rotated files that cannot be removed, as they are open.
     open: Vec<FileId>,
 }
 
-/// Takes a directory's names, so that nothing is done while it is listed.
+/// Collects a directory's entries, so that no work is done during the listing.
 #[derive(Default)]
 struct ListedFiles(Vec<(Vec<u8>, Entry)>);
 
@@ -152,12 +152,12 @@ impl DirSink for ListedFiles {
 }
 
 impl CageShared {
-    /// Removes what is oldest until `bytes` and a little more fit. Answers whether anything became
-    /// free.
+    /// Removes the oldest data until `bytes` and a little more fit. Returns whether anything was
+    /// freed.
     pub(super) fn make_room(&self, full: Full, owner: Owner, bytes: u64) -> bool {
         let _one = self.dropping.one.lock();
         if self.fits(full, owner, bytes) {
-            // Another one has been here.
+            // Another thread has made room meanwhile.
             return true;
         }
         let begun = self.clock.now();
@@ -172,14 +172,14 @@ impl CageShared {
         }
         let now = self.clock.now();
         if !fruitful && now.saturating_sub(begun) >= LONG {
-            // Not for every write(2) that fails again.
+            // Avoids a search for every retried write(2).
             *self.dropping.nothing.lock() = now + now.saturating_sub(begun) * 4;
         }
         fruitful
     }
 
-    /// One search: whether anything became free, and which rotated files were passed over because
-    /// they are open.
+    /// Searches and removes once: returns whether anything was freed, and the rotated files that
+    /// were skipped because they are open.
     fn drop_oldest(&self, full: Full, owner: Owner, bytes: u64) -> (bool, Vec<FileId>) {
         let wanted = bytes.saturating_add(self.spare(full, owner));
         let found = match self.find_droppable(full, owner) {
@@ -226,7 +226,7 @@ impl CageShared {
         totals.limits.inodes.is_none_or(|limit| totals.sums.whole.inodes < limit)
     }
 
-    /// A hundredth of the limit: so that not every write has to make room.
+    /// Extra room to free: a hundredth of the limit, so that not every write has to make room.
     fn spare(&self, full: Full, owner: Owner) -> u64 {
         let limits = self.ledger.limits();
         let limit = match full {
@@ -237,7 +237,7 @@ impl CageShared {
         limit.unwrap_or(0) / 100
     }
 
-    /// Whether freeing a file helps against the limit in the way.
+    /// Whether freeing a file's space helps against the exceeded limit.
     fn helps(full: Full, owner: Owner, file: Owner) -> bool {
         match full {
             Full::Whole | Full::Inodes => true,
@@ -281,7 +281,7 @@ impl CageShared {
         let known = self.inodes.find(&entry.attr.id);
         let (open, grown) = known.map_or((false, false), |inode| {
             let state = inode.lock();
-            // One that is still read would only lose its name.
+            // Removing an open file would only remove its name.
             (state.handles > 0, state.grown)
         });
         if self.dropping.is_rotated(&path) {
@@ -304,8 +304,8 @@ impl CageShared {
         let name = rotated.path.rsplit(|byte| *byte == b'/').next().unwrap_or(&rotated.path);
         let Ok(name) = Name::new(name) else { return };
         let before = self.ledger.room();
-        // The walk took its time: the name may be another file's by now, or somebody may have
-        // opened it.
+        // The walk took time: the name may belong to another file by now, or the file may have been
+        // opened.
         let still = |state: &InodeState, attr: &Attr| attr.id == rotated.id && attr.nlink == 1 && state.handles == 0;
         match self.remove_if(&Caller::ROOT, &rotated.parent, name, false, still) {
             Ok(()) => {
@@ -317,7 +317,7 @@ impl CageShared {
                     self.doors.tell(Invalidation::Entry { parent, name: name.bytes().into() });
                 }
             }
-            // Somebody was faster.
+            // Removed by another process meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE) => {}
             Err(error) => {
                 tracing::warn!(cage = self.name, path = %rotated.path.escape_ascii(), %error, "cannot be removed to make room")
@@ -325,7 +325,7 @@ impl CageShared {
         }
     }
 
-    /// Frees the beginning of a file: about `wanted` bytes of what is stored, and never its last
+    /// Frees the beginning of a file: about `wanted` bytes of stored data, and never its last
     /// block.
     fn drop_head(&self, growing: &Growing, wanted: u64) -> Result<()> {
         let inode = self.inodes.get(growing.attr.id);
@@ -352,7 +352,7 @@ impl CageShared {
             Ok(how) => {
                 self.emptied(&inode, &mut state, 0, end);
                 if *how == CUT {
-                    // What follows has moved.
+                    // The remaining content has moved.
                     let moved = |at: u64| at.saturating_sub(end);
                     state.solid = moved(state.solid.start)..moved(state.solid.end);
                     state.size = moved(state.size);
@@ -371,9 +371,9 @@ impl CageShared {
         Ok(())
     }
 
-    /// Takes `start..end` out, so that the file becomes shorter, where nobody can be misled by
-    /// that: all who write write at its end, wherever that is, and no kernel holds the length for
-    /// its own. Else a hole is made.
+    /// Removes `start..end` from a file. The file becomes shorter where that misleads no writer:
+    /// all writers append, and no kernel caches the length for write-back. Otherwise a hole is
+    /// made.
     fn cut_head(&self, state: &InodeState, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
         let at_its_end = state.writers == state.appenders && !self.writes_back();
         if at_its_end && start == 0 {

@@ -1,9 +1,9 @@
-//! Operations that make, move and remove names, and with the last name a file.
+//! Operations that create, move and remove names, and remove the file with its last name.
 //!
-//! Called by the layer. Invariants: whoever makes a name, takes it away or puts another file in its
-//! place holds the lock of that name ([`NameLocks`]), so that the file that was looked up is the
-//! one that goes; a file's link count is looked at under its lock, which whoever adds or removes
-//! one of its names through the cage holds.
+//! Called by the layer. Invariants: an operation that creates, removes or replaces a name holds the
+//! lock of that name ([`NameLocks`]), so that the file that was looked up is the file that is
+//! removed; a file's link count is read under its lock, which every operation of the cage that adds
+//! or removes one of its names holds.
 
 use super::{
     CageShared,
@@ -16,7 +16,7 @@ use nacre_vfs::{AnyOpen, Attr, Caller, Entry, Errno, FileId, Kind, Name, Node, R
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Blocks that a new name may cost its directory: a split makes two.
+/// Maximum number of blocks that a new name may cost its directory: a split makes two.
 const GROWTH: u64 = 2;
 
 /// Locks of names, by a digest of directory and name.
@@ -41,7 +41,7 @@ impl NameLocks {
     }
 }
 
-/// What was booked for something that is about to be made: given back where it was not made.
+/// Space booked for a file that is about to be created: released if it is not created.
 pub(super) struct Reserve<'a> {
     shared: &'a CageShared,
     owner: Owner,
@@ -55,7 +55,7 @@ impl<'a> Reserve<'a> {
         Ok(Reserve { shared, owner, bytes, inodes })
     }
 
-    /// The same without waiting for what a door holds back; `None` where that would have to arrive
+    /// Reserves space without waiting for write-back; `None` where dirty data would have to arrive
     /// first.
     fn at_once(shared: &'a CageShared, owner: Owner, bytes: u64) -> Result<Option<Reserve<'a>>> {
         let mut round = 0;
@@ -69,7 +69,8 @@ impl<'a> Reserve<'a> {
         }
     }
 
-    /// It was made: what was reserved becomes `bytes` of `owner`. The caller holds off checkpoints.
+    /// Converts the reservation into the booked cost of the created file: `bytes` of `owner`. The
+    /// caller holds off checkpoints.
     fn become_file(mut self, owner: Owner, bytes: u64) {
         self.shared.ledger.force_transfer(self.owner, owner, self.bytes, self.inodes);
         self.shared.ledger.correct(owner, self.bytes, bytes);
@@ -85,7 +86,7 @@ impl Drop for Reserve<'_> {
     }
 }
 
-/// A directory that is about to get or lose a name, where that can change what it costs.
+/// A directory that is about to get or lose a name, where its cost can change by that.
 pub(super) struct Changing<'a> {
     shared: &'a CageShared,
     node: &'a Node,
@@ -94,7 +95,7 @@ pub(super) struct Changing<'a> {
 }
 
 impl<'a> Changing<'a> {
-    /// Before the change. `grows`: a name is to be added, for which there has to be room.
+    /// Starts the change. `grows`: a name is to be added, for which there has to be room.
     pub(super) fn begin(shared: &'a CageShared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
         Changing::with(
             shared,
@@ -103,9 +104,9 @@ impl<'a> Changing<'a> {
         )
     }
 
-    /// The same for a name of a file that is there already: whoever gives it holds the lock of that
-    /// file, which what a door holds back may have to wait for. So that is not waited for here; how
-    /// the directory has grown is booked as a fact then.
+    /// Starts the change for a new name of an existing file: the caller of such an operation holds
+    /// the file's lock, which write-back may need. So this does not wait for write-back; the
+    /// directory's growth is then booked afterwards, above any limit.
     pub(super) fn begin_with_file(shared: &'a CageShared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
         Changing::with(
             shared,
@@ -140,8 +141,8 @@ impl<'a> Changing<'a> {
 }
 
 impl Drop for Changing<'_> {
-    /// After the change, done or not: books what the directory costs now, before the reserve is
-    /// given back.
+    /// Books the directory's current cost after the change, successful or not, before the
+    /// reservation is released.
     fn drop(&mut self) {
         if let Some(inode) = &self.inode {
             let mut state = inode.lock();
@@ -153,14 +154,14 @@ impl Drop for Changing<'_> {
 }
 
 impl CageShared {
-    /// Books a file that has just been made in place of its reserve.
+    /// Books a file that has just been created, replacing its reservation.
     pub(super) fn born(&self, entry: &Entry, group: Option<usize>, named: bool, reserve: Reserve<'_>) -> Arc<Inode> {
         self.background.belongs(&entry.attr.id);
         let inode = self.inodes.get(entry.attr.id);
         let mut state = inode.lock();
         let changing = self.locks.changing.read();
-        // Somebody may have found and changed a new file before this: then it was empty and is
-        // booked but for itself.
+        // Another thread may have found and changed the new file before this: then its content is
+        // booked already, and only the file itself remains to be booked.
         let mut empty = entry.attr.kind == Kind::File;
         if !state.loaded {
             empty = false;
@@ -174,7 +175,7 @@ impl CageShared {
             state.owner = Owner { uid: entry.attr.uid, group };
             state.size = entry.attr.size;
             state.gone = !named;
-            // Noted as not there before.
+            // Recorded as nonexistent before.
             self.touch(&inode, &mut state);
             state.kept = self.keeps(&entry.node, &entry.attr);
             state.cost = self.rule.cost(&entry.attr, state.kept);
@@ -192,12 +193,12 @@ impl CageShared {
         inode
     }
 
-    /// Locks one name. Nothing is waited for and no room is made while it is held.
+    /// Locks one name. No thread waits for write-back or makes room while holding it.
     pub(super) fn lock_name(&self, parent: &Node, name: Name<'_>) -> Result<Vec<MutexGuard<'_, ()>>> {
         Ok(self.locks.names.lock(&[(self.below.id(parent)?, name)]))
     }
 
-    /// Makes something that is neither a regular file nor open.
+    /// Creates a file that is neither regular nor open.
     pub(super) fn make(
         &self,
         caller: &Caller,
@@ -215,8 +216,7 @@ impl CageShared {
         Ok(entry)
     }
 
-    /// What a name means, under its file's lock: answers the attributes as they are now, and has it
-    /// loaded.
+    /// Looks up a name under its file's lock: returns the current attributes, and loads the state.
     fn settle_entry(
         &self,
         inode: &Inode,
@@ -226,7 +226,7 @@ impl CageShared {
     ) -> Result<Entry> {
         let entry = self.below.lookup(caller, parent, name)?;
         if entry.attr.id != inode.id {
-            // From outside; the kernel looks again.
+            // Replaced from outside; the kernel looks again.
             return Err(Errno::ESTALE);
         }
         if !state.loaded {
@@ -238,10 +238,10 @@ impl CageShared {
         Ok(entry)
     }
 
-    /// A name of a file is gone, which had `attr` before.
+    /// Books the removal of a name of a file that had `attr` before.
     fn lost_name(&self, inode: &Inode, state: &mut InodeState, attr: &Attr) {
         if attr.kind != Kind::Directory && attr.nlink > 1 {
-            // The name that was noted may be this one.
+            // The recorded path may be the removed name.
             if let Some(saved) = &self.saved {
                 self.note(saved, inode.id, SOMEWHERE, state);
             }
@@ -259,11 +259,11 @@ impl CageShared {
         self.remove_if(caller, parent, name, directory, |_, _| true)
     }
 
-    /// The same, unless another file has the name by now, or `wanted` says no of what is known of
-    /// it and of its attributes.
+    /// Removes a name, unless another file has it by now, or `wanted` refuses the file's state and
+    /// attributes.
     ///
     /// # Errors
-    /// ESTALE where it is not wanted; else as below.
+    /// ESTALE if `wanted` refuses; else as the layer below.
     pub(super) fn remove_if(
         &self,
         caller: &Caller,
@@ -278,7 +278,7 @@ impl CageShared {
         let _name = self.lock_name(parent, name)?;
         let found = self.below.lookup(caller, parent, name)?;
         if (found.attr.kind == Kind::Directory) != directory {
-            // Refused below, in the host's own words.
+            // The layer below refuses, with its own error.
             return call();
         }
         let _parent = Changing::begin(self, parent, false)?;
@@ -320,7 +320,7 @@ impl CageShared {
             if !state.gone {
                 return Err(Errno::EXDEV);
             }
-            // It had no name, so it belonged to the group that it was made in.
+            // It had no name, so it belonged to the group of the directory in which it was created.
             let owner = Owner { group, ..state.owner };
             self.try_give(&inode, &mut state, owner).map_err(|full| self.refuse(full))?;
         }
@@ -329,7 +329,7 @@ impl CageShared {
             state.gone = false;
             self.doors.not_nameless(&inode.id);
             state.node = Some(entry.node.clone());
-            // It has a place now where a crash leaves it.
+            // It has a path now that survives a crash.
             state.generation = None;
             let _changing = self.locks.changing.read();
             self.touch(&inode, &mut state);
@@ -347,12 +347,12 @@ impl CageShared {
         let call = || self.below.rename(caller, parent, name, new_parent, new_name, flags);
         self.background.own_name(name);
         self.background.own_name(new_name);
-        // Also for directories that move: a count learns of it before it can end.
+        // Also for directories that move: a running recount learns of the move before it can end.
         let _naming = self.locks.naming.read();
         let groups = (self.group(parent), self.group(new_parent));
         let _old = Changing::begin(self, parent, false)?;
-        // Who renames within a directory, as logs are rotated, often does so because it is full:
-        // that a longer name can make the directory larger is booked as a fact.
+        // A rename within a directory (like log rotation) often happens because the cage is full:
+        // growth of the directory by a longer name is booked afterwards, above any limit.
         let elsewhere = self.below.id(parent)? != self.below.id(new_parent)?;
         let _new = Changing::begin_with_file(self, new_parent, elsewhere)?;
         let whiteout = if flags.has(RenameFlags::WHITEOUT) {
@@ -420,9 +420,9 @@ impl CageShared {
         Ok(())
     }
 
-    /// Whether something may get a name in another group. Directories and files of several names
-    /// may not, as project quotas have it, and a directory with a limit stays where the limit says,
-    /// as does what it lies in.
+    /// Whether a file may get a name in another group. Directories and files with several names may
+    /// not, like with project quotas, and a directory with a limit keeps its path, as do its
+    /// parents.
     fn may_move(
         &self,
         entry: &Entry,
@@ -439,7 +439,7 @@ impl CageShared {
             if holds(&self.below.path(&entry.node).unwrap_or_default()) {
                 return Err(Errno::EBUSY);
             }
-            // What is in it belongs to no limit, and would lie under one. A copy is counted.
+            // Its content belongs to no limit, and would come under one. A copy is counted.
             let mut place = self.below.path(parent).unwrap_or_default();
             if !place.is_empty() {
                 place.push(b'/');
@@ -456,7 +456,7 @@ impl CageShared {
         }
     }
 
-    /// Something has another place: what was noted of it has to say so.
+    /// Updates the recorded path of a moved file.
     fn moved(&self, inode: &Inode, state: &mut InodeState, caller: &Caller, (parent, name): (&Node, Name<'_>)) {
         let Ok(fresh) = self.below.lookup(caller, parent, name) else {
             self.background.doubt();
@@ -468,17 +468,17 @@ impl CageShared {
         }
         state.node = Some(fresh.node.clone());
         if fresh.attr.kind == Kind::File {
-            // Some file systems write a file out that takes another one's place (ext4), which can
-            // cost it a block of their own.
+            // Some file systems write out a file that replaces another one (ext4), which can cost
+            // it a block.
             self.learn(inode, state, &fresh.node, &fresh.attr);
         }
         if fresh.attr.kind == Kind::Directory {
-            // The places of everything below are other ones now.
+            // The paths of all files below have changed.
             self.background.directory_moved(&fresh.node, state.owner.group);
         }
     }
 
-    /// A directory was made: it may be one that has a limit.
+    /// Checks whether a new directory is one with a limit.
     pub(super) fn new_directory(&self, entry: &Entry) {
         if let Some(group) = self.group(&entry.node)
             && let Some(path) = self.below.path(&entry.node)

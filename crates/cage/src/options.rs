@@ -1,4 +1,4 @@
-//! What a cage is asked for, and what it says about itself. Plain data.
+//! Options and reports of a cage. Plain data.
 
 use super::{
     charge_rule::Storage,
@@ -7,7 +7,7 @@ use super::{
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
-/// Names that are taken for rotated logs where none are given.
+/// Default patterns for names of rotated logs.
 pub const ROTATED: [&str; 10] = [
     "*.gz",
     "*.xz",
@@ -21,40 +21,40 @@ pub const ROTATED: [&str; 10] = [
     "*@*-*-*.journal",
 ];
 
-/// Which writes reach the cage one by one.
+/// Whether writes reach the cage one by one or by write-back.
 pub use crate::settings::Writes;
 
-/// What is done when something does not fit.
+/// Action when something does not fit.
 pub use crate::settings::WhenFull;
 
-/// How a cage is set up.
+/// Options of a cage.
 #[derive(Clone, Debug)]
 pub struct CageOptions {
-    /// What may be used; `dirs` by index of [`CageOptions::dirs`].
+    /// Limits; `dirs` by index of [`CageOptions::dirs`].
     pub limits: Limits,
     /// The directories that have a limit of their own, as paths below the root (`nginx`, `a/b`).
     pub dirs: Vec<Vec<u8>>,
-    /// How writes are taken.
+    /// Write mode.
     pub writes: Writes,
-    /// What to do when something does not fit.
+    /// Action when something does not fit.
     pub when_full: WhenFull,
-    /// Globs of what is never removed or cut: names, or paths below the root.
+    /// Globs of files that are never removed or cut: names, or paths below the root.
     pub keep: Vec<String>,
-    /// Globs of what is removed first; empty means [`ROTATED`].
+    /// Globs of files that are removed first; empty means [`ROTATED`].
     pub rotated: Vec<String>,
-    /// A command for `/bin/sh -c`, run when use reaches the soft limit and when it has fallen below
-    /// it again.
+    /// A command for `/bin/sh -c`, run when usage reaches the soft limit and when it has fallen
+    /// below it again.
     pub on_soft: Option<String>,
-    /// What the command and the log call this cage.
+    /// Name of this cage for the command and the log.
     pub name: String,
-    /// Where the accounts are saved; without it, all is counted at each start.
+    /// Directory for the saved accounts; without it, all files are counted at each start.
     pub state: Option<PathBuf>,
-    /// How the storage below allocates.
+    /// Allocation behaviour of the storage below.
     pub storage: Storage,
 }
 
 impl CageOptions {
-    /// The defaults, with these limits, for storage that nothing is known of.
+    /// Default options with these limits, for unknown storage.
     pub fn new(limits: Limits) -> CageOptions {
         CageOptions {
             limits,
@@ -83,7 +83,7 @@ impl fmt::Display for CageError {
 
 impl std::error::Error for CageError {}
 
-/// One user's part.
+/// Usage of one user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserReport {
     /// User id.
@@ -92,11 +92,11 @@ pub struct UserReport {
     pub used: u64,
     /// Files of any kind.
     pub inodes: u64,
-    /// Bytes that may be used.
+    /// Limit in bytes, if there is one.
     pub limit: Option<u64>,
 }
 
-/// The part of a directory that has a limit.
+/// Usage of a directory with a limit of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirReport {
     /// The path below the root; bytes that are not UTF-8 are replaced.
@@ -105,42 +105,43 @@ pub struct DirReport {
     pub used: u64,
     /// Files of any kind.
     pub inodes: u64,
-    /// Bytes that may be used.
+    /// Limit in bytes.
     pub limit: u64,
 }
 
-/// What was removed to make room.
+/// Data removed to make room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
     /// Whole files.
     pub files: u64,
     /// Files that lost their beginning.
     pub heads: u64,
-    /// Bytes.
+    /// Bytes freed.
     pub bytes: u64,
 }
 
-/// How far counting is.
+/// State of the recounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecountReport {
-    /// One is running.
+    /// A recount is running.
     pub running: bool,
-    /// How many have ended.
+    /// Number of finished recounts.
     pub done: u64,
-    /// Seconds that the last one took.
+    /// Duration of the last recount, seconds.
     pub seconds: f64,
-    /// Bytes by which the last one corrected the use (positive: more was there than was known).
+    /// Bytes by which the last recount corrected the usage (positive: the files use more than was
+    /// booked).
     pub corrected: i64,
-    /// Files were changed from outside in a way that only a recount can book; one is due.
+    /// A recount is due, since changes from outside can only be booked by one.
     pub due: bool,
 }
 
 /// The state of a cage, for people and programs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CageReport {
-    /// What the cage is called.
+    /// Name of the cage.
     pub name: String,
-    /// Bytes that may be used.
+    /// Limit in bytes, if there is one.
     pub limit: Option<u64>,
     /// Bytes used, reservations included.
     pub used: u64,
@@ -150,33 +151,33 @@ pub struct CageReport {
     pub soft: Option<u64>,
     /// Use is above the soft limit.
     pub soft_exceeded: bool,
-    /// Files of any kind that may exist.
+    /// Limit of files of any kind, if there is one.
     pub inode_limit: Option<u64>,
     /// Files of any kind that exist (the root is not counted).
     pub inodes: u64,
-    /// Everybody who has a limit, and the ten greatest others, by use.
+    /// All users who have a limit, and the ten greatest others, by usage.
     pub users: Vec<UserReport>,
     /// Directories that have a limit.
     pub dirs: Vec<DirReport>,
-    /// Calls that failed at a limit.
+    /// Number of calls that failed, by limit.
     pub refused: Refused,
-    /// How writes are taken: `collected` or `through`.
+    /// Write mode: `collected` (write-back) or `through`.
     pub writes: String,
-    /// Collected writes pass without a question at present.
+    /// Write-back without reservations is allowed at present.
     pub unannounced: bool,
-    /// Nothing is held back at present that the accounts do not hold.
+    /// No dirty data exists at present that is not booked.
     pub settled: bool,
-    /// Bytes that are kept free for what the door may hold back.
+    /// Bytes that are kept free for dirty data of the front end.
     pub held: u64,
-    /// Files that are open for collected writes.
+    /// Number of files that are open with write-back.
     pub collected_files: u64,
-    /// What was removed to make room.
+    /// Data removed to make room.
     pub dropped: Dropped,
-    /// Counting.
+    /// State of the recounts.
     pub recount: RecountReport,
     /// How the accounts were found at the start: `new`, `clean`, `crashed`, `lost`, or `counted`
     /// where none are saved.
     pub start: String,
-    /// Faults in the bookkeeping that were caught; always 0.
+    /// Number of clamps in the ledger, which are bugs in the bookkeeping; always 0.
     pub clamped: u64,
 }

@@ -1,7 +1,7 @@
-//! Changes that others make below: passed on to the door, and booked.
+//! Changes by other processes in the layer below: forwarded to the FUSE front end, and booked.
 //!
-//! Started by the layer's `watch`. A file that the cage has an entry of is examined and its cost
-//! corrected; of anything else it is not known what was booked, so a recount is due.
+//! Started by the layer's `watch`. A file that has an entry in the cage is examined and its cost
+//! corrected; for any other file the booked cost is unknown, so a recount becomes due.
 
 use super::CageShared;
 use nacre_vfs::{Description, FileId, Invalidation};
@@ -11,7 +11,7 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
-/// Puts the cage between what watches below and the door.
+/// Puts the cage between the watch of the layer below and the FUSE front end.
 pub(super) fn watch(shared: &Arc<CageShared>, door: Sender<Invalidation>) {
     if shared.doors.notices.set(Mutex::new(door.clone())).is_err() {
         tracing::error!("a cage was asked twice to tell of changes; the first one who asked is told");
@@ -30,13 +30,14 @@ pub(super) fn watch(shared: &Arc<CageShared>, door: Sender<Invalidation>) {
     }
 }
 
-/// Whether a leaf watches directory by directory, and so reports our own changes of names as well.
+/// Whether a leaf watches directory by directory (inotify), and so reports our own changes of names
+/// as well.
 fn watches_directories(layer: &Description) -> bool {
     layer.settings.iter().any(|(key, value)| key == "watch" && value == "inotify")
         || layer.below.iter().any(watches_directories)
 }
 
-/// Ends when whoever watches does.
+/// Forwards and books invalidations; ends when the watch below closes its channel.
 fn pass_on(shared: &Weak<CageShared>, told: &Receiver<Invalidation>, door: &Sender<Invalidation>) {
     while let Ok(notice) = told.recv() {
         let Some(shared) = shared.upgrade() else { return };
@@ -60,10 +61,10 @@ fn pass_on(shared: &Weak<CageShared>, told: &Receiver<Invalidation>, door: &Send
 
 fn examine(shared: &CageShared, id: &FileId) {
     if *id == shared.root {
-        // Its own blocks are not counted; new names are reported by themselves.
+        // The root's own blocks are not counted; new names are reported separately.
         return;
     }
-    // A whole file system may be watched: what lies elsewhere is none of ours.
+    // The watch may cover a whole file system: ignore files outside of the cage.
     if shared.background.was_own_id(id) || !shared.background.has(id) {
         return;
     }
@@ -80,7 +81,7 @@ fn examine(shared: &CageShared, id: &FileId) {
             state.unsure();
             shared.refresh(&inode, &mut state, &node, None);
         }
-        // What is booked for it is not known.
+        // Its booked cost is unknown.
         None => shared.background.doubt(),
     }
 }

@@ -1,13 +1,14 @@
-//! Counts everything that lies in a cage, while it is in use.
+//! Recount: counts everything that is stored in a cage, while it is in use.
 //!
 //! Run by the cage in a thread of its own, at the lowest priority: after a start whose saved sums
-//! may be old, and when somebody changed files behind the cage's back. The walk remembers what it
-//! counted for each file (about ten bytes a file), so that a file of several names counts once, and
-//! so that [`Recount::settle`] can replace what was seen of a file that the cage itself has touched
-//! meanwhile by what the ledger holds for it. Hence the result is exact at the moment of settling,
-//! as far as the cage saw all changes: what others change while the walk runs counts as it was
-//! seen. Invariants: no lock is held while the layer below works; a batch holds at most 256
-//! entries; directories are walked by node, never by path, and one that vanishes is no error.
+//! may be old, and after changes that bypassed the cage. The walk remembers the counted cost of
+//! each file (about ten bytes a file), so that a file of several names counts once, and so that
+//! [`Recount::settle`] can replace the counted cost of a file that the cage has changed meanwhile
+//! by the ledger's cost. Hence the result is exact at the moment of [`Recount::settle`], as far as
+//! the cage saw all changes: a file changed by another process during the walk counts as it was
+//! found. Invariants: no lock is held during calls into the layer below; a batch holds at most 256
+//! entries; directories are walked by node, never by path, and a directory that vanishes is no
+//! error.
 
 #[cfg(test)]
 mod tests;
@@ -27,29 +28,29 @@ use std::{
 };
 use visited::Visited;
 
-/// Entries taken from a directory at once; between batches the walk rests.
+/// Entries read from a directory at once; between batches the walk pauses.
 const BATCH: usize = 256;
 
-/// A rest is as long as the batch took, but no longer than this.
+/// Maximum length of a pause, which otherwise is as long as the batch took.
 const REST_MAX: Duration = Duration::from_millis(20);
 
-/// The most names of unreadable things that are kept; all are counted.
+/// Maximum number of unreadable names that are kept; all are counted.
 const UNREAD_KEPT: usize = 32;
 
-/// How the cage counts. Asked in the walking thread, without locks held.
+/// The cage's rules for a recount. Called in the walking thread, without locks held.
 pub trait CountRule: Send + Sync {
-    /// Whether a file with this identity belongs to the cage at all (`fs` tells what is mounted
-    /// inside from the rest). What is below a directory that does not is left out as well.
+    /// Whether a file with this identity belongs to the cage at all (`fs` distinguishes file
+    /// systems mounted inside). If a directory does not, everything below it is left out as well.
     fn counts(&self, id: &FileId) -> bool;
 
-    /// What a file costs, bytes.
+    /// Cost of a file, bytes.
     fn cost(&self, node: &Node, attr: &Attr) -> u64;
 
-    /// The group of what lies in `directory` and of itself, given the group of the directory above.
+    /// The group of `directory` and of its content, given the group of the parent directory.
     fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize>;
 }
 
-/// How far a walk has come.
+/// Progress of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Files of any kind counted, once each.
@@ -62,7 +63,7 @@ pub struct Progress {
     pub unread: u64,
 }
 
-/// The handle by which other threads see and steer a walk.
+/// Handle by which other threads observe and control a walk.
 #[derive(Default)]
 pub struct Control {
     files: AtomicU64,
@@ -81,7 +82,7 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// How far it has come.
+    /// Returns the progress so far.
     pub fn progress(&self) -> Progress {
         Progress {
             files: self.files.load(Ordering::Relaxed),
@@ -96,13 +97,13 @@ impl Control {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it walks on without rests: somebody waits for the result.
+    /// Sets whether the walk runs without pauses, because a caller waits for the result.
     pub fn hurry(&self, hurried: bool) {
         self.hurried.store(hurried, Ordering::Relaxed);
     }
 
-    /// A directory got another place inside the cage, where its files belong to `group`: what is
-    /// below may have moved from where the walk has not been to where it has. It is walked again.
+    /// Reports a directory that moved inside the cage, where its files belong to `group`: its
+    /// content may have moved from a part not yet walked to a walked part, so it is walked again.
     /// To be called after the rename and before the next [`Recount::settle`] can begin.
     pub fn moved(&self, node: Node, group: Option<usize>) {
         self.moved.lock().push(Directory { node, group, name: Box::default() });
@@ -117,20 +118,20 @@ impl Control {
 struct Directory {
     node: Node,
     group: Option<usize>,
-    /// For messages; empty for the root and for what moved.
+    /// For messages; empty for the root and for moved directories.
     name: Box<[u8]>,
 }
 
-/// Something that could not be read, and so was not counted.
+/// A name that could not be read, and so was not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
     /// Path below the root.
     pub path: Vec<u8>,
-    /// Why.
+    /// The error.
     pub errno: Errno,
 }
 
-/// Why a walk ended before its end.
+/// Reason why a walk ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// [`Control::cancel`].
@@ -139,28 +140,29 @@ pub enum Stopped {
     Root(Errno),
 }
 
-/// A file that the cage touched, as its ledger has it at the moment of settling.
+/// A file that the cage has changed, with its cost in the ledger at the moment of
+/// [`Recount::settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The file.
     pub id: FileId,
-    /// Whose accounts hold it.
+    /// The accounts that hold it.
     pub owner: Owner,
-    /// What it costs, bytes; 0 for one that is gone.
+    /// Its cost, bytes; 0 for a removed file.
     pub bytes: u64,
-    /// 1, or 0 for one that is gone.
+    /// 1, or 0 for a removed file.
     pub inodes: u64,
 }
 
-/// The result.
+/// Result of a recount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// What all accounts should hold.
+    /// Usage that all accounts should hold.
     pub sums: Sums,
-    /// Whether everything could be read. If not, there is at least this much
+    /// Whether everything could be read. If not, the sums are a lower bound
     /// ([`super::ledger::Ledger::raise`]).
     pub complete: bool,
-    /// The first of what could not be read.
+    /// The first names that could not be read.
     pub unread: Vec<Unread>,
 }
 
@@ -182,8 +184,8 @@ impl fmt::Debug for Recount {
     }
 }
 
-/// Lets everybody else go first: the calling thread gets the weakest claim to the CPU (nice 19).
-/// Where that is refused it stays as it is.
+/// Gives the calling thread the lowest CPU priority (nice 19). If that is refused, the priority
+/// stays as it is.
 pub fn lower_priority() {
     // On Linux, "this process" is the calling thread (setpriority(2), "C library/kernel
     // differences").
@@ -193,8 +195,8 @@ pub fn lower_priority() {
 }
 
 impl Recount {
-    /// A walk over all of `below`, which begins with [`Recount::run`]. From before this call on,
-    /// the cage notes what it touches.
+    /// Creates a walk over all of `below`, which begins with [`Recount::run`]. The cage must record
+    /// its changes from before this call on.
     pub fn new(below: Arc<dyn Layer>, rule: Arc<dyn CountRule>, clock: Arc<dyn Clock>) -> Recount {
         Recount {
             below,
@@ -208,17 +210,17 @@ impl Recount {
         }
     }
 
-    /// For other threads.
+    /// Returns the handle for other threads.
     pub fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)
     }
 
-    /// Walks everything, and again what moved meanwhile. Called again after a [`Recount::settle`]
-    /// that answered `None`.
+    /// Walks the whole tree, then again the directories that moved meanwhile. Called again after a
+    /// [`Recount::settle`] that returned `None`.
     ///
     /// # Errors
-    /// Cancelled, or the root is gone. What cannot be read further down is left out and listed in
-    /// the result.
+    /// Cancelled, or the root is gone. Names below the root that cannot be read are left out and
+    /// listed in the result.
     pub fn run(&mut self) -> Result<(), Stopped> {
         if !self.begun {
             let root = self.below.root().map_err(Stopped::Root)?;
@@ -233,11 +235,11 @@ impl Recount {
         }
     }
 
-    /// What there is, with the ledger's word for all files that the cage touched since before
-    /// [`Recount::new`] (more do no harm; of several entries for one file the last holds). The
-    /// caller holds off changes of the books from before it collects `touched` until the result is
-    /// in the ledger. `None` where directories moved since [`Recount::run`]: run again, then settle
-    /// again.
+    /// Returns the usage, with the ledger's costs for all files that the cage has changed since
+    /// before [`Recount::new`] (more do no harm; of several entries for one file the last is used).
+    /// The caller holds off changes of the accounts from before it collects `touched` until the
+    /// result is in the ledger. `None` where directories moved since [`Recount::run`]: run again,
+    /// then settle again.
     pub fn settle(&mut self, touched: impl IntoIterator<Item = Held>) -> Option<Counted> {
         if !self.begun || !self.control.moved.lock().is_empty() {
             return None;
@@ -273,12 +275,11 @@ impl Recount {
             return;
         }
         let took = self.clock.now().saturating_sub(begun);
-        // A signal that ends the rest early is welcome.
+        // A signal may end the pause early.
         let _ = self.clock.pause(took.min(REST_MAX));
     }
 
-    /// Takes the next names of a directory, which lies below those in `above`, and counts what they
-    /// are.
+    /// Reads and counts the next entries of a directory, whose parents are `above`.
     fn batch(&mut self, frame: &mut Frame, above: &[Frame]) {
         let mut sink = Batch { entries: Vec::with_capacity(BATCH), next: frame.next };
         let listed = self.below.readdir(&Caller::ROOT, &frame.directory.node, frame.next, true, &mut sink);
@@ -298,7 +299,7 @@ impl Recount {
     fn take(&mut self, frame: &mut Frame, name: &[u8], entry: Option<Entry>) -> nacre_vfs::Result<()> {
         let Entry { node, attr } = match entry {
             Some(found) => found,
-            // The listing could not examine it: ask why.
+            // The listing could not examine it: ask for the error.
             None => self.below.lookup(&Caller::ROOT, &frame.directory.node, Name::new(name)?)?,
         };
         if !self.rule.counts(&attr.id) || Some(attr.id) == self.root {
@@ -334,7 +335,7 @@ impl Recount {
     }
 }
 
-/// Whether an error means that the file is not there any more, or not under this name.
+/// Whether an error means that the file does not exist any more, or not under this name.
 fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR)
 }
@@ -342,7 +343,7 @@ fn is_gone(errno: Errno) -> bool {
 /// A directory on the way down.
 struct Frame {
     directory: Directory,
-    /// Where the listing goes on.
+    /// Position at which the listing continues.
     next: u64,
     ended: bool,
     /// Directories of the last batch that are still to be walked.
@@ -355,7 +356,7 @@ impl Frame {
     }
 }
 
-/// Takes one batch.
+/// Sink for one batch of a listing.
 struct Batch {
     entries: Vec<(Box<[u8]>, Option<Entry>)>,
     next: u64,

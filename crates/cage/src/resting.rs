@@ -1,19 +1,19 @@
-//! A cage that nobody asks: it hears of the files only that its door knows, and counts again before
-//! its books are used.
+//! The idle watch of a cage: it hears of changes only in files that its FUSE front end knows, and
+//! recounts before its accounts are used.
 //!
-//! The door says when (`Layer::rest`). While a cage rests, changes that others make to files that
-//! no door knows are missing in its books. So whatever is booked, every look at the books, and
-//! every file opened for writing comes here first ([`CageShared::attend`]): it waits until
-//! everything has been counted. A count walks the tree, which wakes the layer below before anything
-//! is read, so that what is changed from then on is heard. Reading goes on without it.
+//! The front end decides when (`Layer::rest`). While a cage is idle, its accounts miss changes by
+//! other processes to files that no front end knows. So every booking, every look at the accounts,
+//! and every open for writing calls [`CageShared::attend`] first, which waits until everything has
+//! been recounted. A recount walks the tree, which wakes the watch of the layer below before
+//! anything is read, so that later changes are heard. Reading continues without it.
 //!
-//! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything,
-//! and so does one that was counted less than [`RARELY`] times as long ago as the last count took
-//! that somebody waited for, or into which somebody may be writing.
+//! Therefore a recount must be cheap. A cage keeps its full watch if it has more than [`FILES`]
+//! files, if the last recount that a caller waited for ended less than [`RARELY`] times its
+//! duration ago, or if files may be written to at the moment.
 //!
-//! What is reported while it rests is not booked, as the count will see it; from the beginning of
-//! the count on it is. Invariants: a cage begins its rest, and ends it, with [`Resting::counting`]
-//! held; one count runs at a time.
+//! Changes reported while the cage is idle are not booked, as the recount will see them; from the
+//! start of the recount on they are. Invariants: a cage becomes idle, and ends that, with
+//! [`Resting::counting`] held; one recount runs at a time.
 
 use super::{CageShared, background, recount::Stopped};
 use nacre_layers::rest_state::{AWAKE, DROWSY, RESTING, RestState, WAKING};
@@ -21,28 +21,29 @@ use nacre_vfs::Node;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
-/// The most files of a cage that rests. To look at so many takes 0.1 s where the kernel has them in
-/// memory, and a few seconds where a disk has to be asked.
+/// Maximum number of files of a cage that may become idle. Looking at so many takes 0.1 s where the
+/// kernel has them in memory, and a few seconds where a disk has to be read.
 const FILES: u64 = 10_000;
 
-/// A rest begins at least so many times as long after a count as whoever used the cage after a rest
-/// had to wait for one: what is counted because of rests costs a hundredth of a processor at most.
+/// Minimum idle distance, in multiples of the last recount's duration that a caller waited for:
+/// recounts because of idleness cost a hundredth of a processor at most.
 const RARELY: u32 = 100;
 const RARELY_LEAST: Duration = Duration::from_secs(1);
 
-/// See the file's head.
+/// Idle state of a cage; see the file's head.
 #[derive(Default)]
 pub(super) struct Resting {
     rest: RestState,
     pub(super) counting: Mutex<Counting>,
 }
 
-/// When counts have ended, by the cage's clock, and how long they took.
+/// Times of recounts: when the last one ended, by the cage's clock, and how long it took.
 #[derive(Default)]
 pub(super) struct Counting {
     pub(super) ended: Duration,
     pub(super) took: Duration,
-    /// Of the last one that somebody waited for: others give way to whatever else the machine does.
+    /// End and duration of the last recount that a caller waited for: other recounts run at low
+    /// priority, so their duration means nothing.
     waited: Option<(Duration, Duration)>,
 }
 
@@ -56,24 +57,25 @@ impl Counting {
 }
 
 impl Resting {
-    /// Whether what is reported need not be booked: it will be counted.
+    /// Whether the cage is idle: reported changes need not be booked, as a recount follows.
     pub(super) fn books_are_old(&self) -> bool {
         self.rest.is(RESTING)
     }
 
-    /// A count begins: what is reported from now on has to be booked.
+    /// Starts a recount: changes reported from now on have to be booked.
     pub(super) fn wakes(&self) {
         self.rest.turns(RESTING, WAKING);
     }
 
-    /// That count has ended; `counted` where everything was counted.
+    /// Ends that recount; `counted` if everything was counted.
     pub(super) fn woke(&self, counted: bool) {
         self.rest.turns(WAKING, if counted { AWAKE } else { RESTING });
     }
 }
 
 impl CageShared {
-    /// Called before the books are changed or looked at. No lock is held.
+    /// Ends idleness with a recount. Called without any lock before the accounts are changed or
+    /// read.
     pub(super) fn attend(self: &Arc<CageShared>) {
         let rest = &self.resting.rest;
         if rest.is(AWAKE) || rest.turns(DROWSY, AWAKE) {
@@ -94,7 +96,7 @@ impl CageShared {
         rest.set(AWAKE);
     }
 
-    /// See `Layer::rest`.
+    /// Implements `Layer::rest`.
     pub(super) fn rest(&self, known: Option<&[Node]>) -> bool {
         let rest = &self.resting.rest;
         match known {
@@ -105,7 +107,7 @@ impl CageShared {
                 self.below.rest(None)
             }
             Some([]) => {
-                // Whoever counts needs to hear everything.
+                // A running recount needs to hear all changes.
                 let Some(counting) = self.resting.counting.try_lock() else { return false };
                 let begins = self.may_rest(&counting) && rest.turns(DROWSY, RESTING);
                 if !begins && !rest.is(RESTING) {
@@ -113,7 +115,7 @@ impl CageShared {
                 }
                 let rests = self.below.rest(known);
                 if rests {
-                    // It is counted before it matters.
+                    // A recount precedes the next use of the accounts.
                     self.background.no_doubt();
                 } else if begins {
                     rest.set(AWAKE);

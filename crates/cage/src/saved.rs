@@ -1,18 +1,18 @@
-//! The accounting of a cage on stable storage, so that a start needs no count of all files.
+//! The accounts of a cage on stable storage, so that a start needs no count of all files.
 //!
 //! Called by the cage. A state directory (never inside the cage) holds a checkpoint (the sums of
-//! all accounts) and a log of the files that were touched since, each with what it cost at the
-//! checkpoint; `docs/cage-state.md` has the format. After a crash of the daemon the sums are the
-//! checkpoint's, less what the touched files cost then, plus what they cost now. Logs are numbered
-//! like the checkpoint that they follow. Invariants:
+//! all accounts) and a log of the files that were changed since, each with its cost at the
+//! checkpoint; `docs/cage-state.md` has the format. After a crash of the daemon, the sums are the
+//! checkpoint's, minus the recorded costs of the changed files, plus their current costs. A log has
+//! the number of the checkpoint that it follows. Invariants:
 //! * a record is in the log before the first change to a file after a checkpoint; it is written
-//!   once and never synced: it must outlive this process, not the machine;
-//! * whatever instant the process is killed at, the checkpoint on disk and all logs of its number
-//!   and above belong together: a new log begins before the checkpoint that it follows is written,
-//!   and older ones are removed after;
-//! * a log that lacks a record is removed rather than left to mislead: a checkpoint without its log
-//!   says that nobody knows;
-//! * after a power loss (another boot) only a clean end is believed.
+//!   once and never synced: it must survive this process, not the machine;
+//! * whenever the process is killed, the checkpoint on disk and all logs of its number and above
+//!   belong together: a new log is created before the checkpoint that it follows is written, and
+//!   older logs are removed after that;
+//! * a log that lacks a record is removed, so that it cannot mislead: a checkpoint without its log
+//!   means that the usage is unknown;
+//! * after a power loss (another boot) only the state of a clean shutdown is used.
 
 mod files;
 mod format;
@@ -34,85 +34,86 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// From this size of the log on, bytes, a checkpoint is due (about 80,000 files).
+/// Size of the log from which on a checkpoint is due, bytes (about 80,000 files).
 const LOG_LARGE: u64 = 8 << 20;
 
-/// The place of a file of which no present name is known: no path is noted like this.
+/// Recorded path of a file whose current name is unknown: no real path looks like this.
 pub(super) const SOMEWHERE: &[u8] = b"/";
 
-/// What the state belongs to. State of anything else is not used.
+/// Identity of the cage that a state belongs to. The state of another cage is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The cage's root directory. Its `fs` is not compared: device numbers change from boot to
     /// boot.
     pub root: FileId,
-    /// What the per-directory limits are about, in the order of their index. Where these are others
-    /// than before, the sums of the directories are not used, and what is left does not count as
+    /// Paths of the directories with a limit, in the order of their index. Where these differ from
+    /// the saved ones, the sums of the directories are not used, and the other sums do not count as
     /// exact.
     pub groups: Vec<Vec<u8>>,
 }
 
-/// A file that was touched since the checkpoint.
+/// A file that was changed since the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// The file.
     pub id: FileId,
-    /// What the checkpoint's sums hold for it, as given first: bytes, in the lowest bit whether it
-    /// was counted as a file at all (costs are multiples of a block, so that bit is free; an empty
-    /// file and one that did not exist must not look alike).
+    /// Cost of the file in the checkpoint's sums (from its first record): bytes, with the lowest
+    /// bit set if it was counted as a file (costs are multiples of a block, so that bit is free; an
+    /// empty file and a nonexistent one must differ).
     pub charge: u64,
-    /// Whose accounts held that (of the first record).
+    /// The accounts that held it (from its first record).
     pub owner: Owner,
-    /// Where to find it, as given last.
+    /// Path of the file (from its last record).
     pub place: Vec<u8>,
 }
 
-/// What a state directory knows.
+/// State found in a state directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Nothing, or nothing about this cage.
+    /// No state, or none of this cage.
     New,
-    /// The cage was ended in order.
+    /// The cage was shut down cleanly.
     Clean {
-        /// What was used.
+        /// Usage at the shutdown.
         sums: Sums,
-        /// Whether that rests on a count (else: on a last known value that was never verified).
+        /// Whether the sums are based on a count (else: on an earlier value that was never
+        /// verified).
         exact: bool,
     },
-    /// The daemon ended without a word, the machine went on: what the files cost now is `sums`,
-    /// less the charges of `touched`, plus what these cost now.
+    /// The daemon crashed, the machine kept running: the current usage is `sums`, minus the charges
+    /// of `touched`, plus the current costs of these files.
     Crashed {
-        /// What was used at the checkpoint.
+        /// Usage at the checkpoint.
         sums: Sums,
         /// As above.
         exact: bool,
-        /// The files that may have changed since, in the order in which they were touched.
+        /// Files that may have changed since, in the order of their first change.
         touched: Vec<Touched>,
     },
-    /// The machine ended without a word, or part of the state is missing or damaged.
+    /// The machine crashed, or a part of the state is missing or damaged.
     Lost {
-        /// What was used at some time before.
+        /// Usage at some earlier time.
         last: Option<Sums>,
     },
 }
 
-/// Why there is no saved accounting.
+/// Reason why there are no saved accounts.
 #[derive(Debug)]
 pub enum SavedError {
-    /// Another process keeps the accounts of this cage.
+    /// Another process holds the lock of the state directory.
     Busy {
         /// The state directory.
         directory: PathBuf,
-        /// The process, where it could be read.
+        /// The process id, where it could be read.
         pid: Option<u32>,
     },
     /// A call failed.
     Io {
-        /// What was to be done ("write", "open" ...).
+        /// Operation that failed ("write", "open" ...).
         doing: &'static str,
-        /// To which file.
+        /// File that it was done to.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         error: io::Error,
     },
 }
@@ -153,24 +154,24 @@ impl std::error::Error for SavedError {
 pub struct BootId(pub [u8; 16]);
 
 impl BootId {
-    /// The present one.
+    /// Id of the current boot.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// The boot id cannot be read.
     pub fn present() -> Result<BootId, SavedError> {
         files::boot_id()
     }
 }
 
-/// The saved accounting of one cage. The state directory is this process's own until it is dropped.
+/// The saved accounts of one cage. The state directory is locked until this is dropped.
 pub struct Saved {
     directory: StateDir,
     identity: Identity,
     boot: BootId,
-    /// The number of the log that is written now, or was last.
+    /// Number of the current log, or of the last one.
     generation: AtomicU64,
-    /// `None` where the checkpoint on disk cannot be followed up: nothing is known, or a record is
-    /// lacking.
+    /// Current log; `None` where the checkpoint on disk cannot be followed up: usage is unknown, or
+    /// the log lacks a record.
     log: RwLock<Option<files::Log>>,
     /// The number of the checkpoint on disk; held while it is replaced.
     committed: Mutex<u64>,
@@ -187,8 +188,8 @@ impl fmt::Debug for Saved {
     }
 }
 
-/// A checkpoint whose log is in use already and which is not on disk yet. Dropping it is as good as
-/// a crash at this point: the older checkpoint and both logs stay valid.
+/// A checkpoint whose log is in use and which is not on disk yet. Dropping it equals a crash at
+/// this point: the older checkpoint and both logs stay valid.
 #[must_use = "without `commit` the checkpoint is not written"]
 #[derive(Debug)]
 pub struct Pending<'a> {
@@ -197,21 +198,22 @@ pub struct Pending<'a> {
 }
 
 impl Saved {
-    /// Takes hold of a state directory, which is made if need be (mode 700), and tells what is
-    /// known.
+    /// Opens and locks a state directory, creates a missing one (mode 700), and returns the state
+    /// found.
     ///
-    /// After a clean end, the state on disk says "not clean" when this returns. After a crash,
-    /// further touches add to what is there, so that another crash loses nothing. Else touches are
-    /// not kept before the first checkpoint: a crash then is a start like this one.
+    /// After a clean shutdown, the state on disk is "not clean" when this returns. After a crash,
+    /// further records are appended to the existing ones, so that another crash loses nothing. Else
+    /// changes are not recorded before the first checkpoint: a crash then leads to a start like
+    /// this one.
     ///
     /// # Errors
-    /// Busy; or where the directory cannot be made, read or written. Damaged or foreign content is
-    /// no error but a [`Start`].
+    /// Busy; or the directory cannot be created, read or written. Damaged or foreign content is no
+    /// error but a [`Start`].
     pub fn open(directory: &Path, identity: &Identity) -> Result<(Saved, Start), SavedError> {
         Saved::open_in(directory, identity, BootId::present()?)
     }
 
-    /// The same, with the boot passed in.
+    /// Opens and locks a state directory like [`Saved::open`], with a given boot id.
     ///
     /// # Errors
     /// As [`Saved::open`].
@@ -234,29 +236,29 @@ impl Saved {
         Ok((saved, found.start))
     }
 
-    /// Makes sure that a state which was ended in order does not look like that any more.
+    /// Marks a cleanly closed state as in use.
     fn end_cleanness(&self, sums: &Sums, exact: bool) -> Result<(), SavedError> {
         let Err(error) = self.checkpoint(sums, exact) else { return Ok(()) };
         tracing::warn!(%error, "a cage's accounting cannot be saved; after a crash, all files will be counted");
         *self.log.write() = None;
-        // Takes no space. A clean checkpoint without its log is not believed.
+        // Needs no disk space. A clean checkpoint without its log is not used.
         self.directory.remove_logs(|_| true)?;
         self.directory.sync()
     }
 
-    /// The number of the checkpoint that the present log follows: changes in
+    /// Number of the checkpoint that the current log follows: changes in
     /// [`Saved::begin_checkpoint`].
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Notes that a file is about to change: needed before the first change to it after a
+    /// Records that a file is about to change: needed before the first change to it after a
     /// checkpoint has begun (see [`Saved::generation`]); further calls may give it another `place`.
-    /// `charge` is what the ledger holds for it before the change (see [`Touched::charge`]; 0 for a
-    /// file that is about to be made), and `owner` whose accounts hold that.
+    /// `charge` is the file's cost in the ledger before the change (see [`Touched::charge`]; 0 for
+    /// a file that is about to be created), and `owner` the accounts that hold it.
     ///
     /// One small write to the page cache. Never fails: a log that cannot take the record (a full
-    /// disk) is given up, and a crash before the next checkpoint means counting all files.
+    /// disk) is removed, and a crash before the next checkpoint then requires a count of all files.
     pub fn touch(&self, id: FileId, place: &[u8], charge: u64, owner: Owner) {
         let log = self.log.read();
         let Some(present) = &*log else { return };
@@ -272,7 +274,7 @@ impl Saved {
         let Some(present) = log.take() else { return };
         tracing::warn!(%error, "a cage cannot note changes in its state directory; a crash before the next checkpoint means counting all files");
         if let Err(error) = self.directory.remove_logs(|_| true) {
-            // Overwriting needs no new space where the host writes in place.
+            // Overwriting needs no new space on a host that writes in place.
             tracing::warn!(%error, "the log that lacks a change cannot be removed; it is made invalid instead");
             if let Err(error) = present.invalidate(&self.directory) {
                 tracing::error!(%error, "a crash before the next checkpoint will leave wrong accounts until the next count of all files");
@@ -280,27 +282,27 @@ impl Saved {
         }
     }
 
-    /// Whether the log has grown so much that a checkpoint is due before its time.
+    /// Whether the log has grown so much that an early checkpoint is due.
     pub fn wants_checkpoint(&self) -> bool {
         self.log.read().as_ref().is_some_and(|log| log.length() >= LOG_LARGE)
     }
 
-    /// Whether changes are being noted; if not (nothing known yet, or a full disk), a crash means
-    /// counting all files.
+    /// Whether changes are being recorded; if not (usage unknown, or a full disk), a crash requires
+    /// a count of all files.
     pub fn follows(&self) -> bool {
         self.log.read().is_some()
     }
 
-    /// Begins a checkpoint: from now on, changes are noted in a new log. Quick; the caller holds
-    /// off all changes of the books from before it takes `sums` until this returns. `exact` says
-    /// whether the sums rest on a count.
+    /// Begins a checkpoint: from now on, changes are recorded in a new log. Quick; the caller holds
+    /// off all changes of the accounts from before it takes `sums` until this returns. `exact`
+    /// states whether the sums are based on a count.
     ///
-    /// Before [`Pending::commit`], the caller touches every file whose charge in `sums` may differ
-    /// from what the host will say of it if no further change follows: those that are open for
+    /// Before [`Pending::commit`], the caller records every file whose charge in `sums` may differ
+    /// from its cost on the host although no further change follows: those that are open for
     /// writing, or being written. Else that difference would stay in the sums after a crash.
     ///
     /// # Errors
-    /// Where no new log can be made; the old one goes on.
+    /// No new log can be created; the old one stays in use.
     pub fn begin_checkpoint(&self, sums: &Sums, exact: bool) -> Result<Pending<'_>, SavedError> {
         self.begin(sums, exact, false)
     }
@@ -328,7 +330,7 @@ impl Saved {
         Ok(Pending { saved: self, checkpoint })
     }
 
-    /// Begins a checkpoint and commits it: for when nothing is open for writing.
+    /// Begins a checkpoint and commits it: for moments when no file is open for writing.
     ///
     /// # Errors
     /// As [`Saved::begin_checkpoint`] and [`Pending::commit`].
@@ -336,9 +338,9 @@ impl Saved {
         self.begin(sums, exact, false)?.commit()
     }
 
-    /// Writes the checkpoint of an orderly end: nothing is open, nothing changes any more. Should a
-    /// file be touched all the same, the state is one of a crash again (but a power loss would go
-    /// unnoticed).
+    /// Writes the checkpoint of a clean shutdown: no file is open, nothing changes any more. A
+    /// record after this makes the state one of a crash again (but a power loss would not be
+    /// detected).
     ///
     /// # Errors
     /// As [`Saved::checkpoint`]; the next start then finds the state of a crash.
@@ -364,11 +366,11 @@ impl Saved {
 
 impl Pending<'_> {
     /// Writes the checkpoint durably, then removes the logs that it makes superfluous. Takes as
-    /// long as the disk does; changes go on meanwhile. A checkpoint that a later one has overtaken
-    /// is left out.
+    /// long as the disk does; changes continue meanwhile. A checkpoint that is older than the one
+    /// on disk is skipped.
     ///
     /// # Errors
-    /// Where it could not be written; the older checkpoint and the logs since stay valid. Try again
+    /// The checkpoint could not be written; the older one and the logs since stay valid. Retry
     /// later with new sums.
     pub fn commit(self) -> Result<(), SavedError> {
         let Pending { saved, checkpoint } = self;

@@ -1,4 +1,4 @@
-//! The settings of a cage, and from their texts to its options.
+//! Settings of a cage as text, and their conversion to its options.
 
 use crate::{CageOptions, Storage, check_globs, ledger::Limits};
 use nacre_layers::{
@@ -12,12 +12,12 @@ use nacre_layers::{
 use std::path::PathBuf;
 
 words! {
-    /// How a cage takes writes.
+    /// Write modes of a cage.
     pub enum Writes {
-        /// Collected where the limit is large enough for it, else one by one.
+        /// Write-back where the limit is large enough for it, else one request per write.
         #[default]
         Auto = "auto",
-        /// Appends are collected by the kernel while there is room.
+        /// Write-back: the kernel collects appends while there is room.
         Collected = "collected",
         /// Every write is a request.
         Through = "through",
@@ -25,36 +25,37 @@ words! {
 }
 
 words! {
-    /// What a cage does when something does not fit.
+    /// Actions of a cage when something does not fit.
     pub enum WhenFull {
         /// The call fails.
         #[default]
         Deny = "deny",
-        /// The oldest rotated files go, then the beginning of the biggest growing one.
+        /// The oldest rotated files are removed, then the beginning of the largest growing file.
         DropOldest = "drop-oldest",
     }
 }
 
 settings! {
-    /// Limits of what may be stored. Sizes are numbers with a suffix of 1024 (`10G`, `1.5T`).
+    /// Limits of stored data. Sizes are numbers with a suffix of 1024 (`10G`, `1.5T`).
     pub struct CageSpec {
         /// Bytes of all files together.
         "size" => size: Option<String>,
         /// Files of any kind.
         "inodes" => inodes: Option<u64>,
-        /// How writes are taken.
+        /// Write mode.
         "writes" => writes: Writes,
-        /// What happens when something does not fit.
+        /// Action when something does not fit.
         "when-full" => when_full: WhenFull,
         /// With `when-full=drop-oldest`: globs of names or paths that are never removed or cut; may
         /// be given several times.
         "keep" => keep: Vec<String>,
-        /// With `when-full=drop-oldest`: globs of rotated files, in place of the usual ones; may be
+        /// With `when-full=drop-oldest`: globs of rotated files, replacing the default ones; may be
         /// given several times.
         "rotated" => rotated: Vec<String>,
-        /// Use from which on `on-soft` is run: a share of the size (`80%`) or a size.
+        /// Usage from which on `on-soft` is run: a share of the size (`80%`) or a size.
         "soft" => soft: Option<String>,
-        /// A command for the shell, run when use reaches `soft` and when it has fallen below again.
+        /// A command for the shell, run when usage reaches `soft` and when it has fallen below
+        /// again.
         "on-soft" => on_soft: Option<String>,
         /// `user:NAME=SIZE` or `dir:PATH=SIZE`; may be given several times.
         "limit" => limit: Vec<String>,
@@ -64,25 +65,24 @@ settings! {
     }
 }
 
-/// Puts the key in front of what is wrong with its value.
+/// Prefixes an error with the key of the bad value.
 fn within<T, E: std::fmt::Display>(key: &str, result: Result<T, E>) -> Result<T, SpecError> {
     result.map_err(|why| SpecError(format!("\"{key}\": {why}")))
 }
 
 impl CageSpec {
-    /// The limits, users looked up.
+    /// Limits with user names resolved to ids.
     ///
     /// # Errors
-    /// Texts that are no sizes or limits, sizes below a block, users that do not exist, limits that
-    /// are given twice.
+    /// Malformed sizes or limits, sizes below a block, users that do not exist, duplicate limits.
     pub fn limits(&self, context: &Context) -> Result<Limits, SpecError> {
         self.limits_of(&*context.accounts)
     }
 
-    /// Whether all is written as it has to be, whoever exists on this machine.
+    /// Checks the syntax of all settings, without looking up users on this machine.
     ///
     /// # Errors
-    /// As [`CageSpec::limits`], and patterns that are none.
+    /// As [`CageSpec::limits`], and malformed patterns.
     pub fn check(&self) -> Result<(), SpecError> {
         self.limits_of(&Everybody::default())?;
         check_globs(&self.keep, &self.rotated).map_err(SpecError)
@@ -141,7 +141,7 @@ impl CageSpec {
     /// The directories with a limit of their own, in the order of [`Limits::dirs`].
     ///
     /// # Errors
-    /// Texts that are no limits.
+    /// Malformed limits.
     pub fn dirs(&self) -> Result<Vec<Vec<u8>>, SpecError> {
         let path = |rule| match rule {
             LimitRule::Directory(path, _) => Some(path.into_bytes()),
@@ -150,10 +150,10 @@ impl CageSpec {
         Ok(self.rules()?.into_iter().filter_map(path).collect())
     }
 
-    /// All options.
+    /// All options of the cage.
     ///
     /// # Errors
-    /// As for [`CageSpec::limits`], and neither a size nor a number of files nor any other limit.
+    /// As for [`CageSpec::limits`], or no limit at all: neither size, files, users nor directories.
     pub fn options(&self, context: &Context, name: String, storage: Storage) -> Result<CageOptions, SpecError> {
         let limits = self.limits(context)?;
         if limits.bytes.is_none() && limits.inodes.is_none() && limits.users.is_empty() && limits.dirs.is_empty() {

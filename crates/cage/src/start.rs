@@ -1,4 +1,4 @@
-//! The start of a cage: what was saved is taken up, what is unknown is counted.
+//! The start of a cage: saved accounts are loaded, unknown ones are counted.
 
 use super::{
     CageLocks, CageShared, LimitedDirs, Policy, ToldFull,
@@ -25,7 +25,7 @@ fn failed(what: &str) -> impl Fn(Errno) -> CageError {
     move |error| CageError(format!("{what}: {error}"))
 }
 
-/// Finds what a path below the root leads to.
+/// Looks up a path below the root.
 fn find(below: &dyn Layer, path: &[u8]) -> Result<Entry> {
     let mut at = below.root()?;
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -34,7 +34,7 @@ fn find(below: &dyn Layer, path: &[u8]) -> Result<Entry> {
     Ok(at)
 }
 
-/// The directories that have a limit, as far as they exist.
+/// Identities of the directories with a limit, as far as they exist.
 fn find_limited(below: &dyn Layer, dirs: &[Vec<u8>]) -> Result<HashMap<FileId, usize>, CageError> {
     let mut limited = HashMap::new();
     for (group, dir) in dirs.iter().enumerate() {
@@ -42,7 +42,7 @@ fn find_limited(below: &dyn Layer, dirs: &[Vec<u8>]) -> Result<HashMap<FileId, u
             Ok(entry) => {
                 limited.insert(entry.attr.id, group);
             }
-            // It may be made later.
+            // It may be created later.
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
             Err(error) => {
                 return Err(failed(&format!("the directory \"{}\" cannot be reached", dir.escape_ascii()))(error));
@@ -53,8 +53,8 @@ fn find_limited(below: &dyn Layer, dirs: &[Vec<u8>]) -> Result<HashMap<FileId, u
 }
 
 impl CageShared {
-    /// Looks again where the directories with a limit are: somebody may have made or replaced one
-    /// from outside.
+    /// Looks up the directories with a limit again: one may have been created or replaced from
+    /// outside.
     pub(super) fn find_limited_again(&self) {
         match find_limited(&*self.below, &self.dirs.paths) {
             Ok(limited) => *self.dirs.found.write() = limited,
@@ -89,7 +89,7 @@ fn check_dirs(below: &dyn Layer, options: &CageOptions) -> Result<(), CageError>
     Ok(())
 }
 
-/// Builds the parts and brings the books up to date; answers how they were found.
+/// Builds the parts and brings the accounts up to date; also returns how the accounts were found.
 pub(super) fn start(
     below: Arc<dyn Layer>,
     options: CageOptions,
@@ -140,8 +140,8 @@ pub(super) fn start(
     Ok((shared, how))
 }
 
-/// Fills the books; answers how they were found and whether they are to be counted in the
-/// background.
+/// Fills the accounts; returns how they were found and whether a recount in the background is
+/// needed.
 fn take_up(shared: &Arc<CageShared>, found: Option<Start>) -> Result<(&'static str, bool), CageError> {
     let (how, count) = match found {
         None => return count_now(shared, "counted"),
@@ -151,7 +151,7 @@ fn take_up(shared: &Arc<CageShared>, found: Option<Start>) -> Result<(&'static s
             trust(shared, &sums, false);
             ("lost", true)
         }
-        // Files may have been changed while nobody served them.
+        // Files may have been changed while the cage was not mounted.
         Some(Start::Clean { sums, exact }) => {
             trust(shared, &sums, exact);
             ("clean", true)
@@ -179,10 +179,10 @@ fn trust(shared: &CageShared, sums: &Sums, exact: bool) {
     shared.set_exact(exact);
 }
 
-/// Looks at the files that were changed since the sums were saved, and books what they are now.
-/// Answers whether all were found.
+/// Examines the files that were changed since the sums were saved, and books their current cost.
+/// Returns whether all of them were found.
 fn put_right(shared: &CageShared, touched: &[Touched]) -> bool {
-    // Once a directory has moved, a path that leads nowhere says nothing of the file.
+    // Once a directory has moved, a path that leads nowhere does not prove that the file is gone.
     let moved = touched.iter().any(|touched| touched.place == SOMEWHERE);
     let mut all = true;
     for touched in touched {

@@ -1,12 +1,12 @@
-//! Locks and atomics of what loom tries in every order (`writeback.rs`;
+//! Locks and atomics of the code that loom checks in all interleavings (`writeback.rs`;
 //! `poolfs/src/dataset/passage.rs`, whose crate builds this file, too): parking_lot's and the
 //! standard library's, or, where `--cfg nacre_model` builds the tests, loom's with the same
 //! signatures.
 //!
-//! Invariant: what is modelled takes nothing from elsewhere that other threads wait for, and the
-//! product's build knows no loom.
+//! Invariant: modelled code uses no other synchronization that threads wait for, and the product's
+//! build does not contain loom.
 
-// Neither of the crates needs all of them.
+// Each crate uses a part of them.
 #![allow(unused_imports, dead_code)]
 
 #[cfg(not(all(test, nacre_model)))]
@@ -71,7 +71,7 @@ mod modelled {
 
     pub(crate) struct Condvar(loom::sync::Condvar);
 
-    /// How a wait with a limit ended.
+    /// Result of a wait with a time limit.
     pub(crate) struct Waited;
 
     impl Waited {
@@ -89,7 +89,8 @@ mod modelled {
             guard.0 = guard.0.take().map(|inner| self.0.wait(inner).unwrap());
         }
 
-        /// No limit ends: who is woken by nothing else than time is a deadlock, which loom finds.
+        /// Time limits never expire here: a thread that only a timeout would wake is a deadlock,
+        /// which loom finds.
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) -> Waited {
             self.wait(guard);
             Waited

@@ -1,26 +1,27 @@
-//! Writes that a door collects: when they may be, and what has to stay free meanwhile.
+//! Write-back by a FUSE front end: when it is allowed, and how much room it needs.
 //!
-//! Owned by the cage once a door has offered to collect. The phases:
-//! * free: a door may hold back up to [`WritebackPermit::bound`] bytes, and at least that much
-//!   stays free;
-//! * recalled: less would have stayed free, so every write that begins is announced; what was held
-//!   back is still arriving, and the bound still stays free for it;
-//! * settled: all has arrived; every announced write is booked before it happens, and the last
-//!   block can be used;
-//! * stuck: the door could not make its kernel pass everything on; the bound stays free, and it is
-//!   tried again.
+//! Owned by the cage once a front end has offered write-back. A front end may hold dirty data
+//! (written by applications, not yet passed to the cage) of at most [`WritebackPermit::bound`]
+//! bytes. The phases:
+//! * free: write-back is allowed, and at least the bound stays free;
+//! * recalled: less would have stayed free, so every new write has to be reserved; dirty data is
+//!   still arriving, and the bound stays free for it;
+//! * settled: all dirty data has arrived; every reserved write is booked before it happens, and the
+//!   last block can be used;
+//! * stuck: the front end could not make its kernel write everything back; the bound stays free,
+//!   and the flush is retried.
 //!
-//! Invariant: the phase changes, and bytes are taken while a door collects, under
-//! [`WritebackPermit::gate`] only; the recall is made under it as well, so that nobody's write is
-//! answered between the decision and the recall. The gate comes after a file's lock and before the
-//! ledger's.
+//! Invariant: the phase changes, and bytes are charged while write-back is in use, under the
+//! write-back lock [`WritebackPermit::gate`] only; the recall is sent under it as well, so that no
+//! write is answered between the decision and the recall. The lock comes after a file's lock and
+//! before the ledger's.
 
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use nacre_vfs::WritebackHost;
 use std::{sync::Arc, time::Duration};
 
-/// See the file's head.
+/// Phase of write-back; see the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
@@ -30,27 +31,27 @@ pub(super) enum Phase {
     Stuck,
 }
 
-/// The most that calls on collected files may take during one settling of what has to stay free,
-/// bytes; and at most this part of that. A door counts single writes that are under way among what
-/// it can hold back: these are such.
+/// Maximum bytes of the bound that other calls on files with write-back may take while dirty data
+/// arrives; at most this part of the bound. The front end's dirty limit includes single writes in
+/// flight, like these.
 const BESIDE: u64 = 16 << 20;
 const BESIDE_PART: u64 = 8;
 
-/// How long one who waits for a settling sleeps at once, before he looks whether the cage is being
-/// shut down.
+/// Interval at which a waiting call looks whether the cage is being shut down.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// See the file's head.
+/// Write-back state of a cage; see the file's head.
 pub(super) struct WritebackPermit {
     pub(super) door: Arc<dyn WritebackHost>,
     phase: AtomicU8,
     gate: Mutex<()>,
     files: AtomicUsize,
     bound: AtomicU64,
-    /// How much of it [`WritebackPermit::spend`] may still give away during this settling.
+    /// Bytes of the bound that [`WritebackPermit::spend`] may still give away before the next
+    /// phase.
     beside: AtomicU64,
-    /// A limit was lowered while something was held back: that was granted before, and is let in
-    /// above it.
+    /// A limit was lowered while dirty data existed: that data was accepted before, and may exceed
+    /// the new limit.
     forgiving: AtomicBool,
     asleep: Mutex<()>,
     changed: Condvar,
@@ -86,56 +87,55 @@ impl WritebackPermit {
         }
     }
 
-    /// Files that are open for collected writes.
+    /// Number of files that are open with write-back.
     pub(super) fn files(&self) -> usize {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Whether the door is not asked when a file is opened: it may hold something back at any time.
+    /// Whether the front end opens files without requests: it may hold dirty data at any time.
     pub(super) fn opens_unasked(&self) -> bool {
         self.door.opens_unasked()
     }
 
-    /// What a door may hold back while writes are not announced, bytes.
+    /// Maximum dirty data of the front end while writes need no reservation, bytes.
     pub(super) fn bound(&self) -> u64 {
         match self.bound.load(Ordering::Acquire) {
-            // Nothing is written to now.
+            // No file is being written to now.
             0 if self.opens_unasked() => self.door.dirty_limit(1),
             bound => bound,
         }
     }
 
-    /// What has to stay free at present, bytes.
+    /// Bytes that have to stay free at present.
     pub(super) fn held(&self) -> u64 {
         if self.phase() == Phase::Settled { 0 } else { self.bound() }
     }
 
-    /// The same where something may be held back, bytes: not where no file has been written to
-    /// lately.
+    /// Bytes that have to stay free, for reports: 0 where no file has been written to lately.
     pub(super) fn holding(&self) -> u64 {
         if self.files() == 0 { 0 } else { self.held() }
     }
 
     fn set(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::Release);
-        // Whoever has looked and not yet fallen asleep holds this lock.
+        // A thread that has looked and not yet fallen asleep holds this lock.
         drop(self.asleep.lock());
         self.changed.notify_all();
     }
 
-    /// Recalls the permission, under the gate.
+    /// Recalls write-back, under the write-back lock.
     pub(super) fn recall(&self, _gate: &MutexGuard<'_, ()>) {
         if self.phase() == Phase::Free {
             self.beside.store((self.bound() / BESIDE_PART).min(BESIDE), Ordering::Relaxed);
-            // Before the door is told: from here on, [`WritebackPermit::unannounced`] has to answer
-            // no.
+            // Before the front end is notified: from here on, [`WritebackPermit::unannounced`] has
+            // to return false.
             self.set(Phase::Recalled);
             self.door.recall();
         }
     }
 
-    /// Takes a little of what has to stay free for a call whose caller holds what the settling
-    /// waits for; whether there was enough left.
+    /// Takes a little of the bound for a call whose caller may hold a lock that the write-back
+    /// needs; returns whether enough of it remained.
     pub(super) fn spend(&self, _gate: &MutexGuard<'_, ()>, bytes: u64) -> bool {
         let left = self.beside.load(Ordering::Relaxed).checked_sub(bytes);
         if let Some(left) = left {
@@ -144,7 +144,7 @@ impl WritebackPermit {
         left.is_some()
     }
 
-    /// Takes one more file in, where `room` is enough; answers whether.
+    /// Allows write-back for one more file, if `room` is enough; returns whether it did.
     pub(super) fn admit(&self, room: u64) -> bool {
         let _gate = self.gate();
         let files = self.files() + 1;
@@ -157,8 +157,8 @@ impl WritebackPermit {
         true
     }
 
-    /// Takes one more file in, where the door is not asked and collects in any case. The caller then
-    /// looks whether there is room for that.
+    /// Counts one more file where the front end uses write-back without asking. The caller then
+    /// checks whether there is room for it.
     pub(super) fn admit_unopened(&self) {
         let _gate = self.gate();
         let files = self.files() + 1;
@@ -166,7 +166,7 @@ impl WritebackPermit {
         self.bound.store(self.door.dirty_limit(files), Ordering::Release);
     }
 
-    /// One of them was closed, and what was held back of it has arrived.
+    /// Counts a closed file whose dirty data has arrived.
     pub(super) fn dismiss(&self) {
         let _gate = self.gate();
         let files = self.files().saturating_sub(1);
@@ -178,11 +178,11 @@ impl WritebackPermit {
         }
     }
 
-    /// Whether writes need not be announced; with `room` well above the bound again, they need not
-    /// be from now on.
+    /// Whether writes need no reservation; with `room` well above the bound again, write-back is
+    /// allowed again.
     pub(super) fn unannounced(&self, room: u64) -> bool {
         match self.phase() {
-            // Room may have gone in ways that nobody was asked about.
+            // Room may have been taken by bookings that could not be refused.
             Phase::Free => !self.opens_unasked() || room >= self.bound(),
             Phase::Settled if room >= self.bound().saturating_add(self.bound() / 2) => {
                 let Some(_gate) = self.gate.try_lock() else { return false };
@@ -195,7 +195,7 @@ impl WritebackPermit {
         }
     }
 
-    /// Asks for another settling, to find out what announced writes never happened.
+    /// Requests another flush, to find out which reserved writes never happened.
     pub(super) fn unsettle(&self) {
         let _gate = self.gate();
         if self.phase() == Phase::Settled {
@@ -203,7 +203,7 @@ impl WritebackPermit {
         }
     }
 
-    /// The end of a settling.
+    /// Ends a flush: settled if all dirty data has arrived, else stuck.
     pub(super) fn settled(&self, done: bool) {
         let _gate = self.gate();
         if matches!(self.phase(), Phase::Recalled | Phase::Stuck) {
@@ -214,7 +214,7 @@ impl WritebackPermit {
         }
     }
 
-    /// Lets what is held back in above a limit that was lowered, until all of it has arrived.
+    /// Accepts the present dirty data above a lowered limit, until all of it has arrived.
     pub(super) fn forgive(&self) {
         self.forgiving.store(true, Ordering::Relaxed);
     }
@@ -223,8 +223,8 @@ impl WritebackPermit {
         self.forgiving.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing is arriving any more, or it is known that this cannot be had, or the
-    /// cage is shut down; at most so long.
+    /// Waits at most `most` until all dirty data has arrived, the front end is stuck, or the cage
+    /// is shut down.
     pub(super) fn wait_settled(&self, most: Duration) {
         let mut asleep = self.asleep.lock();
         let mut waited = Duration::ZERO;
@@ -235,8 +235,8 @@ impl WritebackPermit {
         }
     }
 
-    /// Waits for something to settle; false when the cage is shut down. What is stuck is tried
-    /// again after `again`.
+    /// Waits until a flush is needed; returns false when the cage is shut down. A stuck front end
+    /// is retried after `again`.
     pub(super) fn wait_unsettled(&self, again: Duration) -> bool {
         let mut asleep = self.asleep.lock();
         let mut tired = false;
@@ -264,14 +264,14 @@ impl WritebackPermit {
     }
 }
 
-/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers
-/// --lib model`.
+/// Models of all thread interleavings, run by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p
+/// nacre-layers --lib model`.
 #[cfg(all(test, nacre_model))]
 mod model {
     use super::*;
     use loom::{sync::Arc as Shared, thread};
 
-    /// A door that holds back what is written unannounced, until it is made to pass it on.
+    /// A front end that holds unreserved writes until it is made to write them back.
     #[derive(Default)]
     struct Door {
         recalled: AtomicBool,
@@ -300,8 +300,8 @@ mod model {
         (Shared::new(writeback), door)
     }
 
-    /// Nobody waits for ever: neither who settles for something to settle, nor a writer for what
-    /// settles, nor anybody at the end.
+    /// No thread waits forever: neither the flushing thread for work, nor a writer for the flush,
+    /// nor any of them at the end.
     #[test]
     fn whoever_waits_is_woken() {
         loom::model(|| {
@@ -321,8 +321,8 @@ mod model {
         });
     }
 
-    /// One who finds room again and one who finds too little of it, at the same time: a write that
-    /// need not be announced is never so after a recall that nothing has ended.
+    /// Concurrently, one thread finds room again and another too little: no write goes unreserved
+    /// after a recall that has not ended.
     #[test]
     fn what_is_recalled_is_not_given_away_by_another() {
         loom::model(|| {
@@ -336,7 +336,7 @@ mod model {
             {
                 let gate = writeback.gate();
                 writeback.recall(&gate);
-                // Under the gate nothing gives it back, whoever asks.
+                // Under the lock, no thread allows write-back again.
                 let phase = writeback.phase();
                 assert_ne!(phase, Phase::Free);
                 assert!(!writeback.unannounced(1000));

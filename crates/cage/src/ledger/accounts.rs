@@ -3,7 +3,7 @@
 use super::{Full, Limits, Owner, Refused, Sum, Sums, Totals};
 use hashbrown::HashMap;
 
-/// What a change adds or takes.
+/// Bytes and files that a change adds or removes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Amount {
     pub(super) bytes: u64,
@@ -51,12 +51,12 @@ impl Sum {
     }
 }
 
-/// What fits below `limit` (`None`: the end of the numbers) besides `used`.
+/// Room below `limit` (`None`: `u64::MAX`) at this usage.
 fn room(limit: Option<u64>, used: u64) -> u64 {
     limit.unwrap_or(u64::MAX).saturating_sub(used)
 }
 
-/// Whether `more` fits. Nothing always does, even above the limit.
+/// Whether `more` fits at this usage. Nothing always does, even above the limit.
 fn fits(more: u64, limit: Option<u64>, used: u64) -> bool {
     more == 0 || more <= room(limit, used)
 }
@@ -117,7 +117,7 @@ impl Books {
         (some, Some(full))
     }
 
-    /// What fits for an owner, and the limit that is reached first.
+    /// Room of an owner, and the limit that is reached first.
     pub(super) fn room_of(&self, owner: Owner) -> (u64, Full) {
         let (user_limit, user) = self.user(owner.uid);
         let mut least = (self.room(), Full::Whole);
@@ -220,7 +220,7 @@ impl Books {
         *counter = counter.saturating_add(1);
     }
 
-    /// Brings the state of the soft limit up to date; whether it changed.
+    /// Updates the state of the soft limit; returns whether it changed.
     pub(super) fn note_soft(&mut self) -> bool {
         let used = self.whole.bytes;
         let exceeded = match self.limits.soft {
@@ -265,8 +265,8 @@ impl Books {
         self.dirs = sums.dirs.iter().map(|(&group, &sum)| (group, sum)).filter(|(_, sum)| !sum.is_nothing()).collect();
     }
 
-    /// Every file has an owner, so the whole is the sum over the users: raised one by one, they may
-    /// hold more together than either whole.
+    /// Raises all accounts to at least `sums`. Every file has an owner, so the whole is the sum
+    /// over the users: raised one by one, the users may hold more together than either whole.
     pub(super) fn raise(&mut self, sums: &Sums) {
         for (&uid, &sum) in sums.users.iter().filter(|(_, sum)| !sum.is_nothing()) {
             self.users.entry(uid).or_default().or_more(sum);

@@ -1,5 +1,4 @@
-//! The ledger against a naive one: plain lists of who holds what, summed up anew for every
-//! question.
+//! The ledger against a naive model: plain lists of charges, summed up anew for every question.
 
 use super::*;
 use proptest::prelude::*;
@@ -199,13 +198,13 @@ fn sums_can_be_replaced_and_raised() {
     assert_eq!(ledger.totals().clamped, 0);
 }
 
-/// What the whole machine does with the ledger.
+/// Operations of the state machine on the ledger.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Charge(Owner, u64, u64),
     ChargeUpTo(Owner, u64, u64),
     Force(Owner, u64, u64),
-    /// Takes back all or part of a holding, found by its number.
+    /// Releases all or a part of a charge, found by its number.
     Release(usize, u64),
     Transfer(usize, Owner),
     ForceTransfer(usize, Owner),
@@ -236,7 +235,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every holding by itself.
+/// Every charge by itself.
 #[derive(Default)]
 struct Naive {
     held: Vec<(Owner, u64, u64)>,
@@ -343,7 +342,7 @@ impl Naive {
                 self.held.push((who, charged, 0));
             }
             Step::Force(who, bytes, inodes) => {
-                // What is on disk fits into numbers.
+                // The data on a disk never exceeds the range of numbers.
                 if self.used(|_| true).0 + u128::from(bytes) <= u128::from(u64::MAX) {
                     ledger.force(who, bytes, inodes);
                     self.held.push((who, bytes, inodes));
@@ -408,7 +407,7 @@ proptest! {
             let room = naive.limits.bytes.unwrap_or(u64::MAX).saturating_sub(totals.sums.whole.bytes);
             prop_assert_eq!(ledger.room(), room);
         }
-        // Everything can be given back, and then nothing is left.
+        // Everything can be released, and then the usage is zero.
         for (who, bytes, inodes) in naive.held {
             ledger.release(who, bytes, inodes);
         }
@@ -417,8 +416,8 @@ proptest! {
     }
 }
 
-/// Many threads at the edge, while the limit moves: what was granted is what is booked, and no
-/// charge went beyond the limit of its time.
+/// Many threads at the limit, while it moves: the granted bytes are the booked ones, and no charge
+/// exceeds the limit of its time.
 #[test]
 fn threads_at_the_edge_never_exceed_the_limit() {
     const HIGH: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Walks over `mem`, alone and with somebody who changes the tree meanwhile.
+//! Walks over `mem`, alone and with concurrent changes of the tree.
 
 mod changing;
 
@@ -31,7 +31,7 @@ impl CountRule for ByBlocks {
     }
 }
 
-/// Runs something before each listing and for each entry; answers an error for some.
+/// A filter that runs a hook before each listing and for each entry; the hook may return an error.
 struct Hook<F>(F);
 
 impl<F: Fn(&Op<'_>, Option<&mut Attr>) -> Result<()> + Send + Sync + 'static> Filter for Hook<F> {
@@ -42,7 +42,7 @@ impl<F: Fn(&Op<'_>, Option<&mut Attr>) -> Result<()> + Send + Sync + 'static> Fi
         Description::new("hook")
     }
     fn allow(&self, _: &Caller, op: &Op<'_>) -> Result<()> {
-        // Of entries, `attr_up` is told; a refused name would not be listed at all.
+        // Entries are seen by `attr_up`; a refused name would not be listed at all.
         if matches!(op, Op::Readdir) { (self.0)(op, None) } else { Ok(()) }
     }
     fn attr_up(&self, _: &Caller, attr: &mut Attr) -> Result<()> {
@@ -144,7 +144,7 @@ fn large_and_deep_directories_are_walked_in_batches() {
     let rule = rule(&mem, &[]);
     let counted = count(Arc::new(Filtered::new(Arc::new(Hook(hook)), mem)), &rule);
     assert_eq!(counted.sums.whole, sum(1007, 1000 + 2 * BATCH as u64 + 20_000 + 1));
-    // The one that does not fit is examined in vain.
+    // The entry that does not fit is examined in vain.
     assert_eq!(most.load(Ordering::Relaxed), BATCH as u64 + 1);
 }
 
@@ -282,11 +282,11 @@ fn the_ledger_has_the_last_word_on_what_it_touched() {
     let fresh = FileId { ino: 1000, ..id(&mem, &kept) };
     let reused = FileId { generation: 7, ..id(&mem, &gone) };
     let held = [
-        // Booked more than once: the last holds.
+        // Recorded more than once: the last entry is used.
         Held { id: id(&mem, &written), owner: one, bytes: 1, inodes: 1 },
         Held { id: id(&mem, &written), owner: two, bytes: 5 * 4096, inodes: 1 },
         Held { id: id(&mem, &gone), owner: two, bytes: 0, inodes: 0 },
-        // The inode number of one that is gone, given out again; counted once by the walk.
+        // The inode number of a removed file, reused; counted once by the walk.
         Held { id: reused, owner: one, bytes: 10 * 4096, inodes: 1 },
         Held { id: fresh, owner: one, bytes: 100 * 4096, inodes: 1 },
     ];
@@ -304,8 +304,8 @@ fn a_directory_that_moves_behind_the_walk_is_walked_again() {
     let moving = directory(&mem, &late, "moving");
     file(&mem, &moving, "inside", 1, 3);
     let rule = rule(&mem, &[]);
-    // What comes last in a batch is walked first: so `b` is walked before `a`, and the directory
-    // moves the other way round, out of `a`.
+    // The last entry of a batch is walked first: so `b` is walked before `a`, and the directory
+    // moves in the opposite direction, out of `a`.
     mem.rename(&Caller::ROOT, &late, name(b"moving"), &early, name(b"moving"), RenameFlags(0)).unwrap();
     let (below, target, from) = (Arc::clone(&mem), late.clone(), early.clone());
     let listings = AtomicU64::new(0);
@@ -321,13 +321,13 @@ fn a_directory_that_moves_behind_the_walk_is_walked_again() {
     recount.control().moved(moving.clone(), None);
     assert_eq!(recount.settle([]), None, "not yet");
     recount.run().unwrap();
-    // The directory itself is the ledger's to say: it was renamed.
+    // The ledger reports the directory itself: it was renamed.
     let held = Held { id: id(&mem, &moving), owner: Owner { uid: 0, group: None }, bytes: 0, inodes: 1 };
     assert_eq!(recount.settle([held]).unwrap().sums.whole, sum(3, 4));
     assert_eq!(count(Arc::clone(&mem) as _, &rule).sums.whole, sum(3, 4));
 }
 
-/// What `du` says.
+/// Usage as `du` counts it.
 fn disk_usage(directory: &Path, seen: &mut HashMap<u64, ()>) -> (u64, u64) {
     let (mut bytes, mut inodes) = (0, 0);
     for entry in fs::read_dir(directory).unwrap() {
@@ -357,7 +357,7 @@ fn a_directory_of_the_host_counts_as_du_counts_it() {
         fs::File::create(below.join("hole")).unwrap().set_len(1 << 30).unwrap();
         std::os::unix::fs::symlink("x".repeat(200), below.join("link")).unwrap();
     }
-    // What is allocated late is allocated now.
+    // Delayed allocation is done now.
     rustix::fs::syncfs(fs::File::open(directory.path()).unwrap()).unwrap();
     let host = Host::open(HostOptions::new(directory.path())).unwrap();
     let rule = Arc::new(ByBlocks { fs: host.root().unwrap().attr.id.fs, groups: Vec::new() });
@@ -391,7 +391,7 @@ fn inode_numbers_mean_something_within_a_file_system_only() {
 }
 
 proptest! {
-    /// Against a plain map.
+    /// Packed values against a plain map.
     #[test]
     fn packed_values_are_the_values(
         files in prop::collection::vec((prop_oneof![0u64..300, any::<u64>()], 0u32..3, prop::option::of(0usize..2),
@@ -405,7 +405,7 @@ proptest! {
             plain.entry(ino).or_insert((owner, bytes));
         }
         prop_assert_eq!(visited.sums_with([]).whole.bytes, plain.values().map(|value| value.1).sum::<u64>());
-        // Taken back one by one, nothing is left.
+        // After all are subtracted one by one, the sums are zero.
         let gone: Vec<Held> = plain.iter().map(|(&ino, value)| Held { id: FileId { fs: 3, ino, generation: 0 }, owner: value.0, bytes: 0, inodes: 0 }).collect();
         prop_assert_eq!(visited.sums_with(gone), Sums::default());
     }

@@ -1,6 +1,6 @@
-//! What a walk has counted, file by file, packed: 64 neighbouring inode numbers share one page,
-//! which holds as many values as files were seen. File systems give out inode numbers in runs, so a
-//! file takes about ten bytes. Pure.
+//! Counted costs per file, packed: 64 neighbouring inode numbers share one page, which holds as
+//! many values as files were seen. File systems allocate inode numbers in runs, so a file takes
+//! about ten bytes. Pure.
 
 use super::{
     super::ledger::{Sum, Sums},
@@ -9,29 +9,29 @@ use super::{
 use hashbrown::{HashMap, HashSet};
 use nacre_vfs::FileId;
 
-/// Values up to this many units of 512 bytes are kept in the page.
+/// Values below this number of units of 512 bytes are stored in the page.
 const LARGE: u32 = u32::MAX;
 const UNIT: u64 = 512;
 
-/// One file.
+/// Cost and owner of one file.
 #[derive(Clone, Copy)]
 struct Value {
-    /// In units of 512 bytes; [`LARGE`] where the value is kept apart.
+    /// In units of 512 bytes; [`LARGE`] if the value is stored separately.
     units: u32,
     /// Index of its owner.
     owner: u32,
 }
 
-/// The files whose inode numbers agree but for the last six bits.
+/// Files whose inode numbers differ in the last six bits only.
 #[derive(Default)]
 struct Page {
     present: u64,
-    /// One for each bit of `present`, in its order.
+    /// One value for each bit of `present`, in its order.
     values: Vec<Value>,
 }
 
 impl Page {
-    /// Where the value for `bit` is, or would be.
+    /// Index of the value for `bit`, or of the position to insert it at.
     fn position(&self, bit: u32) -> usize {
         (self.present & !(u64::MAX << bit)).count_ones() as usize
     }
@@ -41,31 +41,31 @@ impl Page {
     }
 }
 
-/// The values of all files counted, and their sums.
+/// Costs of all counted files, and their sums.
 #[derive(Default)]
 pub(super) struct Visited {
     /// By file system, and inode number without its last six bits.
     pages: HashMap<(u64, u64), Page>,
-    /// Values that are no multiple of the unit, or too large; by file system and inode number.
+    /// Values that are no multiple of the unit, or too large, by file system and inode number.
     apart: HashMap<(u64, u64), u64>,
     owners: Vec<Owner>,
     indices: HashMap<Owner, u32>,
     sums: Sums,
 }
 
-/// What a file is known by. Generations are left out: while a walk runs, only the cage itself gives
-/// an inode number out anew, and of that the ledger tells.
+/// Key of a file. Generations are left out: while a walk runs, only the cage itself reuses an inode
+/// number, and the ledger reports those files.
 fn key(id: &FileId) -> (u64, u64) {
     (id.fs, id.ino)
 }
 
-/// The page of a file, and its bit there.
+/// Page of a file, and its bit there.
 fn split((fs, ino): (u64, u64)) -> ((u64, u64), u32) {
     ((fs, ino >> 6), (ino & 63) as u32)
 }
 
 impl Visited {
-    /// Counts a file, unless it has been counted; answers whether it was.
+    /// Counts a file, unless it has been counted; returns whether it was counted now.
     pub(super) fn add(&mut self, id: &FileId, owner: Owner, bytes: u64) -> bool {
         let (page, bit) = split(key(id));
         let owner_index = self.owner_index(owner);
@@ -91,8 +91,7 @@ impl Visited {
     }
 
     fn owner_index(&mut self, owner: Owner) -> u32 {
-        // More owners than files do not exist, and more files than inode numbers of 32 bits with as
-        // many users neither.
+        // There are no more owners than files, and never 2^32 files with as many users.
         let next = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
         let index = *self.indices.entry(owner).or_insert(next);
         if index == next {
@@ -110,8 +109,8 @@ impl Visited {
         Some((*owner, bytes))
     }
 
-    /// The sums, with these values in place of what was counted for these files. Two files that had
-    /// one inode number after the other were counted once, so that is taken back once.
+    /// Sums with these values replacing the counted ones. Two files that had one inode number in
+    /// succession were counted once, so that is subtracted once.
     pub(super) fn sums_with(&self, held: impl IntoIterator<Item = Held>) -> Sums {
         let latest: HashMap<_, Held> = held.into_iter().map(|held| (held.id, held)).collect();
         let mut sums = self.sums.clone();

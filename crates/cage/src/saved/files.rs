@@ -15,13 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the books of a cage that is ending are waited for.
+/// How long a start waits for the accounts of a cage that is shutting down.
 const ENDING: Duration = Duration::from_secs(3);
 const CHECKPOINT: &str = "checkpoint";
 const ASIDE: &str = "checkpoint.new";
 const LOG: &str = "log.";
 
-/// Where Linux names the present boot (proc(5)).
+/// File with the id of the current boot (proc(5)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SavedError {
@@ -29,7 +29,7 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SavedEr
     move |error| SavedError::Io { doing, path, error }
 }
 
-/// The present boot.
+/// Reads the id of the current boot.
 pub(super) fn boot_id() -> Result<BootId, SavedError> {
     let path = Path::new(BOOT_ID);
     let text = fs::read_to_string(path).map_err(failed("read", path))?;
@@ -45,13 +45,13 @@ pub(super) fn parse_boot_id(text: &str) -> Option<BootId> {
 
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
-    // What lies there under such a name and leads elsewhere is not ours.
+    // A symbolic link under this name is not ours.
     options.mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     options
 }
 
-/// Takes a lock, for which no call waits with an end. A cage that has been ended keeps its own
-/// until its last thread has left the last call to the disk.
+/// Takes a lock by polling, as no blocking call has a time limit. A cage that was shut down keeps
+/// its lock until its last thread has returned from its last disk operation.
 #[expect(clippy::disallowed_methods, reason = "no call waits for a lock with an end")]
 fn locked(lock: &File) -> rustix::io::Result<()> {
     let start = Instant::now();
@@ -63,15 +63,15 @@ fn locked(lock: &File) -> rustix::io::Result<()> {
     }
 }
 
-/// A state directory that is ours alone.
+/// A state directory, locked for this process.
 pub(super) struct StateDir {
     path: PathBuf,
     lock: File,
 }
 
 impl Drop for StateDir {
-    /// Closing alone would leave the lock with a process that is being started just now, until it
-    /// has closed its copy of the descriptor.
+    /// Unlocks explicitly: closing alone would leave the lock with a process that is just being
+    /// started, until that has closed its copy of the descriptor.
     fn drop(&mut self) {
         if let Err(error) = rustix::fs::flock(&self.lock, FlockOperation::Unlock) {
             tracing::debug!(%error, "the lock of a state directory goes with its descriptor");
@@ -106,7 +106,7 @@ impl StateDir {
             }
             Err(error) => return Err(failed("lock", &lock_path)(error.into())),
         }
-        // For people and for messages only, so a full disk does not matter.
+        // For messages and people only, so a full disk does not matter.
         let _ = lock.set_len(0).and_then(|()| lock.write_all(format!("{}\n", std::process::id()).as_bytes()));
         Ok(StateDir { path: path.to_path_buf(), lock })
     }
@@ -115,7 +115,7 @@ impl StateDir {
         &self.path
     }
 
-    /// The bytes of the checkpoint; `None` where there is none.
+    /// Reads the checkpoint; `None` where there is none.
     pub(super) fn read_checkpoint(&self) -> Result<Option<Vec<u8>>, SavedError> {
         let path = self.path.join(CHECKPOINT);
         match fs::read(&path) {
@@ -125,7 +125,7 @@ impl StateDir {
         }
     }
 
-    /// Writes a checkpoint beside the valid one, durably.
+    /// Writes a checkpoint under a temporary name, durably.
     pub(super) fn write_checkpoint_aside(&self, bytes: &[u8]) -> Result<(), SavedError> {
         let path = self.path.join(ASIDE);
         let mut file =
@@ -133,13 +133,13 @@ impl StateDir {
         file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed("write", &path))
     }
 
-    /// Makes it the valid one.
+    /// Renames it to the valid checkpoint.
     pub(super) fn put_checkpoint_in_place(&self) -> Result<(), SavedError> {
         let path = self.path.join(CHECKPOINT);
         fs::rename(self.path.join(ASIDE), &path).map_err(failed("replace", &path))
     }
 
-    /// Makes the names durable.
+    /// Makes renames and removals durable.
     pub(super) fn sync(&self) -> Result<(), SavedError> {
         File::open(&self.path).and_then(|directory| directory.sync_all()).map_err(failed("sync", &self.path))
     }
@@ -161,8 +161,8 @@ impl StateDir {
         Ok(found)
     }
 
-    /// Removes the logs whose number is `doomed`, the lowest first: while one is there, those above
-    /// it are too.
+    /// Removes the logs whose number is `doomed`, the lowest first: as long as one exists, all
+    /// later ones exist, too.
     pub(super) fn remove_logs(&self, doomed: impl Fn(u64) -> bool) -> Result<(), SavedError> {
         for generation in self.logs()?.into_iter().filter(|&generation| doomed(generation)) {
             let path = self.log_path(generation);
@@ -171,10 +171,10 @@ impl StateDir {
         Ok(())
     }
 
-    /// Starts a log, empty but for its header.
+    /// Creates a log with its header only.
     pub(super) fn create_log(&self, header: &Header) -> Result<Log, SavedError> {
         let path = self.log_path(header.generation);
-        // What an earlier attempt may have left.
+        // Remains of an earlier attempt.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &path)(error)),
             _ => {}
@@ -182,14 +182,14 @@ impl StateDir {
         let file = private().append(true).create_new(true).open(&path).map_err(failed("create", &path))?;
         let log = Log { generation: header.generation, file, length: AtomicU64::new(HEADER as u64) };
         if let Err(error) = log.write_whole(&header.encode()) {
-            // A log without a header would be taken for a damaged one.
+            // A log without a header would count as damaged.
             fs::remove_file(&path).map_err(failed("remove", &path))?;
             return Err(failed("write", &path)(error));
         }
         Ok(log)
     }
 
-    /// How long a log is, bytes.
+    /// Returns the length of a log, bytes.
     pub(super) fn log_length(&self, generation: u64) -> Result<u64, SavedError> {
         let path = self.log_path(generation);
         fs::metadata(&path).map(|log| log.len()).map_err(failed("examine", &path))
@@ -201,12 +201,13 @@ impl StateDir {
         File::open(&path).map_err(failed("open", &path))
     }
 
-    /// Reading a log failed.
+    /// Makes the error of a failed read.
     pub(super) fn log_failed(&self, generation: u64, error: io::Error) -> SavedError {
         failed("read", &self.log_path(generation))(error)
     }
 
-    /// Goes on with a log whose first `length` bytes are good; what is behind them goes.
+    /// Opens a log for appending after its first `length` bytes, which are valid; the remainder is
+    /// cut off.
     pub(super) fn continue_log(&self, generation: u64, length: u64) -> Result<Log, SavedError> {
         let path = self.log_path(generation);
         let file = private().append(true).open(&path).map_err(failed("open", &path))?;
@@ -215,7 +216,7 @@ impl StateDir {
     }
 }
 
-/// A log that takes records.
+/// A log open for appending.
 #[derive(Debug)]
 pub(super) struct Log {
     generation: u64,
@@ -224,14 +225,15 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Appends by one call, which the kernel does not mix with those of other threads.
+    /// Appends by one system call, which the kernel does not interleave with those of other
+    /// threads.
     pub(super) fn append(&self, record: &[u8]) -> io::Result<()> {
         self.write_whole(record)?;
         self.length.fetch_add(record.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Once: what is missing after a short write must not follow the record of another thread.
+    /// Writes once: the remainder after a short write must not follow the record of another thread.
     fn write_whole(&self, bytes: &[u8]) -> io::Result<()> {
         let written = (&self.file).write(bytes)?;
         if written == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
@@ -248,7 +250,7 @@ impl Log {
     /// Overwrites the magic number.
     pub(super) fn invalidate(&self, directory: &StateDir) -> Result<(), SavedError> {
         let path = directory.log_path(self.generation);
-        // Opened anew: a descriptor that appends cannot write anywhere else.
+        // Opened again: an appending descriptor cannot write anywhere else.
         let file = OpenOptions::new().write(true).open(&path).map_err(failed("open", &path))?;
         file.write_all_at(&[0; 8], 0).map_err(failed("write", &path))
     }

@@ -1,15 +1,15 @@
-//! The bytes of checkpoint and log, both ways. Pure. All numbers are little-endian;
+//! Encoding and decoding of checkpoint and log. Pure. All numbers are little-endian;
 //! `docs/cage-state.md` shows the layout.
 //!
-//! Invariant: reading never trusts a length or a count before it has been checked against what is
-//! there.
+//! Invariant: decoding checks every length and count against the available bytes before it uses
+//! them.
 
 use super::{super::ledger::Owner, BootId};
 use crate::ledger::{Sum, Sums};
 use nacre_vfs::FileId;
 use std::{io, ops::RangeInclusive};
 
-/// The version is the last byte.
+/// The last byte is the version.
 const CHECKPOINT_MAGIC: [u8; 8] = *b"nacreCP\x01";
 const LOG_MAGIC: [u8; 8] = *b"nacreCL\x01";
 
@@ -23,10 +23,9 @@ pub(super) const HEADER: usize = 36;
 
 /// Bytes before a record: length, its complement, checksum.
 pub(super) const RECORD_HEAD: usize = 12;
-/// Bytes of a record without its place.
+/// Bytes of a record without its path.
 const RECORD_FIXED: usize = 40;
-/// What a record's length can be: the longest place is one of the deepest tree that the layers
-/// follow.
+/// Valid lengths of a record: the longest path is that of the deepest tree that the layers support.
 pub(super) const RECORD_LENGTHS: RangeInclusive<usize> = RECORD_FIXED..=RECORD_FIXED + (64 << 20);
 
 const NO_GROUP: u32 = u32::MAX;
@@ -58,7 +57,7 @@ pub(super) fn crc(bytes: &[u8]) -> u32 {
         .fold(!0, |crc, &byte| CRC_TABLE.get((crc as u8 ^ byte) as usize).map_or(crc, |entry| crc >> 8 ^ entry))
 }
 
-/// A checkpoint.
+/// Decoded checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Checkpoint {
     /// The number of the log that follows it.
@@ -74,12 +73,12 @@ pub(super) struct Checkpoint {
     pub(super) sums: Sums,
 }
 
-/// Why bytes are no checkpoint.
+/// Reason why bytes are no valid checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// Another version wrote it.
+    /// Written by another version.
     Version(u8),
-    /// It is damaged, or something else altogether.
+    /// Damaged, or other content.
     Damaged,
 }
 
@@ -161,7 +160,7 @@ impl Checkpoint {
     }
 }
 
-/// The head of a log.
+/// Decoded header of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) generation: u64,
@@ -186,10 +185,10 @@ impl Header {
     }
 }
 
-/// The bytes of a record, head included.
+/// Encodes a record, head included.
 ///
 /// # Errors
-/// InvalidInput where the place is too long.
+/// InvalidInput if the path is too long.
 pub(super) fn record(id: FileId, place: &[u8], charge: u64, owner: Owner) -> io::Result<Vec<u8>> {
     let length = RECORD_FIXED + place.len();
     let group =
@@ -212,8 +211,7 @@ pub(super) fn record(id: FileId, place: &[u8], charge: u64, owner: Owner) -> io:
     Ok(bytes)
 }
 
-/// The length and the checksum of the payload that a record's head announces; `None` where it is
-/// none.
+/// Decodes length and checksum of the payload from a record's head; `None` if the head is invalid.
 pub(super) fn record_head(bytes: &[u8; RECORD_HEAD]) -> Option<(usize, u32)> {
     let mut reader = Reader(bytes);
     let (length, complement, sum) = (reader.u32()?, reader.u32()?, reader.u32()?);
@@ -221,7 +219,7 @@ pub(super) fn record_head(bytes: &[u8; RECORD_HEAD]) -> Option<(usize, u32)> {
     (complement == !length && RECORD_LENGTHS.contains(&announced)).then_some((announced, sum))
 }
 
-/// What a record's payload says; `None` where it does not match its checksum.
+/// Decodes a record's payload; `None` if it does not match its checksum.
 pub(super) fn record_payload(payload: &[u8], sum: u32) -> Option<super::Touched> {
     if crc(payload) != sum {
         return None;
@@ -236,7 +234,7 @@ pub(super) fn record_payload(payload: &[u8], sum: u32) -> Option<super::Touched>
 }
 
 fn put_count(bytes: &mut Vec<u8>, count: usize) {
-    // More than four thousand million limits, or paths as long, cannot come from a command line.
+    // More than 2^32 limits, or such long paths, cannot come from a command line.
     bytes.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
 }
 
@@ -245,7 +243,7 @@ fn put_sum(bytes: &mut Vec<u8>, sum: Sum) {
     bytes.extend(sum.inodes.to_le_bytes());
 }
 
-/// Takes values off the front of some bytes.
+/// Decodes values from the front of a byte slice.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

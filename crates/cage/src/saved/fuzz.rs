@@ -1,14 +1,14 @@
-//! Doors for the fuzzer (crates/fuzz) to the formats of checkpoint and log, which nobody else
-//! outside needs. No part of what this crate offers.
+//! Entry points of the fuzzer (crates/fuzz) to the formats of checkpoint and log. Not part of this
+//! crate's API.
 
 use super::BootId;
 use super::format::{Checkpoint, HEADER, Header, crc};
 use super::replay::read_log;
 
-/// The body of a checkpoint.
+/// Decodes the body of a checkpoint.
 ///
 /// # Panics
-/// Where what was read is not read from what it is written as.
+/// If a decoded checkpoint does not survive encoding and decoding.
 pub fn checkpoint(body: &[u8]) {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
     let bytes = [&b"nacreCP\x01"[..], &length.to_le_bytes(), &crc(body).to_le_bytes(), body].concat();
@@ -17,10 +17,10 @@ pub fn checkpoint(body: &[u8]) {
     }
 }
 
-/// A log: records by their payloads, then whatever follows them.
+/// Decodes a log: records by their payloads, then arbitrary bytes.
 ///
 /// # Panics
-/// Where more of it is good than there is.
+/// If more bytes are reported valid than exist.
 pub fn log(payloads: &[&[u8]], rest: &[u8]) {
     let header = Header { generation: 1, boot: BootId([7; 16]) };
     let mut bytes = header.encode();

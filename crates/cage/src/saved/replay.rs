@@ -1,4 +1,4 @@
-//! Reads a state directory at the start and judges it.
+//! Reads a state directory at the start and determines its state.
 
 use super::{
     BootId, Identity, SavedError, Start, Touched,
@@ -9,22 +9,22 @@ use hashbrown::{HashMap, hash_map::Entry};
 use nacre_vfs::FileId;
 use std::io::{self, BufReader, Read};
 
-/// What was found.
+/// Result of reading a state directory.
 pub(super) struct Replayed {
     pub(super) start: Start,
     /// The number of the checkpoint on disk; 0 without one.
     pub(super) committed: u64,
-    /// The greatest number in use.
+    /// The greatest log or checkpoint number in use.
     pub(super) newest: u64,
-    /// The log to go on with.
+    /// The log to append to.
     pub(super) log: Option<Log>,
 }
 
 /// Reads the state of the cage `identity`.
 pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> Result<Replayed, SavedError> {
     let mut logs = directory.logs()?;
-    // One that was being started when the process died: no record can be in it, and the one before
-    // it was in use still.
+    // A log that was being created when the process died: it contains no record, and the log before
+    // it was still in use.
     if let Some(&last) = logs.last()
         && logs.len() > 1
         && directory.log_length(last)? < HEADER as u64
@@ -86,17 +86,17 @@ fn warn_unreadable(directory: &StateDir, unreadable: Unreadable) {
     }
 }
 
-/// What all logs together say.
+/// Records of all logs together.
 struct Records {
     touched: Vec<Touched>,
-    /// Good bytes of the newest log.
+    /// Valid bytes of the newest log.
     length: u64,
     /// Whether the newest log ends in the middle of a record.
     torn: bool,
 }
 
-/// Reads the logs from the checkpoint's on. `None` where one is missing, damaged or not of this
-/// sequence.
+/// Reads the logs from the checkpoint's number on. `None` where one is missing, damaged or not of
+/// this sequence.
 fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Result<Option<Records>, SavedError> {
     let numbers: Vec<u64> = logs.iter().copied().filter(|&number| number >= checkpoint.generation).collect();
     let Some(&newest) = numbers.last() else {
@@ -117,7 +117,7 @@ fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Res
             return Ok(Some(Records { touched: merged.touched, length: end, torn: end != length }));
         }
         if end != length {
-            // Nobody goes on with another log after a record that was cut short.
+            // A next log is never started after a record that was cut short.
             tracing::warn!(state = %directory.path().display(), number, "a log of the saved accounting is cut short; all files are counted");
             return Ok(None);
         }
@@ -125,8 +125,8 @@ fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Res
     Ok(None)
 }
 
-/// Reads one log of `length` bytes; answers how many of them are good, `None` where it is damaged.
-/// A record that the end of the file cuts short was being written when the process was killed: its
+/// Reads one log of `length` bytes; returns the number of valid bytes, `None` if it is damaged. A
+/// record that the end of the file cuts short was being written when the process was killed: its
 /// file had not changed yet.
 pub(super) fn read_log(
     mut log: impl Read,
@@ -164,7 +164,7 @@ pub(super) fn read_log(
     }
 }
 
-/// The records of each file as one: charge and owner of the first, place of the last.
+/// Merged records, one per file: charge and owner of the first record, path of the last.
 #[derive(Default)]
 pub(super) struct Merged {
     touched: Vec<Touched>,

@@ -1,5 +1,5 @@
 //! Tests over real directories: every crash point is a copy of the directory at that instant, which
-//! is then opened as after a crash.
+//! is then opened like after a crash.
 
 mod crashes;
 mod killed;
@@ -9,7 +9,7 @@ use crate::ledger::Sum;
 use std::{collections::BTreeMap, fs};
 use tempfile::TempDir;
 
-/// Told of each step of a checkpoint.
+/// Callback for each step of a checkpoint.
 pub(super) type Observer = Box<dyn FnMut(&'static str) + Send>;
 
 const BOOT: BootId = BootId([1; 16]);
@@ -36,7 +36,7 @@ fn open(directory: &TempDir, boot: BootId) -> (Saved, Start) {
     Saved::open_in(directory.path(), &identity(), boot).unwrap()
 }
 
-/// What the next start would find; the state is left as it is.
+/// The state that the next start would find; the directory is not changed.
 fn find(directory: &TempDir, boot: BootId) -> Start {
     find_as(directory, &identity(), boot)
 }
@@ -56,7 +56,7 @@ fn copy(from: &Path) -> TempDir {
     to
 }
 
-/// A state with a checkpoint and three records, left as by a crash.
+/// A state directory with a checkpoint and three records, as after a crash.
 fn crashed() -> TempDir {
     let directory = TempDir::new().unwrap();
     let (saved, start) = open(&directory, BOOT);
@@ -101,7 +101,7 @@ fn a_crash_knows_the_checkpoint_and_what_was_touched_since() {
     let directory = crashed();
     let expected = Start::Crashed { sums: sums(1000), exact: true, touched: all_touched() };
     assert_eq!(find(&directory, BOOT), expected);
-    // A crash while recovering from a crash loses nothing, and what is touched meanwhile adds up.
+    // A crash during recovery loses nothing, and the records made meanwhile add up.
     let (saved, start) = open(&directory, BOOT);
     assert_eq!((start, saved.follows()), (expected, true));
     saved.touch(id(13), b"d", 5, owner(4, None));
@@ -186,7 +186,7 @@ fn the_state_of_another_directory_is_not_used() {
     assert_eq!(find_as(&directory, &other, BOOT), Start::New);
     let elsewhere = Identity { root: FileId { fs: 1234, ..identity().root }, ..identity() };
     assert!(matches!(find_as(&directory, &elsewhere, BOOT), Start::Crashed { .. }), "device numbers change");
-    // It is replaced in order.
+    // A new checkpoint replaces it.
     let (saved, _) = Saved::open_in(directory.path(), &other, BOOT).unwrap();
     saved.checkpoint(&sums(3), true).unwrap();
     drop(saved);
@@ -226,7 +226,7 @@ fn a_log_cut_short_anywhere_tells_what_is_whole() {
         };
         assert_eq!(find(&directory, BOOT), expected, "cut to {length}");
     }
-    // What is cut off is gone for good: the next record follows the last whole one.
+    // The cut-off record is removed for good: the next record follows the last whole one.
     fs::write(&log, &bytes[..bytes.len() - 1]).unwrap();
     let (saved, _) = open(&directory, BOOT);
     saved.touch(id(12), b"again", 0, owner(1, None));
@@ -286,7 +286,7 @@ fn no_damaged_byte_of_a_checkpoint_goes_unnoticed() {
     }
     fs::write(&path, [&bytes[..], b"x"].concat()).unwrap();
     assert_eq!(find(&directory, BOOT), Start::Lost { last: None }, "something behind");
-    // A state that cannot be read is replaced.
+    // An unreadable state is replaced.
     let (saved, _) = open(&directory, BOOT);
     saved.checkpoint(&sums(3), true).unwrap();
     drop(saved);
@@ -312,7 +312,7 @@ fn checkpoints_read_as_they_were_written() {
     let mut other = checkpoint.encode();
     other[7] = 2;
     assert_eq!(Checkpoint::decode(&other), Err(format::Unreadable::Version(2)));
-    // A count that promises more than there is.
+    // A count that exceeds the available bytes.
     let empty = Checkpoint { groups: Vec::new(), sums: Sums::default(), ..checkpoint };
     let mut bytes = empty.encode();
     let groups = 16 + 8 + 16 + 4 + 24;
@@ -439,8 +439,8 @@ fn a_missing_log_in_the_sequence_is_noticed() {
         assert!(matches!(find(&directory, BOOT), Start::Crashed { touched, .. } if touched.len() == 4));
         fs::remove_file(directory.path().join(format!("log.{}", first + missing))).unwrap();
         let start = find(&directory, BOOT);
-        // Nothing tells that there was a third log but the order in which logs are removed: the
-        // first one first.
+        // Only the order in which logs are removed shows that there was a third log: the first one
+        // is removed first.
         assert_eq!(start == Start::Lost { last: Some(sums(1000)) }, missing < 2, "{missing}");
     }
 }

@@ -1,5 +1,5 @@
-//! A cage's stand-in that changes the tree while it is counted, at every point where the walk asks
-//! the layer something, and in threads.
+//! A model of a cage that changes the tree during a recount, at every call of the walk into the
+//! layer, and in threads.
 
 use super::*;
 use nacre_vfs::WriteOrigin;
@@ -15,15 +15,15 @@ struct Known {
     group: Option<usize>,
 }
 
-/// A tree, everything that is in it, and what was touched. Directories keep their number when
-/// others go.
+/// A tree with its content, and the changed files. Directories keep their index when others are
+/// removed.
 struct Cage {
     mem: Arc<Mem>,
     random: u64,
     made: u64,
     directories: Vec<Option<Known>>,
     files: Vec<Known>,
-    /// As the ledger's table would have it: owner group, and whether it is gone.
+    /// Changed files as the ledger would have them: group, and whether it is removed.
     touched: HashMap<FileId, (Node, Option<usize>)>,
     gone: HashSet<FileId>,
     control: Option<Arc<Control>>,
@@ -31,7 +31,7 @@ struct Cage {
 }
 
 impl Cage {
-    /// A tree of two groups and a common part, after some changes.
+    /// Makes a tree of two groups and a common part, after some changes.
     fn new(seed: u64, changes: usize) -> Cage {
         let mem = Arc::new(Mem::new());
         let root = mem.root().unwrap();
@@ -92,7 +92,7 @@ impl Cage {
         self.directories.push(Some(Known { node, id, parent, name, group }));
     }
 
-    /// One change, as a cage would let it pass.
+    /// Makes one random change that a cage would permit.
     fn change(&mut self) {
         if self.budget == 0 {
             return;
@@ -185,8 +185,8 @@ impl Cage {
 
     fn move_directory(&mut self) {
         let ((at, directory), (parent, above), fresh) = (self.a_directory(), self.a_directory(), self.fresh_name());
-        // Not out of its group, not a directory with a limit, and not into itself (the layer says
-        // so).
+        // Not out of its group, not a directory with a limit, and not into itself (the layer
+        // refuses that).
         if at > 2 && above.group == directory.group && self.rename(&directory, &above, &fresh).is_ok() {
             self.touch(directory.id, &directory.node, directory.group);
             if let Some(control) = &self.control {
@@ -209,7 +209,7 @@ impl Cage {
         }
     }
 
-    /// What a ledger would hold for what was touched.
+    /// The ledger's costs of the changed files.
     fn held(&self) -> Vec<Held> {
         let held = self.touched.iter().map(|(&id, (node, group))| {
             let attr = self.mem.getattr(&Caller::ROOT, node, None).unwrap();
@@ -220,8 +220,8 @@ impl Cage {
     }
 }
 
-/// Counts while `change` is called at every opportunity; the result must be what a count of the
-/// quiet tree finds.
+/// Counts while `change` is called at every opportunity; the result must equal a count of the idle
+/// tree.
 fn count_while_changing(cage: Cage, at_once: usize, budget: usize) {
     let (rule, mem) = (cage.rule(), Arc::clone(&cage.mem));
     let cage = Arc::new(Mutex::new(Cage { budget, touched: HashMap::new(), gone: HashSet::new(), ..cage }));
@@ -274,7 +274,7 @@ fn a_count_is_exact_while_threads_change_the_tree() {
                 recount.run().unwrap();
                 let cage = cage.lock();
                 if let Some(counted) = recount.settle(cage.held()) {
-                    // Taken while everything stands still, like the result.
+                    // Taken under the same lock as the result.
                     break (counted.sums, count(Arc::clone(&mem) as _, &rule).sums);
                 }
             }

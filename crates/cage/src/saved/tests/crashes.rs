@@ -1,12 +1,12 @@
 //! Random lives of a cage: files change, checkpoints begin and are written (or not), the daemon
-//! dies at any step, the machine loses power. Whatever happens, a start after a crash must arrive
-//! at exactly what is on disk.
+//! dies at any step, the machine loses power. A start after a crash must always find exactly the
+//! usage on disk.
 
 use super::*;
 use proptest::prelude::*;
 use std::{collections::BTreeSet, sync::Arc};
 
-/// One file: what the host says it costs, what the books hold for it, and whose it is.
+/// One file: its cost on the host, its booked cost, and its owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct File {
     on_disk: u64,
@@ -49,8 +49,8 @@ fn tidy(mut sums: Sums) -> Sums {
     sums
 }
 
-/// What a cage does at its start after a crash. `known` tells which files the checkpoint had, as a
-/// cage can tell by a charge.
+/// Computes the usage like a cage at its start after a crash. A file was in the checkpoint if its
+/// charge is not 0.
 fn recover(start: Start, world: &World) -> Sums {
     let Start::Crashed { mut sums, touched, exact: true } = start else { panic!("{start:?}") };
     for touched in touched {
@@ -70,8 +70,7 @@ fn recover(start: Start, world: &World) -> Sums {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A change of a file to this size, and how much more than that is booked for it (corrected
-    /// later).
+    /// A change of a file to this size, and by how much more it is booked (corrected later).
     Change {
         ino: u64,
         bytes: u64,
@@ -79,11 +78,11 @@ enum Step {
         owner: Owner,
     },
     Remove(u64),
-    /// The books are corrected to what is on disk.
+    /// The accounts are corrected to the cost on disk.
     Correct(u64),
     Begin,
     Checkpoint,
-    /// The daemon dies; whether a checkpoint follows the start at once.
+    /// The daemon dies; true if a checkpoint follows the start at once.
     Crash(bool),
     PowerLoss,
     End,
@@ -129,7 +128,7 @@ impl Cage {
         BootId([self.boot; 16])
     }
 
-    /// Opens the state; at each step of a checkpoint from then on, a crash is tried out on a copy.
+    /// Opens the state; at each step of a checkpoint from then on, a crash is tried on a copy.
     fn open(&mut self) -> Start {
         self.saved = None;
         let (saved, start) = open(&self.directory, self.boot());
@@ -147,7 +146,7 @@ impl Cage {
             let copy = copy(&path);
             let world = world.lock().clone();
             match Saved::open_in(copy.path(), &identity(), boot).unwrap().1 {
-                // An orderly end is complete once its checkpoint is in place.
+                // A clean shutdown is complete once its checkpoint is in place.
                 Start::Clean { sums, .. } => assert_eq!(tidy(sums), world.sums(|file| file.on_disk), "{step}"),
                 start => assert_eq!(recover(start, &world), world.sums(|file| file.on_disk), "{step}"),
             }
@@ -158,7 +157,7 @@ impl Cage {
         self.saved.as_ref().unwrap()
     }
 
-    /// Before a change.
+    /// Records a file before a change.
     fn touch(&mut self, ino: u64) {
         if self.touched.insert(ino) {
             let file = self.world.lock().files.get(&ino).copied().unwrap_or_default();
@@ -167,7 +166,7 @@ impl Cage {
         }
     }
 
-    /// Begins a checkpoint, and notes all whose books are not settled.
+    /// Begins a checkpoint, and records all files whose booked cost is not corrected yet.
     fn begin(&mut self) -> Sums {
         let sums = self.world.lock().sums(|file| file.booked);
         let _ = self.saved().begin_checkpoint(&sums, true).unwrap();
@@ -194,8 +193,8 @@ impl Cage {
         let saved = self.saved.take().unwrap();
         {
             let sums = self.world.lock().sums(|file| file.booked);
-            // The first instant of a checkpoint is tried out before what is not settled has been
-            // noted: the older one is still valid.
+            // The first instant of a checkpoint is tried before the uncorrected files have been
+            // recorded: the older one is still valid.
             let pending = saved.begin_checkpoint(&sums, true).unwrap();
             self.touched.clear();
             for (&ino, file) in
@@ -211,7 +210,7 @@ impl Cage {
         self.saved = Some(saved);
     }
 
-    /// After any start: the books are what is on disk.
+    /// After any start: the accounts equal the costs on disk.
     fn settle(&mut self) {
         for file in self.world.lock().files.values_mut() {
             file.booked = file.on_disk;
@@ -249,7 +248,7 @@ impl Cage {
                 let world = self.world.lock().clone();
                 assert_eq!(recover(start, &world), world.sums(|file| file.on_disk));
                 self.settle();
-                // Without a checkpoint the log goes on: who was touched may be touched again.
+                // Without a checkpoint the log continues: recorded files may be recorded again.
                 self.touched.clear();
                 if then_checkpoint {
                     self.checkpoint();

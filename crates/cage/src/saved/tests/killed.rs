@@ -1,5 +1,5 @@
 //! A process that changes real files and keeps their accounts is killed at random moments; its
-//! successor must arrive at what the disk says.
+//! successor must find the usage on disk.
 
 use super::*;
 use std::{
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// Names the directory to the process that is to be killed.
+/// Variable that passes the directory to the process that is to be killed.
 const DIRECTORY: &str = "CAGE_STATE_TEST_DIRECTORY";
 const KILLS: usize = 25;
 
@@ -35,7 +35,7 @@ fn whole(bytes: u64) -> Sums {
     Sums { whole: Sum { bytes, inodes: 0 }, ..Sums::default() }
 }
 
-/// The sum that a start arrives at.
+/// The sum that a start computes.
 fn recovered(directory: &Path, start: Start) -> u64 {
     let Start::Crashed { sums, touched, exact: true } = start else { panic!("{start:?}") };
     touched.into_iter().fold(sums.whole.bytes, |sum, touched| {
@@ -51,7 +51,7 @@ fn changes_until_it_is_killed() {
     let (saved, start) = Saved::open(&directory.join("state"), &identity()).unwrap();
     let total = AtomicU64::new(recovered(&directory, start));
     let seed = AtomicU32::new(std::process::id());
-    // Touching and booking is one step for a checkpoint.
+    // Recording and booking is one step for a checkpoint.
     let books = RwLock::new(());
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
@@ -79,8 +79,8 @@ fn changes_until_it_is_killed() {
                             );
                         }
                         total.fetch_add(is.wrapping_sub(was), Ordering::Relaxed);
-                        // Under the lock: else a checkpoint would have to note this file as
-                        // unsettled.
+                        // Under the lock: else a checkpoint would have to record this file as
+                        // uncorrected.
                         if is == 0 {
                             let _ = fs::remove_file(&path);
                         } else {
