@@ -1,12 +1,12 @@
-//! What the layers ask the system about users, groups and processes, as traits: the real answers
-//! come from `nacre_sys`, tests give their own.
+//! Traits by which the layers query users, groups and processes: the real implementations come from
+//! `nacre_sys`, tests have their own.
 
 use std::{
     io,
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// A user as the system's databases know it.
+/// A user as listed in the system's databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     /// User id.
@@ -15,35 +15,34 @@ pub struct User {
     pub gid: u32,
 }
 
-/// The databases of users and groups. Every question may wait for a directory service.
+/// The databases of users and groups. Every query may wait for a directory service.
 pub trait Accounts: Send + Sync {
     /// The user of this name; `None` where there is none.
     ///
     /// # Errors
-    /// Where the database cannot answer.
+    /// The database cannot answer.
     fn user(&self, name: &str) -> io::Result<Option<User>>;
 
     /// The group of this name.
     ///
     /// # Errors
-    /// Where the database cannot answer.
+    /// The database cannot answer.
     fn group(&self, name: &str) -> io::Result<Option<u32>>;
 
     /// All groups of the user with this id: primary and supplementary; empty for an id without an
-    /// account. Asks for this one user only, never enumerates.
+    /// account. Queries this one user only, never enumerates.
     ///
     /// # Errors
-    /// Where the database cannot answer.
+    /// The database cannot answer.
     fn groups_of(&self, uid: u32) -> io::Result<Vec<u32>>;
 }
 
-/// A machine on which everybody exists, each with a number of their own: for looking at how rules
-/// are written before anybody is looked up.
+/// Accounts for syntax checks: every name exists, each with an id of its own.
 #[derive(Debug, Default)]
 pub struct Everybody(AtomicU32);
 
 impl Everybody {
-    /// From the upper end, where no ids are in use.
+    /// Returns the next id, from the upper end, where no ids are in use.
     fn another(&self) -> u32 {
         u32::MAX - 1 - self.0.fetch_add(1, Ordering::Relaxed)
     }
@@ -64,10 +63,10 @@ impl Accounts for Everybody {
     }
 }
 
-/// By which ids a thread uses files.
+/// Ids that a thread accesses files with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// File-system user id; 0 for root's threads that have the rights of root.
+    /// File-system user id; 0 for threads of root with the capabilities of root.
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,
@@ -75,23 +74,23 @@ pub struct Credentials {
     pub groups: Vec<u32>,
 }
 
-/// What is known of running processes.
+/// Queries about running processes.
 pub trait Processes: Send + Sync {
-    /// The ids of a process or thread; `None` where it is gone, or works for others (a kernel thread,
-    /// as of the NFS server).
+    /// The ids of a process or thread; `None` where it has ended, or acts for others (a kernel
+    /// thread, like those of the NFS server).
     ///
     /// # Errors
-    /// Where the system cannot answer.
+    /// The system cannot answer.
     fn credentials(&self, pid: u32) -> io::Result<Option<Credentials>>;
 
-    /// The supplementary groups of a process or thread; empty where it is gone.
+    /// The supplementary groups of a process or thread; empty where it has ended.
     ///
     /// # Errors
-    /// Where the system cannot answer.
+    /// The system cannot answer.
     fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>>;
 }
 
-/// A user or group id from its name or number: a numeric text is an id as it stands, whether it
+/// Resolves a user or group given by name or number: a numeric text is the id itself, whether it
 /// exists or not.
 ///
 /// # Errors
@@ -101,7 +100,7 @@ fn resolve(kind: &str, text: &str, find: impl FnOnce(&str) -> io::Result<Option<
         return Err(format!("an empty name where a {kind} is expected"));
     }
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // (uid_t)-1 means "leave it alone" to chown(2) and can belong to nobody.
+        // (uid_t)-1 means "no change" to chown(2) and is no valid id.
         return text
             .parse()
             .ok()
@@ -119,7 +118,7 @@ fn resolve(kind: &str, text: &str, find: impl FnOnce(&str) -> io::Result<Option<
     }
 }
 
-/// The id of a user given by name or number.
+/// Resolves a user given by name or number to its id.
 ///
 /// # Errors
 /// Text for the user: no such user, a number that is too large, or a database that does not answer.
@@ -127,7 +126,7 @@ pub fn user_id(accounts: &dyn Accounts, text: &str) -> Result<u32, String> {
     resolve("user", text, |name| Ok(accounts.user(name)?.map(|user| user.uid)))
 }
 
-/// The id of a group given by name or number.
+/// Resolves a group given by name or number to its id.
 ///
 /// # Errors
 /// As for [`user_id`].

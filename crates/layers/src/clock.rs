@@ -1,4 +1,4 @@
-//! Time as the layers see it: passed in, so that tests decide what it is.
+//! Clock of the layers: passed in, so that tests control the time.
 
 use nacre_vfs::{Errno, Result};
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ pub trait Clock: Send + Sync {
     /// Time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// Waits. Called in the thread that serves a read or write; a door that must keep other
-    /// requests going wraps this.
+    /// Waits. Called in the thread that serves a read or write; a FUSE front end that must keep
+    /// serving other requests wraps this.
     ///
     /// # Errors
-    /// EINTR where a signal for this thread came first: the caller gave up.
+    /// EINTR if a signal for this thread came first: the caller gave up.
     fn pause(&self, duration: Duration) -> Result<()>;
 }
 

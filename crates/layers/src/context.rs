@@ -1,5 +1,5 @@
-//! What a stack needs of its surroundings to be built: who mounts it, and how to ask the system.
-//! Passed in once; tests pass their own.
+//! The environment that a stack is built in: the mounter, and access to the system. Passed in once;
+//! tests pass their own.
 
 use crate::{
     accounts::{Accounts, Processes},
@@ -14,12 +14,12 @@ use std::{
     sync::Arc,
 };
 
-/// Runs a call that may take long (a throttled read, a question to a directory service) such that
-/// other requests go on meanwhile: a door that has few threads makes sure of another one. Calls
-/// once and answers Ok, or does not call and answers why (EINTR: the user gave up).
+/// Runs a call that may take long (a throttled read, a query to a directory service) so that other
+/// requests are served meanwhile: a front end with few threads provides another one. Either calls
+/// once and returns Ok, or does not call and returns the reason (EINTR: the user gave up).
 pub type Waiting = Arc<dyn Fn(&mut dyn FnMut()) -> Result<()> + Send + Sync>;
 
-/// Simply calls: for doors with a thread per request, and for tests.
+/// A `Waiting` that calls directly: for front ends with a thread per request, and for tests.
 pub fn simply_waiting() -> Waiting {
     Arc::new(|call| {
         call();
@@ -27,27 +27,26 @@ pub fn simply_waiting() -> Waiting {
     })
 }
 
-/// Tells whoever wants to know of an event: its kind, and what is known of it by name. Returns at
-/// once.
+/// Reports an event to its subscribers: its kind, and details by name. Returns at once.
 pub type Tell = Arc<dyn Fn(&'static str, Vec<(String, String)>) + Send + Sync>;
 
-/// Tells nobody.
+/// A `Tell` that drops all events.
 pub fn tell_nobody() -> Tell {
     Arc::new(|_, _| {})
 }
 
-/// Runs `call` by `waiting` and answers its result.
+/// Runs `call` by `waiting` and returns its result.
 ///
 /// # Errors
-/// Why it was not called.
+/// The reason why it was not called.
 pub fn wait_for<T>(waiting: &Waiting, call: impl FnOnce() -> T) -> Result<T> {
     let (mut call, mut result) = (Some(call), None);
     waiting(&mut || result = call.take().map(|call| call()))?;
-    // A `Waiting` that answers Ok without calling breaks its promise.
+    // A `Waiting` that returns Ok without calling breaks its contract.
     result.ok_or(nacre_vfs::Errno::EIO)
 }
 
-/// Who made the mount.
+/// The user who made the mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounter {
     /// Effective user id.
@@ -59,7 +58,7 @@ pub struct Mounter {
 }
 
 impl Mounter {
-    /// Whether it is the superuser (of its user namespace).
+    /// Whether the mounter is the superuser (of its user namespace).
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
@@ -72,10 +71,10 @@ pub trait Devices: Send + Sync {
     fn size(&self, major: u32, minor: u32) -> Option<u64>;
 }
 
-/// The surroundings.
+/// The environment of a stack.
 #[derive(Clone)]
 pub struct Context {
-    /// Who mounts.
+    /// The user who mounts.
     pub mounter: Mounter,
     /// Users and groups.
     pub accounts: Arc<dyn Accounts>,
@@ -85,22 +84,22 @@ pub struct Context {
     pub devices: Arc<dyn Devices>,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// How to wait.
+    /// How long calls wait.
     pub waiting: Waiting,
-    /// Where the same for several stacks of one process, their directories are watched together.
-    /// What one of them changes no other may show.
+    /// Stacks of one process with the same group share watches of their directories. A change
+    /// through one of them must not be visible through another.
     pub watch_group: Option<Arc<WatchGroup>>,
-    /// By which path directories are reached, where something may be mounted over the one that they
-    /// are known by.
+    /// Paths by which directories are reached, where the directory's own path may have another
+    /// mount over it.
     pub reached: HashMap<PathBuf, PathBuf>,
-    /// Where a union notes its numbers for a process after this one, if there may be one.
+    /// Store in which a union records its numbers for a successor process, if there may be one.
     pub left_numbers: Option<Arc<dyn LeftNumbers>>,
-    /// Whom to tell of events.
+    /// Reports events.
     pub tell: Tell,
 }
 
 impl Context {
-    /// By which path a directory is reached.
+    /// The path by which a directory is reached.
     pub fn reached<'a>(&'a self, directory: &'a Path) -> &'a Path {
         self.reached.get(directory).map_or(directory, PathBuf::as_path)
     }

@@ -1,26 +1,26 @@
-//! Where listings end, for layers that number names in the order in which they are made.
+//! Ends of listings, for layers that number names in the order of their creation.
 //!
-//! A reader that makes or renames names in the directory that he reads would meet his own names for
-//! ever: each lies behind all others. So a listing shows the names that were numbered before it
-//! began, and no later ones. Doors have no handle for a directory (the kernel opens it by itself),
-//! so the position itself says which listing it is of: its lowest bits are a slot of this table.
-//! Called by `mem` and by file systems of pools. Invariants:
-//! * an end only moves on: where a slot is taken over by another listing, whoever goes on with the
-//!   old one sees more names, never fewer;
-//! * a position means the same name in all listings, and stays good where this table is new: the
+//! A reader that creates or renames names in the directory that it reads would find its own names
+//! forever: each comes after all others. So a listing shows the names that were numbered before it
+//! began, and no later ones. Front ends have no handle for a directory (the kernel opens it without
+//! a request), so the position itself identifies the listing: its lowest bits are a slot of this
+//! table. Called by `mem` and by file systems of pools. Invariants:
+//! * the end of a slot only grows: where a slot is reused by another listing, a reader that
+//!   continues the old one sees more names, never fewer;
+//! * a position means the same name in all listings, and stays valid where this table is new: the
 //!   listing then ends where the table began.
 
 use parking_lot::Mutex;
 
 /// Bits of a position that name a slot; the others are the name's number.
 const BITS: u32 = 8;
-/// Listings that go on at once, each with an end of its own.
+/// Maximum number of concurrent listings with an end of their own.
 const SLOTS: usize = 1 << BITS;
 
-/// The ends of the listings of one layer.
+/// Ends of the listings of one layer.
 #[derive(Debug)]
 pub struct Ends {
-    /// Of listings that began before this table.
+    /// End of the listings that began before this table was made.
     first: u64,
     table: Mutex<Table>,
 }
@@ -28,24 +28,24 @@ pub struct Ends {
 #[derive(Debug, Default)]
 struct Table {
     slots: Vec<Slot>,
-    /// Counts uses.
+    /// Counter of uses, for eviction.
     clock: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
     end: u64,
-    /// Listings that have begun with it and not been read to their ends.
+    /// Number of listings that began with this slot and have not been read to their ends.
     open: u32,
     used: u64,
 }
 
-/// A listing, from one position on.
+/// The part of a listing that starts at one position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Behind the name with this number.
+    /// Starts after the name with this number.
     pub behind: u64,
-    /// Up to this number, which is not in it.
+    /// Ends before this number.
     pub end: u64,
     slot: usize,
 }
@@ -58,13 +58,13 @@ impl Span {
 }
 
 impl Ends {
-    /// An empty table. Listings that began earlier show names below this number.
+    /// Creates an empty table. Listings that began earlier show names below this number.
     pub fn new(first: u64) -> Ends {
         Ends { first, table: Mutex::default() }
     }
 
-    /// A listing begins (0), and shows the names below `next`, which never falls; or goes on from a
-    /// position.
+    /// Begins a listing (position 0), which shows the names below `next`, a number that never
+    /// falls; or continues one from a position.
     pub fn enter(&self, from: u64, next: impl FnOnce() -> u64) -> Span {
         let mut table = self.table.lock();
         if from == 0 {
@@ -75,7 +75,7 @@ impl Ends {
         Span { behind: from >> BITS, end: table.touch(slot).map_or(self.first, |slot| slot.end), slot }
     }
 
-    /// Nothing is left of a listing.
+    /// Marks a listing as read to its end.
     pub fn ended(&self, span: &Span) {
         if let Some(slot) = self.table.lock().slots.get_mut(span.slot) {
             slot.open = slot.open.saturating_sub(1);
@@ -91,8 +91,8 @@ impl Table {
         Some(slot)
     }
 
-    /// The slot of a listing that begins now: that of another one with the same end, or else one
-    /// that nobody goes on with, as far as can be told.
+    /// Finds the slot of a listing that begins now: a slot with the same end, or else one whose
+    /// listing seems abandoned.
     fn begin(&mut self, end: u64) -> usize {
         let same = self.slots.iter().position(|slot| slot.end == end);
         let at = same.or_else(|| if self.slots.len() < SLOTS { None } else { self.idle() }).unwrap_or(self.slots.len());
@@ -106,8 +106,8 @@ impl Table {
         at
     }
 
-    /// Listings that were read to their ends first, of them and of the others those that were not
-    /// gone on with for the longest time.
+    /// Finds the slot to reuse: first those whose listings were read to their ends, and among
+    /// equals the one unused for the longest time.
     fn idle(&self) -> Option<usize> {
         let slots = self.slots.iter().enumerate();
         slots.min_by_key(|(_, slot)| (slot.open > 0, slot.used)).map(|(at, _)| at)
@@ -130,9 +130,9 @@ mod tests {
             let span = ends.enter(position, || unreachable!("it goes on"));
             assert_eq!((span.behind, span.end, span.after(42)), (42, end, position));
         }
-        // As many listings as like of a layer in which nothing is made have one slot.
+        // All listings of a directory without new names share one slot.
         assert_eq!(ends.enter(0, || 200).after(1), second.after(1));
-        // The table is new to this one.
+        // A new table does not know this listing.
         assert_eq!(Ends::new(7).enter(one, || 100).end, 7);
         assert!(one > 255 && other > 255, "small positions are the door's");
     }
@@ -146,7 +146,7 @@ mod tests {
             ends.ended(&ends.enter(quick.after(2), || 0));
             assert_eq!(ends.enter(slow, || 0).end, 10);
         }
-        // Of those who neither go on nor end, the first are overtaken.
+        // Listings that neither continue nor end are evicted, the oldest first.
         for next in 5_000..5_000 + SLOTS as u64 {
             ends.enter(0, || next);
         }

@@ -1,5 +1,5 @@
-//! Stand-ins for the system in unit tests, of this crate and of those above (feature `fakes`): accounts, processes, block devices and a clock that only
-//! tests move.
+//! Fakes of the system for unit tests of this crate and of crates above (feature `fakes`):
+//! accounts, processes, block devices and a clock that only tests advance.
 
 use crate::{
     accounts::{Accounts, Credentials, Processes, User},
@@ -26,11 +26,11 @@ pub struct FakeAccounts {
 }
 
 impl FakeAccounts {
-    /// How often it was asked.
+    /// Number of queries so far.
     pub fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
-    /// Whether it gives no answer.
+    /// Makes all queries fail.
     pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::Relaxed);
     }
@@ -63,7 +63,7 @@ impl Accounts for FakeAccounts {
     }
 }
 
-/// Processes with the ids that a test gives them.
+/// Processes with ids set by a test.
 #[derive(Default)]
 pub struct FakeProcesses {
     /// By process.
@@ -74,7 +74,7 @@ pub struct FakeProcesses {
 }
 
 impl FakeProcesses {
-    /// How often it was asked.
+    /// Number of queries so far.
     pub fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
@@ -104,7 +104,7 @@ impl FakeClock {
     pub fn advance(&self, by: Duration) {
         *self.now.lock() += by;
     }
-    /// All pauses together.
+    /// Sum of all pauses.
     pub fn paused(&self) -> Duration {
         *self.paused.lock()
     }
@@ -130,7 +130,7 @@ impl Devices for FakeDevices {
     }
 }
 
-/// The surroundings of a mount by this user, of these stand-ins.
+/// Context of a mount by this user, made of these fakes.
 pub fn context(uid: u32) -> Context {
     Context {
         mounter: Mounter { uid, gid: uid, groups: Vec::new() },

@@ -1,16 +1,16 @@
-//! A host directory as a layer, served through descriptors.
+//! A host directory as a layer, accessed through descriptors.
 //!
 //! Built by the stack builder; callers reach it through [`Layer`] only. How it works:
-//! * a file is known by identity (device, inode number, birth time) and by the directory and name
-//!   it was last seen under; nothing else is kept for it, in particular no descriptor
+//! * a file is known by its identity (device, inode number, birth time) and by the directory and
+//!   name that it was last seen under; nothing else is kept for it, in particular no descriptor
 //!   (`host/node.rs`);
 //! * an operation takes the parent's descriptor (`host/directories.rs`) and makes one call relative
 //!   to it, never following a link;
-//! * what changes or opens a file opens it first, compares identities, and then acts through the
-//!   descriptor (`host/locate.rs`), so that somebody who swaps names meanwhile gains nothing (the
-//!   answer is ESTALE, upon which the kernel looks the name up again);
-//! * what is created is created under the caller's ids and umask (`host/create.rs`);
-//! * changes that others make are watched for, where asked (`host/watch.rs`).
+//! * an operation that changes or opens a file opens it first, compares identities, and then acts
+//!   through the descriptor (`host/locate.rs`), so that a process that swaps names meanwhile gains
+//!   nothing (the result is ESTALE, upon which the kernel looks the name up again);
+//! * files are created under the caller's ids and umask (`host/create.rs`);
+//! * changes by other processes are watched for, where the options say so (`host/watch.rs`).
 
 mod ahead;
 mod change;
@@ -59,33 +59,33 @@ use std::{
 };
 pub use watch::{Tree, WatchGroup};
 
-/// How a host directory is served.
+/// Options of a host directory.
 #[derive(Clone)]
 pub struct HostOptions {
     /// The directory.
     pub source: PathBuf,
-    /// By which path it is reached, where not by its own.
+    /// The path to open, if it differs from `source`.
     pub reached: Option<PathBuf>,
-    /// Who else may change it.
+    /// Which other processes may change it.
     pub coherence: HostCoherence,
-    /// How symbolic links appear.
+    /// Presentation of symbolic links.
     pub symlinks: Symlinks,
-    /// What deleting a link that is shown as its target removes.
+    /// Effect of deleting a link that is shown as its target.
     pub symlink_deletion: SymlinkDeletion,
-    /// Keep `O_DIRECT`, with buffers aligned to so many bytes; else it is dropped.
+    /// Keep `O_DIRECT`, with buffers aligned to this many bytes; else it is dropped.
     pub forward_odirect: Option<u32>,
     /// Leave the source's access times alone, where the mounter may.
     pub noatime: bool,
     /// Show block devices as regular files of the device's size, with its content.
     pub block_devices: bool,
-    /// The tree that it is shown in, of the watch group that it may hear with.
+    /// The tree that this host belongs to, within the watch group whose marks it may share.
     pub tree: Option<Tree>,
-    /// How to wait for those who hold leases.
+    /// How calls wait for holders of leases.
     pub waiting: Waiting,
 }
 
 impl HostOptions {
-    /// The defaults for a directory.
+    /// Default options for a directory.
     pub fn new(source: impl Into<PathBuf>) -> HostOptions {
         HostOptions::from(&HostSpec { source: source.into(), ..HostSpec::default() })
     }
@@ -109,8 +109,8 @@ impl From<&HostSpec> for HostOptions {
 }
 
 /// Prepares the calling thread to work for many users: called once in each worker thread of a
-/// daemon, before its first request. Threads that did not are served correctly, but pay for
-/// switching ids at each creation. See [`nacre_sys::credentials`].
+/// daemon, before its first request. Unprepared threads are served correctly, but each creation
+/// costs extra calls to switch ids. See [`nacre_sys::credentials`].
 ///
 /// # Errors
 /// EPERM where a security policy forbids it.
@@ -123,21 +123,21 @@ pub struct Host {
     shared: Arc<HostShared>,
 }
 
-/// What the operations and the watcher share.
+/// State shared by the operations and the watcher.
 struct HostShared {
     options: HostOptions,
     root: Arc<HostNode>,
     directories: Directories,
-    /// Storage that looks at the ids of every call.
+    /// The storage checks the ids of every call (a network file system, for example).
     remote: bool,
     acls: bool,
     listings: listing::Listings,
     locks: Arc<locks::LockTables>,
     watch: watch::Watch,
     quiet: quiet::QuietMounts,
-    /// Held while a directory learns a new parent, so that two of them cannot become each other's.
+    /// Held while a directory gets a new parent, so that no two of them become each other's parent.
     adopting: Mutex<()>,
-    /// Whether file systems were mounted inside the source when somebody first asked for it.
+    /// Whether file systems were mounted inside the source when this was first asked.
     inner_mounts: OnceLock<bool>,
 }
 
@@ -145,18 +145,18 @@ impl Host {
     /// Opens the source.
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR, EACCES as `open(2)` says.
+    /// ENOENT, ENOTDIR, EACCES as `open(2)`.
     pub fn open(options: HostOptions) -> io::Result<Host> {
         Host::with_budget(options, Directories::default_budget())
     }
 
-    /// The same, keeping at most so many descriptors of directories, where the process may hold so
-    /// many for long.
+    /// Opens the source with a maximum number of kept directory descriptors, where the process may
+    /// hold so many for long.
     fn with_budget(options: HostOptions, budget: (usize, usize)) -> io::Result<Host> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let source = options.reached.as_ref().unwrap_or(&options.source);
         let root = match rustix::fs::open(source, flags | OFlags::RDONLY, Mode::empty()) {
-            // A directory that may be passed through, but not listed.
+            // A directory that may be traversed, but not listed.
             Err(rustix::io::Errno::ACCESS) => rustix::fs::open(source, flags | OFlags::PATH, Mode::empty())?,
             other => other?,
         };
@@ -187,12 +187,12 @@ impl Host {
         Ok(Host { shared: Arc::new(shared) })
     }
 
-    /// A directory outside the source, for work that ends with a rename into it (the work directory
-    /// of an overlay). It and what is below it are nodes of this layer for as long as the answer is
-    /// kept; no name of the source leads there.
+    /// Opens a directory outside the source, for work that ends with a rename into it (the work
+    /// directory of an overlay). It and its content are nodes of this layer as long as the returned
+    /// node is kept; no name of the source leads there.
     ///
     /// # Errors
-    /// EXDEV where nothing can be renamed from there into the source, and as `open(2)` says.
+    /// EXDEV if files cannot be renamed from there into the source; else as `open(2)`.
     pub fn beside(&self, directory: &Path) -> io::Result<Node> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH;
         let opened = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -211,7 +211,8 @@ impl Host {
 }
 
 impl HostShared {
-    /// A file that is opened without a request is closed some time after its last user closed it.
+    /// Reason why opens have to be requests: a file opened without a request is closed some time
+    /// after its last user closed it, which would keep an inner mount busy.
     fn needs_opens(&self) -> Option<&'static str> {
         let inner_mounts = *self.inner_mounts.get_or_init(|| watch::has_inner_mounts(self));
         inner_mounts.then_some("file systems are mounted inside the source")
@@ -224,18 +225,18 @@ impl Drop for Host {
     }
 }
 
-/// What this layer keeps for a node.
+/// The host node of a node.
 fn hosted(node: &Node) -> Result<Arc<HostNode>> {
     node.arc().ok_or(Errno::EIO)
 }
 
-/// The open file of this layer behind one that filters may have wrapped.
+/// The host's open file inside one that filters may have wrapped.
 fn handle(file: AnyOpen<'_>) -> Option<&file::HostFile> {
     file?.inner().as_any().downcast_ref()
 }
 
 impl HostShared {
-    /// A directory that is about to be worked in under our own ids.
+    /// Prepares an operation in a directory under our own ids.
     fn enter(&self, node: &Node) -> Result<(Arc<HostNode>, Arc<held::Held>)> {
         let node = hosted(node)?;
         self.own_ids()?;
@@ -244,7 +245,7 @@ impl HostShared {
         Ok((node, held))
     }
 
-    /// Where the storage looks at the ids of every call, goes back to our own.
+    /// Switches back to our own ids, where the storage checks the ids of every call.
     fn own_ids(&self) -> Result<()> {
         if self.remote {
             nacre_sys::credentials::with_own_identity(|| ())?;
@@ -256,22 +257,22 @@ impl HostShared {
         self.options.symlinks == Symlinks::Resolve
     }
 
-    /// A descriptor of a directory that can be synced and read, not only passed through.
+    /// Opens a directory for sync and reading; the kept descriptors are `O_PATH`.
     fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
         self.open_held(&*self.directories.get(node)?)
     }
 
-    /// The same of an open directory.
+    /// Opens an open directory again for sync and reading.
     fn open_held(&self, held: &held::Held) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let quiet =
             self.options.noatime.then(|| rustix::fs::openat(held.fd(), ".", flags | OFlags::NOATIME, Mode::empty()));
-        // That takes its owner or root.
+        // `O_NOATIME` requires its owner or root.
         match quiet
             .and_then(Result::ok)
             .map_or_else(|| rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno), Ok)
         {
-            // The name "." takes the right to search, the directory itself only the right to read.
+            // The name "." needs search permission, the directory itself only read permission.
             Err(Errno::EACCES) => descriptor::reopen(held.fd(), flags),
             other => other,
         }
@@ -473,12 +474,12 @@ impl Layer for Host {
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
             acls: self.shared.acls,
-            // What a link leads to lies where no door has checked the way.
+            // The target of a link may lie where no FUSE front end has checked permissions.
             judges_callers: self.shared.resolves_links(),
             reuses_numbers: self.shared.root.id().generation == 0,
             numbered: None,
-            // Nothing here has to see each write, so the kernel does better: it writes to the files
-            // itself.
+            // The layer need not see each write, so passthrough is better: the kernel writes to the
+            // files itself.
             writeback: None,
             needs_opens: self.shared.needs_opens(),
             open_files: None,

@@ -1,12 +1,12 @@
 //! Layers: leaves (`host`, `mem`) and filters (`remap`, `readonly`, `throttle`, `trace`, `shift`,
-//! `override_stat`), their settings, and what they ask of the system.
+//! `override_stat`), their settings, and the traits by which they query the system.
 //!
 //! Callers: crates with layers of their own (`cage`, `poolfs`), the stack builder, the command
 //! line and tests. Nothing here knows a wire protocol.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-// The tables of settings name this crate by its name, wherever they are.
+// The macros for settings refer to this crate by its name, also from within it.
 extern crate self as nacre_layers;
 
 pub mod accounts;

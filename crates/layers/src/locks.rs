@@ -1,5 +1,5 @@
-//! Locks of files, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves
-//! that have no kernel below (`mem`, and file systems of pools). Waiting is interrupted by nothing.
+//! File locks kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves without a
+//! kernel file system below (`mem`, and file systems of pools). A wait cannot be interrupted.
 
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner, Result};
 use parking_lot::{Condvar, Mutex};
@@ -36,8 +36,8 @@ impl Held {
         found.map(|(_, other)| *other)
     }
 
-    /// Takes `lock` out of the owner's ranges, cutting those that overlap, and puts it in unless it
-    /// releases.
+    /// Removes `lock` from the owner's ranges, splitting those that overlap, and inserts it unless
+    /// it is an unlock.
     fn put(&mut self, owner: LockOwner, lock: FileLock) {
         let mut kept = Vec::with_capacity(self.ranges.len() + 2);
         for (holder, other) in self.ranges.drain(..) {
@@ -60,15 +60,15 @@ impl Held {
 }
 
 impl Locks {
-    /// What is in the way of a lock, or the lock as nobody's (`F_GETLK`).
+    /// Returns a conflicting lock, or the lock as unlocked (`F_GETLK`).
     pub fn test(&self, owner: LockOwner, lock: FileLock) -> FileLock {
         self.held.lock().in_the_way(owner, &lock).unwrap_or(FileLock { kind: LockKind::Unlock, ..lock })
     }
 
-    /// Takes a range, changes it, or gives it up (`F_SETLK`, with `wait` `F_SETLKW`).
+    /// Takes, changes or releases a byte range (`F_SETLK`, with `wait` `F_SETLKW`).
     ///
     /// # Errors
-    /// EAGAIN where another owner's is in the way and nobody waits.
+    /// EAGAIN if another owner's lock conflicts and `wait` is false.
     pub fn set(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         while lock.kind != LockKind::Unlock && held.in_the_way(owner, &lock).is_some() {
@@ -82,10 +82,11 @@ impl Locks {
         Ok(())
     }
 
-    /// The same for the whole file (flock(2)), which knows nothing of ranges.
+    /// Takes, changes or releases the lock of the whole file (flock(2)), which is independent of
+    /// ranges.
     ///
     /// # Errors
-    /// EAGAIN where another owner's is in the way and nobody waits.
+    /// EAGAIN if another owner's lock conflicts and `wait` is false.
     pub fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         let others = |held: &Held| held.whole.iter().any(|(holder, other)| *holder != owner && clash(*other, kind));
@@ -103,28 +104,28 @@ impl Locks {
         Ok(())
     }
 
-    /// Everything of an owner goes, as when a process closes the file.
+    /// Releases all ranges of an owner, like a process that closes the file.
     pub fn release(&self, owner: LockOwner) {
         self.held.lock().ranges.retain(|(holder, _)| *holder != owner);
         self.released.notify_all();
     }
 }
 
-/// The locks of the files of a file system that are open, by their numbers.
+/// Locks of a file system's open files, by inode number.
 #[derive(Debug, Default)]
 pub struct LockTable {
     held: Mutex<HashMap<u64, Weak<Locks>>>,
 }
 
 impl LockTable {
-    /// The locks of a file: the same for all that have it open.
+    /// Returns the locks of a file: the same object for all that have it open.
     pub fn of(&self, number: u64) -> Arc<Locks> {
         let mut held = self.held.lock();
         if let Some(locks) = held.get(&number).and_then(Weak::upgrade) {
             return locks;
         }
         let locks = Arc::new(Locks::default());
-        // Those of closed files are cleared away when the table has grown by as much as is alive.
+        // Entries of closed files are removed when the table is full.
         if held.len() == held.capacity() {
             held.retain(|_, locks| locks.strong_count() > 0);
         }

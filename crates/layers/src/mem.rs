@@ -1,11 +1,11 @@
-//! The leaf `mem`: a complete POSIX tree in memory. For tests, as the reference of what a layer
-//! does, and for trying stacks out.
+//! The leaf `mem`: a complete POSIX tree in memory. A reference implementation of a layer for
+//! tests, and for trying stacks out.
 //!
 //! Made by the stack builder and by tests. Semantics are those of a local Linux file system,
-//! without permission checks (the door's kernel makes them): hard links, `renameat2` flags, unnamed
-//! and unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance,
-//! set-group-id directories, locks. Invariants:
-//! * operations that change names take the one lock `names` for their whole length; locks of files
+//! without permission checks (the kernel makes them, before the FUSE front end): hard links,
+//! `renameat2` flags, unnamed and unlinked open files, sparse content, extended attributes, POSIX
+//! ACLs with inheritance, set-group-id directories, locks. Invariants:
+//! * operations that change names hold the one lock `names` for their whole length; locks of files
 //!   are taken one at a time under it;
 //! * nothing else changes the tree, so it is `Exclusive`.
 
@@ -37,7 +37,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The clock that gives files their times.
+/// The clock for file times.
 pub type MemClock = Arc<dyn Fn() -> Time + Send + Sync>;
 
 /// A tree in memory.
@@ -68,8 +68,7 @@ fn system_time() -> Time {
 }
 
 impl Drop for Mem {
-    /// Takes the tree apart level by level: a deep one dropped from its root would recurse once per
-    /// level.
+    /// Frees the tree iteratively: dropping a deep tree from its root would recurse once per level.
     fn drop(&mut self) {
         let mut waiting = vec![Arc::clone(&self.root)];
         while let Some(inode) = waiting.pop() {
@@ -86,11 +85,11 @@ impl Mem {
         Mem::default()
     }
 
-    /// An empty tree with a clock of one's own.
+    /// An empty tree with the given clock.
     pub fn with_clock(clock: MemClock) -> Mem {
         static TREES: AtomicU64 = AtomicU64::new(1);
         let fs = TREES.fetch_add(1, Ordering::Relaxed);
-        // No number is ever used twice, and no two trees are the same.
+        // No inode number is reused, and `fs` and generation differ between trees.
         let id = FileId { fs, ino: 1, generation: fs };
         let birth = Birth { id, kind: Kind::Directory, mode: 0o755, uid: 0, gid: 0, device: (0, 0), now: clock() };
         let root = Arc::new(Inode::new(birth, What::Directory(Directory::new(Weak::new()))));
@@ -119,7 +118,7 @@ impl Mem {
         Ok(Arc::new(file))
     }
 
-    /// Makes a file and gives it its name.
+    /// Creates a file and inserts its name.
     fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: New) -> Result<Arc<Inode>> {
         let parent = self.inode(parent)?;
         let names = self.names.lock();
@@ -132,8 +131,8 @@ impl Mem {
         Ok(inode)
     }
 
-    /// A new file as `parent` lets it be: group and set-group-id of the directory, umask or default
-    /// ACL.
+    /// Makes a file with the attributes that `parent` implies: group and set-group-id of the
+    /// directory, umask or default ACL.
     fn born(&self, caller: &Caller, parent: &Arc<Inode>, new: New) -> Result<Inode> {
         const SET_GID: u32 = 0o2000;
         let New { kind, mut mode, device, what } = new;
@@ -161,7 +160,7 @@ impl Mem {
     }
 }
 
-/// What a new file shall be.
+/// Attributes of a file to be created.
 struct New {
     kind: Kind,
     mode: u32,
@@ -189,16 +188,16 @@ impl Layer for Mem {
     }
 
     fn path(&self, _node: &Node) -> Option<Vec<u8>> {
-        // A file here does not know its names.
+        // A file does not know its names.
         None
     }
 
     fn adopt(&self, _known: &Node, _fresh: &Node) {
-        // Nodes are the files themselves: there is nothing to learn.
+        // Nodes refer to the files themselves: there is nothing to update.
     }
 
     fn hold(&self, _directory: &Node, _gone: bool) {
-        // They need no names either.
+        // Removed directories need no names either.
     }
 
     fn getattr(&self, _caller: &Caller, node: &Node, _file: AnyOpen<'_>) -> Result<Attr> {
@@ -206,7 +205,7 @@ impl Layer for Mem {
     }
 
     fn access(&self, _caller: &Caller, node: &Node, _mask: u32) -> Result<()> {
-        // Whoever runs it may do everything with its memory.
+        // The user who runs the process may access its memory.
         self.inode(node).map(drop)
     }
 
@@ -233,7 +232,7 @@ impl Layer for Mem {
                 Err(Errno::EEXIST) if !flags.exclusive() => {}
                 Err(error) => return Err(error),
             }
-            // Where the name is gone again in the meantime, it is made after all.
+            // If the name is gone again meanwhile, the loop creates it.
             if let Some(inode) = names::find(&self.inode(parent)?, name)? {
                 let file = self.open_file(Arc::clone(&inode), flags)?;
                 return Ok((Mem::entry(inode), file));
@@ -250,7 +249,7 @@ impl Layer for Mem {
         {
             let mut body = inode.body.lock();
             body.nlink = 0;
-            // O_TMPFILE|O_EXCL can never get a name (open(2)); noted where a link looks.
+            // O_TMPFILE|O_EXCL can never get a name (open(2)); checked by link.
             body.linkable = !flags.exclusive();
         }
         let inode = Arc::new(inode);
@@ -329,7 +328,7 @@ impl Layer for Mem {
     }
 
     fn readdir(&self, _: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        /// Names taken at once under the lock; they are handed out without it.
+        /// Number of names taken at once under the lock; the sink is called without it.
         const BATCH: usize = 256;
         let inode = self.inode(node)?;
         inode.body.lock().touch_atime((self.clock)());
@@ -354,7 +353,7 @@ impl Layer for Mem {
     }
 
     fn statfs(&self, _caller: &Caller, _node: &Node) -> Result<StatFs> {
-        /// What is shown as capacity: nothing here is counted.
+        /// Capacity reported by statfs: usage is not counted.
         const BLOCKS: u64 = 1 << 28;
         Ok(StatFs {
             block: 4096,
@@ -397,7 +396,7 @@ impl Layer for Mem {
     }
 
     fn watch(&self, _channel: Sender<Invalidation>) {
-        // Nobody else changes it, so there is nothing to send.
+        // Nothing else changes the tree, so there is nothing to send.
     }
 
     fn capabilities(&self) -> Capabilities<'_> {

@@ -1,19 +1,19 @@
 //! The layer `override-stat`: owners, modes and types of files kept in an extended attribute, for
-//! those who may not set the real ones.
+//! users who may not set the real ones.
 //!
-//! Made by the stack builder for single layers of containers whose files all belong to one user
+//! Made by the stack builder for container layers whose files all belong to one user
 //! (fuse-overlayfs' `xattr_permissions`, podman's `force_mask`). The value is
 //! `UID:GID:MODE[:TYPE]`, the mode octal, the type one of `file`, `dir`, `symlink`, `pipe`,
-//! `socket`, `block-MAJOR-MINOR`, `char-MAJOR-MINOR`. What is made through the layer belongs to
-//! whoever runs it, with mode 600 (directories 700); special files are empty regular ones.
+//! `socket`, `block-MAJOR-MINOR`, `char-MAJOR-MINOR`. Files created through the layer belong to the
+//! user who runs it, with mode 600 (directories 700); special files are empty regular ones.
 //! Invariants:
-//! * a file has its attribute before anybody can learn its name from an answer of this layer;
+//! * a file has its attribute before its name is visible in any answer of this layer;
 //! * the attribute itself cannot be seen, set or removed through the layer;
-//! * whiteouts (character devices 0/0) pass as they are: they are marks, not files.
+//! * whiteouts (character devices 0/0) pass unchanged: they are markers of a union, not files.
 //!
-//! Symbolic links cannot carry `user.*` attributes: with [`Attribute::Containers`], theirs is the
-//! owner that they have, and changes of it are without effect. POSIX ACLs would have to be kept in
-//! the same way; there are none.
+//! Symbolic links cannot carry `user.*` attributes: with [`Attribute::Containers`], they show their
+//! real owner, and changes of it are without effect. POSIX ACLs would have to be kept in the same
+//! way; there are none.
 
 mod record;
 #[cfg(test)]
@@ -27,22 +27,22 @@ use parking_lot::Mutex;
 use record::StatRecord;
 use std::sync::Arc;
 
-/// On whose behalf files are made below: whoever runs the layer.
+/// Caller for operations in the layer below: the user who runs this process.
 const OWN: Caller = Caller::ROOT;
 
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// How often a file that others make and remove meanwhile is looked for.
+/// Maximum number of look-ups of a file that other processes create and remove meanwhile.
 const ATTEMPTS: usize = 100;
 
-/// The longest value that makes sense.
+/// Maximum length of a valid value.
 const VALUE_MAX: usize = 128;
 
 /// The longest list of names of extended attributes (`XATTR_LIST_MAX`, linux/limits.h).
 const LIST_MAX: usize = 64 << 10;
 
-/// Which attribute holds the record.
+/// The attribute that holds the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
     /// `security.fuseoverlayfs.override_stat`: takes privilege, and works on files of every type.
@@ -64,11 +64,11 @@ fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
 
-/// Which attribute the directories of a layer carry, judged by its root; `None` where it is an
+/// Returns the attribute that the directories of a layer carry, judged by its root; `None` for an
 /// ordinary tree.
 ///
 /// # Errors
-/// What the storage says.
+/// As the storage.
 pub fn carried(layer: &dyn Layer) -> Result<Option<Attribute>> {
     let root = layer.root()?.node;
     for (name, attribute) in
@@ -81,7 +81,7 @@ pub fn carried(layer: &dyn Layer) -> Result<Option<Attribute>> {
     Ok(None)
 }
 
-/// The record under one name; `None` where there is none that can be understood.
+/// Reads the record under one name; `None` where there is none, or a malformed one.
 fn read(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<StatRecord>> {
     let mut value = [0; VALUE_MAX];
     match layer.getxattr(&OWN, node, name, &mut value) {
@@ -91,22 +91,22 @@ fn read(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<StatRecord
     }
 }
 
-/// A layer whose files are what their records say.
+/// A layer that shows files by their records.
 pub struct OverrideStat {
     below: Arc<dyn Layer>,
     attribute: Attribute,
-    /// The names to look under, in this order; the first is written.
+    /// Attribute names to read, in this order; the first is written.
     names: Vec<&'static [u8]>,
-    /// Held while a record is read and written again.
+    /// Held from reading a record until it is written again.
     changing: Mutex<()>,
 }
 
 impl OverrideStat {
-    /// Puts the layer over one that carries such records, or, with `writes`, over one that is to
-    /// carry them: its root then gets one.
+    /// Puts the layer over one that carries such records, or, with `writes`, over one that shall
+    /// carry them: its root then gets a record.
     ///
     /// # Errors
-    /// EOPNOTSUPP or EPERM where the storage keeps no such attributes, and what else it says.
+    /// EOPNOTSUPP or EPERM where the storage does not keep such attributes; else as the storage.
     pub fn new(below: Arc<dyn Layer>, attribute: Attribute, writes: bool) -> Result<OverrideStat> {
         let root = below.root()?;
         let mut names = match attribute {
@@ -142,7 +142,7 @@ impl OverrideStat {
         self.attribute == Attribute::Privileged || matches!(kind, Kind::File | Kind::Directory)
     }
 
-    /// Attributes as the record has them.
+    /// Attributes as the file's record has them.
     fn shown(&self, node: &Node, mut attr: Attr) -> Result<Attr> {
         if self.carries(attr.kind)
             && let Some(record) = self.record(node)?
@@ -157,7 +157,7 @@ impl OverrideStat {
         Ok(Entry { attr, node: entry.node })
     }
 
-    /// What something new in a directory is like.
+    /// The record of a new file in a directory.
     fn fresh(&self, caller: &Caller, parent: &Node, kind: Kind, mode: u32, device: (u32, u32)) -> Result<StatRecord> {
         let home = self.shown(parent, self.below.getattr(&OWN, parent, None)?)?;
         let mut record = StatRecord::new(caller.uid, caller.gid, mode & !caller.umask & 0o7777, kind, device);
@@ -170,7 +170,7 @@ impl OverrideStat {
         Ok(record)
     }
 
-    /// Gives something new its record, or takes it away again.
+    /// Writes the record of a new file, or removes the file again.
     fn label(&self, made: Entry, record: &StatRecord, undo: impl FnOnce() -> Result<()>) -> Result<Entry> {
         if let Err(error) = self.write(&made.node, record) {
             undo()?;
@@ -181,7 +181,7 @@ impl OverrideStat {
         Ok(Entry { attr, node: made.node })
     }
 
-    /// Changes what the record holds; answers what is left for the layer below.
+    /// Applies a change to the record; returns the changes that remain for the layer below.
     fn change_record(&self, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<SetAttr> {
         let rest = SetAttr { uid: None, gid: None, mode: None, ..*change };
         if rest == *change && !change.kill_privileges {
@@ -201,7 +201,7 @@ impl OverrideStat {
     }
 }
 
-/// Lets a listing through with the attributes of the records.
+/// Sink that forwards a listing with the attributes of the records.
 struct Shown<'a> {
     layer: &'a OverrideStat,
     above: &'a mut dyn DirSink,
@@ -214,9 +214,10 @@ impl DirSink for Shown<'_> {
                 entry.kind = Some(found.attr.kind);
                 entry.entry = Some(found);
             }
-            // A look-up will say why.
+            // A look-up will return the error.
             Some(Err(_)) => entry.kind = None,
-            // A regular file may stand for another type: whoever needs to know asks.
+            // A regular file may stand for another type: leave the type open, so that the reader
+            // asks.
             None => entry.kind = entry.kind.filter(|kind| *kind != Kind::File),
         }
         self.above.push(entry)
@@ -231,7 +232,7 @@ impl Layer for OverrideStat {
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         for _ in 0..ATTEMPTS {
             match self.entry(self.below.lookup(caller, parent, name)?) {
-                // It has been renamed or removed since: the name may lead to another file now.
+                // It has been renamed or removed since: another file may have the name now.
                 Err(Errno::ESTALE) => {}
                 other => return other,
             }
@@ -255,7 +256,7 @@ impl Layer for OverrideStat {
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         for _ in 0..ATTEMPTS {
-            // Only what is surely new gets a record.
+            // Only a certainly new file gets a record.
             match self.below.create(&OWN, parent, name, FILE_MODE, OpenFlags(flags.0 | OpenFlags::EXCL)) {
                 Ok((made, file)) => {
                     let record = self.fresh(caller, parent, Kind::File, mode, (0, 0))?;
@@ -272,7 +273,7 @@ impl Layer for OverrideStat {
                 return Err(Errno::ESTALE);
             }
             let file = self.below.open(caller, &found.node, flags)?;
-            // Opening may have cut it off.
+            // Opening may have truncated it.
             let attr = self.below.getattr(&OWN, &found.node, Some(&*file))?;
             return Ok((self.entry(Entry { attr, node: found.node })?, file));
         }
@@ -282,7 +283,7 @@ impl Layer for OverrideStat {
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let record = self.fresh(caller, parent, Kind::File, mode, (0, 0))?;
         let (made, file) = self.below.tmpfile(&OWN, parent, FILE_MODE, flags)?;
-        // Without a name, there is nothing to take away.
+        // A file without a name need not be removed.
         Ok((self.label(made, &record, || Ok(()))?, file))
     }
 

@@ -1,9 +1,9 @@
-//! The filter `readonly`: every change is EROFS, as on a read-only mount.
+//! The filter `readonly`: every change fails with EROFS, like on a read-only mount.
 //!
-//! Made by the stack builder; the pattern for small filters. What a native read-only mount refuses
-//! is refused here: changes of names, content, attributes (times included), extended attributes and
-//! file flags, and opening for writing. Reading leaves no trace: files are opened with `O_NOATIME`
-//! where the mounter is root, who may.
+//! Made by the stack builder; the template for small filters. It refuses everything that a native
+//! read-only mount refuses: changes of names, content, attributes (times included), extended
+//! attributes and file flags, and opening for writing. Reading leaves access times alone: files are
+//! opened with `O_NOATIME` where the mounter is root, who may do so.
 
 use nacre_vfs::{
     AllocateMode, Before, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result,
@@ -49,8 +49,8 @@ const CHANGING: [u32; 10] = [
     0x4100_9432,
 ];
 
-/// What an `ioctl(2)` gets: unknown commands might change something, and look as if the file system
-/// did not have them.
+/// Decides about an `ioctl(2)`: unknown commands might change something, and fail as if the file
+/// system did not have them.
 fn allow_ioctl(command: u32) -> Result<()> {
     if READING.contains(&command) {
         Ok(())
@@ -106,7 +106,7 @@ impl Filter for Readonly {
     }
 }
 
-/// An open file whose remaining ways of change (file flags by ioctl) are closed. Its bytes are the
+/// An open file without its remaining means of change (file flags by ioctl). Its bytes are the
 /// lower file's.
 struct ReadOnlyFile {
     below: Opened,

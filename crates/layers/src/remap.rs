@@ -1,10 +1,10 @@
-//! The filter `remap`: other owners, modes and rules over what is below. Everything that bindfs
-//! does to attributes, and more.
+//! The filter `remap`: shows other owners and modes, and applies rules to changes. Does everything
+//! that bindfs does to attributes, and more.
 //!
-//! Made by the stack builder. The rules behind it can be replaced while it serves
-//! ([`Remap::replace`]); each operation sees one set of rules per hook. Invariants:
-//! * nothing but the rules decides: no state about files is kept;
-//! * attributes change in one function ([`Rules`]`::show`), in this order: change time, map,
+//! Made by the stack builder. Its rules can be replaced while it serves ([`Remap::replace`]); each
+//! operation sees one set of rules per hook. Invariants:
+//! * the rules alone decide: no state about files is kept;
+//! * attributes are rewritten in one function ([`Rules`]`::show`), in this order: change time, map,
 //!   offset, forced owner, block devices, mirror, link count, permission rules, realistic
 //!   permissions.
 
@@ -37,7 +37,7 @@ const PERMISSIONS: u32 = 0o777;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// The filter.
+/// The filter with its current rules.
 #[derive(Debug)]
 pub struct Remap {
     rules: ArcSwap<Rules>,
@@ -49,15 +49,15 @@ impl Remap {
         Remap { rules: ArcSwap::from_pointee(rules) }
     }
 
-    /// Puts other rules in place, at once for all new operations. What callers have cached above
-    /// has to be dropped by the one who calls this.
+    /// Replaces the rules, at once for all new operations. The caller has to drop caches of the
+    /// layers above.
     pub fn replace(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
     }
 }
 
 impl Rules {
-    /// Rewrites attributes as callers shall see them.
+    /// Rewrites attributes for a caller.
     fn show(&self, caller: &Caller, attr: &mut Attr) -> Result<()> {
         let rules = self.kinds.get(attr.kind);
         let below = *attr;
@@ -72,7 +72,7 @@ impl Rules {
             Some(group) => group,
             None => self.owners.groups.shown(attr.gid).unwrap_or(NOBODY),
         };
-        // Before the callers are told apart: the type of a file must not depend on who asks.
+        // Before anything that depends on the caller: a file has the same type for all callers.
         if let (Kind::Block, Some(devices)) = (attr.kind, &self.block_devices) {
             attr.size = devices.size(attr.rdev_major, attr.rdev_minor).unwrap_or(0);
             attr.blocks = attr.size.div_ceil(512);
@@ -95,7 +95,7 @@ impl Rules {
         Ok(())
     }
 
-    /// The mode that is shown for `mode` of an object that is `below` otherwise.
+    /// Computes the shown mode for the stored `mode` of a file with the attributes `below`.
     fn shown_mode(&self, rules: &KindRules, below: &Attr, mode: u32) -> u32 {
         let mode = rules.perms.apply(mode, below.kind == Kind::Directory);
         match &self.realistic {
@@ -104,9 +104,9 @@ impl Rules {
         }
     }
 
-    /// Whether the caller is one that `mirror-only` shuts out, and the operation one that needs a
-    /// permission. The kernel refuses these by the mode that such callers are shown, but it keeps
-    /// one mode per file: a member who asks at the same instant would open the door.
+    /// Whether `mirror-only` excludes the caller from an operation that needs a permission. The
+    /// kernel refuses these by the mode that excluded callers are shown, but it caches one mode per
+    /// file: a look-up by a member at the same instant would permit the operation.
     fn shuts_out(&self, caller: &Caller, op: &Op<'_>) -> bool {
         let Some(mirror) = self.mirror.as_ref().filter(|mirror| mirror.only && caller.uid != 0) else { return false };
         let guarded = match op {
@@ -118,7 +118,7 @@ impl Rules {
             | Op::Rename(..)
             | Op::Open(_)
             | Op::Readdir => true,
-            // What an owner may do without any permission, or somebody who holds an open file.
+            // Permitted to an owner without any permission, or to the holder of an open file.
             Op::Getattr
             | Op::Setattr(_)
             | Op::Readlink
@@ -133,8 +133,8 @@ impl Rules {
         guarded && !mirror.members.contain(caller)
     }
 
-    /// Whom a new object shall belong to below. What its creator cannot own there is the mounter's,
-    /// as in bindfs.
+    /// Determines the stored owner of a new file. An id that cannot be stored for its creator is
+    /// replaced by the mounter's, like in bindfs.
     fn owner_of_new(&self, caller: &mut Caller, creation: &mut Creation) {
         let rules = self.kinds.get(creation.kind);
         let (user, group) = if self.callers_own {
@@ -143,11 +143,12 @@ impl Rules {
             (Some(self.mounter.0), Some(self.mounter.1))
         };
         let (user, group) = (rules.create_for_user.or(user), rules.create_for_group.or(group));
-        // The creator has it open for writing. A directory only passes its group on; the group of a
-        // file may be its directory's, which the kernel has judged by the one that is shown.
+        // The creator has it open for writing. On directories, set-group-id only makes new files
+        // inherit the group; a file's group may be its directory's, which the kernel has checked as
+        // it is shown.
         if creation.kind != Kind::Directory && creation.mode & (SET_USER_ID | SET_GROUP_ID) != 0 {
             let is_root = set_id::is_root(&*self.processes, caller);
-            // Beside rules that show other owners, an offset makes nobody an owner.
+            // Together with rules that show other owners, an offset does not count as ownership.
             let own = |ids: &Ids, id| if self.rewrites_owners { Some(id) } else { ids.of_caller(id) };
             if user.is_none_or(|user| Some(user) != own(&self.owners.users, caller.uid) && !is_root) {
                 creation.mode &= !SET_USER_ID;
@@ -184,8 +185,7 @@ impl Filter for Remap {
         let rules = self.rules.load();
         let perms = &rules.kinds.get(creation.kind).create_with_perms;
         if !perms.is_empty() && creation.kind != Kind::Symlink {
-            // The rules have the last word: they see the mode after the umask, which then has done
-            // its work.
+            // The rules are applied last: to the mode after the umask, which is then done.
             creation.mode = perms.apply(creation.mode & !caller.umask, creation.kind == Kind::Directory);
             caller.umask = 0;
         }
@@ -229,7 +229,7 @@ impl Filter for Remap {
 
     fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: Before<'_>) -> Result<()> {
         let rules = self.rules.load();
-        // An ACL that names nobody would be refused by the kernel as broken.
+        // The kernel would refuse an ACL entry without a valid id as broken.
         let named = |ids: &Ids, id| ids.shown(id).ok_or(Errno::EOVERFLOW);
         acl::translate(value, |id| named(&rules.owners.users, id), |id| named(&rules.owners.groups, id))?;
         if name == acl::ACCESS && rules.rewrites_modes {
@@ -256,13 +256,13 @@ impl Filter for Remap {
     }
 }
 
-/// An open file of which nothing can be cut (`truncate-deny`). Its bytes are the lower file's, so
+/// An open file that cannot be truncated (`truncate-deny`). Its bytes are the lower file's, so
 /// passthrough stays possible.
 struct NeverCut {
     below: Opened,
 }
 
-/// The modes of `fallocate(2)` that drop content.
+/// Modes of `fallocate(2)` that discard content.
 const DROPPING: u32 = AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::ZERO_RANGE;
 
 impl OpenFile for NeverCut {

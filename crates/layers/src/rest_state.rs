@@ -1,20 +1,20 @@
-//! Whether a layer hears everything, or rests: see `Layer::rest`. Used by `host/watch/resting.rs`
-//! and by cages, which say what it means there.
+//! State of a layer's idle watch: see `Layer::rest`. Used by `host/watch/resting.rs` and by cages,
+//! which define what it means there.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// It hears everything.
+/// The layer watches everything.
 pub const AWAKE: u8 = 0;
-/// It is to rest soon: whoever is wanted meanwhile makes it awake again.
+/// The layer is about to become idle; a use meanwhile makes it awake again.
 pub const DROWSY: u8 = 1;
-/// It rests.
+/// The layer is idle: it watches known files only.
 pub const RESTING: u8 = 2;
 
-/// It rested, and what it has missed is being looked at: it hears everything, but who wants it has
-/// to wait.
+/// The layer was idle, and missed changes are being found: it watches everything again, but uses
+/// have to wait.
 pub const WAKING: u8 = 3;
 
-/// One of these.
+/// One of these states, changed atomically.
 #[derive(Default)]
 pub struct RestState(AtomicU8);
 
@@ -24,12 +24,12 @@ impl RestState {
         self.0.load(Ordering::Acquire) == state
     }
 
-    /// Answers whether it was `from`, and is `to` now.
+    /// Changes the state from `from` to `to`; returns whether it was `from`.
     pub fn turns(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// It is in this state from now on.
+    /// Sets the state.
     pub fn set(&self, state: u8) {
         self.0.store(state, Ordering::Release);
     }

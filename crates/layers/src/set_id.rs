@@ -1,10 +1,10 @@
-//! Set-id bits for files that are shown as somebody else's than they are below.
+//! Set-id bits of files that are shown with another owner than they have in the layer below.
 //!
-//! Called by the filters that show other owners, with each mode that is about to be set. Whom the
-//! kernel takes for the owner may set any mode; but where root's file is shown as a user's,
-//! set-user-id would make a program of the user's run as root on the storage. So a caller gives a
-//! regular file set-user-id only where the file is the caller's below, and set-group-id only where
-//! its group there is one of the caller's. Root may do both.
+//! Called by the filters that show other owners, with each mode that is about to be set. The kernel
+//! lets the shown owner set any mode; but where root's file is shown as a user's, set-user-id would
+//! make a program of the user run as root on the storage. So a caller gives a regular file
+//! set-user-id only where the file is the caller's in the layer below, and set-group-id only where
+//! its group there is one of the caller's. Root may set both.
 
 use crate::accounts::{Credentials, Processes};
 use nacre_vfs::{Before, Caller, Errno, Kind, Result, SetAttr};
@@ -12,18 +12,18 @@ use nacre_vfs::{Before, Caller, Errno, Kind, Result, SetAttr};
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// The owners of a file below.
+/// Owners of a file in the layer below.
 #[derive(Clone, Copy)]
 struct Owners {
     user: u32,
     group: u32,
 }
 
-/// Takes the set-id bits out of a change that its caller must not give to the file, which is `before` the change.
-/// Directories only pass their groups on.
+/// Removes the set-id bits from a change that its caller must not give to the file, whose
+/// attributes are `before`. Directories are exempt: set-group-id makes new files inherit the group.
 ///
 /// # Errors
-/// EIO where it cannot be found out who the caller is; the errors of `before`.
+/// EIO if the caller's identity cannot be determined; the errors of `before`.
 pub(crate) fn limit(
     processes: &dyn Processes,
     caller: &Caller,
@@ -39,7 +39,7 @@ pub(crate) fn limit(
     Ok(())
 }
 
-/// `mode` without the set-id bits that this caller must not give to a file of these owners.
+/// Returns `mode` without the set-id bits that this caller must not give to a file of these owners.
 fn allowed(processes: &dyn Processes, caller: &Caller, mode: u32, owners: Owners) -> Result<u32> {
     let known = credentials(processes, caller)?;
     let mut refused = SET_USER_ID | SET_GROUP_ID;
@@ -57,21 +57,21 @@ fn allowed(processes: &dyn Processes, caller: &Caller, mode: u32, owners: Owners
     Ok(mode & !refused)
 }
 
-/// Whether a caller who creates something is root. By its process as well: filters above, and mirrors
-/// of mirrors, have other ids create on behalf of root.
+/// Whether the caller of a creation is root. Also judged by its process: filters above, and mirrors
+/// of mirrors, create under other ids on behalf of root.
 pub(crate) fn is_root(processes: &dyn Processes, caller: &Caller) -> bool {
     let by_process = || processes.credentials(caller.pid).is_ok_and(|known| known.is_some_and(|known| known.uid == 0));
     caller.uid == 0 || caller.pid != 0 && by_process()
 }
 
-/// Who a caller is; `None` where nobody can say.
+/// Ids of a caller; `None` if they cannot be determined.
 fn credentials(processes: &dyn Processes, caller: &Caller) -> Result<Option<Credentials>> {
     let named = Credentials { uid: caller.uid, gid: caller.gid, groups: Vec::new() };
     if caller.pid == 0 {
         return Ok(Some(named));
     }
     let process = processes.credentials(caller.pid).map_err(|_| Errno::EIO)?;
-    // On mounts that can be idmapped requests bear no ids, which looks like root.
+    // On mounts that can be idmapped, requests have no ids, which looks like root.
     if caller.uid == 0 {
         return Ok(process);
     }
@@ -91,7 +91,7 @@ mod tests {
         let caller = |uid, pid| Caller { uid, gid: if uid == 0 { 0 } else { 100 }, pid, umask: 0 };
         let allowed =
             |uid, pid, (user, group)| allowed(&processes, &caller(uid, pid), 0o6755, Owners { user, group }).unwrap();
-        // Named in the request, or found by the process.
+        // Ids from the request, or from the process.
         for uid in [1000, 0] {
             assert_eq!(allowed(uid, 7, (0, 0)), 0o755);
             assert_eq!(allowed(uid, 7, (1000, 0)), 0o4755);

@@ -1,11 +1,11 @@
-//! The settings of the layers, as plain data: tables of keys, types and words.
+//! Settings of the layers, as plain data: tables of keys, types and words.
 //!
-//! Used by the layers themselves, by the crates that have layers of their own, and by the stack
-//! builder, which reads and writes them as text.
+//! Used by the layers themselves, by crates with layers of their own, and by the stack builder,
+//! which reads and writes them as text.
 //!
 //! Values that need the system (names of users) or a grammar of their own (permission rules, maps,
 //! rates) stay text here and are compiled when a stack is built, so that a specification can be
-//! written, printed and compared anywhere.
+//! written, printed and compared on any machine.
 
 mod field;
 
@@ -14,32 +14,32 @@ pub use field::{Field, SpecError, is_default, text, unknown_key};
 use std::path::PathBuf;
 
 words! {
-    /// Who else may change a source, and what is done about it.
+    /// Which other processes may change a source, and how that is handled.
     pub enum HostCoherence {
-        /// Others may change it; their changes are watched for and caches dropped.
+        /// Other processes may change it; their changes are watched for and caches dropped.
         #[default]
         Watch = "watch",
-        /// Nobody else changes it: cache for good.
+        /// No other process changes it: cache without limit.
         Exclusive = "exclusive",
-        /// Others may change it: ask again each time.
+        /// Other processes may change it: ask again each time.
         Revalidate = "revalidate",
     }
 }
 
 words! {
-    /// How symbolic links of a source appear.
+    /// Presentation of a source's symbolic links.
     pub enum Symlinks {
         /// As links.
         #[default]
         Keep = "keep",
-        /// As what they point to, also outside the source; broken ones stay links, and none can be
-        /// made.
+        /// As their targets, also outside the source; broken ones stay links, and no links can be
+        /// created.
         Resolve = "resolve",
     }
 }
 
 words! {
-    /// What deleting a resolved symbolic link removes.
+    /// Effect of deleting a resolved symbolic link.
     pub enum SymlinkDeletion {
         /// The link only.
         #[default]
@@ -54,7 +54,7 @@ words! {
 }
 
 words! {
-    /// What becomes of a change of owner, group or mode.
+    /// Policy for a change of owner, group or mode.
     pub enum ChangePolicy {
         /// It reaches the source.
         #[default]
@@ -67,7 +67,7 @@ words! {
 }
 
 words! {
-    /// Which operations on extended attributes pass.
+    /// Policy for operations on extended attributes.
     pub enum XattrPolicy {
         /// All.
         #[default]
@@ -80,7 +80,7 @@ words! {
 }
 
 words! {
-    /// Whom new objects belong to.
+    /// Owner of new files.
     pub enum CreateAs {
         /// The caller where the mounter is root, the mounter otherwise.
         #[default]
@@ -93,10 +93,10 @@ words! {
 }
 
 words! {
-    /// Which extended attribute holds owners, modes and types.
+    /// The extended attribute that holds owners, modes and types.
     pub enum OverrideAttribute {
-        /// The one that the root directory carries; where it carries none, everything is what it
-        /// looks like.
+        /// The one that the root directory carries; if it carries none, files show their own
+        /// attributes.
         #[default]
         Carried = "carried",
         /// `security.fuseoverlayfs.override_stat`.
@@ -107,9 +107,9 @@ words! {
 }
 
 words! {
-    /// How loud the trace is.
+    /// Verbosity of the trace.
     pub enum TraceLevel {
-        /// Changes at `debug`, questions at `trace`.
+        /// Changes at `debug`, queries at `trace`.
         #[default]
         Changes = "changes",
         /// Everything at `debug`.
@@ -122,24 +122,24 @@ settings! {
     pub struct HostSpec {
         /// The directory. In the one-line form, the first setting may be the bare path.
         "source" => source: PathBuf,
-        /// Who else may change it.
+        /// Which other processes may change it.
         "coherence" => coherence: HostCoherence,
-        /// How symbolic links appear.
+        /// Presentation of symbolic links.
         "symlinks" => symlinks: Symlinks,
-        /// What deleting a resolved link removes.
+        /// Effect of deleting a resolved link.
         "symlink-deletion" => symlink_deletion: SymlinkDeletion,
-        /// Keep `O_DIRECT` on the source's files and align buffers to so many bytes; without it,
-        /// `O_DIRECT` is dropped on the way down.
+        /// Keep `O_DIRECT` on the source's files and align buffers to this many bytes; without it,
+        /// `O_DIRECT` is not passed to the source.
         "forward-odirect" => forward_odirect: Option<u32>,
-        /// Changes nothing: the ioctls of file flags are always forwarded.
+        /// Accepted without effect: the ioctls of file flags are always forwarded.
         "ioctl" => ioctl: bool,
         /// Leave the source's access times alone, where the mounter may (root, and owners of
         /// files).
         "noatime" => noatime: bool,
-        /// As a branch of a union: a directory outside the source on the same mount, for copies
-        /// that are being made and the like.
+        /// As a branch of a union: a work directory outside the source on the same mount, for
+        /// unfinished copies and the like.
         "work" => work: Option<PathBuf>,
-        /// A directory below the source that does not exist in it; may be given several times.
+        /// A directory below the source that is excluded; may be given several times.
         "without" => without: Vec<PathBuf>,
     }
 }
@@ -155,16 +155,16 @@ settings! {
 }
 
 settings! {
-    /// Owners as another user namespace sees them. Ranges are `STORED:SHOWN:LENGTH`, several
-    /// divided by `:` as well.
+    /// Owners as another user namespace shows them. Ranges are `STORED:SHOWN:LENGTH`, several of
+    /// them separated by `:` as well.
     pub struct ShiftSpec {
-        /// Ranges of user ids; without any, users are who they are.
+        /// Ranges of user ids; without any, user ids are unchanged.
         "uid" => uid: Option<String>,
         /// Ranges of group ids.
         "gid" => gid: Option<String>,
-        /// Everything shows as this user's.
+        /// Every file shows this user as its owner.
         "squash-uid" => squash_uid: Option<u32>,
-        /// Everything shows as this group's.
+        /// Every file shows this group.
         "squash-gid" => squash_gid: Option<u32>,
     }
 }
@@ -172,7 +172,7 @@ settings! {
 settings! {
     /// Owners, modes and types kept in extended attributes.
     pub struct OverrideStatSpec {
-        /// Which attribute.
+        /// The attribute to use.
         "attribute" => attribute: OverrideAttribute,
     }
 }
@@ -190,7 +190,7 @@ settings! {
 settings! {
     /// Logging of operations.
     pub struct TraceSpec {
-        /// What is logged how loudly.
+        /// Verbosity.
         "level" => level: TraceLevel,
     }
 }
@@ -203,29 +203,29 @@ settings! {
         "force-user" => force_user: Option<String>,
         /// Every object shows this group.
         "force-group" => force_group: Option<String>,
-        /// Callers that see themselves as the owner of everything: users and `@groups`.
+        /// Callers that are shown as the owner of every file: users and `@groups`.
         "mirror" => mirror: Option<String>,
-        /// As `mirror`; all others but root see mode bits 000.
+        /// As `mirror`; for all other users but root, mode bits are shown as 000.
         "mirror-only" => mirror_only: Option<String>,
-        /// Owners as they are and as they shall appear: `1000/2000:@100/@200:1000-1999/5000:*/0`.
+        /// Translates stored owners to shown ones: `1000/2000:@100/@200:1000-1999/5000:*/0`.
         "map" => map: Option<String>,
-        /// A passwd file whose numbers appear as the local ids of the same names.
+        /// A passwd file whose ids are shown as the local ids of the same names.
         "map-passwd" => map_passwd: Option<PathBuf>,
-        /// The same with a group file.
+        /// A group file whose ids are shown as the local ids of the same names.
         "map-group" => map_group: Option<PathBuf>,
-        /// A passwd file whose numbers the local ids of the same names appear as.
+        /// A passwd file: the local ids of the same names are shown as its ids.
         "map-passwd-rev" => map_passwd_rev: Option<PathBuf>,
-        /// The same with a group file.
+        /// A group file: the local ids of the same names are shown as its ids.
         "map-group-rev" => map_group_rev: Option<PathBuf>,
-        /// Added to each user id that is shown, subtracted on the way down.
+        /// Added to each user id that is shown, subtracted from each id that is stored.
         "uid-offset" => uid_offset: Option<i64>,
-        /// The same for groups.
+        /// Added to each group id that is shown, subtracted from each id that is stored.
         "gid-offset" => gid_offset: Option<i64>,
         /// Rewrites the permission bits that are shown (`u=rwX:g=rD:o=`).
         "perms" => perms: Option<String>,
-        /// Clears r, w or x where the mounter itself has no such access.
+        /// Clears r, w or x where the mounter itself lacks that access.
         "realistic-permissions" => realistic_permissions: bool,
-        /// Whom new objects belong to.
+        /// Owner of new files.
         "create-as" => create_as: CreateAs,
         /// New objects belong to this user.
         "create-for-user" => create_for_user: Option<String>,
@@ -233,17 +233,17 @@ settings! {
         "create-for-group" => create_for_group: Option<String>,
         /// Rewrites the mode of new objects.
         "create-with-perms" => create_with_perms: Option<String>,
-        /// Changes of owner.
+        /// Policy for changes of owner.
         "chown" => chown: ChangePolicy,
-        /// Changes of group.
+        /// Policy for changes of group.
         "chgrp" => chgrp: ChangePolicy,
-        /// Changes of mode.
+        /// Policy for changes of mode.
         "chmod" => chmod: ChangePolicy,
         /// Rewrites a requested mode, with `chmod=normal`.
         "chmod-filter" => chmod_filter: Option<String>,
         /// With `chmod=ignore` or `deny`: x bits of regular files can be changed all the same.
         "chmod-allow-x" => chmod_allow_x: bool,
-        /// Extended attributes.
+        /// Policy for extended attributes.
         "xattr" => xattr: XattrPolicy,
         /// `unlink` and `rmdir` give EPERM.
         "delete-deny" => delete_deny: bool,
@@ -259,7 +259,7 @@ settings! {
         "block-devices-as-files" => block_devices_as_files: bool,
         /// The change time shows the modification time.
         "ctime-from-mtime" => ctime_from_mtime: bool,
-        /// Names that do not exist for users, as globs (`*.tmp`); may be given several times.
+        /// Names that are hidden, as globs (`*.tmp`); may be given several times.
         "hide" => hide: Vec<String>,
         /// A setting for some file types only, `TYPES:KEY=VALUE` with the letters of find's `-type`
         /// (`d:perms=0755`); may be given several times.

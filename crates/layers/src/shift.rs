@@ -1,23 +1,22 @@
-//! The filter `shift`: owners of a tree as another user namespace sees them, and owners that show
-//! as one.
+//! The filter `shift`: translates owners to another user namespace, or shows all owners as one.
 //!
-//! Made by the stack builder, for layers of containers that are kept with the ids of their images
-//! (`uidmapping`, `gidmapping`) and for those who cannot change owners at all (`squash`). Unlike
-//! `remap`, an id that no range holds is nobody's: it shows as the overflow id, whoever it is
-//! creates as that, and nothing can be given to it. Invariant: what was written through the filter
-//! shows as it was written.
+//! Made by the stack builder, for container layers that are stored with the ids of their images
+//! (`uidmapping`, `gidmapping`) and for users who cannot change owners at all (`squash`). Unlike in
+//! `remap`, an id outside all ranges is unmapped: it shows as the overflow id, a caller with an
+//! unmapped id creates files as the overflow id, and no file can be given to it. Invariant: owners
+//! written through the filter are shown as they were written.
 
 use crate::{accounts::Processes, remap::acl, set_id};
 use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Result, SetAttr};
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// What owners without a place in the ranges show as (`/proc/sys/kernel/overflowuid`).
+/// Id that unmapped owners show as (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW: u32 = 65_534;
 
 /// The greatest id; `u32::MAX` means "no change" to `chown(2)`.
 const ID_MAX: u32 = u32::MAX - 1;
 
-/// So many ids from `stored` on show as those from `shown` on.
+/// A range of ids: `length` ids from `stored` on show as those from `shown` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     stored: u32,
@@ -25,12 +24,12 @@ struct Range {
     length: u32,
 }
 
-/// Ranges of ids: `STORED:SHOWN:LENGTH`, several of them divided by `:` as well. More colons than
-/// needed do no harm: podman begins with one.
+/// Ranges of ids: `STORED:SHOWN:LENGTH`, several of them separated by `:` as well. Superfluous
+/// colons are accepted: podman begins with one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range>);
 
-/// Why ranges are refused: a sentence for the user.
+/// Error of a malformed range: a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeError(String);
 
@@ -92,7 +91,7 @@ impl fmt::Display for Ranges {
 }
 
 impl Ranges {
-    /// Without ranges, every id is itself.
+    /// Translates an id. Without ranges, every id is unchanged.
     fn look(&self, id: u32, from: impl Fn(&Range) -> u32, to: impl Fn(&Range) -> u32) -> Option<u32> {
         if self.0.is_empty() {
             return Some(id);
@@ -102,12 +101,12 @@ impl Ranges {
         Some(to(range) + (id - from(range)))
     }
 
-    /// What a stored id shows as.
+    /// The id that a stored id shows as.
     pub fn up(&self, stored: u32) -> u32 {
         self.look(stored, |range| range.stored, |range| range.shown).unwrap_or(OVERFLOW)
     }
 
-    /// What is stored for an id; `None` where it has no place.
+    /// The stored id for a shown one; `None` if it is unmapped.
     pub fn down(&self, shown: u32) -> Option<u32> {
         self.look(shown, |range| range.shown, |range| range.stored)
     }
@@ -120,12 +119,13 @@ pub struct Shift {
     pub uids: Ranges,
     /// Groups.
     pub gids: Ranges,
-    /// Everything shows as this user's, whoever's it is.
+    /// Every file shows this user as its owner.
     pub squash_uid: Option<u32>,
-    /// Everything shows as this group's.
+    /// Every file shows this group.
     pub squash_gid: Option<u32>,
-    /// Who callers are: where owners are squashed, set-id bits are judged by the owners below. Ranges
-    /// leave them alone: they show an image to the container that it belongs to.
+    /// Callers' processes: where owners are squashed, set-id bits are decided by the owners in the
+    /// layer below. Not used with ranges alone, which show an image to the container that it
+    /// belongs to.
     pub processes: Option<Arc<dyn Processes>>,
 }
 
@@ -150,8 +150,8 @@ impl Filter for Shift {
     }
 
     fn caller_down(&self, caller: &Caller) -> Caller {
-        // Whoever has no place creates as nobody: mount points and the like that a container's
-        // maker leaves there.
+        // A caller with an unmapped id creates as the overflow id: for mount points and the like,
+        // which a container's runtime creates there.
         Caller {
             uid: self.uids.down(caller.uid).unwrap_or(OVERFLOW),
             gid: self.gids.down(caller.gid).unwrap_or(OVERFLOW),

@@ -6,8 +6,7 @@
 use nacre_size::Written;
 use std::{fmt, str::FromStr};
 
-/// What all sizes are multiples of where space is counted: the smallest block that a limit can be
-/// told in, bytes.
+/// Granularity of limits: sizes of accounted space are multiples of this block size, bytes.
 pub const BLOCK: u64 = 4096;
 
 /// The suffixes, from the largest down.
@@ -18,7 +17,7 @@ const SUFFIXES: [(char, u64); 6] =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(u64);
 
-/// Why a text is no size or no limit: a sentence for the user.
+/// Error of a malformed size or limit: a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeError(String);
 
@@ -31,7 +30,7 @@ impl fmt::Display for SizeError {
 impl std::error::Error for SizeError {}
 
 impl Size {
-    /// So many bytes.
+    /// A size of this many bytes.
     pub const fn new(bytes: u64) -> Size {
         Size(bytes)
     }
@@ -41,7 +40,7 @@ impl Size {
         self.0
     }
 
-    /// The size as the limit of something that holds files, in whole blocks (rounded down).
+    /// The size as a limit of stored files, in whole blocks (rounded down).
     ///
     /// # Errors
     /// Less than one block, in which no file would fit.
@@ -58,7 +57,7 @@ impl Size {
             return self.0.to_string();
         };
         let (whole, rest) = (self.0 / factor, self.0 % factor);
-        // Cut off, never rounded up: what is shown as free is there.
+        // Truncated, never rounded up: space that is shown as free exists.
         let hundredths = u64::try_from(u128::from(rest) * 100 / u128::from(factor)).unwrap_or_default();
         match (whole, hundredths) {
             (_, 0) | (100.., _) => format!("{whole}{suffix}"),
@@ -71,7 +70,7 @@ impl Size {
 impl FromStr for Size {
     type Err = SizeError;
 
-    /// As `nacre_size` reads it; a decimal point wants a unit that it can divide.
+    /// Parses like `nacre_size`; a decimal point requires a unit that it can divide.
     fn from_str(text: &str) -> Result<Size, SizeError> {
         let bad = || {
             SizeError(format!(
@@ -91,7 +90,7 @@ impl FromStr for Size {
     }
 }
 
-/// Exact: with a suffix only where nothing is lost by it, so that it can be read back.
+/// Exact: with a suffix only where the text stays exact, so that it can be parsed again.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match SUFFIXES.iter().find(|(_, factor)| self.0 >= *factor && self.0.is_multiple_of(*factor)) {
@@ -106,12 +105,12 @@ impl fmt::Display for Size {
 pub enum Share {
     /// Hundredths of a percent, from 1 to 10000.
     Percent(u32),
-    /// So much.
+    /// A fixed size.
     Size(Size),
 }
 
 impl Share {
-    /// The bytes that it stands for where the whole is `limit`.
+    /// The bytes of this share where the whole is `limit`.
     pub fn of(self, limit: u64) -> u64 {
         match self {
             Share::Percent(hundredths) => {
@@ -158,7 +157,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// A limit within a limit.
+/// A limit of a user or directory within the cage's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitRule {
     /// For all files of one user: a name or a number.
@@ -189,7 +188,7 @@ impl FromStr for LimitRule {
     }
 }
 
-/// A relative path without empty parts and `.`; none where it leads nowhere or out.
+/// Normalizes a relative path without empty parts and `.`; none if it is empty or leaves the root.
 fn below(path: &str) -> Option<String> {
     if path.starts_with('/') || path.contains('\0') {
         return None;

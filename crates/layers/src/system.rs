@@ -1,7 +1,7 @@
-//! The real surroundings: databases of users and groups, `/proc`, `/sys`, and the ids of this
+//! The real environment: databases of users and groups, `/proc`, `/sys`, and the ids of this
 //! process.
 //!
-//! Called once, where a stack is built by the program. Invariant: no question enumerates users.
+//! Called once, where the program builds a stack. Invariant: no query enumerates users.
 
 use crate::{
     accounts::{Accounts, Credentials, Processes, User},
@@ -46,7 +46,7 @@ impl Processes for SystemProcesses {
     }
 }
 
-/// proc_pid_status(5); `None` where the process is gone.
+/// Reads proc_pid_status(5); `None` if the process has ended.
 fn status(pid: u32) -> io::Result<Option<String>> {
     match std::fs::read_to_string(format!("/proc/{pid}/status")) {
         Ok(status) => Ok(Some(status)),
@@ -55,17 +55,18 @@ fn status(pid: u32) -> io::Result<Option<String>> {
     }
 }
 
-/// The right to change files of all owners (capabilities(7)). A thread of root's that takes up a user's
-/// rights by setfsuid(2) loses it, unless it only creates for that user, as ours do.
+/// The capability to change files of all owners (capabilities(7)). A thread of root that takes a
+/// user's ids by setfsuid(2) loses it, unless it only creates files for that user, like our
+/// threads.
 const CAP_FOWNER: u64 = 1 << 3;
 
 fn credentials_lines(status: &str) -> Option<Credentials> {
     let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    // Since Linux 6.8; before, such a thread has no memory.
+    // `Kthread:` exists since Linux 6.8; before, a kernel thread is recognized by having no memory.
     if line("Kthread:").map_or(line("VmSize:").is_none(), |value| value.trim() == "1") {
         return None;
     }
-    // Real, effective, saved, of the file system.
+    // Order of the fields: real, effective, saved, file-system id.
     let id = |name: &str, which| line(name)?.split_ascii_whitespace().nth(which)?.parse::<u32>().ok();
     let capabilities = line("CapEff:").and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or_default();
     let is_root = id("Uid:", 1)? == 0 && capabilities & CAP_FOWNER != 0;
@@ -73,7 +74,7 @@ fn credentials_lines(status: &str) -> Option<Credentials> {
     Some(Credentials { uid, gid: id("Gid:", 3)?, groups: groups_line(status) })
 }
 
-/// The numbers behind `Groups:` in proc_pid_status(5).
+/// The numbers after `Groups:` in proc_pid_status(5).
 fn groups_line(status: &str) -> Vec<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
     line.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
@@ -92,11 +93,10 @@ impl Devices for SystemDevices {
 }
 
 impl Context {
-    /// The surroundings of this process. A door with few threads puts its own [`Context::waiting`]
-    /// in place.
+    /// The environment of this process. A front end with few threads replaces [`Context::waiting`].
     ///
     /// # Errors
-    /// Where its own groups cannot be read.
+    /// The process' own groups cannot be read.
     pub fn system() -> io::Result<Context> {
         let groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
         Ok(Context {

@@ -1,10 +1,10 @@
-//! The filter `throttle`: limits the rate of reading and of writing, with one bucket per direction
-//! for the whole mount.
+//! The filter `throttle`: limits the rate of reading and of writing, with one token bucket per
+//! direction for the whole mount.
 //!
 //! Made by the stack builder; rates can be replaced while it serves. Waiting happens in the read or
-//! write itself, nowhere else: other operations go on (a door whose threads are few sees to it by
-//! [`Waiting`]). Every byte has to pass here, so open files offer no backing descriptor. Reads that
-//! the kernel's page cache answers are free.
+//! write itself, nowhere else: other operations continue (a front end with few threads ensures that
+//! by [`Waiting`]). Every byte has to pass here, so open files offer no backing descriptor for
+//! passthrough. Reads from the kernel's page cache are free.
 
 mod bucket;
 pub mod rate;
@@ -21,7 +21,7 @@ use parking_lot::RwLock;
 use rate::Rate;
 use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
 
-/// The limits.
+/// Rate limits per direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// For reading; `None` is unlimited.
@@ -63,8 +63,7 @@ impl Throttle {
         }
     }
 
-    /// Puts other limits in place, for files that are open as well. A wait that has begun ends as
-    /// it would have.
+    /// Replaces the limits, for open files as well. A wait in progress keeps its length.
     pub fn replace(&self, rates: Rates) {
         *self.shared.rates.write() = rates;
     }
@@ -109,7 +108,7 @@ impl Filter for Throttle {
     }
 }
 
-/// An open file whose reads and writes wait their turn.
+/// An open file whose reads and writes wait for the bucket.
 struct ThrottledFile {
     below: Opened,
     shared: Arc<ThrottleShared>,
@@ -156,8 +155,8 @@ impl OpenFile for ThrottledFile {
 }
 
 impl ThrottledFile {
-    /// A copy is charged before it is known how much there is to copy: in steps, so that a copy of
-    /// "everything" is not charged for more.
+    /// Length of one step of a copy. A copy is charged before the available length is known: steps
+    /// avoid an overcharge of a copy of "everything".
     fn copied_at_once(&self, length: u64) -> u64 {
         const STEP: u64 = 1 << 20;
         let rates = *self.shared.rates.read();

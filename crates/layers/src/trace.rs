@@ -1,11 +1,11 @@
-//! The layer `trace`: one log line for each operation of what is below, with caller, name, result
-//! and duration.
+//! The layer `trace`: logs one line for each operation of the layer below, with caller, name,
+//! result and duration.
 //!
-//! Made by the stack builder. It is no [`nacre_vfs::Filter`], since it has to see how operations
-//! end. It changes nothing and withdraws nothing: where the kernel reads and writes the lower file
-//! directly, those reads and writes cannot be seen. Lines go to the target `nacre::operation`;
-//! changes at `debug`, questions at `trace` (or everything at `debug`). Errors are part of the line
-//! and never a warning: a name that does not exist is daily life.
+//! Made by the stack builder. It is no [`nacre_vfs::Filter`], since it has to see the results of
+//! operations. It changes nothing and disables nothing: where the kernel reads and writes the lower
+//! file directly (passthrough), those reads and writes are not seen. Lines have the target
+//! `nacre::operation`; changes are logged at `debug`, queries at `trace` (or everything at
+//! `debug`). Errors are part of the line and never a warning: a failed look-up is normal.
 
 use crate::{clock::Clock, settings::TraceLevel};
 use nacre_vfs::{
@@ -19,10 +19,10 @@ use tracing::Level;
 #[cfg(test)]
 mod tests;
 
-/// Where the lines go.
+/// Target of the log lines.
 const TARGET: &str = "nacre::operation";
 
-/// The layer.
+/// The trace over one layer.
 pub struct Trace {
     below: Arc<dyn Layer>,
     log: Log,
@@ -34,7 +34,7 @@ struct Log {
     clock: Arc<dyn Clock>,
 }
 
-/// Whether an operation asks or changes.
+/// Whether an operation queries or changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
     Question,

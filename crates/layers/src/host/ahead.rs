@@ -1,15 +1,15 @@
 //! Read-ahead for listings with attributes.
 //!
-//! Who lists a large directory that the kernel has not in memory waits for each inode to be loaded.
-//! While he looks at the names of one answer, a thread examines those of the next, so that the
-//! kernel has them by then. What it learns is thrown away: the listing itself asks again, and is
-//! never older than it would be otherwise.
+//! A reader that lists a large directory whose inodes are not cached by the kernel waits for each
+//! inode to be loaded. While it processes the names of one answer, a thread examines those of the
+//! next, so that the kernel has loaded them by then. The thread discards the results: the listing
+//! itself asks again, and is never older than without the thread.
 //!
-//! Called by `listing.rs`, where examining turned out to take long. Invariants: the thread does
-//! nothing that could send a request to the mount that is being served; it ends when there was
-//! nothing to do for a moment, and when the layer goes. It shares nothing with a union's
-//! (`listing/ahead.rs` there): nobody waits for what this one does, and of too many jobs it drops
-//! the oldest; a merge takes over what that one has read.
+//! Called by `listing.rs`, where examining entries turned out to take long. Invariants: the thread
+//! makes no call that could send a request to the mount that is being served; it ends after a short
+//! time without work, and with the layer. It is separate from a union's (`listing/ahead.rs` there):
+//! nothing waits for the results of this thread, and it drops the oldest of too many jobs; a
+//! union's merge uses the names that its thread has read.
 
 use super::stat;
 use nacre_sys::{cpus, directory};
@@ -24,18 +24,18 @@ use std::{
     time::Duration,
 };
 
-/// Listings that wait; of more at a time, the oldest is left alone.
+/// Maximum number of queued jobs; of more, the oldest is dropped.
 const WAITING_MAX: usize = 4;
-/// How long the thread waits for more.
+/// How long the thread waits for more work.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// How far a listing has come in the records of its buffer, in bytes.
+/// Progress of a listing in the records of its buffer, in bytes.
 pub(super) type Reached = Arc<AtomicUsize>;
 
 struct Job {
     directory: Arc<OwnedFd>,
     records: Box<[u8]>,
-    /// Where `records` begins in the buffer of the listing.
+    /// Offset of `records` in the buffer of the listing.
     offset: usize,
     reached: Reached,
 }
@@ -55,15 +55,15 @@ struct AheadThread {
     examined: AtomicUsize,
 }
 
-/// The thread, where there is one at the moment, and what it has to do.
+/// The thread, if it runs at the moment, and its queue.
 #[derive(Default)]
 pub(super) struct Ahead {
     thread: Arc<AheadThread>,
 }
 
 impl Ahead {
-    /// Has the records that start at `offset` of a listing's buffer examined, but for those that
-    /// the listing itself reaches first.
+    /// Examines the records that start at `offset` of a listing's buffer in the thread, except
+    /// those that the listing itself reaches first.
     pub fn examine(&self, directory: &Arc<OwnedFd>, records: &[u8], offset: usize, reached: &Reached) {
         let mut queue = self.thread.queue.lock();
         if queue.ended {
@@ -96,7 +96,7 @@ impl Ahead {
         }
     }
 
-    /// How many names were examined so far.
+    /// Number of names examined so far.
     #[cfg(test)]
     pub fn examined(&self) -> usize {
         self.thread.examined.load(Ordering::Relaxed)
@@ -121,7 +121,7 @@ impl AheadThread {
             let mut at = 0;
             while let Some(record) = job.records.get(at..).and_then(directory::first) {
                 if job.offset + at >= job.reached.load(Ordering::Relaxed) {
-                    // Whatever comes out is found by the listing, too.
+                    // The listing finds an error as well.
                     let _ = stat::of_name_quietly(job.directory.as_fd(), record.name);
                     #[cfg(test)]
                     self.examined.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Changes of attributes, through a descriptor whose identity has been checked.
 //!
-//! Order: owner, mode, size, times; each step clears what the native call would. Set-id bits
-//! survive a truncation only where the kernel did not ask to drop them.
+//! Order: owner, mode, size, times; each step clears the bits that the native call would clear.
+//! Set-id bits survive a truncation only where the kernel did not ask to drop them.
 
 use super::{HostShared, errno, file::HostFile, node::HostNode, stat};
 use nacre_sys::{credentials, inode, xattrat};
@@ -36,9 +36,9 @@ impl HostShared {
     ) -> Result<Attr> {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
-            // The kernel takes set-id bits away at that, but for a set-group-id bit without the
-            // right to run the file, which means something else (chown(2)): there it asks for our
-            // groups, and we are in none of the caller's.
+            // The kernel clears set-id bits at that, except a set-group-id bit without group
+            // execute permission, which means something else (chown(2)): for that bit, it checks
+            // our groups, and we are in none of the caller's.
             let give = || rustix::fs::chownat(target, "", uid, gid, AtFlags::EMPTY_PATH).map_err(errno);
             credentials::with_set_id_kept(give)??;
         }
@@ -46,7 +46,7 @@ impl HostShared {
             change_mode(target, mode)?;
             file.inspect(|file| file.mode_given(mode));
         }
-        // A device that is shown as a file has no length to change.
+        // A block device that is shown as a file has no length to change.
         if let Some(size) = change.size.filter(|_| node.kind() == Kind::File) {
             self.truncate(node, target, file, size)?;
         }
@@ -71,7 +71,7 @@ impl HostShared {
             Some(file) => file.fd(),
             None => {
                 opened = match self.open_checked(node, OFlags::WRONLY) {
-                    // A lease may be in the way, also of the file without a name.
+                    // A lease may be held, also on a file without a name.
                     Err(Errno::ESTALE | Errno::EAGAIN) => self.open_leased(target, OFlags::WRONLY)?,
                     other => other?,
                 };
@@ -82,14 +82,15 @@ impl HostShared {
     }
 }
 
-/// Sets permission bits; the set-group-id bit was decided by whoever knows the caller's groups.
+/// Sets permission bits; the kernel in front of the mount, which knows the caller's groups, has
+/// decided about set-group-id.
 fn change_mode(target: BorrowedFd<'_>, mode: u32) -> Result<()> {
     let change = || inode::change_mode(target, mode);
     Ok(if mode & 0o2000 == 0 { change() } else { credentials::with_set_id_kept(change)? }?)
 }
 
-/// Drops what a change of content or owner by an ordinary user drops: set-user-id, set-group-id of
-/// executables, file capabilities.
+/// Clears what a change of content or owner by an ordinary user clears: set-user-id, set-group-id
+/// of executables, file capabilities.
 fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> {
     if mode_set.is_none() {
         let mode = u32::from(stat::of_file_timeless(target)?.stx_mode);
@@ -102,8 +103,8 @@ fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> 
         }
     }
     match xattrat::remove(xattrat::Target::File(target), b"security.capability").map_err(Errno::from) {
-        // A daemon without the right to remove them is no superuser: the kernel drops them itself,
-        // by the change of the file.
+        // A daemon without the right to remove them is not root: the kernel then drops them itself,
+        // with the change of the file.
         Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => Ok(()),
         Err(error) => Err(error),
     }

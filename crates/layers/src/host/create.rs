@@ -1,8 +1,8 @@
 //! Creation, under the caller's owner, group and umask from the first instant.
 //!
-//! The kernel in front of us has checked that the caller may create here and has applied its
-//! set-group-id rules; what the storage would take away merely because our thread is in none of the
-//! caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
+//! The kernel in front of the mount has checked that the caller may create here and has applied its
+//! set-group-id rules; bits that the storage would clear merely because our thread is in none of
+//! the caller's groups are kept ([`nacre_sys::credentials::with_set_id_kept`]).
 
 use super::{
     HostShared, errno,
@@ -21,11 +21,11 @@ use std::{
 
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// Runs one call of creation under the caller's ids and umask.
+/// Runs one creating call under the caller's ids and umask.
 fn as_caller<T>(caller: &Caller, mode: u32, call: impl FnOnce(Mode) -> rustix::io::Result<T>) -> Result<T> {
     let identity = Identity { uid: caller.uid, gid: caller.gid, umask: caller.umask & 0o777 };
     let create = || credentials::with_identity(identity, || call(Mode::from_raw_mode(mode & 0o7777)));
-    // A full mode is rare; only its set-group-id bit could be refused to our thread.
+    // A mode with set-group-id is rare; only that bit could be refused to our thread.
     let created = if mode & SET_GROUP_ID == 0 { create()? } else { credentials::with_set_id_kept(create)?? };
     created.map_err(errno)
 }
@@ -45,19 +45,19 @@ impl HostShared {
         if flags.exclusive() {
             lower |= OFlags::EXCL;
         } else {
-            // What is there already may be a fifo.
+            // An existing file may be a fifo.
             lower |= OFlags::NONBLOCK;
         }
         if flags.truncates() {
-            // The node is made from what this very call opens, so truncating cannot hit the wrong
+            // The node is made from the file that this call opens, so it cannot truncate the wrong
             // file.
             lower |= OFlags::TRUNC;
         }
         let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), name.bytes(), lower, mode))
             .map_err(|error| {
                 match error {
-                    // A link or a fifo without reader has appeared: the kernel shall look again and
-                    // do what is right for it. So it shall where a lease must be waited for, which
+                    // A link or a fifo without reader has appeared: the kernel looks up again and
+                    // handles it by its kind. The same for a lease that must be waited for, which
                     // an ordinary open does.
                     Errno::ELOOP | Errno::ENXIO | Errno::EAGAIN if !flags.exclusive() => Errno::ESTALE,
                     other => other,
@@ -98,7 +98,7 @@ impl HostShared {
         self.watch.before_names(&parent, held.fd());
         as_caller(caller, mode & 0o1777, |mode| rustix::fs::mkdirat(held.fd(), name.bytes(), mode))?;
         if mode & SET_GROUP_ID != 0 {
-            // mkdir(2) ignores this bit; it was asked for all the same.
+            // mkdir(2) ignores this bit, but it was requested.
             keep_set_group_id(held.fd(), name.bytes())?;
         }
         let found = self.examine(held.fd(), name.bytes(), true)?;
@@ -148,7 +148,7 @@ impl HostShared {
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
         // By a name where there is one: files open for writing belong to a mount of our own, and
-        // links do not lead from mount to mount.
+        // hard links cannot cross mounts.
         let pin = match self.pin(node) {
             Err(Errno::ESTALE) => None,
             pin => Some(pin?),
@@ -174,7 +174,7 @@ impl HostShared {
     }
 }
 
-/// Gives the file behind a descriptor a name.
+/// Links the file behind a descriptor to a name.
 fn link_descriptor(source: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
     match rustix::fs::linkat(source, "", directory, name, AtFlags::EMPTY_PATH) {
         // Without CAP_DAC_READ_SEARCH.
@@ -189,7 +189,7 @@ fn link_descriptor(source: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &[u8
     }
 }
 
-/// Adds the set-group-id bit to a directory just made.
+/// Adds the set-group-id bit to a new directory.
 fn keep_set_group_id(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory: OwnedFd = rustix::fs::openat(parent, name, flags, Mode::empty()).map_err(errno)?;

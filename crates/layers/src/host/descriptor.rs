@@ -1,7 +1,7 @@
-//! What can be done with the descriptor of any file: opened again, cut, asked for its flags.
+//! Operations on the descriptor of any file: reopen, truncate, file flags.
 //!
-//! Called by `open.rs`, `file.rs`, `change.rs` and `locks.rs`. Knows no nodes: whoever calls has
-//! seen to it that the descriptor is that of the file that is meant.
+//! Called by `open.rs`, `file.rs`, `change.rs` and `locks.rs`. Knows no nodes: the caller has
+//! checked that the descriptor belongs to the intended file.
 
 use super::{errno, stat};
 use nacre_sys::{credentials, inode::proc_path, ioctls};
@@ -17,19 +17,20 @@ pub(super) fn has_set_id(file: BorrowedFd<'_>) -> bool {
     stat::of_file_timeless(file).is_ok_and(|statx| u32::from(statx.stx_mode) & SET_ID != 0)
 }
 
-/// Changes the length of a file, and leaves its set-id bits as they are.
+/// Truncates or extends a file without a change of its set-id bits.
 pub(super) fn cut(file: BorrowedFd<'_>, size: u64) -> Result<()> {
     let cut = || rustix::fs::ftruncate(file, size).map_err(errno);
     if has_set_id(file) { credentials::with_set_id_kept(cut)? } else { cut() }
 }
 
-/// Opens the file behind a descriptor once more, with its own position and locks.
+/// Reopens the file behind a descriptor, with its own position and locks.
 pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(proc_path(file), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(errno)
 }
 
-/// `FS_JOURNAL_DATA_FL` and `FS_PROJINHERIT_FL` (linux/fs.h): file systems ask for capabilities of their own before they
-/// change journaling, and count a project's quota by the caller. Our own rights would answer for those of the caller.
+/// `FS_JOURNAL_DATA_FL` and `FS_PROJINHERIT_FL` (linux/fs.h): file systems require capabilities to
+/// change journaling, and charge a project's quota by the caller. Our own capabilities would be
+/// checked, not the caller's.
 const GUARDED: u32 = 0x4000 | 0x2000_0000;
 
 /// The project of extended flags, and whether new files inherit it (`struct fsxattr`).

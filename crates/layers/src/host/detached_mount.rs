@@ -1,9 +1,9 @@
-//! Detached mounts of our own of a file system below, through which files are opened once more.
+//! Detached mounts of our own of a file system below, through which files are reopened.
 //!
-//! Made by `watch/own_mounts.rs`, so that writes through them are told from others', and by
-//! `quiet.rs`, so that reading leaves access times alone. Invariant: a file is opened the ordinary
-//! way first, which decides whether it may be; what cannot be opened so (handles that do not lead
-//! back, a stricter mount) stays as it was opened.
+//! Made by `watch/own_mounts.rs`, so that writes through them can be distinguished from others, and
+//! by `quiet.rs`, so that reading leaves access times alone. Invariant: a file is opened the
+//! ordinary way first, which checks permission; a file that cannot be reopened (its file handle
+//! does not work, the mount is stricter) keeps its ordinary descriptor.
 
 use nacre_sys::{
     handles,
@@ -17,26 +17,27 @@ use std::{
     path::Path,
 };
 
-/// The most file systems below one source that get one of a kind: some make a device of each of
-/// thousands of snapshots.
+/// Maximum number of file systems below one source that get such a mount: some file systems have a
+/// device for each of thousands of snapshots.
 pub(super) const MOUNTS_MAX: usize = 64;
 
-/// It lasts as long as its descriptors and the files that were opened through it.
+/// A detached mount; it exists as long as its descriptors and the files that were opened through
+/// it.
 pub(super) struct DetachedMount {
-    /// Holds the mount together.
+    /// Keeps the mount alive.
     _tree: OwnedFd,
-    /// What it is a mount of, open.
+    /// The mount's root, open.
     anchor: OwnedFd,
 }
 
 impl DetachedMount {
-    /// A clone of the mount that a file lies on. Its content is held by the mount.
+    /// Clones the mount that a file lies on. The clone keeps the file's content in use.
     ///
     /// # Errors
-    /// What the kernel says; EPERM without `CAP_SYS_ADMIN`.
+    /// As the kernel; EPERM without `CAP_SYS_ADMIN`.
     pub(super) fn of(file: BorrowedFd<'_>, noatime: bool) -> io::Result<DetachedMount> {
         let tree = mounts::clone_tree(Path::new(&proc_path(file)), false)?;
-        // Else it would hold on to what others mount below the source later.
+        // Else mounts made below the source later would propagate into it and stay in use.
         mounts::make_private(tree.as_fd())?;
         if noatime {
             mounts::set_attributes(tree.as_fd(), MountAttributes::NO_ATIME, MountAttributes::empty(), None, false)?;
@@ -49,12 +50,12 @@ impl DetachedMount {
         Ok(DetachedMount { _tree: tree, anchor })
     }
 
-    /// What it is a mount of, open.
+    /// The mount's root, open.
     pub(super) fn anchor(&self) -> BorrowedFd<'_> {
         self.anchor.as_fd()
     }
 
-    /// The file behind `descriptor`, opened through this mount; else `descriptor` itself.
+    /// Reopens the file behind `descriptor` through this mount; else returns `descriptor` itself.
     pub(super) fn open(&self, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
         match handles::open_through(self.anchor(), descriptor.as_fd(), flags.bits().cast_signed()) {
             Ok(ours) => ours,

@@ -1,15 +1,15 @@
 //! Descriptors of directories: opened on demand, kept within a budget, never re-resolved from the
 //! root.
 //!
-//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the
-//! directory that was asked for (its identity is checked after opening); no link is followed on the
-//! way but where links are shown as their targets; at most `budget` descriptors are kept besides
-//! those in use at the moment, half of them of directories that have lost their names; where the
-//! sources of the process hold more than a quarter of `room` together, or files and directories
-//! more than `room`, a source that opens one more gives up one of its own. A descriptor of a directory on a
+//! Called by every operation on a name. Invariants: a returned descriptor belongs to the requested
+//! directory (its identity is checked after opening); no link is followed on the way, except where
+//! links are shown as their targets; at most `budget` descriptors are kept in addition to those in
+//! use at the moment, half of them of directories that have lost their names; where the sources of
+//! the process hold more than a quarter of `room` together, or files and directories more than
+//! `room`, a source that opens one more closes one of its own. A descriptor of a directory on a
 //! foreign mount (another one than the root's) is closed with the operation that needed it, as an
-//! open descriptor keeps a mount from being unmounted; only a directory that lost its name while it
-//! is in use keeps one.
+//! open descriptor keeps a mount from being unmounted; only a directory that loses its name while
+//! it is in use keeps one.
 
 use super::{
     held::Held,
@@ -30,22 +30,23 @@ use std::{
     },
 };
 
-/// More than this many kept descriptors pin more of the kernel's memory than they save in calls.
+/// Maximum budget: more kept descriptors pin more of the kernel's memory than they save in calls.
 const BUDGET_MAX: usize = 8192;
 
-/// The most directories that are opened on the way to one.
+/// Maximum number of directories that are opened on the path to one.
 const DEPTH_MAX: usize = 1 << 17;
 
 /// The longest path that the kernel takes, with the zero byte at its end.
 const PATH_MAX: usize = 4096;
 
-/// The most directories on foreign mounts that are remembered as about to lose their names.
+/// Maximum number of directories on foreign mounts that are remembered as about to lose their
+/// names.
 const GOING_MAX: usize = 64;
 
-/// A directory to open and the name it has in its parent, up to the root or an open directory.
+/// A directory to open and its name in its parent, up to the root or an open directory.
 type Step = (Arc<HostNode>, NodePlace);
 
-/// The error of opening a directory by the name that it had.
+/// Converts the error of opening a directory by its last known name.
 fn moved(error: rustix::io::Errno) -> Errno {
     match stat::errno(error) {
         Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
@@ -60,7 +61,7 @@ pub(super) struct Directories {
     /// Directories with a descriptor, in the order of the next round of eviction (a clock).
     clock: Mutex<VecDeque<Weak<HostNode>>>,
     count: Arc<AtomicUsize>,
-    /// One owner more for each directory that is kept without a name.
+    /// Reference count of the directories that are kept without a name (plus one).
     nameless: Arc<()>,
     /// Directories on foreign mounts that are in use and about to lose their names.
     going: Mutex<Vec<Weak<HostNode>>>,
@@ -69,7 +70,7 @@ pub(super) struct Directories {
 }
 
 impl Directories {
-    /// `root`, of which `statx` tells, stays open for good.
+    /// Takes the root, with its attributes; it stays open for good.
     pub(super) fn new(root: OwnedFd, statx: &Statx, (budget, room): (usize, usize)) -> Directories {
         let count = Arc::default();
         let (root, mounts) = (Held::new(root, false, &count), Mounts::new(statx));
@@ -85,7 +86,8 @@ impl Directories {
         }
     }
 
-    /// A quarter of what the process may hold for long, and all of that.
+    /// Default budget, a quarter of the descriptors that the process may hold for long, and that
+    /// number.
     pub(super) fn default_budget() -> (usize, usize) {
         let room = descriptors::room();
         ((room / 4).min(BUDGET_MAX), room)
@@ -101,16 +103,16 @@ impl Directories {
         &self.mounts
     }
 
-    /// How many descriptors of directories are open.
+    /// Number of open directory descriptors.
     #[cfg(test)]
     pub(super) fn open(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A descriptor of a directory, good for calls relative to it (`O_PATH`).
+    /// Returns a descriptor of a directory, usable for calls relative to it (`O_PATH`).
     ///
     /// # Errors
-    /// ENOTDIR where it is none; ESTALE where it is no longer where it was seen.
+    /// ENOTDIR for another type; ESTALE if it has moved from where it was seen.
     pub(super) fn get(&self, node: &Arc<HostNode>) -> Result<Arc<Held>> {
         if node.is_root() {
             return Ok(Arc::clone(&self.root));
@@ -159,9 +161,9 @@ impl Directories {
         Ok(held)
     }
 
-    /// Opens the first directory of `chain`, the last of which lies in `from`, by one path: nothing
-    /// on a foreign mount is kept, so that each operation there would open every directory on its
-    /// way. `None` where the kernel cannot do so without following links.
+    /// Opens the first directory of `chain`, the last of which lies in `from`, by one path: without
+    /// kept descriptors on a foreign mount, each operation there would otherwise open every
+    /// directory on its path. `None` where the kernel cannot do so without following links.
     fn open_at_once(&self, from: &Held, chain: &[Step]) -> Result<Option<Arc<Held>>> {
         let Some((node, place)) = chain.first() else { return Ok(None) };
         let mut path: Vec<u8> = Vec::new();
@@ -178,7 +180,7 @@ impl Directories {
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let opened = match rustix::fs::openat2(from.fd(), &*path, flags, Mode::empty(), resolve) {
             Ok(opened) => opened,
-            // An old kernel, or a seccomp filter that does not know the call.
+            // An old kernel, or a seccomp filter without the call (openat2).
             Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => return Ok(None),
             Err(error) => return Err(moved(error)),
         };
@@ -195,8 +197,8 @@ impl Directories {
         self.checked(parent.fd(), name, node, descriptor)
     }
 
-    /// The descriptor of a directory that was opened under `name`, kept where that is allowed.
-    /// `parent` is needed for a link that is shown as its target.
+    /// Checks the directory that was opened under `name`, and keeps its descriptor where that is
+    /// allowed. `parent` is needed for a link that is shown as its target.
     fn checked(
         &self,
         parent: BorrowedFd<'_>,
@@ -220,7 +222,7 @@ impl Directories {
         Ok(held)
     }
 
-    /// The identity of what was opened under `name`, as `node` would have it.
+    /// The identity of a file opened under `name`, in the form that `node` has.
     pub(super) fn identity(
         &self,
         parent: BorrowedFd<'_>,
@@ -244,14 +246,14 @@ impl Directories {
         stat::mount(statx) != self.mounts.root().0
     }
 
-    /// Keeps the descriptor of a directory that no name leads to for as long as the node lives.
+    /// Keeps the descriptor of a directory without a name as long as its node lives.
     pub(super) fn pin(&self, node: &Arc<HostNode>, descriptor: OwnedFd) {
-        // Never entered into the rounds, so never evicted.
+        // Not in the eviction clock, so never evicted.
         node.keep_descriptor(Held::new(descriptor, false, &self.count));
     }
 
-    /// A directory in use is about to lose its name. On a foreign mount, its descriptor is kept from
-    /// the removal on ([`Directories::going`]), which may not come to pass.
+    /// Records that a directory in use is about to lose its name. On a foreign mount, its
+    /// descriptor is then kept from the removal on ([`Directories::going`]), which may fail.
     pub(super) fn hold(&self, node: &Arc<HostNode>) -> Result<()> {
         if self.get(node)?.is_foreign() {
             let mut going = self.going.lock();
@@ -264,8 +266,8 @@ impl Directories {
         Ok(())
     }
 
-    /// The directory under that name, open, where [`Directories::hold`] was called for it on a
-    /// foreign mount; to be given to [`Directories::keep_nameless`] once the name is gone.
+    /// Returns the directory with that name, open, if [`Directories::hold`] was called for it on a
+    /// foreign mount; to be passed to [`Directories::keep_nameless`] after the removal.
     pub(super) fn going(&self, parent: &HostNode, name: &[u8]) -> Option<(Arc<HostNode>, Arc<Held>)> {
         let named = |node: &HostNode| {
             node.place().is_some_and(|place| place.parent.id() == parent.id() && place.name.bytes() == name)
@@ -282,33 +284,34 @@ impl Directories {
         Some((node, held))
     }
 
-    /// Keeps the descriptor of a directory on a foreign mount that has just lost its name.
+    /// Keeps the descriptor of a directory on a foreign mount that has just been removed.
     pub(super) fn keep_nameless(&self, node: &Arc<HostNode>, held: Arc<Held>) {
         if node.keep_descriptor(held).1 {
             self.admit(node);
         }
     }
 
-    /// The same for one that has a descriptor, and has just lost its name. Half of the budget at
-    /// most goes to such directories.
+    /// Keeps the descriptor of a directory that has just been removed, if it has one. At most half
+    /// of the budget is used for removed directories.
     pub(super) fn keep_for_good(&self, node: &Arc<HostNode>) {
         if Arc::strong_count(&self.nameless) <= self.budget / 2 {
             node.keep_for_good(Arc::clone(&self.nameless));
         }
     }
 
-    /// Whether one has to go. The root and one directory more are everybody's.
+    /// Whether a descriptor has to be closed. Each source may keep the root and one directory more.
     fn is_over(&self) -> bool {
         let own = self.count.load(Ordering::Relaxed);
         own > self.budget
             || own > 2 && (descriptors::DIRECTORIES.held() > self.room / 4 || descriptors::held() > self.room)
     }
 
-    /// Enters a directory into the rounds and evicts others until the budget holds.
+    /// Adds a directory to the eviction clock and evicts others until the budget holds.
     fn admit(&self, node: &Arc<HostNode>) {
         let mut clock = self.clock.lock();
         clock.push_back(Arc::downgrade(node));
-        // Each step frees one, drops a dead entry, or clears a mark; twice round clears everything.
+        // Each step frees one, drops a dead entry, or clears a use bit; two rounds clear
+        // everything.
         let mut steps = clock.len() * 2;
         while (self.is_over() || clock.len() > 2 * self.budget) && steps > 0 {
             steps -= 1;

@@ -1,10 +1,9 @@
 //! An open file of the host.
 //!
-//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant:
-//! `descriptor` is the node's file, opened without `O_APPEND` where the source allows that: what is
-//! to be appended is written with `RWF_APPEND`, so that two who append never overwrite each other
-//! whatever offsets they were told, while everybody may still use the descriptor at offsets of
-//! their own choice.
+//! Made by [`super::open`] and [`super::create`]; lives as long as a front end's file handle.
+//! Invariant: `descriptor` is the node's file, opened without `O_APPEND` where the source allows
+//! that: appends are written with `RWF_APPEND`, so that two appenders never overwrite each other
+//! whatever offsets the kernel passed, while other callers may use the descriptor at any offset.
 
 use super::{
     HostShared,
@@ -35,7 +34,7 @@ use std::{
     },
 };
 
-/// See the file's head.
+/// Open file of the host; see the file's head.
 pub(super) struct HostFile {
     node: Arc<HostNode>,
     descriptor: OwnedFd,
@@ -45,14 +44,15 @@ pub(super) struct HostFile {
     direct: Option<u32>,
     locks: Arc<LockTables>,
     flocks: Flocks,
-    /// Told when a file that is open for writing is closed.
+    /// Notified when a file that is open for writing is closed.
     writing: Option<Weak<HostShared>>,
     /// The mount of the source's root.
     root_mount: u64,
-    /// Whether the file has set-id bits, asked before the first change. Who writes decides what
-    /// becomes of them ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
+    /// Whether the file has set-id bits, read before the first change. The kernel in front decides
+    /// for the writer whether they are cleared ([`nacre_vfs::SetAttr::kill_privileges`]); our own
+    /// thread's capabilities do not matter.
     set_id: OnceLock<bool>,
-    /// It was given set-id bits while it was open.
+    /// Set-id bits were set while it was open.
     set_id_given: AtomicBool,
 }
 
@@ -80,14 +80,14 @@ impl HostFile {
         }
     }
 
-    /// The file has been given these permission bits.
+    /// Records that these permission bits were set.
     pub(super) fn mode_given(&self, mode: u32) {
         if mode & SET_ID != 0 {
             self.set_id_given.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Runs a change of the content that leaves set-id bits as they are.
+    /// Runs a change of the content that does not clear set-id bits.
     fn changing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
         let set_id = || *self.set_id.get_or_init(|| has_set_id(self.fd()));
         if self.set_id_given.load(Ordering::Relaxed) || set_id() {
@@ -114,7 +114,7 @@ impl HostFile {
     fn write_once(&self, data: &[u8], offset: Option<u64>) -> rustix::io::Result<usize> {
         match offset {
             Some(offset) => rustix::io::pwrite(&self.descriptor, data, offset),
-            // The offset does not matter then (pwritev2(2)).
+            // With `RWF_APPEND` the offset is ignored (pwritev2(2)).
             None => rustix::io::pwritev2(&self.descriptor, &[IoSlice::new(data)], 0, ReadWriteFlags::APPEND),
         }
     }
@@ -175,8 +175,8 @@ impl Aligned {
 impl Drop for HostFile {
     fn drop(&mut self) {
         self.node.closed();
-        // Before the descriptor goes: the event that its closing makes must find the file
-        // unwritten.
+        // Before the descriptor is closed: the event of that close must find the file without
+        // writers.
         if let Some(shared) = self.writing.as_ref().and_then(Weak::upgrade) {
             shared.watch.written(self.node.id());
         }
@@ -283,7 +283,7 @@ impl OpenFile for HostFile {
     }
 
     fn is_on_inner_mount(&self) -> bool {
-        // Where nothing says so, it may be.
+        // If the mount is unknown, assume an inner one.
         stat::mount_of(self.fd()) != Ok(self.root_mount)
     }
 

@@ -1,6 +1,6 @@
-//! An open directory, counted while it lives.
+//! An open directory with a count of all open ones.
 //!
-//! Made by `directories.rs`, which keeps the number of them within its budget; hangs off a node.
+//! Made by `directories.rs`, which keeps their number within its budget; referenced by a node.
 
 use nacre_sys::descriptors::{self, Counted};
 use std::{
@@ -11,10 +11,11 @@ use std::{
     },
 };
 
-/// See the file's head.
+/// Descriptor of an open directory; see the file's head.
 pub(super) struct Held {
     descriptor: OwnedFd,
-    /// It lies on another mount than the source's root, which it keeps from being unmounted.
+    /// The directory is on another mount than the source's root; the descriptor keeps that mount
+    /// from being unmounted.
     foreign: bool,
     count: Arc<AtomicUsize>,
     _counted: Counted,

@@ -1,4 +1,4 @@
-//! Listings.
+//! Directory listings.
 //!
 //! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its
 //! buffer are kept between the calls, so that a sequential listing reads every record once; a call
@@ -40,52 +40,52 @@ use std::{
 /// Bytes read from a directory at once.
 const BUFFER: usize = 64 << 10;
 
-/// The most listings that are kept between calls; fewer where few descriptors may be held.
+/// Maximum number of listings kept between calls; fewer where the process may hold few descriptors.
 const KEPT_MAX: usize = 16;
 
-/// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 us
-/// then, and 1.6 us where it has them.
+/// Time per entry above which the kernel is loading inodes: on ext4, an entry takes 5 us then, and
+/// 1.6 us where the inode is cached.
 const COLD: Duration = Duration::from_nanos(2_500);
 
-/// What is left in a buffer is handed out only as long as a native listing might do so.
+/// Maximum age of a kept buffer: a native listing returns buffered names for about as long.
 const KEPT_FOR: Duration = Duration::from_secs(2);
 
-/// Directories share this many counts of beginnings. A collision costs one more opening.
+/// Number of start counters shared by all directories. A collision costs one more opening.
 const BEGINNINGS: usize = 64;
 
 /// A listing in progress.
 struct Stream {
     directory: Arc<OwnedFd>,
-    /// It lies on another mount than the source's root.
+    /// The directory is on another mount than the source's root.
     foreign: bool,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The position of the next record, in the terms of `readdir`.
+    /// The position of the next record, as in `readdir`.
     position: u64,
     /// Number of records before it, where that is known.
     index: Option<u64>,
     /// Its positions are hashes of ext4, and shortened.
     shortened: bool,
     at_end: bool,
-    /// Whether examining takes long here.
+    /// Examining entries is slow in this directory.
     cold: bool,
-    /// For the thread that has gone ahead in this buffer.
+    /// Progress for the thread that reads ahead in this buffer.
     reached: Option<Reached>,
 }
 
-/// A stream between two calls.
+/// A stream kept between two calls.
 struct Kept {
     node: Arc<HostNode>,
     since: Instant,
     stream: Stream,
 }
 
-/// The streams between two calls.
+/// All streams kept between two calls.
 #[derive(Default)]
 struct KeptStreams {
     streams: Vec<Kept>,
-    /// A thread closes those on foreign mounts when their time is over.
+    /// A thread is running that closes streams on foreign mounts after their time.
     closing: bool,
 }
 
@@ -99,12 +99,12 @@ impl KeptStreams {
 pub(super) struct Listings {
     most: usize,
     kept: Arc<Mutex<KeptStreams>>,
-    /// How many listings began, by directory.
+    /// Number of listings begun, by directory.
     begun: [AtomicU64; BEGINNINGS],
     /// What positions are on each device.
     positions: Mutex<HashMap<u32, Positions>>,
     ahead: Ahead,
-    /// Every listing with attributes counts as cold.
+    /// Treats every listing with attributes as slow.
     #[cfg(test)]
     pub(super) always_ahead: std::sync::atomic::AtomicBool,
 }
@@ -122,22 +122,22 @@ impl Listings {
         }
     }
 
-    /// How many listings of this directory (and some others) have begun.
+    /// The counter of listings begun for this directory (and some others).
     fn begun(&self, node: &Arc<HostNode>) -> Option<&AtomicU64> {
         self.begun.get(Arc::as_ptr(node).addr() / align_of::<HostNode>() % BEGINNINGS)
     }
 
-    /// A listing begins: what others left of this directory is older.
+    /// Begins a listing: kept streams of this directory are older, and dropped.
     fn begin(&self, node: &Arc<HostNode>) {
-        // Counted first: a stream that is in use now is either in the table below, or finds itself
-        // older when it comes back.
+        // Counted first: a stream in use now is either dropped below, or found to be older when it
+        // comes back.
         if let Some(begun) = self.begun(node) {
             begun.fetch_add(1, Ordering::Relaxed);
         }
         let _older: Vec<Kept> = self.kept.lock().streams.extract_if(.., |kept| Arc::ptr_eq(&kept.node, node)).collect();
     }
 
-    /// The stream that was left at a position, and what `keep` wants to be told.
+    /// Returns the stream kept at a position, and the counter value for `keep`.
     fn take(&self, node: &Arc<HostNode>, position: u64) -> (Option<Stream>, u64) {
         let (found, begun, _stale) = {
             let mut kept = self.kept.lock();
@@ -150,7 +150,7 @@ impl Listings {
         (found.map(|kept| kept.stream), begun)
     }
 
-    /// Leaves a stream for the next call, unless another listing has begun since `take` said
+    /// Keeps a stream for the next call, unless another listing has begun since `take` returned
     /// `begun`.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     fn keep(&self, node: &Arc<HostNode>, begun: u64, stream: Stream) {
@@ -172,8 +172,8 @@ impl Listings {
         };
     }
 
-    /// Starts the thread that closes streams when their time is over, until none is left on a
-    /// foreign mount: an open directory keeps a mount from being unmounted.
+    /// Starts the thread that closes streams after their time, until none remains on a foreign
+    /// mount: an open directory keeps a mount from being unmounted.
     fn close_in_time(&self) -> std::io::Result<()> {
         let kept = Arc::downgrade(&self.kept);
         let thread = std::thread::Builder::new().name("nacre-listings".to_owned()).stack_size(128 << 10);
@@ -190,13 +190,13 @@ impl Listings {
         Ok(*self.positions.lock().entry(device).or_insert(found))
     }
 
-    /// How many listings are kept.
+    /// Number of kept listings.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.kept.lock().streams.len()
     }
 
-    /// How many names were examined ahead.
+    /// Number of names examined ahead.
     #[cfg(test)]
     pub(super) fn examined_ahead(&self) -> usize {
         self.ahead.examined()
@@ -210,14 +210,14 @@ impl Listings {
         entries > 0 && elapsed > COLD * entries
     }
 
-    /// Serves a device as if its positions could not be told.
+    /// Treats a device's positions as not usable.
     #[cfg(test)]
     pub(super) fn count_positions(&self, device: u32) {
         self.positions.lock().insert(device, Positions::Counted);
     }
 }
 
-/// Waits, then closes streams that are old by now; answers whether others remain to be closed.
+/// Waits, then closes streams that are old by now; returns whether others remain to be closed.
 #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
 fn close_stale(kept: &Weak<Mutex<KeptStreams>>) -> bool {
     std::thread::sleep(KEPT_FOR);
@@ -231,7 +231,7 @@ fn close_stale(kept: &Weak<Mutex<KeptStreams>>) -> bool {
     more
 }
 
-/// Whether a position can be told to others.
+/// Whether a position of the file system can be passed on.
 fn is_tellable(position: i64) -> bool {
     position > 0
 }
@@ -276,7 +276,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Makes sure that a record is in the buffer; false at the end.
+    /// Fills an empty buffer; returns false at the end.
     fn fill(&mut self) -> Result<bool> {
         if self.start == self.end && !self.at_end {
             self.start = 0;
@@ -291,7 +291,7 @@ impl Stream {
         directory::first(self.buffer.get(self.start..self.end)?)
     }
 
-    /// Has the rest of the buffer examined by the time it is asked for.
+    /// Starts the examination of the remaining buffer ahead of the listing.
     fn go_ahead(&mut self, ahead: &Ahead) {
         if let (None, Some(rest)) = (&self.reached, self.buffer.get(self.start..self.end)) {
             let reached = self.reached.insert(Arc::new(AtomicUsize::new(self.start)));
@@ -309,7 +309,7 @@ impl Stream {
     }
 }
 
-/// The type that a record tells.
+/// The file type in a record.
 fn kind(record: &DirRecord<'_>) -> Option<Kind> {
     Kind::from_mode(u32::from(record.kind) << 12)
 }
@@ -337,7 +337,7 @@ impl HostShared {
             }
         };
         let more = self.list(node, &mut stream, attributes, sink)?;
-        // At the end, one more call will come that finds it so; a listing that was empty from the
+        // At the end, one more call will find the end again; a listing that was empty from the
         // start is not asked again. On a foreign mount, that call opens the directory anew.
         if more || stream.position != from && !stream.foreign {
             self.listings.keep(node, begun, stream);
@@ -345,7 +345,7 @@ impl HostShared {
         Ok(())
     }
 
-    /// Hands out records until the sink is full (true) or the directory ends (false).
+    /// Passes records to the sink until it is full (true) or the directory ends (false).
     #[expect(clippy::disallowed_methods, reason = "measures how long entries take")]
     fn list(
         &self,
@@ -369,7 +369,7 @@ impl HostShared {
                 (false, _) if stream.shortened => positions::shortened(record.next.cast_unsigned(), stream.position),
                 (false, _) => record.next.cast_unsigned(),
                 (true, Some(index)) => index + 1,
-                // Positions were good until now, in the middle of a directory that was entered by
+                // Positions were usable until now, in the middle of a directory that was entered by
                 // one of them.
                 (true, None) => return Err(Errno::EOVERFLOW),
             };
@@ -391,7 +391,7 @@ impl HostShared {
         Ok(false)
     }
 
-    /// Hands one record out. `None` where it is left out, else whether the sink had no room.
+    /// Passes one record to the sink. `None` if it is skipped, else whether the sink was full.
     fn hand_out(
         &self,
         node: &Arc<HostNode>,
@@ -401,18 +401,18 @@ impl HostShared {
         attributes: bool,
         sink: &mut dyn DirSink,
     ) -> Result<Option<bool>> {
-        // `.` and `..` are the door's; names that Linux cannot have would be a host's fault.
+        // The front end makes `.` and `..`; names that Linux cannot have are a host's fault.
         let Ok(name) = Name::new(record.name) else { return Ok(None) };
         let mut entry = None;
-        // With links resolved, the type is only known after following.
+        // With links resolved, the type is only known after following the link.
         if attributes && sink.wants_file(name)
             || self.resolves_links() && kind(record).is_none_or(|kind| kind == Kind::Symlink)
         {
             entry = match self.listed(node, stream, name) {
                 Ok(found) => Some(found),
                 Err(error) if is_gone(error) => return Ok(None),
-                // One entry that cannot be examined (our own mount point, say) must not hide the
-                // others.
+                // An entry that cannot be examined (our own mount point, for example) must not hide
+                // the others.
                 Err(_) => None,
             };
         }

@@ -1,8 +1,7 @@
-//! From a node to the file it stands for: look-up, attributes, and descriptors whose identity has
-//! been checked.
+//! From a node to its file: look-up, attributes, and descriptors whose identity has been checked.
 //!
-//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's
-//! identity when its descriptor was examined, and a descriptor cannot change its file.
+//! Called by all other operations. Invariant: a returned file had the node's identity when its
+//! descriptor was examined, and a descriptor cannot change its file.
 
 use super::{
     HostShared, errno,
@@ -18,13 +17,13 @@ use std::{
     sync::Arc,
 };
 
-/// A descriptor of exactly the file asked for, possibly `O_PATH`.
+/// A descriptor of exactly the requested file, possibly `O_PATH`.
 pub(super) enum Pin {
-    /// A directory's kept one.
+    /// Kept descriptor of a directory.
     Directory(Arc<Held>),
     /// Opened for this operation.
     Own(OwnedFd),
-    /// That of an open file, whose names may be gone.
+    /// An open file, whose names may have been removed.
     Open(Arc<HostFile>),
 }
 
@@ -38,32 +37,32 @@ impl Pin {
     }
 }
 
-/// What stands under a name.
+/// A file found under a name.
 pub(super) struct FoundFile {
     pub(super) statx: Statx,
     pub(super) id: FileId,
-    /// The device that tells which watch sees it; for a resolved link its own.
+    /// The device whose watch covers it; for a resolved link the link's own.
     pub(super) device: u32,
 }
 
 impl FoundFile {
-    /// A file that is no directory.
+    /// A file that is neither a directory nor a resolved link.
     pub(super) fn plain(statx: Statx) -> FoundFile {
         FoundFile { id: stat::id(&statx), device: stat::device(&statx), statx }
     }
 }
 
-/// Whether an error only says that a name no longer leads where it led.
+/// Whether an error only means that a name no longer leads to the file.
 pub(super) fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE)
 }
 
 impl HostShared {
-    /// Examines a name, links resolved where they are shown so. One call where they are not.
+    /// Examines a name, with links resolved where they are shown so. One call where they are not.
     pub(super) fn examine(&self, directory: BorrowedFd<'_>, name: &[u8], quietly: bool) -> Result<FoundFile> {
         let statx = if quietly { stat::of_name_quietly(directory, name) } else { stat::of_name(directory, name) }?;
         if self.resolves_links() && stat::kind(&statx)? == Kind::Symlink {
-            // One that leads nowhere stays a link.
+            // A broken link stays a link.
             if let Ok(target) = stat::of_target(directory, name) {
                 let id = self.directories.mounts().resolved_id(&statx, &target);
                 return Ok(FoundFile { id, device: stat::device(&statx), statx: target });
@@ -74,7 +73,7 @@ impl HostShared {
         Ok(FoundFile { id: mounts.id(&statx), device: stat::device(&statx), statx })
     }
 
-    /// A node and its attributes for something found under a name.
+    /// Makes the node and attributes of a file found under a name.
     pub(super) fn entry(
         &self,
         parent: &Arc<HostNode>,
@@ -98,7 +97,7 @@ impl HostShared {
         Ok(Entry { node: Node::new(Arc::new(node)), attr })
     }
 
-    /// Block devices as files, where asked for: the type and the size change.
+    /// Shows a block device as a file, if the option says so: type and size change.
     pub(super) fn shown(&self, mut attr: Attr, open: impl FnOnce() -> Option<OwnedFd>) -> Attr {
         if self.options.block_devices && attr.kind == Kind::Block {
             attr.kind = Kind::File;
@@ -114,14 +113,14 @@ impl HostShared {
         self.watch.before_names(&parent, held.fd());
         let mut found = self.examine(held.fd(), name.bytes(), false)?;
         if self.watch.cover(self, held.fd(), name.bytes(), &found) {
-            // The watch came after the answer.
+            // The watch began after the first examination.
             found = self.examine(held.fd(), name.bytes(), false)?;
         }
         self.entry(&parent, held.fd(), name.bytes(), &found)
     }
 
-    /// Attributes: from the open file given, a directory's own descriptor, the name that is known,
-    /// or any open file.
+    /// Reads attributes: from the given open file, a directory's own descriptor, the known name, or
+    /// any open file.
     pub(super) fn getattr(&self, node: &Arc<HostNode>, file: Option<&HostFile>) -> Result<Attr> {
         if let Some(file) = file {
             return self.attr_of(node, file.fd());
@@ -145,7 +144,7 @@ impl HostShared {
         self.attr_of(node, node.any_open().ok_or(Errno::ESTALE)?.fd())
     }
 
-    /// Attributes under one name; `None` where another file, or none, has it now.
+    /// Reads attributes under one name; `None` if it is gone or belongs to another file.
     fn getattr_at(&self, node: &Arc<HostNode>, place: &NodePlace) -> Result<Option<Attr>> {
         let name = place.name.bytes();
         let found =
@@ -153,7 +152,7 @@ impl HostShared {
         match found {
             Ok((found, held)) if found.id == node.id() => {
                 let attr = stat::attr(&found.statx, found.id)?;
-                // Another file may have taken the name, even one that lets nobody go who opens it.
+                // Another file may have the name by now, even one whose open would block.
                 let follow = if node.is_resolved() { OFlags::empty() } else { OFlags::NOFOLLOW };
                 let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY | follow;
                 Ok(Some(self.shown(attr, || rustix::fs::openat(held.fd(), name, flags, Mode::empty()).ok())))
@@ -164,22 +163,22 @@ impl HostShared {
         }
     }
 
-    /// What `access(2)` says of the file, by the effective ids of this process.
+    /// Checks `access(2)` of the file, by the effective ids of this process.
     pub(super) fn access(&self, node: &Arc<HostNode>, mask: u32) -> Result<()> {
         let pin = self.pin(node)?;
-        // The magic link leads to the file itself: by the name ".", a directory would have to be
-        // searchable as well.
+        // The magic link in /proc leads to the file itself: by the name ".", a directory would need
+        // search permission as well.
         let path = nacre_sys::inode::proc_path(pin.fd());
         let wanted = Access::from_bits_truncate(mask) & (Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK);
         rustix::fs::accessat(rustix::fs::CWD, path, wanted, AtFlags::EACCESS).map_err(errno)
     }
 
-    /// Attributes of the file behind a descriptor that is known to be the node's.
+    /// Reads the attributes of the file behind a descriptor that is known to be the node's.
     pub(super) fn attr_of(&self, node: &HostNode, file: BorrowedFd<'_>) -> Result<Attr> {
         self.attr_by(stat::of_file, node, file)
     }
 
-    /// The same as this call has them.
+    /// Reads attributes like [`HostShared::attr_of`], with the given `statx(2)` call.
     pub(super) fn attr_by(
         &self,
         examine: fn(BorrowedFd<'_>) -> Result<Statx>,
@@ -197,10 +196,10 @@ impl HostShared {
         }))
     }
 
-    /// A descriptor of the file, good for calls that take `O_PATH` ones.
+    /// Returns a descriptor of the file, usable for calls that accept `O_PATH` ones.
     ///
     /// # Errors
-    /// ESTALE where no name leads to it any more and nobody has it open.
+    /// ESTALE if no name leads to it any more and it is not open.
     pub(super) fn pin(&self, node: &Arc<HostNode>) -> Result<Pin> {
         if node.kind() == Kind::Directory {
             return Ok(Pin::Directory(self.directories.get(node)?));
@@ -212,13 +211,13 @@ impl HostShared {
         }
     }
 
-    /// Opens the file under whichever of its names still leads to it.
+    /// Opens the file under the first known name that still leads to it.
     ///
     /// # Errors
-    /// ESTALE where none does; everything else as `open(2)`.
+    /// ESTALE if none does; else as `open(2)`.
     pub(super) fn open_checked(&self, node: &Arc<HostNode>, flags: OFlags) -> Result<OwnedFd> {
         let follow = if node.is_resolved() { OFlags::empty() } else { OFlags::NOFOLLOW };
-        // Without O_NONBLOCK, a fifo that took the name would hold us up.
+        // Without O_NONBLOCK, a fifo that took the name would block us.
         let flags = flags
             | OFlags::CLOEXEC
             | OFlags::NOCTTY
@@ -284,7 +283,7 @@ impl HostShared {
         });
         match opened {
             Err(error) if is_gone(error) => Ok(None),
-            // What a socket, fifo or device that took the name answers.
+            // Errors of a socket, fifo or device that took the name.
             Err(Errno::ENXIO | Errno::EISDIR | Errno::ENODEV) if node.kind() == Kind::File => Ok(None),
             other => other,
         }

@@ -1,10 +1,11 @@
-//! Locks that are forwarded to the source.
+//! File locks that are forwarded to the source.
 //!
 //! Natively a byte-range lock belongs to a process, and a `flock` to an open file; here one process
 //! holds them for all users. So each owner gets an open file of its own: byte-range locks as
-//! open-file-description locks, one per file and owner, and `flock` one per open file and owner.
-//! They then conflict with each other, and with locks taken directly on the source, exactly as the
-//! owners would natively. Invariant: no lock of ours is held while a call waits.
+//! open-file-description locks, one open file per file and owner, and `flock` with one per open
+//! file and owner. They then conflict with each other, and with locks taken directly on the source,
+//! exactly as the owners' locks would natively. Invariant: no internal lock is held while a call
+//! waits.
 
 use super::{descriptor::reopen, errno};
 use nacre_sys::locks::{self, Kind, Range};
@@ -36,10 +37,10 @@ fn range(lock: FileLock) -> Range {
     Range { kind, start: lock.start, length, pid: 0 }
 }
 
-/// An open file of its own, for reading and writing where possible, so that both kinds of lock can
-/// be held on it.
+/// Opens a separate open file, for reading and writing where possible, so that both kinds of lock
+/// can be held on it.
 fn separate(file: BorrowedFd<'_>, access: OFlags) -> Result<Arc<OwnedFd>> {
-    // A lock asks nobody to give up a lease.
+    // A lock need not break leases.
     Ok(Arc::new(match reopen(file, OFlags::RDWR | OFlags::NONBLOCK) {
         Ok(descriptor) => descriptor,
         Err(_) => reopen(file, access)?,
@@ -55,7 +56,7 @@ impl LockTables {
         Ok(Arc::clone(self.ranges.lock().entry(key).or_insert(fresh)))
     }
 
-    /// The first lock in the way of `lock`, or one of kind `Unlock`.
+    /// Returns the first lock that conflicts with `lock`, or one of kind `Unlock`.
     pub(super) fn test(
         &self,
         key: (FileId, LockOwner),
@@ -91,11 +92,11 @@ impl LockTables {
         Ok(locks::set(descriptor.as_fd(), range(lock), wait)?)
     }
 
-    /// An owner closed the file: all its locks go, as with `close(2)`.
+    /// Releases all locks of an owner that closed the file, like `close(2)`.
     pub(super) fn release(&self, key: (FileId, LockOwner)) {
         let Some(gone) = self.ranges.lock().remove(&key) else { return };
-        // Closing alone would leave them with a process that is being started just now, until it
-        // has closed its copy of the descriptor.
+        // Closing alone would leave them with a process that is just being started, until that has
+        // closed its copy of the descriptor.
         let all = Range { kind: Kind::Unlock, start: 0, length: 0, pid: 0 };
         if let Err(error) = locks::set(gone.as_fd(), all, false) {
             tracing::debug!(%error, "byte-range locks go with their descriptor");
@@ -115,8 +116,7 @@ impl Drop for Flocks {
     }
 }
 
-/// Releases a `flock`, also from the copies of the descriptor that a process has which is being
-/// started just now.
+/// Releases a `flock`, also for copies of the descriptor in a process that is just being started.
 fn unlock(descriptor: &OwnedFd) {
     if let Err(error) = rustix::fs::flock(descriptor, FlockOperation::Unlock) {
         tracing::debug!(%error, "a lock of a whole file goes with its descriptor");
@@ -155,8 +155,8 @@ impl Flocks {
         if fresh {
             let mut owners = self.owners.lock();
             if owners.iter().any(|(known, _)| *known == owner) {
-                // Two calls of one owner at once: the later one would hold a second lock that
-                // nothing could release.
+                // Two calls of one owner at once: the later one would hold a second lock that no
+                // call could release.
                 return Err(Errno::EAGAIN);
             }
             owners.push((owner, descriptor));

@@ -1,11 +1,10 @@
-//! Directories that show at more than one place below the source, because somebody bound them
-//! there.
+//! Directories that are visible at more than one path below the source, because of bind mounts.
 //!
-//! Asked wherever an identity is made from a `statx(2)` answer. A file is one file by whatever
-//! mount it is reached, as its hard links are; a directory reached through another mount than the
-//! root's is a directory of its own, since it has another parent: told by the mount, which is part
-//! of its identity. Invariants: the identity of a directory that has been handed out names a mount
-//! that is known here; the ordinary source, without other mounts, never takes the lock.
+//! Used wherever an identity is made from a `statx(2)` answer. A file is one file by whatever mount
+//! it is reached, like its hard links; a directory reached through another mount than the root's is
+//! a directory of its own, since it has another parent: the mount is part of its identity.
+//! Invariants: the identity of a directory that has been returned contains a mount that is recorded
+//! here; an ordinary source without other mounts never takes the lock.
 
 use super::stat;
 use nacre_vfs::FileId;
@@ -18,17 +17,17 @@ use std::{
 
 /// The mounts of one source.
 pub(super) struct Mounts {
-    /// That of the root directory, and its device.
+    /// Mount and device of the root directory.
     root: (u64, u32),
-    /// The others that directories were found through, by device. As many as there ever were at one
-    /// time: the kernel reuses the numbers.
+    /// Other mounts through which directories were found, by device. At most as many as ever
+    /// existed at one time: the kernel reuses the numbers.
     others: RwLock<HashMap<u32, Vec<u64>>>,
-    /// Some directories may be known by more than one identity.
+    /// Some directories may have more than one identity.
     shared: AtomicBool,
 }
 
 impl Mounts {
-    /// `root` is the answer about the root directory.
+    /// Starts with the `statx(2)` answer about the root directory.
     pub(super) fn new(root: &Statx) -> Mounts {
         Mounts {
             root: (stat::mount(root), stat::device(root)),
@@ -37,7 +36,7 @@ impl Mounts {
         }
     }
 
-    /// That of the root directory, and its device.
+    /// Mount and device of the root directory.
     pub(super) fn root(&self) -> (u64, u32) {
         self.root
     }
@@ -62,7 +61,7 @@ impl Mounts {
         self.other(link).map_or(id, |mount| through(id, mount))
     }
 
-    /// Remembers the mount of something found, before its identity is handed out.
+    /// Records the mount of a found file, before its identity is returned.
     pub(super) fn met(&self, statx: &Statx) {
         let Some(mount) = self.other(statx).filter(|_| stat::is_directory(statx)) else { return };
         let device = stat::device(statx);
@@ -81,19 +80,19 @@ impl Mounts {
         }
     }
 
-    /// Whether any directory may be known by more than one identity: a change made through one then
+    /// Whether any directory may have more than one identity: a change made through one then
     /// concerns the others.
     pub(super) fn are_shared(&self) -> bool {
         self.shared.load(Ordering::Acquire)
     }
 
-    /// Whether directories of that device may be known by more than one identity.
+    /// Whether directories of that device may have more than one identity.
     pub(super) fn shares(&self, device: u32) -> bool {
         self.are_shared()
             && self.others.read().get(&device).is_some_and(|mounts| device == self.root.1 || mounts.len() > 1)
     }
 
-    /// Every identity by which a directory may be known; `plain` is that of [`stat::id`].
+    /// All possible identities of a directory; `plain` is that of [`stat::id`].
     pub(super) fn identities(&self, plain: FileId, device: u32) -> Vec<FileId> {
         let others = self.others.read();
         let others = others.get(&device).map(Vec::as_slice).unwrap_or_default();
@@ -101,7 +100,7 @@ impl Mounts {
     }
 }
 
-/// The identity of a directory as seen through a mount that is not the root's.
+/// The identity of a directory reached through a mount that is not the root's.
 fn through(plain: FileId, mount: u64) -> FileId {
     // FNV-1a over one word; the rotation lets the mount's few low bits differ from those of a birth
     // time.

@@ -1,8 +1,8 @@
-//! What is kept for each file that somebody knows: identity, and where it was last seen.
+//! The entry of a known file: identity, and where it was last seen.
 //!
-//! Made by look-ups, listings and creations; owned by whoever holds the [`nacre_vfs::Node`]. No
-//! descriptor per file. A file of one name of at most 22 bytes takes one allocation of 96 bytes;
-//! what few files need (more names, a directory's descriptor, open files) hangs off a pointer.
+//! Made by look-ups, listings and creations; owned by the holders of the [`nacre_vfs::Node`]. No
+//! descriptor per file. A file with one name of at most 22 bytes takes one allocation of 96 bytes;
+//! data that few files need (more names, a directory's descriptor, open files) is behind a pointer.
 //! Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`]
 //! alone); a lock of one node is never held while another is taken.
 
@@ -11,13 +11,13 @@ use nacre_vfs::{FileId, Kind};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// The most directories above a file that are followed.
+/// Maximum number of ancestors that are followed.
 const DEPTH_MAX: usize = 1 << 17;
 
-/// The most names kept for one hard-linked file.
+/// Maximum number of names kept for one hard-linked file.
 const PLACES_MAX: usize = 8;
 
-/// The longest name that needs no allocation of its own.
+/// Maximum length of a name without an allocation of its own.
 const INLINE: usize = 22;
 
 /// A name of 1 to 255 bytes in 24.
@@ -60,18 +60,18 @@ impl NodePlace {
     }
 }
 
-/// What only some files have.
+/// Data that only some files have.
 #[derive(Default)]
 struct Extra {
     /// Older names, newest first.
     places: Vec<NodePlace>,
     /// A directory's descriptor, and whether it was used since the last round of eviction.
     descriptor: Option<(Arc<Held>, bool)>,
-    /// The directory has no name any more, and keeps its descriptor.
+    /// Set for a removed directory that keeps its descriptor.
     nameless: Option<Arc<()>>,
-    /// What watches a directory.
+    /// The watch of a directory.
     watch: Option<Lease>,
-    /// Open files of it: the last way to a file whose names are gone.
+    /// Open files: the last access to a file whose names have been removed.
     open: Vec<Weak<HostFile>>,
 }
 
@@ -108,7 +108,8 @@ impl std::fmt::Debug for HostNode {
 }
 
 impl HostNode {
-    /// `device` is that of [`stat::device`], also for a link shown as its target (then its own).
+    /// Makes a node. `device` is that of [`stat::device`], also for a link shown as its target
+    /// (then the link's own).
     pub(super) fn new(id: FileId, device: u32, kind: Kind, linked: bool, place: Option<NodePlace>) -> HostNode {
         HostNode {
             ino: id.ino,
@@ -149,7 +150,7 @@ impl HostNode {
         self.root
     }
 
-    /// A link that is shown as its target.
+    /// Whether it is a link that is shown as its target.
     pub(super) fn is_resolved(&self) -> bool {
         self.resolved
     }
@@ -230,11 +231,11 @@ impl HostNode {
             state.tidy();
             dropped
         };
-        // Outside the lock: the last reference to a parent may go with a name.
+        // Outside the lock: dropping a name may drop the last reference to a parent.
         drop(dropped);
     }
 
-    /// Whether `ancestor` is this directory or one above it. Too deep counts as yes.
+    /// Whether `ancestor` is this directory or one of its ancestors. Too deep counts as yes.
     fn lies_below(self: &Arc<HostNode>, ancestor: &HostNode) -> bool {
         let mut node = Arc::clone(self);
         for _ in 0..DEPTH_MAX {
@@ -249,7 +250,7 @@ impl HostNode {
         true
     }
 
-    /// The names that lead here from the root, as last seen; `None` for a file without one.
+    /// The path from the root, as last seen; `None` for a file without a name.
     pub(super) fn path(&self) -> Option<Vec<u8>> {
         let (mut names, mut place) = (Vec::new(), self.place());
         for _ in 0..DEPTH_MAX {
@@ -272,7 +273,7 @@ impl HostNode {
         Some(Arc::clone(held))
     }
 
-    /// Keeps a descriptor; answers the one to use, which is another thread's where that was faster.
+    /// Keeps a descriptor; returns the one to use, which is another thread's if that came first.
     pub(super) fn keep_descriptor(&self, held: Arc<Held>) -> (Arc<Held>, bool) {
         let mut state = self.state.lock();
         let slot = &mut state.extra.get_or_insert_default().descriptor;
@@ -285,15 +286,15 @@ impl HostNode {
         }
     }
 
-    /// Never gives the descriptor up again, where there is one.
+    /// Exempts the descriptor from eviction, if there is one.
     pub(super) fn keep_for_good(&self, nameless: Arc<()>) {
         if let Some(extra) = self.state.lock().extra.as_mut().filter(|extra| extra.descriptor.is_some()) {
             extra.nameless = Some(nameless);
         }
     }
 
-    /// Gives the descriptor up unless it was used since the last call. Answers whether it still has
-    /// one.
+    /// Drops the descriptor unless it was used since the last call. Returns whether the node still
+    /// has one.
     pub(super) fn evict_descriptor(&self) -> bool {
         let taken = {
             let mut state = self.state.lock();
@@ -322,7 +323,7 @@ impl HostNode {
         drop(before);
     }
 
-    /// Drops the watch where it is the one that `ended` says.
+    /// Drops the watch if `ended` matches it.
     pub(super) fn end_watch(&self, ended: impl Fn(&Lease) -> bool) {
         let gone = {
             let mut state = self.state.lock();
@@ -333,12 +334,12 @@ impl HostNode {
         drop(gone);
     }
 
-    /// Remembers an open file.
+    /// Records an open file.
     pub(super) fn opened(&self, file: &Arc<HostFile>) {
         self.state.lock().extra.get_or_insert_default().open.push(Arc::downgrade(file));
     }
 
-    /// Forgets open files that are closed by now.
+    /// Forgets closed files.
     pub(super) fn closed(&self) {
         let mut state = self.state.lock();
         if let Some(extra) = state.extra.as_mut() {
@@ -363,8 +364,7 @@ impl NodeState {
 }
 
 impl Drop for HostNode {
-    /// Takes the chain of parents apart step by step: as a recursion it would be as deep as the
-    /// tree.
+    /// Frees the chain of parents iteratively: a recursion would be as deep as the tree.
     fn drop(&mut self) {
         let mut last = std::mem::take(self.state.get_mut());
         let mut pending: Vec<Arc<HostNode>> = Vec::new();
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn a_file_takes_ninety_six_bytes() {
         assert_eq!(size_of::<ShortName>(), 24);
-        // Strong and weak count before it, the allocator's own word after it.
+        // Strong and weak count before it, the allocator's header after it.
         assert!(size_of::<HostNode>() + 16 + 8 <= 96, "{}", size_of::<HostNode>());
     }
 
@@ -433,7 +433,7 @@ mod tests {
         let root = node(0, None);
         let a = node(1, below(&root, b"a"));
         let b = node(2, below(&a, b"b"));
-        // Seen later as a below b (moved outside meanwhile): learning that would make each the
+        // Seen later as a below b (moved outside meanwhile): adopting that would make each the
         // other's parent.
         let moved = node(1, below(&b, b"a"));
         a.adopt(&moved);

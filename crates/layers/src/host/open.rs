@@ -1,10 +1,10 @@
-//! Opening files and asking them for their flags.
+//! Opening files.
 //!
-//! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own
-//! appends; those served here go to the end of the file as the source sees it at that moment
-//! ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. A file that can only be
-//! appended to (`chattr +a`) is opened with it, since it is not opened for writing without.
-//! `O_TRUNC` takes effect only after the identity has been checked.
+//! `O_APPEND` is not passed to the source: with passthrough, the kernel positions its own appends;
+//! those served here go to the end of the file as the source sees it at that moment
+//! ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. An append-only file (`chattr
+//! +a`) is opened with the flag, since it cannot be opened for writing without. `O_TRUNC` takes
+//! effect only after the identity has been checked.
 
 use super::{
     HostShared,
@@ -39,7 +39,7 @@ impl HostShared {
             Kind::Block if self.options.block_devices => {}
             Kind::Directory => return Err(Errno::EISDIR),
             Kind::Symlink => return Err(Errno::ELOOP),
-            // The kernel opens these by itself.
+            // The kernel opens special files by itself.
             _ => return Err(Errno::ENXIO),
         }
         let mut lower = self.lower_flags(flags);
@@ -59,8 +59,8 @@ impl HostShared {
             opened = self.open_source(node, lower, flags);
         }
         let descriptor = opened?;
-        // A device that is shown as a file has no length to change; natively the flag is ignored
-        // for it.
+        // A block device that is shown as a file has no length to change; natively the flag is
+        // ignored for it.
         if flags.truncates() && node.kind() == Kind::File {
             cut(descriptor.as_fd(), 0)?;
         }
@@ -74,7 +74,7 @@ impl HostShared {
         };
         match opened {
             Err(Errno::EAGAIN) if flags.waits() => self.open_leased(self.pin(node)?.fd(), lower),
-            // It may have been a lease that another thread of ours held for an instant.
+            // Possibly a lease that another thread of ours held for an instant.
             Err(Errno::EAGAIN) => {
                 let pin = self.pin(node)?;
                 lease::without_own(
@@ -86,12 +86,12 @@ impl HostShared {
         }
     }
 
-    /// Opens a file on which somebody holds a lease and has been asked to give it up.
+    /// Opens a file with a lease whose holder has been asked to release it.
     pub(super) fn open_leased(&self, file: BorrowedFd<'_>, lower: OFlags) -> Result<OwnedFd> {
         wait_for(&self.options.waiting, || reopen(file, lower))?
     }
 
-    /// An open file, remembered by its node. The source was opened with `lower`.
+    /// Makes an open file and records it in its node. The source was opened with `lower`.
     pub(super) fn opened(
         self: &Arc<HostShared>,
         node: &Arc<HostNode>,
@@ -100,7 +100,7 @@ impl HostShared {
         lower: OFlags,
     ) -> Opened {
         let direct = if lower.contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
-        // One without a name is still to get one, through this very descriptor.
+        // A file without a name is still to get one, through this very descriptor.
         let named = node.place().is_some();
         let before = descriptor.as_raw_fd();
         let mut descriptor =
@@ -125,8 +125,8 @@ impl HostShared {
         file
     }
 
-    /// The open file that a process left in the table of descriptors, of a node or of a file that no
-    /// name leads to.
+    /// Takes over an open file that an earlier process handed over in the descriptor table, of a
+    /// node or of a file without a name.
     pub(super) fn take_up(
         self: &Arc<HostShared>,
         node: Option<Arc<HostNode>>,
@@ -145,14 +145,14 @@ impl HostShared {
         Ok((node, file))
     }
 
-    /// Whether an open file lies on a file system that is mounted inside the source. Where nothing
-    /// says so, it may be.
+    /// Whether an open file lies on a file system that is mounted inside the source. If the mount
+    /// is unknown, assume so.
     fn is_elsewhere(&self, node: &HostNode, file: BorrowedFd<'_>) -> bool {
         node.device() != self.directories.mounts().root().1
             && stat::of_file_timeless(file).map_or(true, |statx| self.directories.is_foreign(&statx))
     }
 
-    /// The directory that a file is in, if it is of the same file system.
+    /// The directory that contains a file, if it is on the same file system.
     fn directory_beside(&self, node: &Arc<HostNode>) -> Option<OwnedFd> {
         let directory = self.open_directory(&node.place()?.parent).ok()?;
         let device = stat::device(&stat::of_file(directory.as_fd()).ok()?);

@@ -1,12 +1,12 @@
-//! Mounts of our own without access times, through which files are read where the source's are to
-//! stay.
+//! Detached mounts of our own with `noatime`, through which files are read where the source's
+//! access times must not change.
 //!
-//! Used by `open.rs` where the layer is told `noatime`. `O_NOATIME` on our descriptor is not
-//! enough: what the kernel reads by itself (passthrough) it reads through an open file of its own,
-//! which has the user's flags and our descriptor's mount. A file system that is mounted inside the
-//! source gets none: it would stay in use after it was unmounted. Needs root; what cannot be opened so
-//! stays as it was opened. Invariants: a mount is made of a directory, so that no file's content is
-//! held by it; it lasts as long as the layer.
+//! Used by `open.rs` where the layer has the option `noatime`. `O_NOATIME` on our descriptor is not
+//! enough: for passthrough, the kernel reads through an open file of its own, which has the user's
+//! flags and our descriptor's mount. A file system that is mounted inside the source gets no such
+//! mount: it would stay in use after it was unmounted. Needs root; a file that cannot be opened in
+//! this way keeps its ordinary descriptor. Invariants: the mount is cloned from a directory, so
+//! that it keeps no file's content in use; it exists as long as the layer.
 
 use super::detached_mount::{DetachedMount, MOUNTS_MAX};
 use parking_lot::Mutex;
@@ -17,13 +17,14 @@ use std::{
     sync::Arc,
 };
 
-/// By device; `None` where there can be none.
+/// Mounts by device; `None` where none can be made.
 #[derive(Default)]
 pub(super) struct QuietMounts(Mutex<HashMap<u32, Option<Arc<DetachedMount>>>>);
 
 impl QuietMounts {
-    /// The file behind `descriptor`, of that device, opened through such a mount; else `descriptor`
-    /// itself. `directory` is one of the same file system, if there is one at hand.
+    /// Opens the file behind `descriptor`, which lies on `device`, through this mount; else returns
+    /// `descriptor` itself. `directory` yields a directory of the same file system, if there is one
+    /// at hand.
     pub(super) fn open(
         &self,
         device: u32,

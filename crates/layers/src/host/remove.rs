@@ -1,10 +1,10 @@
-//! Removing and renaming, and what both mean for links that are shown as their targets.
+//! Removing and renaming, and their effect on links that are shown as their targets.
 //!
-//! The targets of such links may lie anywhere; what is removed or replaced there is reached through
-//! the real directory of the target, found by following the link once, and only if that directory's
-//! entry still is the file that the link led to. The door has checked the directory of the link,
-//! not that of the target: so the way there is gone, and the right to change that directory is
-//! asked for, with the caller's own rights. Otherwise whoever may make a link in the source could
+//! The targets of these links may lie anywhere; a target is removed or replaced through its real
+//! directory, found by following the link once, and only if that directory's entry still is the
+//! file that the link led to. The FUSE front end has checked permissions in the link's directory,
+//! not in the target's: so the path to the target is walked, and the right to change that directory
+//! is checked, with the caller's own ids. Otherwise a user who may make a link in the source could
 //! replace any file of the system.
 
 use super::{HostShared, errno, locate::is_gone, stat};
@@ -21,7 +21,7 @@ use std::{
     path::PathBuf,
 };
 
-/// Where the target of a link really lies.
+/// The real location of a link's target.
 struct Target {
     directory: OwnedFd,
     name: Vec<u8>,
@@ -35,11 +35,11 @@ impl Target {
     }
 }
 
-/// Follows a link to its target's real directory and name, for a caller who wants that name removed
-/// or replaced.
+/// Resolves a link to its target's real directory and name, for a caller who wants that name
+/// removed or replaced.
 ///
 /// # Errors
-/// EACCES and EPERM where the caller could not do so there; what following the link says.
+/// EACCES and EPERM where the caller could not do so there; the errors of following the link.
 fn target_for(caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
     if caller.uid == 0 || caller.uid == rustix::process::geteuid().as_raw() {
         return target_of(directory, name);
@@ -52,14 +52,14 @@ fn target_for(caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result
             .map_err(errno)?;
         let (place, file) =
             (stat::of_file(target.directory.as_fd())?, stat::of_name(target.directory.as_fd(), &target.name)?);
-        // What the sticky bit asks for (unlink(2), rename(2)).
+        // Checks the sticky bit (unlink(2), rename(2)).
         let sticky = u32::from(place.stx_mode) & 0o1000 != 0;
         if sticky && ![place.stx_uid, file.stx_uid].contains(&caller.uid) { Err(Errno::EPERM) } else { Ok(target) }
     };
     credentials::as_ordinary_user(caller.uid, caller.gid, &groups, find)?
 }
 
-/// Follows a link to its target's real directory and name.
+/// Resolves a link to its target's real directory and name.
 fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
     let target = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
     let statx = stat::of_file(target.as_fd())?;
@@ -85,7 +85,7 @@ impl HostShared {
 
     pub(super) fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let (parent, held) = self.enter(parent)?;
-        // A link to a directory looks like one, and is removed like one.
+        // A link to a directory is shown as a directory, and removed like one.
         if self.resolves_links() && is_link(held.fd(), name.bytes())? {
             return self.remove_link(caller, held.fd(), name.bytes());
         }
@@ -133,7 +133,7 @@ impl HostShared {
         let (old_name, new_name) = (from.1.bytes(), to.1.bytes());
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
         if self.resolves_links() && flags.is_empty() && matches!(is_link(new.fd(), new_name), Ok(true)) {
-            // Onto a link: what it shows is replaced, the link stays.
+            // The target name is a link: the file that it shows is replaced, the link stays.
             match target_for(caller, new.fd(), new_name) {
                 Ok(target) => {
                     let onto = (&target.directory, OsStr::from_bytes(&target.name));
@@ -145,7 +145,7 @@ impl HostShared {
         }
         let rename = || rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno);
         let replaced = self.directories.going(&new_parent, new_name);
-        // What it leaves behind is made by this call, and is nobody's but ours.
+        // The whiteout is created by this call, under our own ids.
         if flags.contains(rustix::fs::RenameFlags::WHITEOUT) {
             credentials::with_own_identity(rename)??;
         } else {

@@ -1,4 +1,4 @@
-//! `statx(2)` answers turned into identities and attributes. Pure but for the calls themselves.
+//! Identities and attributes from `statx(2)` answers. Pure except for the calls themselves.
 
 use nacre_vfs::{Attr, Errno, FileId, Kind, Protection, Result, Time};
 use parking_lot::RwLock;
@@ -8,46 +8,46 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// Everything that an attribute and an identity need, in one call.
+/// Fields for attributes and identity, in one call.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
-/// The same without the times of change. Who asks for those has the file system take the next one
-/// from a finer clock (Documentation/filesystems/multigrain-ts.rst), and note it by itself: a file
-/// that is examined between any two writes is as dear to write to as one whose every write is a
-/// change of attributes. And all clocks go on from there: the kernel notes a new time for each of
-/// the writes that it collects as well.
+/// The fields of [`WANTED`] without mtime and ctime. Asking for these makes the file system take the next
+/// one from a finer clock (Documentation/filesystems/multigrain-ts.rst), and record it separately:
+/// a file that is examined between any two writes is as expensive to write to as one whose every
+/// write changes attributes. And all clocks continue from there: the kernel records a new time for
+/// each write-back write as well.
 const TIMELESS: StatxFlags = WANTED.difference(StatxFlags::MTIME.union(StatxFlags::CTIME));
 
-/// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this
+/// Flag in [`FileId::fs`] of a symbolic link that is shown as its target: no device number has this
 /// bit.
 const RESOLVED: u64 = 1 << 63;
 
-/// The error number of a call.
+/// Converts the error number of a call.
 pub(super) fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// What stands under a name in a directory; a link at the end is itself, not its target.
+/// Examines a name in a directory; does not follow a link at the end.
 pub(super) fn of_name(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
     rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map_err(errno)
 }
 
-/// The same, without making an automounter work.
+/// Examines a name like [`of_name`], without triggering an automount.
 pub(super) fn of_name_quietly(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
     rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, WANTED).map_err(errno)
 }
 
-/// What a name leads to, links followed.
+/// Examines the file that a name leads to, following links.
 pub(super) fn of_target(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
     rustix::fs::statx(directory, name, AtFlags::empty(), WANTED).map_err(errno)
 }
 
-/// The file behind a descriptor.
+/// Examines the file behind a descriptor.
 pub(super) fn of_file(file: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, WANTED).map_err(errno)
 }
 
-/// The same but for the times of change, which are zero.
+/// Examines the file behind a descriptor without mtime and ctime, which are zero.
 pub(super) fn of_file_timeless(file: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, TIMELESS).map_err(errno)
 }
@@ -57,19 +57,18 @@ pub(super) fn device(statx: &Statx) -> u32 {
     statx.stx_dev_major << 20 | statx.stx_dev_minor & 0xf_ffff
 }
 
-/// The device number as `st_dev` shows it.
+/// The device number as in `st_dev`.
 pub(super) fn user_device(device: u32) -> u64 {
     rustix::fs::makedev(device >> 20, device & 0xf_ffff)
 }
 
-/// Devices, as [`device`] tells them, whose birth times are not to be relied on; few, and kept for
-/// good: it does no harm.
+/// Devices, as [`device`] returns them, whose birth times are unreliable; few, and kept for good.
 static CHANGING_BIRTHS: RwLock<Vec<u32>> = RwLock::new(Vec::new());
-/// Whether there are any.
+/// Whether the list has entries.
 static BIRTHS_CHANGE: AtomicBool = AtomicBool::new(false);
 
-/// Files of this device may get another birth time while they stay the same: on overlayfs, when
-/// they are copied up. Said before anything on it is examined.
+/// Declares that files of this device may change their birth time while they stay the same: on
+/// overlayfs, when they are copied up. Called before anything on the device is examined.
 pub(super) fn births_change(device: u32) {
     let mut devices = CHANGING_BIRTHS.write();
     if !devices.contains(&device) {
@@ -78,8 +77,8 @@ pub(super) fn births_change(device: u32) {
     }
 }
 
-/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth
-/// time, or not always the same.
+/// The generation, which distinguishes successive files with one inode number; 0 where the file
+/// system keeps no birth time, or an unreliable one.
 fn generation(statx: &Statx) -> u64 {
     if BIRTHS_CHANGE.load(Ordering::Acquire) && CHANGING_BIRTHS.read().contains(&device(statx)) {
         return 0;
@@ -96,8 +95,8 @@ fn time(stamp: StatxTimestamp) -> Time {
     Time { sec: stamp.tv_sec, nsec: stamp.tv_nsec }
 }
 
-/// The mount that an open file was reached through. The file system is not asked: one that another program serves may
-/// not answer.
+/// The mount that an open file was reached through. The file system is not asked: a FUSE file
+/// system might not answer.
 pub(super) fn mount_of(file: BorrowedFd<'_>) -> Result<u64> {
     let flags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
     rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID).map(|statx| mount(&statx)).map_err(errno)
@@ -113,14 +112,15 @@ pub(super) fn is_directory(statx: &Statx) -> bool {
     u32::from(statx.stx_mode) & 0o170_000 == Kind::Directory.mode()
 }
 
-/// The identity of a file, whatever mount it was reached through ([`super::mounts`] knows better of
-/// directories).
+/// The identity of a file, whatever mount it was reached through ([`super::mounts`] adds the mount
+/// for directories).
 pub(super) fn id(statx: &Statx) -> FileId {
     FileId { fs: user_device(device(statx)), ino: statx.stx_ino, generation: generation(statx) }
 }
 
-/// The identity of a link that is shown as its target: a file of its own (the target is one, too,
-/// and the door must not take the two for one directory), under the target's inode number.
+/// The identity of a link that is shown as its target: distinct from the target (which may be
+/// visible as well, and the front end must not take the two for one directory), with the target's
+/// inode number.
 pub(super) fn resolved_id(link: &Statx, target: &Statx) -> FileId {
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     for part in [link.stx_ino, generation(link), u64::from(device(target)), generation(target)] {
@@ -143,7 +143,7 @@ pub(super) fn kind(statx: &Statx) -> Result<Kind> {
     Kind::from_mode(u32::from(statx.stx_mode)).ok_or(Errno::EIO)
 }
 
-/// The attributes of a file, under the identity by which it is known.
+/// The attributes of a file under the given identity.
 pub(super) fn attr(statx: &Statx, id: FileId) -> Result<Attr> {
     Ok(Attr {
         id,

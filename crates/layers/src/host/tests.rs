@@ -30,26 +30,27 @@ use tempfile::TempDir;
 
 const USER: Caller = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0o022 };
 
-/// What a door does: one node per file, kept current by `adopt`.
+/// A front end like FUSE's: one node per file, kept current by `adopt`.
 struct Door {
     host: Host,
     nodes: Mutex<HashMap<FileId, Node>>,
     source: TempDir,
 }
 
-/// Held by tests while they start programs, shared by those that open files of a source. A program
-/// has copies of all that is open when it is started, and closes them as itself a moment later: a
-/// file that was open for writing the ordinary way just then would seem to be closed by a stranger.
+/// Held by tests while they start programs, shared by tests that open files of a source. A new
+/// program has copies of all open descriptors, and closes them under its own process id a moment
+/// later: a file opened for writing the ordinary way at that time would seem to be closed by
+/// another process.
 static STARTING: RwLock<()> = RwLock::new(());
 
-/// Starts a program, which another process is: what this one does itself is not reported where the
-/// kernel tells who did it.
+/// Starts a program, which runs as another process: changes by this process are not reported where
+/// the kernel names the process.
 fn start(command: &mut Command) -> Child {
     let _nobody_opens = STARTING.write().unwrap();
     command.spawn().unwrap()
 }
 
-/// Whether a program ends well.
+/// Runs a program; returns whether it succeeds.
 fn succeeds(command: &mut Command) -> bool {
     start(command).wait().unwrap().success()
 }
@@ -58,8 +59,8 @@ fn shell(directory: &Path, script: &str) {
     assert!(succeeds(Command::new("sh").arg("-c").arg(script).current_dir(directory)), "{script}");
 }
 
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
-/// that program's name.
+/// Writes like a program on the FUSE mount with passthrough: the kernel writes to our descriptor
+/// under that program's process id.
 fn client_writes(file: &Opened) {
     let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
     assert!(succeeds(Command::new("sh").arg("-c").arg("echo content").stdout(descriptor)));
@@ -81,8 +82,8 @@ impl Drop for Bind {
     }
 }
 
-/// A file system of its own, for root: of what is done there hears nobody else, and nobody's doings
-/// elsewhere are heard.
+/// A file system of its own, for root: no other watch sees changes on it, and its watch sees no
+/// changes elsewhere.
 struct Apart {
     /// Unmounted before the directory is removed.
     _mount: Bind,
@@ -126,7 +127,7 @@ impl Door {
         self.source.path().join(path)
     }
 
-    /// The node to go on with.
+    /// Returns the entry with the known node.
     fn known(&self, entry: Entry) -> Entry {
         let mut nodes = self.nodes.lock().unwrap();
         let node = nodes.entry(entry.attr.id).or_insert_with(|| entry.node.clone()).clone();
@@ -151,7 +152,7 @@ impl Door {
     fn split<'a>(&self, path: &'a str) -> Result<(Node, Name<'a>)> {
         let (parent, last) = path.rsplit_once('/').unwrap_or(("", path));
         let parent = self.find(parent)?;
-        // As a path walk would notice.
+        // Like a path walk.
         if parent.attr.kind != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }

@@ -1,27 +1,30 @@
-//! Noticing what others change below, and saying how long answers stay true.
+//! Watches a source for changes by other processes, and decides how long the kernel may cache
+//! answers.
 //!
-//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`])
-//! and by the door ([`HostShared::coherence`]); a thread sleeps in the kernel until something
-//! happens and sends [`Invalidation`]s. How each file system below is watched:
-//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own
-//!   changes cost nothing (`watch/marks.rs`); while nobody asks, marks on what the door knows
-//!   instead (`watch/resting.rs`);
-//! * else each directory that was looked into (inotify); no watch left means no promise for that
-//!   directory;
-//! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
+//! Used by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`])
+//! and by the FUSE front end ([`HostShared::coherence`]); a thread sleeps in the kernel until
+//! something happens and sends [`Invalidation`]s. Each file system below is watched in one of these
+//! ways:
+//! * one fanotify mark for all of it, where permitted: its events name the process that made the
+//!   change, so that our own changes cause no invalidations (`watch/marks.rs`); in an idle mount,
+//!   marks on the files that the front end knows instead (`watch/resting.rs`);
+//! * else inotify on each directory that was looked into; without a free watch, the directory
+//!   counts as shared and is not cached;
+//! * not at all where changes are made elsewhere without an event (network and pseudo file
+//!   systems).
 //!
-//! File systems that others mount inside the source are watched by directories at most: marks need
-//! an open file of each file system, with which it could not be unmounted. The mount table tells
-//! when they come and go (`watch/mount_table.rs`).
+//! File systems that are mounted inside the source by others are watched by directories at most: a
+//! fanotify mark needs an open file of each file system, with which it could not be unmounted. The
+//! mount table shows when they come and go (`watch/mount_table.rs`).
 //!
-//! What programs write through us is written by the kernel in their name, under their process id;
-//! so files are opened for writing through a mount of our own, which is left out of the reports
-//! (`watch/own_mounts.rs`): a write then costs no event, and whoever else writes to the same file
-//! is still reported.
+//! Writes of programs through our mount are made by the kernel in their name (passthrough), under
+//! their process id; so files are opened for writing through a detached mount of our own, which the
+//! mark ignores (`watch/own_mounts.rs`): a write then causes no event, and writes of other programs
+//! to the same file are still reported.
 //!
-//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that
-//! leaves the watched part, drop everything. Stores to a shared mapping are noticed when the file
-//! is closed, as the kernel tells nothing earlier.
+//! Invariants: a watch is in place before the names or attributes that it covers are read. Lost
+//! events, or a file that leaves the watched part, invalidate everything. Stores to a shared
+//! mapping are noticed when the file is closed, as the kernel reports nothing earlier.
 
 mod event_loop;
 mod inotify;
@@ -59,8 +62,8 @@ pub(super) use inotify::Lease;
 pub use marks::{Tree, WatchGroup};
 pub(super) use mount_table::has_inner_mounts;
 
-/// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file
-/// systems' own headers).
+/// File systems whose every change passes through this kernel (magic numbers from statfs(2),
+/// linux/magic.h and the file systems' own headers).
 const LOCAL: [u32; 22] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -86,7 +89,7 @@ const LOCAL: [u32; 22] = [
     0x482b,      // hfsplus
 ];
 
-/// Storage that looks at the ids of every call: network file systems and FUSE.
+/// File systems that check the ids of every call: network file systems and FUSE.
 const REMOTE: [u32; 9] = [
     0x6969,      // nfs
     0xff53_4d42, // cifs
@@ -100,65 +103,66 @@ const REMOTE: [u32; 9] = [
 ];
 
 fn magic(file: BorrowedFd<'_>) -> Option<u32> {
-    // Only the low 32 bits are the number, on every architecture.
+    // Only the low 32 bits are the magic number, on every architecture.
     rustix::fs::fstatfs(file).ok().and_then(|figures| u32::try_from(figures.f_type as u64 & 0xffff_ffff).ok())
 }
 
-/// Whether a file lies on storage that looks at the ids of every call.
+/// Whether a file lies on a file system that checks the ids of every call.
 pub(super) fn is_remote(file: BorrowedFd<'_>) -> bool {
     magic(file).is_some_and(|magic| REMOTE.contains(&magic))
 }
 
-/// Whether a file lies on overlayfs, where its birth time becomes another when it is copied up.
+/// Whether a file lies on overlayfs, where its birth time changes when it is copied up.
 pub(super) fn is_overlay(file: BorrowedFd<'_>) -> bool {
     magic(file) == Some(0x794c_7630)
 }
 
-/// How one file system is watched.
+/// Watch method of one file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Method {
-    /// As a whole.
+    /// One fanotify mark for the whole file system.
     Marked,
-    /// Directory by directory.
+    /// inotify on each directory.
     Directories,
-    /// Not.
+    /// Not watched.
     Unseen,
 }
 
-/// What is known of the watching of one source.
+/// State of the watch of one source.
 pub(super) struct Watch {
     root_device: u32,
     rest: RestState,
     running: OnceLock<Running>,
 }
 
-/// The running watcher.
+/// The watch after its start.
 struct Running {
-    /// Where file systems can be marked as a whole.
+    /// The fanotify group, where whole file systems can be marked.
     marks: Option<Arc<Marks>>,
-    /// Made when the first directory has to be watched by itself; `None` where that cannot be.
+    /// The inotify instance, made when the first directory needs a watch of its own; `None` inside
+    /// if it cannot be made.
     directories: OnceLock<Option<Singly>>,
-    /// What its thread needs; taken when it starts, and in the end.
+    /// Arguments of the inotify thread; taken when it starts, or at the end.
     unstarted: Mutex<Option<(Weak<HostShared>, Sender<Invalidation>)>>,
     root_method: Method,
-    /// The other file systems met so far, by device; those on foreign mounts since the mount table
-    /// last changed, as device numbers are reused.
+    /// Methods of the other file systems met so far, by device; those on foreign mounts only since
+    /// the last change of the mount table, as device numbers are reused.
     others: RwLock<HashMap<u32, Method>>,
-    /// An open file of each marked file system, by the id that its events carry.
+    /// An open file of each marked file system, by the file system id in its events.
     mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
-    /// The mounts that files are opened for writing through.
+    /// The detached mounts through which files are opened for writing.
     own_mounts: OwnMounts,
-    /// Files that are open for writing through us, where directories are watched one by one: their
-    /// own writes must not empty the caches in front of them.
+    /// Number of open files for writing by file, where directories are watched by inotify: writes
+    /// through our mount must not invalidate our own caches.
     writers: Mutex<HashMap<FileId, usize>>,
-    /// A thread has failed: nothing is promised any more.
+    /// Set when a thread has failed: nothing may be cached any more.
     failed: AtomicBool,
 }
 
-/// Directories that are watched one by one.
+/// The inotify watches of one source, with their thread.
 struct Singly {
     watches: Arc<DirectoryWatches>,
-    /// Ends the thread when written to.
+    /// Eventfd that ends the thread.
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -178,7 +182,7 @@ fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?)
 }
 
-/// Ends a thread that waits for `stop`, and waits for its end.
+/// Ends a thread through its eventfd, and joins it.
 fn end(stop: &OwnedFd, thread: JoinHandle<()>) {
     if rustix::io::write(stop, &1_u64.to_ne_bytes()).is_ok() && thread.join().is_err() {
         tracing::error!("the watcher of a source had failed");
@@ -190,7 +194,7 @@ impl Running {
         if device == watch.root_device { Some(self.root_method) } else { self.others.read().get(&device).copied() }
     }
 
-    /// The watches on single directories.
+    /// The inotify watches, started at the first use.
     fn directories(&self) -> Option<&Arc<DirectoryWatches>> {
         let start = || {
             let (shared, channel) = self.unstarted.lock().take()?;
@@ -201,8 +205,8 @@ impl Running {
         self.directories.get_or_init(start).as_ref().map(|singly| &singly.watches)
     }
 
-    /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way
-    /// there is; one on a `foreign` mount by nothing that keeps it in use.
+    /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) by the best
+    /// available method; a file system on a `foreign` mount by none that keeps it in use.
     fn watch_file_system(&self, device: u32, file: OwnedFd, foreign: bool) -> Method {
         if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
             return Method::Unseen;
@@ -222,7 +226,7 @@ impl Running {
 }
 
 impl Running {
-    /// Whether changes are heard.
+    /// Whether changes are noticed, so that answers may be cached.
     fn promises(&self) -> bool {
         !self.failed.load(Ordering::Relaxed) && !self.marks.as_ref().is_some_and(|marks| marks.failed())
     }
@@ -241,20 +245,20 @@ impl Running {
     }
 }
 
-/// Whether a file is known by more names than one.
+/// Whether a file has more than one name.
 fn has_other_names(file: BorrowedFd<'_>) -> bool {
-    // Where it cannot be asked, it may be.
+    // Assume so if it cannot be examined.
     stat::of_file_timeless(file).map_or(true, |statx| statx.stx_nlink > 1)
 }
 
-/// Whether something of the source's file system was found that other hosts may have written to
-/// unheard.
+/// Whether a file on the source's file system was found through another mount, where other hosts of
+/// the watch group may have written to it without an event.
 fn elsewhere(marks: &Marks, shared: &HostShared, statx: &Statx) -> bool {
     if !marks.may_be_shared() || stat::mount(statx) == shared.directories.mounts().root().0 {
         return false;
     }
     marks.meet_elsewhere();
-    // What is in a directory is examined later.
+    // The content of a directory is examined later.
     !stat::is_directory(statx)
 }
 
@@ -263,7 +267,7 @@ impl Watch {
         Watch { root_device, rest: RestState::default(), running: OnceLock::new() }
     }
 
-    /// How the source itself is watched, for people.
+    /// The watch method of the source itself, for status.
     pub(super) fn method(&self) -> &'static str {
         match self.running.get().map(|running| running.root_method) {
             Some(Method::Marked) => "fanotify",
@@ -272,7 +276,7 @@ impl Watch {
         }
     }
 
-    /// Called before names are read in a directory.
+    /// Ensures the watch of a directory. Called before names in it are read.
     pub(super) fn before_names(&self, directory: &Arc<HostNode>, descriptor: BorrowedFd<'_>) {
         let Some(running) = self.running.get() else { return };
         if running.method(self, directory.device()) == Some(Method::Directories)
@@ -283,9 +287,8 @@ impl Watch {
         }
     }
 
-    /// Called with what was found under a name: true where it lies on a file system that is only
-    /// now being watched, or where less of it may have been heard than will be from now on, so that
-    /// it has to be examined once more.
+    /// Ensures the watch of a found file. Returns true if its file system was not, or not
+    /// completely, watched when it was examined, so that it has to be examined again.
     pub(super) fn cover(&self, shared: &HostShared, directory: BorrowedFd<'_>, name: &[u8], found: &FoundFile) -> bool {
         let Some(running) = self.running.get() else { return false };
         if found.device == self.root_device {
@@ -296,13 +299,13 @@ impl Watch {
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
         if !matches!(stat::kind(&found.statx), Ok(Kind::Directory | Kind::File)) {
-            // A single device or link mounted here cannot stand for its file system; the next
+            // A single device or link mounted here cannot represent its file system; the next
             // directory of it will.
             return false;
         }
         let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).ok();
         let mut method = Method::Unseen;
-        // Only what is still the same file system may stand for it.
+        // Only a file that is still on the same file system may represent it.
         if let Some(file) = opened
             && let Ok(statx) = stat::of_file(file.as_fd())
             && stat::device(&statx) == found.device
@@ -317,21 +320,20 @@ impl Watch {
         method == Method::Marked
     }
 
-    /// Something was mounted or unmounted inside the source: what was known of file systems there is
-    /// asked anew.
+    /// Forgets the methods of file systems inside the source, after a mount or unmount there.
     fn mounts_changed(&self) {
         if let Some(running) = self.running.get() {
-            // A marked one is on the source's own mount.
+            // A marked file system is on the source's own mount.
             running.others.write().retain(|_, method| *method == Method::Marked);
         }
     }
 
-    /// A file was opened for writing: the descriptor to write through, so that what is written is
-    /// not reported back to us.
+    /// Returns the descriptor for a file opened for writing: reopened through a detached mount of
+    /// our own, so that our writes cause no events.
     pub(super) fn unreported(&self, node: &HostNode, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
         let Some(running) = self.running.get() else { return descriptor };
-        // A link that is shown as its target is a file of its own in front of us; only a report
-        // tells the target of its changes.
+        // A resolved link is a separate file in the front end; only an event invalidates the
+        // target's cache.
         if node.is_resolved() || node.kind() != Kind::File {
             return descriptor;
         }
@@ -341,8 +343,8 @@ impl Watch {
         running.own_mounts.open(node.device(), descriptor, flags)
     }
 
-    /// A file was opened for writing through us. Answers whether [`Watch::written`] is to be told
-    /// of the end.
+    /// Counts a file opened for writing. Returns whether [`Watch::written`] has to be called when
+    /// it is closed.
     pub(super) fn writing(&self, node: &HostNode) -> bool {
         let Some(running) = self.running.get() else { return false };
         if running.method(self, node.device()) != Some(Method::Directories) {
@@ -352,7 +354,7 @@ impl Watch {
         true
     }
 
-    /// The end of what [`Watch::writing`] began.
+    /// Ends what [`Watch::writing`] began.
     pub(super) fn written(&self, id: FileId) {
         let Some(running) = self.running.get() else { return };
         let mut writers = running.writers.lock();
@@ -364,13 +366,13 @@ impl Watch {
         }
     }
 
-    /// The notification group of marks.
+    /// The fanotify group.
     #[cfg(test)]
     pub(super) fn group(&self) -> Option<BorrowedFd<'_>> {
         self.running.get()?.marks.as_ref().map(|marks| marks.group())
     }
 
-    /// How many directories are watched one by one.
+    /// Number of directories watched by inotify.
     #[cfg(test)]
     pub(super) fn directory_count(&self) -> usize {
         self.running
@@ -379,7 +381,7 @@ impl Watch {
             .map_or(0, |singly| singly.watches.len())
     }
 
-    /// How many hosts hear by the same group.
+    /// Number of hosts that share the fanotify group.
     #[cfg(test)]
     pub(super) fn hosts(&self) -> usize {
         self.running.get().and_then(|running| running.marks.as_ref()).map_or(0, |marks| marks.members())
@@ -389,8 +391,8 @@ impl Watch {
         self.running.get().is_some_and(|running| running.writers.lock().contains_key(&id))
     }
 
-    /// Ends what runs for this source alone and waits for its end. `shared` is the one this belongs
-    /// to.
+    /// Stops the watch of this source and waits for its threads. `shared` is the host that this
+    /// belongs to.
     pub(super) fn stop(&self, shared: &Arc<HostShared>) {
         let Some(running) = self.running.get() else { return };
         running.stop(shared);
@@ -398,7 +400,7 @@ impl Watch {
 
     fn names(&self, running: &Running, directory: &HostNode) -> bool {
         match running.method(self, directory.device()) {
-            // Events name the target of a resolved link, not the link.
+            // Events are about the target of a resolved link, not the link.
             Some(Method::Marked) => !directory.is_resolved(),
             Some(Method::Directories) => directory.is_watched(),
             Some(Method::Unseen) | None => false,
@@ -418,7 +420,7 @@ impl Watch {
                 };
                 match node.kind() {
                     Kind::Directory => by_parent && node.is_watched(),
-                    // A change through another name would be seen under that name only.
+                    // A change through another name causes an event for that name only.
                     _ => by_parent && links == 1 && !self.is_written(node.id()),
                 }
             }
@@ -428,7 +430,7 @@ impl Watch {
 }
 
 impl HostShared {
-    /// Whether something is a directory that may be known by another identity, through which it may
+    /// Whether the scope is a directory that may have another identity, through which it may
     /// change.
     fn has_other_identities(&self, scope: &Scope<'_>) -> bool {
         let mounts = self.directories.mounts();
@@ -455,7 +457,7 @@ impl HostShared {
     }
 }
 
-/// Starts watching, where the options ask for it. Where it cannot be done, every answer is
+/// Starts watching, if the options ask for it. If that fails, every answer is
 /// [`Coherence::Shared`].
 pub(super) fn start(shared: &Arc<HostShared>, channel: Sender<Invalidation>) {
     if shared.options.coherence != HostCoherence::Watch {
@@ -471,7 +473,7 @@ pub(super) fn start(shared: &Arc<HostShared>, channel: Sender<Invalidation>) {
     }
 }
 
-/// Starts watching as without privileges.
+/// Starts watching like an unprivileged process: by inotify.
 #[cfg(test)]
 pub(super) fn start_by_directories(shared: &Arc<HostShared>, channel: Sender<Invalidation>) {
     try_start(shared, None, channel).unwrap();
@@ -504,10 +506,10 @@ fn try_start(shared: &Arc<HostShared>, marks: Option<Arc<Marks>>, channel: Sende
     }
     let Some(running) = shared.watch.running.get() else { return Ok(()) };
     if let Some(marks) = &running.marks {
-        // Others may have met something while this was on its way.
+        // Other hosts may have met a file system meanwhile.
         marks.settle(Arc::as_ptr(shared), running, shared.watch.root_device);
     }
-    // Doors judge the whole by its root, before anybody has looked into it.
+    // Front ends judge coherence by the root before any look-up.
     shared.watch.before_names(&shared.root, shared.directories.root());
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! Extended attributes, in one call by directory and name where nothing is changed.
+//! Extended attributes: reads take one call by directory and name.
 //!
-//! A read is followed by a check of the name's identity, because the kernel keeps what it learns
-//! (an ACL decides who may enter); a change goes through a descriptor that has been checked before.
-//! A file that is open (a new one that is about to be written to for the first time) is asked by
-//! its own descriptor.
+//! A read is followed by a check of the name's identity, because the kernel caches the result (an
+//! ACL decides about access); a change uses a descriptor that has been checked before. An open file
+//! (a new one before its first write, for example) is read through its own descriptor.
 
 use super::{HostShared, locate::is_gone, node::HostNode};
 use nacre_sys::{
@@ -16,9 +15,9 @@ use std::{io, sync::Arc};
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
-/// Refuses changes that nobody has judged: of `system.*`, the kernel in front of us checks the
-/// POSIX ACLs and leaves everything else (the ACLs of NFS and SMB, the attributes of NTFS) to the
-/// storage, which here sees this process and not the caller.
+/// Refuses changes that the kernel has not checked: of `system.*`, the kernel in front of the mount
+/// checks the POSIX ACLs and leaves everything else (the ACLs of NFS and SMB, the attributes of
+/// NTFS) to the storage, which here sees this process and not the caller.
 fn refuse_unjudged(name: &[u8]) -> Result<()> {
     if name.starts_with(b"system.") && ![ACCESS_ACL, DEFAULT_ACL].contains(&name) {
         Err(Errno::EOPNOTSUPP)
@@ -28,7 +27,7 @@ fn refuse_unjudged(name: &[u8]) -> Result<()> {
 }
 
 impl HostShared {
-    /// Runs a call that reads.
+    /// Runs a reading call.
     fn read_attribute<T>(&self, node: &Arc<HostNode>, mut call: impl FnMut(Target<'_>) -> io::Result<T>) -> Result<T> {
         if node.kind() == Kind::Directory {
             let held = self.directories.get(node)?;
@@ -57,7 +56,7 @@ impl HostShared {
         Ok(call(Target::File(pin.fd()))?)
     }
 
-    /// Runs a call that changes something.
+    /// Runs a changing call.
     fn change_attribute<T>(&self, node: &Arc<HostNode>, call: impl FnOnce(Target<'_>) -> io::Result<T>) -> Result<T> {
         let pin = self.pin(node)?;
         if node.kind() == Kind::Directory {
@@ -80,7 +79,7 @@ impl HostShared {
         if name != ACCESS_ACL {
             return self.change_attribute(node, |target| xattrat::set(target, name, value, bits));
         }
-        // Setting an ACL changes the mode; whether it costs the set-group-id bit depends on the
+        // Setting an ACL changes the mode; whether it clears the set-group-id bit depends on the
         // caller's groups, which the kernel knows.
         self.change_attribute(node, |target| {
             credentials::with_set_id_kept(|| xattrat::set(target, name, value, bits))?

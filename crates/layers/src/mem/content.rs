@@ -1,11 +1,11 @@
-//! The bytes of a file in memory: pages where something was written, holes elsewhere. Pure.
+//! Content of a file in memory: pages where data was written, holes elsewhere. Pure.
 
 use std::collections::BTreeMap;
 
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 4096;
 const PAGE_LEN: usize = 4096;
-/// The longest file: what `off_t` can say.
+/// Maximum file size, by the range of `off_t`.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 
 /// Content with holes. Invariant: no page lies wholly at or past `size`, and bytes of the last page
@@ -16,7 +16,7 @@ pub(super) struct Content {
     size: u64,
 }
 
-/// The part of a range that lies in one page: page number, offset within it, length.
+/// Splits a range by pages: page number, offset within it, length.
 fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + length;
     let mut at = offset;
@@ -53,11 +53,11 @@ impl Content {
             }
             rest = later;
         }
-        // No more than the buffer holds.
+        // At most the buffer's length.
         length as usize
     }
 
-    /// The end of what is written must not lie past [`SIZE_MAX`].
+    /// Writes data; its end must not exceed [`SIZE_MAX`].
     pub(super) fn write(&mut self, data: &[u8], offset: u64) {
         let mut rest = data;
         for (page, within, count) in pieces(offset, data.len() as u64) {
@@ -81,7 +81,7 @@ impl Content {
         self.size = size;
     }
 
-    /// Makes a range read as zeros, giving whole pages back; the size stays.
+    /// Makes a range read as zeros and frees whole pages; the size stays.
     pub(super) fn punch(&mut self, offset: u64, length: u64) {
         let length = length.min(self.size.saturating_sub(offset));
         let whole = offset.div_ceil(PAGE)..(offset + length) / PAGE;
@@ -103,7 +103,7 @@ impl Content {
         }
     }
 
-    /// The first byte at or after `offset` (before the end) that is in a page.
+    /// Finds the first byte at or after `offset` (before the end) that is in a page.
     pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
         if offset >= self.size {
             return None;
@@ -111,8 +111,8 @@ impl Content {
         self.pages.range(offset / PAGE..).next().map(|(&page, _)| (page * PAGE).max(offset))
     }
 
-    /// The first byte at or after `offset` (before the end) that is in no page; the end of the file
-    /// counts.
+    /// Finds the first byte at or after `offset` (before the end) that is in no page; the end of
+    /// the file counts as a hole.
     pub(super) fn next_hole(&self, offset: u64) -> Option<u64> {
         if offset >= self.size {
             return None;

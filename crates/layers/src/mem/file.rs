@@ -10,14 +10,14 @@ use nacre_vfs::{
 };
 use std::{any::Any, os::fd::BorrowedFd, sync::Arc};
 
-/// An open file.
+/// An open file of the tree in memory.
 pub(super) struct MemFile {
     pub(super) inode: Arc<Inode>,
     pub(super) flags: OpenFlags,
     pub(super) clock: MemClock,
 }
 
-/// The end of a range; EFBIG past the longest file.
+/// The end of a range; EFBIG beyond the maximum file size.
 fn end(offset: u64, length: u64) -> Result<u64> {
     offset.checked_add(length).filter(|&end| end <= SIZE_MAX).ok_or(Errno::EFBIG)
 }
@@ -119,7 +119,7 @@ impl OpenFile for MemFile {
     }
 
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
-        /// A copy goes in steps of this many bytes; the caller goes on where it was cut short.
+        /// Bytes copied per call; the caller continues after a short copy.
         const STEP: u64 = 1 << 20;
         if flags != 0 {
             return Err(Errno::EINVAL);
@@ -168,7 +168,7 @@ impl OpenFile for MemFile {
 }
 
 impl MemFile {
-    /// What `O_TRUNC` does.
+    /// Truncates the file for `O_TRUNC`.
     pub(super) fn truncate(&self) {
         let now = (self.clock)();
         let mut body = self.inode.body.lock();

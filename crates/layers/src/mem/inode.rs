@@ -1,5 +1,5 @@
-//! A file of the tree in memory: its attributes, its content, and how they change. No names but
-//! those a directory holds.
+//! A file of the tree in memory: its attributes and content, and their changes. Names exist in
+//! directories only.
 //!
 //! Called by `mem.rs` and `mem/file.rs`. Invariants: locks of two files are never held at once; a
 //! file lives as long as a directory, a node or an open file refers to it.
@@ -19,7 +19,7 @@ const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const GROUP_X: u32 = 0o010;
 
-/// A file.
+/// A file of any kind.
 #[derive(Debug)]
 pub(super) struct Inode {
     pub(super) id: FileId,
@@ -29,14 +29,14 @@ pub(super) struct Inode {
     pub(super) locks: Locks,
 }
 
-/// What changes.
+/// Mutable state of a file.
 #[derive(Debug)]
 pub(super) struct Body {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) nlink: u32,
-    /// Whether a file without any name may get one: made by `O_TMPFILE` and not yet linked.
+    /// Whether a file without any name may get one: true if made by `O_TMPFILE` and not yet linked.
     pub(super) linkable: bool,
     pub(super) atime: Time,
     pub(super) mtime: Time,
@@ -46,7 +46,7 @@ pub(super) struct Body {
     pub(super) what: What,
 }
 
-/// What belongs to the type.
+/// State that depends on the file type.
 #[derive(Debug)]
 pub(super) enum What {
     File(Content),
@@ -55,15 +55,15 @@ pub(super) enum What {
     Special,
 }
 
-/// The names of a directory. A position in a listing says the number that a name got when it was
-/// made: it never means another name.
+/// Names of a directory. A position in a listing is the number that a name got at its creation: it
+/// never means another name.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) parent: Weak<Inode>,
     names: BTreeMap<Vec<u8>, (u64, Arc<Inode>)>,
     order: BTreeMap<u64, Vec<u8>>,
     last: u64,
-    /// Where listings end.
+    /// Ends of listings in progress.
     ends: Ends,
 }
 
@@ -76,7 +76,7 @@ impl Directory {
         self.names.get(name).map(|(_, inode)| Arc::clone(inode))
     }
 
-    /// Puts a name in place of what it meant before.
+    /// Inserts a name, replacing an existing one.
     pub(super) fn put(&mut self, name: &[u8], inode: Arc<Inode>) {
         self.take(name);
         self.last += 1;
@@ -90,12 +90,12 @@ impl Directory {
         Some(inode)
     }
 
-    /// The place of a name among the others.
+    /// The position of a name in listings.
     pub(super) fn place(&self, name: &[u8]) -> Option<u64> {
         self.names.get(name).map(|(place, _)| *place)
     }
 
-    /// Moves a name to a place that nobody has any more.
+    /// Moves a name to an unused position.
     pub(super) fn move_to(&mut self, name: &[u8], place: u64) {
         if let Some((now, _)) = self.names.get_mut(name) {
             self.order.remove(now);
@@ -104,7 +104,7 @@ impl Directory {
         }
     }
 
-    /// Takes all names out and answers the directories among what they meant.
+    /// Removes all names and returns the directories among their files.
     pub(super) fn clear(&mut self) -> Vec<Arc<Inode>> {
         self.order.clear();
         let names = std::mem::take(&mut self.names);
@@ -115,7 +115,7 @@ impl Directory {
         self.names.is_empty()
     }
 
-    /// Up to `limit` names behind a position, each with its own position.
+    /// Returns up to `limit` names after a position, each with its own position.
     pub(super) fn behind(&self, from: u64, limit: usize) -> Vec<(u64, Vec<u8>, Arc<Inode>)> {
         let span = self.ends.enter(from, || self.last + 1);
         let first = span.behind.saturating_add(1);
@@ -129,7 +129,7 @@ impl Directory {
     }
 }
 
-/// Who and what a new file is.
+/// Attributes of a file at its creation.
 pub(super) struct Birth {
     pub(super) id: FileId,
     pub(super) kind: Kind,
@@ -192,7 +192,7 @@ impl Inode {
     pub(super) fn change(&self, change: &SetAttr, now: Time) -> Result<()> {
         let mut body = self.body.lock();
         if let Some(size) = change.size {
-            // Looked at first, so that a refused size leaves nothing half done.
+            // Checked first, so that a refused size changes nothing.
             self.check_size(size)?;
         }
         if change.kill_privileges {
@@ -247,7 +247,7 @@ impl Body {
         }
     }
 
-    /// What a write or chown by someone without privilege takes away.
+    /// Clears the set-id bits that a write or chown by an unprivileged caller clears.
     pub(super) fn kill_privileges(&mut self, kind: Kind) {
         if kind == Kind::Directory {
             return;
@@ -261,7 +261,7 @@ impl Body {
         self.xattrs.remove(&b"security.capability"[..]);
     }
 
-    /// A mode, and the access ACL with it.
+    /// Sets the mode, and the access ACL accordingly.
     pub(super) fn set_mode(&mut self, mode: u32) -> Result<()> {
         self.mode = mode;
         if let Some(value) = self.xattrs.get_mut(acl::ACCESS) {
@@ -270,7 +270,7 @@ impl Body {
         Ok(())
     }
 
-    /// An access ACL, and the mode with it. One that says no more than a mode is not kept.
+    /// Sets an access ACL, and the mode accordingly. An ACL that a mode can express is not kept.
     pub(super) fn set_access_acl(&mut self, value: &[u8], kill_sgid: bool) -> Result<()> {
         if let Some(bits) = acl::mode(value)? {
             self.mode = (self.mode & !0o777) | bits;
@@ -286,8 +286,8 @@ impl Body {
         Ok(())
     }
 
-    /// Updates the access time as `relatime` does: when it is not newer than the last change, or a
-    /// day old.
+    /// Updates the access time like `relatime`: if it is not newer than the last change, or a day
+    /// old.
     pub(super) fn touch_atime(&mut self, now: Time) {
         const DAY: i64 = 24 * 60 * 60;
         if self.atime <= self.mtime || self.atime <= self.ctime || now.sec - self.atime.sec >= DAY {

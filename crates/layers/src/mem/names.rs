@@ -1,5 +1,5 @@
-//! Names of the tree in memory: look-up, links, removal, rename. Everything that changes names is
-//! called with the tree's lock `names` held.
+//! Names of the tree in memory: look-up, links, removal, rename. All changes of names are called
+//! with the tree's lock `names` held.
 
 use super::inode::Inode;
 use nacre_vfs::{Errno, Kind, Name, RenameFlags, Result, Time};
@@ -8,12 +8,12 @@ use std::sync::Arc;
 /// A directory and a name in it.
 type MemPlace<'a> = (&'a Arc<Inode>, Name<'a>);
 
-/// What a name means; `None` where there is no such name.
+/// Looks up a name; `None` if there is no such name.
 pub(super) fn find(parent: &Arc<Inode>, name: Name<'_>) -> Result<Option<Arc<Inode>>> {
     Ok(parent.body.lock().directory()?.get(name.bytes()))
 }
 
-/// Enters a new name. A removed directory takes none: ENOENT.
+/// Inserts a new name. ENOENT in a removed directory.
 pub(super) fn insert(parent: &Arc<Inode>, name: Name<'_>, inode: &Arc<Inode>, now: Time) -> Result<()> {
     let mut body = parent.body.lock();
     if body.nlink == 0 {
@@ -27,7 +27,7 @@ pub(super) fn insert(parent: &Arc<Inode>, name: Name<'_>, inode: &Arc<Inode>, no
     Ok(())
 }
 
-/// Takes a name out. What it meant loses a link.
+/// Removes a name. Its file loses a link.
 fn take(parent: &Arc<Inode>, name: Name<'_>, inode: &Arc<Inode>, now: Time) -> Result<()> {
     {
         let mut body = parent.body.lock();
@@ -82,7 +82,7 @@ fn check_empty(inode: &Arc<Inode>) -> Result<()> {
     if inode.body.lock().directory()?.is_empty() { Ok(()) } else { Err(Errno::ENOTEMPTY) }
 }
 
-/// Whether `directory` is `below` itself or one of the directories above it.
+/// Whether `directory` is `below` itself or one of its ancestors.
 fn holds(directory: &Arc<Inode>, below: &Arc<Inode>) -> Result<bool> {
     let mut at = Some(Arc::clone(below));
     while let Some(inode) = at {
@@ -142,8 +142,8 @@ fn replace(
             _ => {}
         }
     }
-    // A name that is there before and after stays where it was in listings, and so does a file that
-    // gets another name in its directory.
+    // A replaced name keeps its position in listings, and so does a file that is renamed within its
+    // directory.
     let place = match target {
         Some(_) => place(to)?,
         None if Arc::ptr_eq(from.0, to.0) => place(from)?,
@@ -181,7 +181,7 @@ fn exchange(from: MemPlace<'_>, source: &Arc<Inode>, to: MemPlace<'_>, target: &
     arrive(target, from.0, now)
 }
 
-/// Takes a name out of its directory; what it meant keeps its links.
+/// Removes a name from its directory; its file keeps its links.
 fn leave((parent, name): MemPlace<'_>, inode: &Arc<Inode>, now: Time) -> Result<()> {
     let mut body = parent.body.lock();
     body.directory()?.take(name.bytes());
@@ -192,7 +192,7 @@ fn leave((parent, name): MemPlace<'_>, inode: &Arc<Inode>, now: Time) -> Result<
     Ok(())
 }
 
-/// Notes where a file has come to.
+/// Updates a file that got a new parent.
 fn arrive(inode: &Arc<Inode>, parent: &Arc<Inode>, now: Time) -> Result<()> {
     let mut body = inode.body.lock();
     body.ctime = now;

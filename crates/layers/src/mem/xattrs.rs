@@ -10,7 +10,7 @@ const VALUE_MAX: usize = 65536;
 /// The longest name (`XATTR_NAME_MAX`).
 const NAME_MAX: usize = 255;
 
-/// Which names there can be on which files (xattr(7)).
+/// Checks whether a file of this kind can have an attribute of this name (xattr(7)).
 pub fn check(kind: Kind, name: &[u8], write: bool) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(Errno::ERANGE);

@@ -3,14 +3,14 @@
 use nacre_vfs::{Attr, Kind, SetAttr};
 use std::fmt;
 
-/// What a file is to be taken for.
+/// Attributes that a file shall show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StatRecord {
     pub(super) uid: u32,
     pub(super) gid: u32,
     /// Permission bits with set-id and sticky.
     pub(super) mode: u32,
-    /// The type and the device; `None` where it is what it looks like.
+    /// Type and device; `None` for the file's real type.
     kind: Option<(Kind, (u32, u32))>,
 }
 
@@ -19,17 +19,17 @@ impl StatRecord {
         StatRecord { uid, gid, mode, kind: Some((kind, device)) }
     }
 
-    /// What a file is by its own attributes.
+    /// The record that equals a file's own attributes.
     pub(super) fn of(attr: &Attr) -> StatRecord {
         StatRecord::new(attr.uid, attr.gid, attr.mode, attr.kind, (attr.rdev_major, attr.rdev_minor))
     }
 
-    /// Reads a value; `None` where it makes no sense.
+    /// Parses a value; `None` for a malformed one.
     pub(super) fn parse(value: &[u8]) -> Option<StatRecord> {
         let text = std::str::from_utf8(value).ok()?;
         let mut parts = text.trim_end_matches('\0').splitn(4, ':');
         let (uid, gid) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        // Old values have the type in the mode as well.
+        // Old values contain the type in the mode as well.
         let mode = u32::from_str_radix(parts.next()?, 8).ok()? & 0o7777;
         let kind = match parts.next() {
             None => None,
@@ -38,7 +38,7 @@ impl StatRecord {
         Some(StatRecord { uid, gid, mode, kind })
     }
 
-    /// Makes attributes those of the record. Only a regular file can stand for another type.
+    /// Overrides attributes with the record. Only a regular file can stand for another type.
     pub(super) fn apply(&self, attr: &mut Attr) {
         (attr.uid, attr.gid, attr.mode) = (self.uid, self.gid, self.mode);
         if let Some((kind, device)) = self.kind
@@ -50,7 +50,7 @@ impl StatRecord {
         }
     }
 
-    /// The record after a change, which clears what the native call would.
+    /// The record after a change, with set-id bits cleared like by the native call.
     pub(super) fn changed(&self, change: &SetAttr) -> StatRecord {
         let mut after = *self;
         after.uid = change.uid.unwrap_or(after.uid);

@@ -1,4 +1,4 @@
-//! The layer over a tree in memory: what is stored, and what shows.
+//! The layer over a tree in memory: stored and shown attributes.
 
 use super::*;
 use crate::mem::Mem;

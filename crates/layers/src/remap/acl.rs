@@ -1,12 +1,12 @@
-//! The extended attributes that hold POSIX ACLs, and what happens to them on the way. Pure.
+//! The extended attributes that hold POSIX ACLs, and their rewriting. Pure.
 //!
-//! The kernel's form (`linux/posix_acl_xattr.h`), little-endian:
+//! The kernel's format (`linux/posix_acl_xattr.h`), little-endian:
 //! ```text
 //!  0        4      6      8          12
 //!  version  tag    perm   id         tag ...
 //!  u32 = 2  u16    u16    u32        8 bytes per entry
 //! ```
-//! Invariant: nothing here changes the size of a value, so an answer about a size stays true.
+//! Invariant: nothing here changes the size of a value, so a reported size stays valid.
 
 use nacre_vfs::{Errno, Result};
 
@@ -19,7 +19,7 @@ const HEADER: usize = 4;
 const ENTRY: usize = 8;
 const VERSION: u32 = 2;
 
-/// Whom an entry is about.
+/// Subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// The owner.
@@ -30,9 +30,9 @@ pub enum Tag {
     OwningGroup,
     /// The group with the entry's id.
     Group,
-    /// The most that users, groups and the owning group get.
+    /// The maximum that users, groups and the owning group get.
     Mask,
-    /// Everybody else.
+    /// All other users.
     Other,
 }
 
@@ -53,11 +53,11 @@ impl Tag {
 /// One entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whom it is about.
+    /// Subject of the entry.
     pub tag: Tag,
     /// r 4, w 2, x 1.
     pub perm: u16,
-    /// User or group id; without meaning for the other tags.
+    /// User or group id; meaningless for the other tags.
     pub id: u32,
 }
 
@@ -69,7 +69,7 @@ pub fn is_acl(name: &[u8]) -> bool {
 /// Calls `change` for each entry in place.
 ///
 /// # Errors
-/// EINVAL for a value that is no ACL, and what `change` says.
+/// EINVAL for a value that is no ACL, and the errors of `change`.
 pub fn for_each(value: &mut [u8], mut change: impl FnMut(&mut Entry) -> Result<()>) -> Result<()> {
     // An empty value removes the ACL.
     if value.is_empty() {
@@ -97,7 +97,7 @@ pub fn for_each(value: &mut [u8], mut change: impl FnMut(&mut Entry) -> Result<(
 /// Translates the ids of named users and groups.
 ///
 /// # Errors
-/// EINVAL for a value that is no ACL, and what the translations say.
+/// EINVAL for a value that is no ACL, and the errors of the translations.
 pub fn translate(
     value: &mut [u8],
     user: impl Fn(u32) -> Result<u32>,
@@ -113,7 +113,7 @@ pub fn translate(
     })
 }
 
-/// The nine permission bits that a file with this ACL shows; `None` for an empty value.
+/// The nine permission bits of a file with this ACL; `None` for an empty value.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -133,9 +133,9 @@ pub fn mode(value: &[u8]) -> Result<Option<u32>> {
     Ok((!value.is_empty()).then_some(owner << 6 | mask.unwrap_or(group) << 3 | other))
 }
 
-/// Rewrites the permissions of an ACL as `rule` rewrites a mode, so that the two cannot contradict
-/// each other: the owner's entry as the u bits, everybody else's as the o bits, and each other
-/// entry (named users and groups, the owning group, the mask) as the g bits.
+/// Rewrites the permissions of an ACL as `rule` rewrites a mode, so that the two stay consistent:
+/// the owner's entry by the u bits, the entry of all other users by the o bits, and each other
+/// entry (named users and groups, the owning group, the mask) by the g bits.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -156,8 +156,8 @@ pub fn rewrite(value: &mut [u8], rule: impl Fn(u32) -> u32) -> Result<()> {
     })
 }
 
-/// Writes the nine bits of a mode into an ACL: owner, mask (without one: owning group), others.
-/// What `chmod(2)` does to an ACL.
+/// Writes the nine bits of a mode into an ACL, like `chmod(2)`: owner, mask (without one: owning
+/// group), others.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -165,8 +165,8 @@ pub fn apply_mode(value: &mut [u8], mode: u32) -> Result<()> {
     with_classes(value, |entry, bits| entry.perm = bits, mode)
 }
 
-/// Takes away from an ACL what the nine bits of a mode do not grant: what a creation with this mode
-/// does to an inherited ACL.
+/// Removes from an ACL the permissions that a mode does not grant, like a creation with this mode
+/// that inherits the ACL.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -174,7 +174,7 @@ pub fn limit_to_mode(value: &mut [u8], mode: u32) -> Result<()> {
     with_classes(value, |entry, bits| entry.perm &= bits, mode)
 }
 
-/// Calls `change` for the three entries that stand for the bits of a mode.
+/// Calls `change` for the three entries that correspond to the bits of a mode.
 fn with_classes(value: &mut [u8], change: impl Fn(&mut Entry, u16), mode: u32) -> Result<()> {
     let mut masked = false;
     for_each(&mut value.to_vec(), |entry| {
@@ -195,7 +195,7 @@ fn with_classes(value: &mut [u8], change: impl Fn(&mut Entry, u16), mode: u32) -
     })
 }
 
-/// Whether an ACL says no more than nine bits of a mode can (the empty value does not).
+/// Whether an ACL can be expressed by the nine bits of a mode (the empty value cannot).
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.

@@ -1,17 +1,17 @@
-//! Names that do not exist for users, as globs over single names. Pure.
+//! Hidden names, as globs over single names. Pure.
 //!
-//! `*` any characters, `?` one, `[a-z]` and `[!a-z]` one of a set, `{a,b}` alternatives, a
-//! backslash takes the next character literally. Matching works on bytes. A leading `!` at the
-//! start of a pattern is refused, since it would hide everything else.
+//! `*` matches any characters, `?` one, `[a-z]` and `[!a-z]` one of a set, `{a,b}` alternatives; a
+//! backslash takes the next character literally. Matching works on bytes. A `!` at the start of a
+//! pattern is refused, since it would hide everything else.
 
 use nacre_vfs::Name;
 
-/// A set of patterns.
+/// A set of patterns of hidden names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hidden(Vec<String>);
 
 impl Hidden {
-    /// Checks the patterns.
+    /// Checks and compiles the patterns.
     ///
     /// # Errors
     /// Text for the user: an empty pattern, one with a slash, or one that is no glob.

@@ -1,30 +1,31 @@
-//! Translation of user and group ids: single ids, ranges, offsets. Pure but for the names, which a
+//! Translation of user and group ids: single ids, ranges, offsets. Pure except for names, which a
 //! closure resolves.
 //!
-//! `A/B:@G/@H`: what belongs to A below appears as B, and B asked for from above means A below. A
-//! is an id or name, a range `1000-1999`, several of these joined by `+`, or `*` (every id that no
-//! other rule takes). B is an id or name, or, for a range, a range of the same length (an offset).
+//! `A/B:@G/@H`: files of A in the layer below are shown as B's, and B given from above means A
+//! below. A is an id or name, a range `1000-1999`, several of these joined by `+`, or `*` (every id
+//! without another rule). B is an id or name, or, for a range, a range of the same length (an
+//! offset).
 //!
-//! Back again, from shown to stored, in this order:
-//! 1. where exactly one id is shown as B (`A/B`, or a range to a range): that id;
-//! 2. an id that appears as itself through a rule: itself;
-//! 3. where several ids are shown as B (`1000-1999/5000`): the first id of the first such rule;
-//! 4. `*/B` is never turned back: an id that only `*` explains stays as it is. No one becomes id 0
-//!    by way of a star.
+//! The reverse translation, from shown to stored, is in this order:
+//! 1. if exactly one id is shown as B (`A/B`, or a range to a range): that id;
+//! 2. an id that a rule shows as itself: itself;
+//! 3. if several ids are shown as B (`1000-1999/5000`): the first id of the first of these rules;
+//! 4. `*/B` is never reversed: an id that only `*` translates to stays unchanged. No user becomes
+//!    id 0 by a star.
 
 use std::{fmt, ops::RangeInclusive};
 
 /// The greatest id; `u32::MAX` means "no change" to `chown(2)`.
 pub const ID_MAX: u32 = u32::MAX - 1;
 
-/// A stretch of ids below and what they appear as.
+/// A range of stored ids and their shown ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     first: u32,
     last: u32,
-    /// What `first` appears as.
+    /// Shown id of `first`.
     shown: u32,
-    /// Whether the following ids appear as the following ones, else all as `shown`.
+    /// Whether the following ids are shown as the following ones; else all are shown as `shown`.
     one_to_one: bool,
 }
 
@@ -42,20 +43,20 @@ impl Segment {
     }
 }
 
-/// One rule as it was written, resolved to numbers.
+/// One rule with its names resolved to numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapRule {
-    /// `A/B`: one id appears as another.
+    /// `A/B`: one id is shown as another.
     One(u32, u32),
-    /// `FIRST-LAST/B-C`: a stretch appears from B on.
+    /// `FIRST-LAST/B-C`: a range is shown from B on.
     Shifted(RangeInclusive<u32>, u32),
-    /// `FIRST-LAST/B`, `A+C/B`: all of these appear as B.
+    /// `FIRST-LAST/B`, `A+C/B`: all of these are shown as B.
     Many(Vec<RangeInclusive<u32>>, u32),
-    /// `*/B`: all that no other rule takes.
+    /// `*/B`: all ids without another rule.
     Rest(u32),
 }
 
-/// Why a map is refused.
+/// Error of a malformed or contradictory map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapError(pub(super) String);
 
@@ -72,19 +73,18 @@ impl std::error::Error for MapError {}
 pub struct IdMap {
     /// Sorted by `first`, without overlaps.
     forward: Vec<Segment>,
-    /// The one-to-one ones, sorted by `shown`, without overlaps there.
+    /// The one-to-one segments, sorted by `shown`, without overlaps there.
     back: Vec<Segment>,
-    /// Shown id and first stored id of many-to-one rules, in the order of writing, sorted by shown
-    /// id.
+    /// Shown id and first stored id of many-to-one rules, in their order, sorted by shown id.
     first_of: Vec<(u32, u32)>,
     rest: Option<u32>,
 }
 
 impl IdMap {
-    /// Puts rules together.
+    /// Compiles rules.
     ///
     /// # Errors
-    /// An id that is mapped twice, or two ids of one-to-one rules that appear as one; a second `*`.
+    /// An id with two rules, or two ids of one-to-one rules that are shown as one; a second `*`.
     pub fn new(rules: &[MapRule]) -> Result<IdMap, MapError> {
         let mut map = IdMap::default();
         for rule in rules {
@@ -115,8 +115,8 @@ impl IdMap {
     fn one_to_one(&mut self, ids: RangeInclusive<u32>, shown: u32) -> Result<(), MapError> {
         let segment = Segment { first: *ids.start(), last: *ids.end(), shown, one_to_one: true };
         self.insert(segment)?;
-        // An id that is mapped to itself is only kept from a star; turned back, it is itself
-        // without a rule.
+        // An id that is mapped to itself is merely excluded from the star; its reverse needs no
+        // rule.
         if segment.first == segment.shown {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl IdMap {
         place.checked_sub(1).and_then(|place| self.forward.get(place)).filter(|segment| segment.holds(stored))
     }
 
-    /// What a stored id appears as.
+    /// The shown id of a stored one.
     pub fn shown(&self, stored: u32) -> u32 {
         match self.rule_of(stored) {
             Some(segment) => segment.shown(stored),
@@ -168,7 +168,7 @@ impl IdMap {
         }
     }
 
-    /// The stored id that is meant by a shown one: see the rules on top of this file.
+    /// The stored id for a shown one: see the order in the file's head.
     pub fn stored(&self, shown: u32) -> u32 {
         let place = self.back.partition_point(|segment| segment.shown <= shown);
         let exact =
@@ -192,10 +192,10 @@ impl IdMap {
     }
 }
 
-/// Reads one rule `A/B` whose `@` has been taken off, and adds what it means to `rules`.
+/// Parses one rule `A/B` without its `@`, and adds the result to `rules`.
 ///
 /// # Errors
-/// Text that is no map, an id that does not resolve, ranges that do not fit each other.
+/// Malformed text, an id that does not resolve, ranges of different lengths.
 pub fn parse_rule(
     text: &str,
     resolve: &dyn Fn(&str) -> Result<u32, String>,
@@ -228,12 +228,12 @@ pub fn parse_rule(
     Ok(())
 }
 
-/// The left side of a rule whose right side is one id.
+/// Parses the left side of a rule whose right side is one id.
 fn sources(left: &str, resolve: &dyn Fn(&str) -> Result<u32, String>, shown: u32) -> Result<MapRule, String> {
     if let Some(ids) = range(left)? {
         return Ok(MapRule::Many(vec![ids], shown));
     }
-    // A name may itself hold a plus sign (some directory services): the whole counts first.
+    // A name may itself contain a plus sign (in some directory services): the whole is tried first.
     let whole = resolve(left);
     if whole.is_ok() || !left.contains('+') {
         return whole.map(|id| MapRule::One(id, shown));
@@ -245,7 +245,7 @@ fn sources(left: &str, resolve: &dyn Fn(&str) -> Result<u32, String>, shown: u32
     left.split('+').map(stretch).collect::<Result<_, _>>().map(|stretches| MapRule::Many(stretches, shown))
 }
 
-/// A range `FIRST-LAST` of numbers; `None` for anything else (names may hold a hyphen).
+/// Parses a range `FIRST-LAST` of numbers; `None` for anything else (names may contain a hyphen).
 fn range(text: &str) -> Result<Option<RangeInclusive<u32>>, String> {
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let Some((first, last)) = text.split_once('-').filter(|(first, last)| digits(first) && digits(last)) else {
@@ -297,7 +297,7 @@ mod tests {
     fn ranges_merge_or_move() {
         let many = map("1000-1999/5000").unwrap();
         assert_eq!([999, 1000, 1500, 1999, 2000].map(|id| many.shown(id)), [999, 5000, 5000, 5000, 2000]);
-        // The first id of the range; but an id of one's own that is not shown stays.
+        // The first id of the range; but a stored id that is not shown stays.
         assert_eq!([5000, 1000, 1500].map(|id| many.stored(id)), [1000, 1000, 1500]);
         let moved = map("1000-1999/5000-5999").unwrap();
         assert_eq!([999, 1000, 1999, 2000].map(|id| moved.shown(id)), [999, 5000, 5999, 2000]);

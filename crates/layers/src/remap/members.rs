@@ -1,11 +1,11 @@
-//! Who belongs to a `mirror` list: users, and members of groups.
+//! Membership in a `mirror` list: users, and members of groups.
 //!
-//! Nobody is enumerated. A caller belongs to `@group` where its file-system group or a
-//! supplementary group of its process is that group, or where the databases of users and groups say
-//! so for its user id (a directory service is asked about this one user, once). Answers about user
-//! ids are kept until the rules are replaced; answers about processes for a second, since processes
-//! change their groups. Both tables are bounded. A question that fails counts as "no" for this
-//! request only.
+//! No users are enumerated. A caller belongs to `@group` if its file-system group or a
+//! supplementary group of its process is that group, or if the databases of users and groups list
+//! its user id there (a directory service is asked about this one user, once). Results for user ids
+//! are cached until the rules are replaced; results for processes for a second, since processes
+//! change their groups. Both tables are bounded. A query that fails counts as "no" for this request
+//! only.
 
 use crate::{
     accounts::{self, Accounts, Processes},
@@ -17,12 +17,12 @@ use nacre_vfs::Caller;
 use parking_lot::Mutex;
 use std::{fmt, io, sync::Arc, time::Duration};
 
-/// Entries of each table; a full one is emptied.
+/// Maximum number of entries per table; a full one is emptied.
 const CACHE_LIMIT: usize = 4096;
-/// How long the groups of a process are believed.
+/// How long the groups of a process are cached.
 const PROCESS_TTL: Duration = Duration::from_secs(1);
 
-/// A list as written, resolved to numbers.
+/// A list with names resolved to numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberList {
     users: HashSet<u32>,
@@ -30,15 +30,15 @@ pub struct MemberList {
 }
 
 impl MemberList {
-    /// Reads `user:@group,...`; empty items are left out.
+    /// Parses `user:@group,...`; empty items are skipped.
     ///
     /// # Errors
-    /// Text for the user: a user or group that does not exist.
+    /// Text for the user: an unknown user or group.
     pub fn parse(text: &str, accounts: &dyn Accounts) -> Result<MemberList, String> {
         let mut list = MemberList::default();
         for item in text.split([',', ':']).filter(|item| !item.is_empty()) {
             match item.strip_prefix('@') {
-                // An "@" alone names nobody, as in bindfs; here it is a mistake to report.
+                // An "@" alone is accepted and ignored by bindfs; here it is an error.
                 Some(group) => list.groups.insert(accounts::group_id(accounts, group)?),
                 None => list.users.insert(accounts::user_id(accounts, item)?),
             };
@@ -47,7 +47,7 @@ impl MemberList {
     }
 }
 
-/// A list that answers for callers.
+/// A list with caches of membership.
 pub struct Members {
     list: MemberList,
     accounts: Arc<dyn Accounts>,
@@ -65,7 +65,7 @@ impl fmt::Debug for Members {
 }
 
 impl Members {
-    /// Makes a list ready for questions.
+    /// Makes a list ready for queries.
     pub fn new(list: MemberList, context: &Context) -> Members {
         Members {
             list,
@@ -94,8 +94,8 @@ impl Members {
         if let Some(&known) = self.by_user.lock().get(&uid) {
             return known;
         }
-        // Asked without the lock: a directory service may take its time, and others shall not wait
-        // for it.
+        // Asked without the lock: a directory service may take long, and other callers must not
+        // wait for it.
         let answer = wait_for(&self.waiting, || self.accounts.groups_of(uid));
         match answer.unwrap_or_else(|errno| Err(io::Error::from_raw_os_error(errno.raw()))) {
             Ok(groups) => {

@@ -1,28 +1,28 @@
-//! Owners on the way up and down: map, then offset. Pure.
+//! Owners between the stored and the shown side: map, then offset. Pure.
 //!
 //! `remap.rs` calls [`Ids::shown`] for every owner that is shown, and [`Ids::stored`] for every
 //! owner that a caller gives (`chown`, a new file, an ACL). The map is built in `rules.rs`, from
 //! `--map`, `--map-passwd` and `--map-group`. `--force-user`, `--force-group` and `--mirror` come
 //! after, in `remap.rs`.
 //!
-//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An owner whose offset
-//! leaves 0..=2^32-2 is shown as [`NOBODY`]; nothing is given to one who cannot be stored
+//! Shown = map(stored) + offset. Stored = reverse map(shown - offset). An owner whose offset leaves
+//! 0..=2^32-2 is shown as [`NOBODY`]; no file can be given to an id that cannot be stored
 //! (EOVERFLOW).
 
 use super::id_map::{ID_MAX, IdMap};
 use nacre_vfs::{Errno, Result};
 
-/// What the kernel takes for the id of nobody: programs see it as 65534, its owner's rights are
-/// nobody's, and nobody may write what has it before it has been given to somebody
-/// (user_namespaces(7), "Unmapped user and group IDs"; `HAS_UNMAPPED_ID` in Linux' fs/namei.c).
+/// The kernel's invalid id: programs see it as 65534, it gives no caller the rights of an owner,
+/// and a file with it cannot be written to before it has another owner (user_namespaces(7),
+/// "Unmapped user and group IDs"; `HAS_UNMAPPED_ID` in Linux' fs/namei.c).
 pub const NOBODY: u32 = u32::MAX;
 
 /// Translation of one kind of id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ids {
-    /// Applied first on the way up.
+    /// Applied first, from stored to shown.
     pub map: IdMap,
-    /// Added on the way up.
+    /// Added from stored to shown.
     pub offset: i64,
 }
 
@@ -35,15 +35,15 @@ fn shifted(id: u32, offset: i64) -> Option<u32> {
 }
 
 impl Ids {
-    /// What a stored id appears as; `None` where the offset leads out of the range of ids.
+    /// The shown id of a stored one; `None` if the offset leaves the range of ids.
     pub fn shown(&self, stored: u32) -> Option<u32> {
         shifted(self.map.shown(stored), self.offset)
     }
 
-    /// The stored id that a shown one means.
+    /// The stored id for a shown one.
     ///
     /// # Errors
-    /// EOVERFLOW where the offset leads out of the range of ids.
+    /// EOVERFLOW if the offset leaves the range of ids.
     pub fn stored(&self, shown: u32) -> Result<u32> {
         let moved = self.offset.checked_neg().and_then(|back| shifted(shown, back)).ok_or(Errno::EOVERFLOW)?;
         Ok(self.map.stored(moved))
@@ -54,13 +54,13 @@ impl Ids {
         self.offset == 0 && self.map.is_empty()
     }
 
-    /// Whether single ids are mapped. An offset alone moves all of them, as idmapped mounts do.
+    /// Whether single ids are mapped. An offset alone shifts all of them, like idmapped mounts.
     pub fn has_map(&self) -> bool {
         !self.map.is_empty()
     }
 
-    /// The stored id of a caller: moved by an offset, the caller's own where single ids are mapped.
-    /// `None` where the offset leads out of the range of ids.
+    /// The stored id of a caller: shifted by an offset, unchanged where single ids are mapped.
+    /// `None` if the offset leaves the range of ids.
     pub fn of_caller(&self, id: u32) -> Option<u32> {
         if self.has_map() { Some(id) } else { self.stored(id).ok() }
     }

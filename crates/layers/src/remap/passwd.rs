@@ -1,16 +1,16 @@
-//! Maps made of a passwd or group file: the number in the third column and the name in the first.
-//! Pure but for the names, which a closure resolves.
+//! Maps from a passwd or group file: the number in the third column and the name in the first. Pure
+//! except for names, which a closure resolves.
 
 use super::id_map::MapRule;
 use std::io;
 
-/// One rule for each line whose name the local system knows; others are skipped with a warning.
-/// Empty lines and comments are left out. Forward, the file's number appears as the local id;
-/// reversed, the local id appears as the file's number.
+/// Makes one rule for each line whose name the local system knows; others are skipped with a
+/// warning, empty lines and comments without. Forward, the file's number is shown as the local id;
+/// reversed, the local id is shown as the file's number.
 ///
 /// # Errors
-/// Text for the user, with the line: too few columns, a number that is none, or a database that
-/// does not answer.
+/// Text for the user, with the line: too few columns, a malformed number, or a database that cannot
+/// answer.
 pub fn rules(
     text: &str,
     reversed: bool,

@@ -3,16 +3,17 @@
 //!
 //! `RULE[,RULE...]` (`:` separates as well), applied from left to right. A rule is octal (`0640`:
 //! replaces the nine bits) or symbolic: `[ugoafd]*` then one of `= + -` then `[rwxXDstugo]*`.
-//! * Left: whose bits; none of the letters means all three. `f` and `d` restrict the rule to
-//!   non-directories and directories, both or neither mean everything; alone they select no bits.
+//! * Left: the classes to change; without one of `ugoa`, all three. `f` and `d` restrict the rule
+//!   to non-directories and directories, both or neither mean everything; alone they select no
+//!   bits.
 //! * Right: `r w x`; `X` is x for directories and where any x bit was set; `D` is x for
 //!   directories; `u g o` copy those bits; `s` and `t` are accepted without effect.
-//! * Operands (`X u g o`) look at the mode before the first rule, the bits outside the left side at
-//!   the result of the rules before.
+//! * Operands (`X u g o`) use the mode before the first rule; bits outside the left side come from
+//!   the result of the previous rules.
 //! * Set-user-id, set-group-id and sticky never change.
 //!
-//! The grammar is that of `bindfs(1)`, but for two mistakes that it lets pass: a wrong octal digit
-//! and a rule without a sign are errors.
+//! The grammar is that of `bindfs(1)`, except that two mistakes which bindfs accepts are errors: a
+//! wrong octal digit and a rule without a sign.
 
 use std::{fmt, str::FromStr};
 
@@ -52,7 +53,7 @@ enum Sign {
     Remove,
 }
 
-/// Why a rule is not understood.
+/// Error of a malformed rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermsError {
     rule: String,
@@ -75,7 +76,7 @@ impl std::error::Error for PermsError {}
 impl FromStr for Perms {
     type Err = PermsError;
 
-    /// Reads rules separated by `,` or `:`. One separator at the end is allowed, an empty rule
+    /// Parses rules separated by `,` or `:`. One separator at the end is allowed, an empty rule
     /// elsewhere is not.
     fn from_str(text: &str) -> Result<Perms, PermsError> {
         let rules = text.strip_suffix([',', ':']).filter(|rest| !rest.is_empty()).unwrap_or(text);
@@ -163,7 +164,7 @@ fn operand(parsed: &mut Symbolic, letter: char) -> Result<(), &'static str> {
 }
 
 impl Symbolic {
-    /// The bits that the right side means, for all classes.
+    /// The bits of the right side, for all classes.
     fn bits(&self, original: u32, directory: bool) -> u32 {
         let mut bits = self.fixed;
         if (self.conditional_x && (directory || original & 0o111 != 0)) || (self.directory_x && directory) {

@@ -1,5 +1,5 @@
-//! Which changes pass, and as what: policies for owner, group, mode, extended attributes, deletion,
-//! rename and truncation. Pure.
+//! Policies for changes of owner, group, mode and extended attributes, for deletion, rename and
+//! truncation. Pure.
 
 use super::{acl, owner::Owners, perms::Perms};
 use crate::settings::{ChangePolicy, XattrPolicy};
@@ -10,23 +10,23 @@ const X_BITS: u32 = 0o111;
 /// The policies of one remap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policies {
-    /// Changes of owner.
+    /// Policy for changes of owner.
     pub chown: ChangePolicy,
-    /// Changes of group.
+    /// Policy for changes of group.
     pub chgrp: ChangePolicy,
-    /// Changes of mode.
+    /// Policy for changes of mode.
     pub chmod: ChangePolicy,
-    /// x bits of regular files pass all the same.
+    /// Changes of the x bits of regular files pass in any case.
     pub chmod_allow_x: bool,
-    /// Extended attributes.
+    /// Policy for extended attributes.
     pub xattr: XattrPolicy,
-    /// No `unlink`, no `rmdir`.
+    /// `unlink` and `rmdir` are refused.
     pub delete_deny: bool,
-    /// No `rename`.
+    /// `rename` is refused.
     pub rename_deny: bool,
-    /// No `rename` over an existing target.
+    /// `rename` over an existing target is refused.
     pub replace_deny: bool,
-    /// No file becomes shorter.
+    /// Truncation is refused.
     pub truncate_deny: bool,
 }
 
@@ -52,8 +52,8 @@ impl Policies {
             XattrPolicy::Ro => return Err(Errno::EACCES),
             XattrPolicy::Rw => {}
         }
-        // The access ACL holds the mode: what holds for chmod holds for it. "Not supported" makes
-        // tools that copy go on without.
+        // The access ACL contains the mode: the policy for chmod applies to it. "Not supported"
+        // makes copying tools continue without ACLs.
         match self.chmod {
             ChangePolicy::Deny if name == acl::ACCESS => Err(Errno::EPERM),
             ChangePolicy::Ignore if name == acl::ACCESS => Err(Errno::EOPNOTSUPP),
@@ -61,9 +61,9 @@ impl Policies {
         }
     }
 
-    /// Changes a change of attributes on its way down: refused parts fail the whole, ignored ones
-    /// vanish, owners are translated back, and a mode passes the `filter` for its type, if there is
-    /// any.
+    /// Applies the policies to a change of attributes: denied parts fail the whole change, ignored
+    /// ones are removed, owners are translated to stored ids, and a mode passes the `filter` for
+    /// its type, if there is any.
     ///
     /// # Errors
     /// EPERM where a part is denied, EOVERFLOW where an owner cannot be translated.
@@ -91,13 +91,13 @@ impl Policies {
         change.uid = back(change.uid, self.chown, |id| owners.users.stored(id))?;
         change.gid = back(change.gid, self.chgrp, |id| owners.groups.stored(id))?;
         if owned && change.uid.is_none() && change.gid.is_none() && change.size.is_none() {
-            // The set-id bits go with a change of owner; without the change they stay.
+            // The set-id bits are cleared with a change of owner; without the change they stay.
             change.kill_privileges = false;
         }
         Ok(())
     }
 
-    /// The mode to set below; `None` for none.
+    /// The mode to set in the layer below; `None` for no change.
     fn mode<'a>(
         &self,
         asked: u32,
@@ -125,10 +125,10 @@ impl Policies {
         }
     }
 
-    /// Changes the flags of an open: nothing is truncated where that is denied.
+    /// Adjusts the flags of an open: truncation is removed where it is denied.
     ///
     /// # Errors
-    /// EPERM where a file with content is to be truncated.
+    /// EPERM if a file with content would be truncated.
     pub fn open(&self, flags: &mut OpenFlags, before: Option<Before<'_>>) -> Result<()> {
         if !self.truncate_deny || !flags.truncates() {
             return Ok(());
@@ -138,8 +138,7 @@ impl Policies {
         {
             return Err(Errno::EPERM);
         }
-        // A new file is empty without being truncated, and one that got content in the meantime
-        // keeps it.
+        // A new file is empty without truncation, and a file that got content meanwhile keeps it.
         flags.0 &= !OpenFlags::TRUNC;
         Ok(())
     }

@@ -1,14 +1,14 @@
-//! `realistic-permissions`: shows no permission that the mounter itself lacks. Pure.
+//! `realistic-permissions`: hides permissions that the mounter itself lacks. Pure.
 //!
-//! Computed from owner, group and mode of the object below and from the ids of the mounter, by the
+//! Computed from owner, group and mode of the file below and from the ids of the mounter, by the
 //! kernel's rule for files without an ACL: the superuser may read and write everything, and execute
-//! directories and what has an x bit; everybody else gets the bits of the first class that fits.
-//! ACLs and read-only file systems below are not looked at.
+//! directories and files with an x bit; other users get the bits of the first class that fits. ACLs
+//! and read-only file systems below are ignored.
 
 use crate::context::Mounter;
 use nacre_vfs::{Attr, Kind};
 
-/// The bits of rwx that `mounter` has on the object, as 0 to 7.
+/// The rwx bits that `mounter` has on the file, as 0 to 7.
 pub fn access(mounter: &Mounter, below: &Attr) -> u32 {
     if mounter.is_root() {
         let x = below.kind == Kind::Directory || below.mode & 0o111 != 0;

@@ -1,4 +1,4 @@
-//! From settings to rules: names are looked up, grammars parsed, contradictions refused, once,
+//! Compiles settings to rules: resolves names, parses grammars, refuses contradictions, once,
 //! before anything is served.
 //!
 //! Called when a stack is built and again at each reload. The result is immutable and shared.
@@ -20,7 +20,7 @@ use crate::{
 use nacre_vfs::Kind;
 use std::{fmt, sync::Arc};
 
-/// What holds for one type of file.
+/// Rules for one type of file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KindRules {
     pub(super) force_user: Option<u32>,
@@ -62,7 +62,7 @@ impl<T> PerKind<T> {
         [file, directory, symlink, block, character, fifo, socket].into_iter().any(test)
     }
 
-    /// By the letter of find's `-type`.
+    /// The value for a letter of find's `-type`.
     fn by_letter(&mut self, letter: char) -> Option<&mut T> {
         Some(match letter {
             'f' => &mut self.file,
@@ -77,11 +77,11 @@ impl<T> PerKind<T> {
     }
 }
 
-/// Callers that own what they see.
+/// Callers that are shown as the owner of every file.
 #[derive(Debug)]
 pub(super) struct Mirror {
     pub(super) members: Members,
-    /// Others but root see no permissions.
+    /// All other users but root see no permissions.
     pub(super) only: bool,
 }
 
@@ -90,15 +90,15 @@ pub struct Rules {
     pub(super) owners: Owners,
     pub(super) kinds: PerKind<KindRules>,
     pub(super) mirror: Option<Mirror>,
-    /// Whose access limits the permissions that are shown.
+    /// The mounter whose access limits the permissions that are shown.
     pub(super) realistic: Option<Mounter>,
-    /// Whether new objects are their callers', unless a rule for their type says otherwise, or the
-    /// mounter's ...
+    /// Whether new files belong to their callers; else they belong to `mounter`. A rule for a type
+    /// overrides both.
     pub(super) callers_own: bool,
-    /// ... who has these ids.
+    /// Ids of the mounter.
     pub(super) mounter: (u32, u32),
     pub(super) policies: Policies,
-    /// Whether any rule but an offset shows another owner or group: set-id bits are judged then.
+    /// Whether any rule but an offset shows another owner or group: set-id bits are checked then.
     pub(super) rewrites_owners: bool,
     /// Whether any rule but an offset shows another group.
     pub(super) rewrites_groups: bool,
@@ -107,9 +107,9 @@ pub struct Rules {
     pub(super) hide_hard_links: bool,
     pub(super) block_devices: Option<Arc<dyn Devices>>,
     pub(super) ctime_from_mtime: bool,
-    /// Whether any rule touches permission bits that are shown.
+    /// Whether any rule rewrites shown permission bits.
     pub(super) rewrites_modes: bool,
-    /// Whether any rule touches a mode that is set.
+    /// Whether any rule rewrites a mode that is set.
     pub(super) filters_modes: bool,
     pub(super) settings: Vec<(String, String)>,
 }
@@ -120,11 +120,11 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// Why settings cannot be used: a sentence for the user, which names the setting.
+/// Error of unusable settings: a sentence for the user, which names the setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesError {
     what: String,
-    /// They are for root alone.
+    /// The setting is for root alone.
     pub denied: bool,
 }
 
@@ -144,17 +144,17 @@ impl RulesError {
 
 type Outcome<T> = Result<T, RulesError>;
 
-/// Names the setting in front of what is wrong with it.
+/// Prefixes an error with the name of its setting.
 fn at<T>(key: &str, result: Result<T, impl fmt::Display>) -> Outcome<T> {
     result.map_err(|why| RulesError::new(format!("{key}: {why}")))
 }
 
 impl Rules {
-    /// Whether settings are written as they have to be, whatever the machine is like: here every
-    /// user and group exists.
+    /// Checks the syntax of settings, independent of the machine: every user and group is taken to
+    /// exist.
     ///
     /// # Errors
-    /// A setting that is not understood or contradicts another.
+    /// A malformed setting, or one that contradicts another.
     pub fn check(spec: &RemapSpec) -> Outcome<()> {
         refuse_contradictions(spec)?;
         let everybody = Everybody::default();
@@ -163,18 +163,18 @@ impl Rules {
         at("hide", Hidden::new(&spec.hide))?;
         let map = spec.map.as_deref().unwrap_or_default();
         let (users, groups) = map_rules(map, &everybody)?;
-        // Who is called what is known later: only numbers can be seen to clash now.
+        // Names are resolved later: only numbers can be checked for conflicts now.
         if map.bytes().all(|byte| byte.is_ascii_digit() || b"/-+*@,:".contains(&byte)) {
             id_maps(&users, &groups)?;
         }
         Ok(())
     }
 
-    /// Makes rules of settings. Things that are left out without harm (unknown names in a passwd
-    /// file) are added to `warnings`.
+    /// Compiles settings. Harmless omissions (unknown names in a passwd file) are added to
+    /// `warnings`.
     ///
     /// # Errors
-    /// A setting that is not understood, contradicts another, or needs root.
+    /// A setting that is malformed, contradicts another, or needs root.
     pub fn new(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Outcome<Rules> {
         refuse_contradictions(spec)?;
         if !context.mounter.is_root() {
@@ -291,7 +291,7 @@ fn kinds(spec: &RemapSpec, accounts: &dyn Accounts) -> Outcome<PerKind<KindRules
     Ok(kinds)
 }
 
-/// Keys that `for` takes.
+/// Keys that `for` accepts.
 const FOR_KEYS: &str =
     "force-user, force-group, perms, create-for-user, create-for-group, create-with-perms, chmod-filter";
 
@@ -333,7 +333,7 @@ fn apply_for(kinds: &mut PerKind<KindRules>, rule: &str, accounts: &dyn Accounts
     Ok(())
 }
 
-/// What `map` says of users, and of groups.
+/// Parses `map` into rules for users, and for groups.
 fn map_rules(text: &str, accounts: &dyn Accounts) -> Outcome<(Vec<MapRule>, Vec<MapRule>)> {
     let (mut users, mut groups) = (Vec::new(), Vec::new());
     for item in map_items(text)? {
@@ -352,7 +352,7 @@ fn map_rules(text: &str, accounts: &dyn Accounts) -> Outcome<(Vec<MapRule>, Vec<
     Ok((users, groups))
 }
 
-/// Both together, users first.
+/// Compiles both maps, users first.
 fn id_maps(users: &[MapRule], groups: &[MapRule]) -> Outcome<(IdMap, IdMap)> {
     let map = |kind: &str, rules: &[MapRule]| {
         IdMap::new(rules).map_err(|error| RulesError::new(format!("map: {kind} {error}")))
@@ -390,7 +390,7 @@ enum MapItem<'a> {
     Group(&'a str, &'a str),
 }
 
-/// The items of a map, told apart by their `@`. A separator at the end is allowed.
+/// Splits a map into items, with and without `@`. A separator at the end is allowed.
 fn map_items(text: &str) -> Outcome<Vec<MapItem<'_>>> {
     let text = text.strip_suffix([',', ':']).filter(|rest| !rest.is_empty()).unwrap_or(text);
     if text.is_empty() {
@@ -415,7 +415,7 @@ fn read(path: &std::path::Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Who is on the list, and whether nobody else is let in.
+/// The list of `mirror` or `mirror-only`, and whether all other users are excluded.
 fn member_list(spec: &RemapSpec, accounts: &dyn Accounts) -> Outcome<Option<(MemberList, bool)>> {
     let (key, list, only) = match (&spec.mirror, &spec.mirror_only) {
         (Some(list), _) => ("mirror", list, false),

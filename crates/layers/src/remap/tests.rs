@@ -1,4 +1,4 @@
-//! Tests of the filter as a whole: over a tree in memory, as a door would use it.
+//! Tests of the filter as a whole: over a tree in memory, called like a FUSE front end does.
 
 use super::{
     acl::tests::{NONE, acl},
@@ -55,7 +55,7 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A tree, seen plain and through rules.
+/// A tree, accessed directly and through rules.
 struct Both {
     plain: Arc<Mem>,
     remap: Arc<Remap>,
@@ -72,7 +72,7 @@ impl Both {
         self.plain.root().unwrap().node
     }
 
-    /// A file made below.
+    /// Creates a file in the lower tree.
     fn file(&self, text: &str, mode: u32, uid: u32, gid: u32) -> Entry {
         let caller = Caller { uid, gid, pid: 0, umask: 0 };
         self.plain.create(&caller, &self.root(), name(text), mode, OpenFlags::READ_WRITE).unwrap().0
@@ -265,7 +265,7 @@ fn create_for_group_wins_over_a_set_group_id_directory() {
         );
     }
     assert_eq!(directory.attr.mode, 0o2755);
-    // A creation that meets an existing file leaves it alone.
+    // A creation that finds an existing file does not change it.
     let old = both.plain.create(&ALICE, &parent, name("old"), 0o644, OpenFlags::WRITE).unwrap().0;
     assert_eq!(both.seen.create(&ALICE, &parent, name("old"), 0o644, OpenFlags::WRITE).unwrap().0.attr.gid, 7);
     assert_eq!(both.plain.getattr(&ALICE, &old.node, None).unwrap().gid, 7);
@@ -297,7 +297,8 @@ fn who_is_not_the_owner_below_gives_no_set_id_bits() {
     let mirror = |spec: &mut RemapSpec| spec.mirror = Some("alice".into());
     let for_root = |spec: &mut RemapSpec| spec.create_for_user = Some("0".into());
     type Change = fn(&mut RemapSpec);
-    // Made by the caller; then given bits by chmod, as is a file of root's and one of the caller's.
+    // Mode after creation by the caller; then after chmod: of a created file, one of root's and one
+    // of the caller's.
     let offset = |spec: &mut RemapSpec| (spec.uid_offset, spec.gid_offset) = (Some(1000), Some(100));
     let cases: [(Change, [u32; 4]); 7] = [
         (offset, [0o6755, 0o6755, 0o6755, 0o6755]),
@@ -325,7 +326,7 @@ fn who_is_not_the_owner_below_gives_no_set_id_bits() {
         both.seen.setattr(&ALICE, &directory.node, None, &set).unwrap();
         assert_eq!(both.plain.getattr(&ALICE, &directory.node, None).unwrap().mode, 0o2755, "it passes its group on");
     }
-    // Root may, also with a change of owner, for which the new owner counts.
+    // Root may, also together with a change of owner, in which case the new owner counts.
     let both = Both::new(alice);
     let file = both.file("roots", 0o644, 0, 0);
     let set = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
@@ -453,7 +454,7 @@ fn no_way_cuts_a_file_where_that_is_denied() {
     assert_eq!(size(9).unwrap().size, 9);
     assert_eq!(both.seen.open(&ALICE, &made.node, truncating).map(|_| ()), Err(Errno::EPERM));
     assert!(both.seen.open(&ALICE, &made.node, OpenFlags::READ_WRITE).is_ok());
-    // A creation that meets an existing file opens it as it is.
+    // A creation that finds an existing file opens it unchanged.
     assert!(both.seen.create(&ALICE, &both.root(), name("f"), 0o644, truncating).is_ok());
     assert_eq!(both.plain.getattr(&ALICE, &made.node, None).unwrap().size, 9);
     // Collapsing, punching, zeroing.

@@ -1,8 +1,8 @@
-//! How one setting is read from text and printed, and the macros that make a structure of settings
-//! from a table of keys.
+//! Parsing and printing of a single setting, and the macros that make a structure of settings from
+//! a table of keys.
 //!
-//! Called by the tables of settings. Invariant: for every value, `set` of what `print` gave yields the
-//! value again.
+//! Called by the tables of settings. Invariant: for every value, `set` of the text from `print`
+//! yields the value again.
 
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
 };
 
-/// Why a specification cannot be understood: a sentence for the user.
+/// Error of a specification: a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError(pub String);
 
@@ -25,13 +25,13 @@ impl std::error::Error for SpecError {}
 
 /// A type that a setting can have.
 pub trait Field: Default + PartialEq {
-    /// Takes a value, or a bare key.
+    /// Parses a value, or a bare key.
     fn set(&mut self, value: Option<&[u8]>) -> Result<(), String>;
-    /// Answers one text for each time that the key has to be written.
+    /// Prints the value: one text for each time that the key has to be written.
     fn print(&self) -> Vec<Vec<u8>>;
 }
 
-/// The value that belongs to a key, as text.
+/// The value of a key, as text.
 pub fn text(value: Option<&[u8]>) -> Result<&str, String> {
     let value = value.ok_or_else(|| "needs a value".to_owned())?;
     std::str::from_utf8(value).map_err(|_| format!("\"{}\" is not UTF-8", value.escape_ascii()))
@@ -144,12 +144,12 @@ impl Field for Option<i64> {
     }
 }
 
-/// Whether a value need not be written.
+/// Whether a value equals the default and need not be written.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// An enumeration whose values are written as words; the default is marked.
+/// Defines an enumeration whose values are written as words; the default is marked.
 #[macro_export]
 macro_rules! words {
     ($(#[$attribute:meta])* pub enum $name:ident { $($(#[$variant_attribute:meta])* $variant:ident = $word:literal,)* }) => {
@@ -185,7 +185,7 @@ macro_rules! words {
     };
 }
 
-/// A structure of settings from a table of keys.
+/// Defines a structure of settings from a table of keys.
 #[macro_export]
 macro_rules! settings {
     ($(#[$attribute:meta])* pub struct $name:ident { $($(#[$field_attribute:meta])* $key:literal => $field:ident: $type:ty,)* }) => {
@@ -209,10 +209,10 @@ macro_rules! settings {
                 settings
             }
 
-            /// Gives a setting a value, by its name; lists grow, everything else is replaced.
+            /// Sets a setting by its key; lists are appended to, everything else is replaced.
             ///
             /// # Errors
-            /// An unknown key (the text names the allowed ones), or a value that does not fit.
+            /// An unknown key (the text lists the allowed ones), or an invalid value.
             pub fn set(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), $crate::settings::SpecError> {
                 $(if key == $key {
                     return $crate::settings::Field::set(&mut self.$field, value).map_err(|why| $crate::settings::SpecError(format!("\"{key}\" {why}")));

@@ -1,24 +1,24 @@
-//! One direction's bucket. Pure but for its own state: the time is passed in.
+//! The token bucket of one direction. Pure except for its own state: the time is passed in.
 //!
-//! The bucket remembers when all that was charged so far will have been paid for. An idle bucket
-//! keeps a credit of a fifth of a second, so that small requests do not wait at all.
+//! The bucket stores the time until which all charged bytes are paid for. An idle bucket keeps a
+//! credit of a fifth of a second, so that small requests do not wait at all.
 
 use super::rate::Rate;
 use parking_lot::Mutex;
 use std::time::Duration;
 
 const CREDIT: Duration = Duration::from_millis(200);
-/// The longest single wait: rates so low that more would come out only ever mean "forever".
+/// Maximum length of a single wait, seconds: a lower rate means "forever".
 const FOREVER: f64 = 1e9;
 
-/// A bucket for one direction.
+/// A token bucket for one direction.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     paid_until: Mutex<Duration>,
 }
 
 impl Bucket {
-    /// Charges `bytes` at `now` and answers how long the one who is charged has to wait.
+    /// Charges `bytes` at `now` and returns how long the caller has to wait.
     pub(super) fn charge(&self, rate: Rate, bytes: u64, now: Duration) -> Duration {
         let cost = Duration::from_secs_f64((bytes as f64 / rate.per_second()).min(FOREVER));
         let mut paid_until = self.paid_until.lock();

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Rate(f64);
 
-/// Why a text is no rate.
+/// Error of a malformed rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateError(String);
 

@@ -56,7 +56,7 @@ fn throttled(read: Option<&str>, write: Option<&str>) -> (Arc<FakeClock>, Arc<Th
 fn reads_and_writes_have_their_own_bucket() {
     let (clock, _, file) = throttled(Some("1k"), Some("2k"));
     file.write(&[1; 4096], 0, WriteOrigin::Caller).unwrap();
-    // Two seconds' worth, less the credit of an idle bucket.
+    // Two seconds' worth, minus the credit of an idle bucket.
     assert_eq!(clock.paused(), Duration::from_millis(1800));
     assert_eq!(file.read(&mut [0; 1024], 0), Ok(1024));
     assert_eq!(clock.paused(), Duration::from_millis(1800 + 800));

@@ -11,7 +11,7 @@ use tracing::{
     span,
 };
 
-/// Keeps the lines up to a level.
+/// A subscriber that keeps the lines up to a level.
 struct Lines {
     most: Level,
     lines: Arc<Mutex<Vec<String>>>,
@@ -43,7 +43,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The lines of a look-up that fails, a mkdir, and a write, with everything up to `most` enabled.
+/// Lines of a failed look-up, a mkdir, and a write, with everything up to `most` enabled.
 fn lines(level: TraceLevel, most: Level) -> Vec<String> {
     let lines = Arc::<Mutex<Vec<String>>>::default();
     tracing::subscriber::with_default(Lines { most, lines: Arc::clone(&lines) }, || {

@@ -1,5 +1,5 @@
-//! Directories bound at several places below the source: each place is a directory of its own, each
-//! file is one file.
+//! Directories bind-mounted at several paths below the source: each is a directory of its own at
+//! each path, each file is one file.
 
 use super::*;
 use nacre_testkit::needs;
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// The bind mount comes second: what is declared last is dropped first.
+/// The bind mount is declared last, so that it is dropped first.
 fn tree(coherence: HostCoherence) -> (Door, Bind) {
     let door = Door::with(|options| options.coherence = coherence, 64);
     shell(door.source.path(), "mkdir -p a/below b; echo content > a/below/file");
@@ -17,7 +17,7 @@ fn tree(coherence: HostCoherence) -> (Door, Bind) {
     (door, bind)
 }
 
-/// Long, because only that it comes is asserted.
+/// Waits for these notices; with a long time limit, as only their arrival is asserted.
 fn expect(receiver: &Receiver<Invalidation>, mut wanted: Vec<Invalidation>) {
     while !wanted.is_empty() {
         let notice = receiver.recv_timeout(Duration::from_secs(20)).expect("a notice never came");
@@ -34,7 +34,7 @@ fn a_directory_bound_at_two_places_is_two_and_its_files_are_one() {
     assert_ne!(a.attr.id, b.attr.id);
     assert_ne!(door.find("a").unwrap().attr.id, door.find("b").unwrap().attr.id);
     let place = |entry: &Entry| entry.node.get::<HostNode>().unwrap().place().unwrap();
-    // Seeing the other place does not move this one.
+    // Seeing the other path does not move this one.
     door.find("b/below").unwrap();
     assert!(std::ptr::eq(&*place(&a).parent, door.find("a").unwrap().node.get::<HostNode>().unwrap()));
     assert_eq!(door.getattr(&a.node).unwrap().id, a.attr.id);
@@ -58,8 +58,8 @@ fn the_source_bound_inside_itself_can_be_used() {
     assert_eq!(inner.attr.id.ino, door.root().get::<HostNode>().unwrap().id().ino);
     assert_ne!(inner.attr.id, door.host.root().unwrap().attr.id);
     assert_eq!(door.find("inner/file").unwrap().attr.id, door.find("file").unwrap().attr.id);
-    // Under the bind lies what the directory held; in it, the directory is empty, as nothing is
-    // mounted there.
+    // The bind mount shows the directory's content; inside it, the directory is empty, as nothing
+    // is mounted there.
     assert!(door.find("inner/inner/deeper").is_ok());
     assert_eq!(door.find("inner/deeper").err(), Some(Errno::ENOENT));
     door.create(&Caller::ROOT, "inner/inner/new", 0o644, 0o2).unwrap();
@@ -87,7 +87,7 @@ fn a_change_at_one_place_reaches_all_identities() {
             Invalidation::Attributes { id: b },
         ],
     );
-    // Our own change at one place is news at the other.
+    // Our own change through one path invalidates the other.
     door.create(&Caller::ROOT, "a/below/ours", 0o644, 0o2).unwrap();
     expect(&receiver, vec![entry(b, "ours")]);
     door.unlink("b/below/ours").unwrap();

@@ -1,4 +1,4 @@
-//! Owners, modes and kinds of what is created.
+//! Owners, modes and kinds of created files.
 
 use super::*;
 use nacre_testkit::needs;
@@ -49,7 +49,7 @@ fn everything_belongs_to_the_caller_at_once() {
             }
             let device = door.find("device").unwrap().attr;
             assert_eq!((device.rdev_major, device.rdev_minor), (1, 3));
-            // Under the ids that were left behind, everything else works as before.
+            // Other operations work under the ids that remain set after it.
             fs::write(door.path("private"), b"").unwrap();
             fs::set_permissions(door.path("private"), fs::Permissions::from_mode(0o600)).unwrap();
             let change = SetAttr { uid: Some(9), mode: Some(0o400), size: Some(3), ..SetAttr::default() };
@@ -59,7 +59,7 @@ fn everything_belongs_to_the_caller_at_once() {
                 .unwrap();
             door.open("private", 2).unwrap().write(b"x", 0, WriteOrigin::Caller).unwrap();
             assert_eq!(door.link("private", "private-too").unwrap().attr.nlink, 2);
-            // The next caller is another one.
+            // The next caller has other ids.
             door.create(&Caller::ROOT, "of-root", 0o640, O_RDWR).unwrap();
             assert_eq!(std::fs::metadata(door.path("of-root")).unwrap().uid(), 0);
         })

@@ -27,7 +27,7 @@ fn two_appenders_never_overwrite_each_other() {
         for (file, line) in files.iter().zip([b"aaaaaaa\n", b"bbbbbbb\n"]) {
             scope.spawn(move || {
                 for _ in 0..500 {
-                    // The offset is what a kernel believed; the truth is the end of the file.
+                    // The offset is the kernel's assumption; the file's end is used.
                     assert_eq!(file.append(line).unwrap(), 8);
                 }
             });
@@ -123,7 +123,7 @@ fn byte_range_locks_belong_to_owners() {
     let found = two.test_lock(bob, lock(0, i64::MAX as u64, LockKind::Read)).unwrap();
     assert_eq!((found.start, found.end, found.kind), (0, 20, LockKind::Write));
     assert_eq!(two.test_lock(alice, lock(0, 9, LockKind::Write)).unwrap().kind, LockKind::Unlock);
-    // Somebody on the source itself conflicts, too.
+    // A lock on the source itself conflicts, too.
     let outside = fs::File::options().read(true).write(true).open(door.path("file")).unwrap();
     let range = nacre_sys::locks::Range { kind: nacre_sys::locks::Kind::Write, start: 3, length: 1, pid: 0 };
     assert_eq!(
@@ -136,7 +136,7 @@ fn byte_range_locks_belong_to_owners() {
         waiting.join().unwrap().unwrap();
     });
     assert_eq!(one.set_lock(alice, lock(0, 0, LockKind::Read), false), Err(Errno::EAGAIN));
-    // Closing any descriptor releases what the owner holds.
+    // Closing any descriptor releases the owner's locks.
     two.flush(bob).unwrap();
     one.set_lock(alice, lock(0, 0, LockKind::Read), false).unwrap();
     nacre_sys::locks::test(outside.as_fd(), range).unwrap();
@@ -163,9 +163,9 @@ fn whole_file_locks_conflict_between_owners_and_with_the_source() {
     rustix::fs::flock(&outside, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
 }
 
-/// The file system takes the next time of a file from a finer clock if somebody has asked for the
-/// last one: here, none of the calls between two writes does. The coarse clock moves every few
-/// milliseconds, which tells both cases apart for most tries only.
+/// The file system takes the next time of a file from a finer clock if the last one was queried:
+/// none of the calls between two writes queries it here. The coarse clock advances every few
+/// milliseconds, so most tries can distinguish the two cases.
 #[test]
 fn what_is_opened_and_changed_is_not_asked_for_its_times() {
     let door = Door::new();
@@ -221,7 +221,7 @@ fn set_id_bits_fall_as_the_kernel_asks() {
             door.setattr("tool", SetAttr { uid: Some(6), mode: Some(0o4711), ..SetAttr::default() }).unwrap().mode,
             0o4711
         );
-        // Who writes decides, not our own rights.
+        // The kernel in front decides for the writer, not our own capabilities.
         door.open("tool", 1).unwrap().write(b"x", 0, WriteOrigin::Caller).unwrap();
         assert_eq!(mode(), 0o4711);
         door.setattr("tool", SetAttr { kill_privileges: true, ..SetAttr::default() }).unwrap();
@@ -287,7 +287,7 @@ fn extended_attributes_of_every_kind_of_file() {
     }
     for path in ["link", "fifo"] {
         let node = door.find(path).unwrap().node;
-        // user.* exists for files and directories only; trusted.* for all, and never that of a
+        // user.* exists for files and directories only; trusted.* for all, and never reaches a
         // link's target.
         assert_eq!(
             door.host.setxattr(&Caller::ROOT, &node, b"user.key", b"v", XattrFlags::default()),
@@ -350,7 +350,7 @@ impl Drop for LoopDevice {
 fn block_devices_are_files_where_asked_for() {
     let image = tempfile::NamedTempFile::new().unwrap();
     fs::write(image.path(), vec![5; 1 << 20]).unwrap();
-    // Only where the machine has loop devices and lets us use them.
+    // Only on machines with usable loop devices.
     let Some(device) = LoopDevice::new(image.path()) else { return };
     let number = fs::metadata(&device.0).unwrap().rdev();
     for shown in [true, false] {
@@ -385,7 +385,7 @@ fn access_is_what_the_storage_says() {
     fs::set_permissions(door.path("file"), fs::Permissions::from_mode(0o644)).unwrap();
     let node = door.find("file").unwrap().node;
     assert_eq!(door.host.access(&Caller::ROOT, &node, 4), Ok(()));
-    // Nobody may run what nobody is allowed to run, not even root.
+    // A file without x bits cannot be executed, not even by root.
     assert_eq!(door.host.access(&Caller::ROOT, &node, 1), Err(Errno::EACCES));
     fs::set_permissions(door.path("file"), fs::Permissions::from_mode(0o744)).unwrap();
     assert_eq!(door.host.access(&Caller::ROOT, &node, 5), Ok(()));

@@ -1,5 +1,5 @@
-//! File systems that are mounted inside the source: nothing keeps them in use while no file there
-//! is open, and what is mounted or unmounted is noticed.
+//! File systems mounted inside the source: nothing keeps them in use while no file there is open,
+//! and mounts and unmounts are noticed.
 
 use super::*;
 use nacre_testkit::{eventually, needs};
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a notice may take.
+/// Time limit for a notice.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A tmpfs at `in` of the source, with `a/b/c/file`.
@@ -18,7 +18,7 @@ fn mount_inside(door: &Door) {
     shell(door.source.path(), "mkdir -p in && mount -t tmpfs inside in && mkdir -p in/a/b/c && echo x > in/a/b/c/file");
 }
 
-/// Unmounted as users do, which fails while anything there is in use.
+/// Unmounts like a user does, which fails while anything there is in use.
 fn unmounts(door: &Door, path: &str) -> bool {
     succeeds(Command::new("umount").arg(door.path(path)).stderr(std::process::Stdio::null()))
 }
@@ -30,7 +30,7 @@ fn watched() -> (Door, Receiver<Invalidation>) {
     (door, receiver)
 }
 
-/// The notices up to that one.
+/// The notices up to and including the given one.
 fn heard(receiver: &Receiver<Invalidation>, last: &Invalidation) -> Vec<Invalidation> {
     let mut heard = Vec::new();
     loop {
@@ -42,7 +42,7 @@ fn heard(receiver: &Receiver<Invalidation>, last: &Invalidation) -> Vec<Invalida
     }
 }
 
-/// Takes so many names, and knows the position after the last one.
+/// A sink that takes a number of names, and records the position after the last one.
 struct Names {
     room: usize,
     last: u64,
@@ -59,20 +59,20 @@ impl DirSink for Names {
     }
 }
 
-/// Reads some names of a directory; answers where they end.
+/// Reads some names of a directory; returns the position after them.
 fn some_names(door: &Door, node: &Node, from: u64, names: usize) -> u64 {
     let mut sink = Names { room: names, last: from };
     door.host.readdir(&Caller::ROOT, node, from, true, &mut sink).unwrap();
     sink.last
 }
 
-/// Lists a directory to its end, as programs do.
+/// Lists a directory to its end, like programs do.
 fn list(door: &Door, node: &Node) {
     let end = some_names(door, node, 0, usize::MAX);
     assert_eq!(some_names(door, node, end, usize::MAX), end);
 }
 
-/// The same with each way of noticing changes.
+/// For each watch method.
 #[test]
 fn what_was_seen_there_can_be_unmounted_at_once() {
     needs!(is_root());
@@ -120,7 +120,7 @@ fn the_superblock_goes_with_the_mount() {
     list(&door, &directory.node);
     drop(door.open("disk/a/file", OpenFlags::WRITE.raw()).unwrap());
     assert!(unmounts(&door, "disk"));
-    // The loop device is given back with the file system.
+    // The loop device is released with the file system.
     eventually("the disk is not in use", || {
         let devices = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path().join("loop/backing_file"));
         let path = image.path().to_str().unwrap();
@@ -161,7 +161,7 @@ fn a_directory_there_that_is_in_use_stays_good_without_its_name() {
     }
     door.nodes.lock().unwrap().clear();
     drop((empty, replaced));
-    // The one that was not removed has no descriptor.
+    // The directory that was not removed has no descriptor.
     assert!(unmounts(&door, "in"));
     drop(full);
 }
@@ -173,7 +173,7 @@ fn a_directory_there_is_never_another_one() {
     mount_inside(&door);
     let deep = door.find("in/a/b/c").unwrap().node;
     assert!(door.getattr(&deep).is_ok());
-    // By a link, and by another directory at its place.
+    // Replaced by a link, and by another directory.
     shell(&door.path("in"), "mv a z; ln -s z a");
     assert_eq!(door.host.statfs(&Caller::ROOT, &deep).unwrap_err(), Errno::ESTALE);
     shell(&door.path("in"), "rm a; mkdir -p a/b/c");
@@ -198,7 +198,7 @@ fn what_is_mounted_and_unmounted_is_noticed_and_what_is_beside_is_not() {
     assert!(door.find("in/a/b/c/file").is_ok());
     shell(door.source.path(), "mount -t tmpfs inside 'own/with blank'");
     assert!(!heard(&receiver, &entry(own, b"with blank")).contains(&Invalidation::Everything));
-    // Where a directory on a foreign mount would have to be looked at.
+    // Here a directory on a foreign mount would have to be examined.
     shell(door.source.path(), "mount -t tmpfs inside in/a");
     heard(&receiver, &Invalidation::Everything);
     assert!(unmounts(&door, "in/a") && unmounts(&door, "own/with blank"));
@@ -206,7 +206,7 @@ fn what_is_mounted_and_unmounted_is_noticed_and_what_is_beside_is_not() {
     assert!(unmounts(&door, "in"));
     heard(&receiver, &entry(root, b"in"));
     drop(door);
-    // The threads are gone and with them the senders.
+    // The threads have ended, and with them the senders.
     while receiver.recv().is_ok() {}
 }
 

@@ -1,5 +1,5 @@
-//! Files keep their identity whatever happens to names, and no name swapped in between leads to
-//! another file.
+//! Files keep their identity whatever happens to names, and a name that is swapped meanwhile never
+//! leads to another file.
 
 use super::*;
 use nacre_vfs::{SetTime, WriteOrigin};
@@ -42,7 +42,7 @@ fn a_file_of_an_overlay_stays_itself_when_it_is_copied_up() {
         options.source.push("merged");
     };
     let door = Door::with(overlaid, 64);
-    // Gone at the end, whatever comes, and before the directory is.
+    // Detached now, so that it is unmounted before the directory is removed in any case.
     shell(door.source.path(), "exec 3< merged/file; umount -l merged");
     let file = door.find("file").unwrap();
     let opened = door.host.open(&Caller::ROOT, &file.node, OpenFlags::WRITE).unwrap();
@@ -119,7 +119,7 @@ fn a_name_that_means_another_file_is_not_touched() {
     let after = fs::metadata(door.path("file")).unwrap();
     assert_eq!((before.mode(), before.uid(), before.ctime_nsec()), (after.mode(), after.uid(), after.ctime_nsec()));
     assert_eq!(native(door.path("file")), b"second");
-    // A fifo in its place does not hold anybody up.
+    // A fifo with the same name does not block the open.
     fs::remove_file(door.path("file")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, door.path("file"), 0o600.into()).unwrap();
     for flags in [0, 1, 2] {
@@ -199,8 +199,8 @@ fn directories_beyond_the_budget_are_reopened() {
     assert_eq!(door.getattr(&entry.node).unwrap().id, entry.attr.id);
     door.host.open(&Caller::ROOT, &entry.node, OpenFlags::READ).unwrap();
     assert!(door.host.shared.directories.open() <= 10);
-    // A directory in the middle is moved by others: what lies below is stale until it is looked up
-    // again.
+    // A directory in the middle is moved from outside: nodes below are stale until they are looked
+    // up again.
     fs::rename(door.path("d/d"), door.path("moved")).unwrap();
     for number in 0..100 {
         door.find(&format!("w{number}/below")).unwrap();
@@ -268,7 +268,7 @@ fn many_threads_and_few_descriptors_get_along() {
                     door.rename(&path, &moved, 0).unwrap();
                     assert_eq!(door.find(&moved).unwrap().attr.size, 1);
                     door.unlink(&moved).unwrap();
-                    // The same directory wanders about as well.
+                    // The same directory is moved as well.
                     let _either =
                         door.rename(&format!("d{thread}/wanderer"), &format!("d{}/wanderer", (thread + 1) % 4), 0);
                     let _either = door.mkdir(&Caller::ROOT, &format!("d{thread}/wanderer"), 0o755);

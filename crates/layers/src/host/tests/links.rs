@@ -171,7 +171,7 @@ fn kept_links_are_links() {
         assert_eq!(door.find("target").unwrap().attr.uid, 0);
     }
     assert_eq!(door.setattr("link", SetAttr { mode: Some(0o600), ..SetAttr::default() }), Err(Errno::EOPNOTSUPP));
-    // As long as every file system takes.
+    // The maximum length that every file system accepts.
     let long = [b'l'; 1023];
     door.host.symlink(&Caller::ROOT, &door.root(), name(b"long"), &long).unwrap();
     assert_eq!(door.host.readlink(&Caller::ROOT, &door.find("long").unwrap().node).unwrap(), long);

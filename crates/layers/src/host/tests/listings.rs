@@ -4,7 +4,7 @@ use super::*;
 use nacre_vfs::{DirEntry, DirSink};
 use std::{collections::BTreeSet, fs, sync::atomic::Ordering};
 
-/// Takes so many entries.
+/// A sink that takes a number of entries.
 struct Taker {
     room: usize,
     names: Vec<String>,
@@ -90,12 +90,12 @@ fn going_ahead_changes_nothing() {
             break;
         }
         if from == 0 {
-            // The thread comes to the rest of the first buffer while the caller takes his time.
+            // The thread examines the remainder of the first buffer while the caller waits.
             while door.host.shared.listings.examined_ahead() < 500 {
                 std::thread::yield_now();
             }
         }
-        // What vanishes after it was examined is not listed.
+        // A file that vanishes after it was examined is not listed.
         if names.len() == 500 {
             fs::remove_file(door.path("file-04999")).unwrap();
         }
@@ -213,7 +213,7 @@ fn kinds_are_told_and_listed_nodes_are_good() {
 
 #[test]
 fn a_file_that_is_not_wanted_is_not_examined() {
-    /// Wants all files but one.
+    /// A sink that wants attributes of all files but one.
     struct Choosy(Vec<(String, Option<Kind>, bool)>);
     impl DirSink for Choosy {
         fn push(&mut self, entry: DirEntry<'_>) -> bool {
@@ -241,7 +241,7 @@ fn descriptors_are_not_leaked() {
         let node = door.find(&format!("d{number}")).unwrap().node;
         fs::write(door.path(format!("d{number}/a")), b"").unwrap();
         fs::write(door.path(format!("d{number}/b")), b"").unwrap();
-        // Left in the middle.
+        // Abandoned in the middle.
         assert_eq!(list(&door, &node, 0, 1, true).names.len(), 1);
     }
     assert!(door.host.shared.listings.len() <= 16);
@@ -252,7 +252,7 @@ fn a_listing_never_goes_on_with_what_was_read_before_it_began() {
     let door = filled(300);
     let root = door.root();
     let whole = list(&door, &root, 0, 1000, false).names;
-    // Left in the middle, as by a program whose buffer was smaller than the answer.
+    // Abandoned in the middle, like by a program whose buffer was smaller than the answer.
     let left = list(&door, &root, 0, 100, false);
     whole[150..].iter().for_each(|name| fs::remove_file(door.path(name)).unwrap());
     let again = list(&door, &root, 0, 100, false);

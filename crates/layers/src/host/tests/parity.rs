@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
 };
 
-/// The native calls run under the umask that the callers of the layer have.
+/// The native calls use the same umask as the callers of the layer.
 const OWN: nacre_sys::credentials::Identity = nacre_sys::credentials::Identity { uid: 0, gid: 0, umask: 0 };
 
 /// A small generator, so that a failure can be repeated from its seed.
@@ -74,8 +74,8 @@ fn step(random: &mut Random) -> Step {
     }
 }
 
-/// Links in the middle are for the kernel in front of a layer; here a path through one is left out
-/// on both sides.
+/// Whether a path has a link in the middle. The kernel in front of a layer resolves these; here
+/// they are skipped on both sides.
 fn passes_link(root: &Path, path: &str) -> bool {
     let parents = Path::new(path).ancestors().skip(1).filter(|part| !part.as_os_str().is_empty());
     parents.into_iter().any(|part| root.join(part).symlink_metadata().is_ok_and(|meta| meta.is_symlink()))
@@ -180,7 +180,8 @@ fn through(door: &Door, step: &Step) -> Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// What is there, without what differs between any two trees (inode numbers, times of now).
+/// The tree's content, without attributes that differ between any two trees (inode numbers, current
+/// times).
 fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_path_buf()];
@@ -212,12 +213,13 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// Errors that differ for a reason: the kernel in front of a layer turns them into the native ones.
+/// Whether a difference in errors is expected: the kernel in front of a layer turns these into the
+/// native ones.
 fn excused(step: &Step, native: Errno, ours: Errno) -> bool {
     match step {
-        // Something else than a file stands there: the kernel looks again and opens it by itself.
+        // Another type of file has the name: the kernel looks it up again and opens it by itself.
         Step::Create(..) => ours == Errno::ESTALE && matches!(native, Errno::ELOOP | Errno::ENXIO),
-        // Opening what is no file never reaches a layer.
+        // Opening a special file never reaches a layer.
         Step::Write(..) | Step::Truncate(..) => {
             matches!(native, Errno::ELOOP | Errno::ENXIO | Errno::ESPIPE | Errno::EINVAL | Errno::EISDIR)
                 && matches!(ours, Errno::ELOOP | Errno::ENXIO | Errno::EINVAL | Errno::EISDIR)
@@ -258,7 +260,7 @@ fn random_operations_have_the_same_results_and_effects() {
                     let ours = through(&door, &step);
                     match (&expected, &ours) {
                         (Err(native), Err(ours)) if native == ours || excused(&step, *native, *ours) => {}
-                        // Opened natively as what it is; a layer leaves that to the kernel.
+                        // The native call opens it as its type; a layer leaves that to the kernel.
                         (Ok(_), Err(Errno::ESTALE | Errno::ENXIO | Errno::EINVAL))
                             if matches!(step, Step::Create(..) | Step::Write(..) | Step::Truncate(..))
                                 && is_special(twin.path(), paths[0]) => {}

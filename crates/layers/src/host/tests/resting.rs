@@ -1,5 +1,5 @@
-//! While nobody asks, what is known is heard and nothing else; who asks for something new is
-//! answered with everything heard again.
+//! Idle watch: only known files are watched; a request for something new first restores the full
+//! watch.
 
 use super::{
     super::watch::{Tree, WatchGroup},
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-/// A host that watches its file system as a whole; `None` where that cannot be.
+/// A host with a mark on its file system; `None` where that is not possible.
 fn watched(tree: Option<&Tree>) -> Option<(Door, Receiver<Invalidation>)> {
     watched_with(TempDir::new().unwrap(), tree)
 }
@@ -36,7 +36,7 @@ fn watched_with(source: TempDir, tree: Option<&Tree>) -> Option<(Door, Receiver<
     (door.host.shared.watch.method() == "fanotify").then_some((door, receiver))
 }
 
-/// How many marks on whole file systems and on single files the group has.
+/// Number of marks on whole file systems and on single files in the group.
 fn marks(door: &Door) -> (usize, usize) {
     use std::os::fd::AsRawFd;
     let group = door.host.shared.watch.group().unwrap().as_raw_fd();
@@ -56,19 +56,19 @@ fn rest(door: &Door) -> bool {
     told(door, &known)
 }
 
-/// In pieces.
+/// Passes the known nodes to `rest` in pieces; returns whether the host is idle.
 fn told(door: &Door, known: &[Node]) -> bool {
     known.chunks(2).all(|piece| door.host.rest(Some(piece))) && door.host.rest(Some(&[]))
 }
 
-/// What [`heard`] changes: made by this process itself, so that no notice of how it was made can be
-/// taken for that of a change.
+/// Makes the directory that [`heard`] changes: in this process, so that its creation causes no
+/// notice that could be taken for the change's.
 fn last(door: &Door) -> Entry {
     fs::create_dir(door.path("last")).unwrap();
     door.find("last").unwrap()
 }
 
-/// What is heard up to a change of the attributes of `last`, made now.
+/// The notices up to a change of the attributes of `last`, made now.
 fn heard(door: &Door, receiver: &Receiver<Invalidation>, last: &Entry) -> Vec<Invalidation> {
     fs::set_permissions(door.path("last"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
     shell(door.source.path(), "chmod 600 last");
@@ -111,7 +111,7 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
     );
     shell(&door.path("unknown"), "echo x > file; rm file");
     assert_eq!(heard(&door, &receiver, &last), []);
-    // What is known, by whatever way it changes.
+    // Known files, however they change.
     let content = |entry: &Entry| Invalidation::Content { id: entry.attr.id };
     let changes: [(&str, Invalidation); 7] = [
         ("echo 2 >> directory/file", content(&file)),
@@ -133,7 +133,7 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
     assert!(succeeds(Command::new("sh").args(["-c", "echo more"]).stdout(outside)));
     assert!(heard(&door, &receiver, &last).contains(&content(&unlinked)));
     drop(open);
-    // Questions about what is known change nothing; a name does.
+    // Queries about known files change nothing; a look-up ends idleness.
     door.getattr(&file.node).unwrap();
     assert_eq!(marks(&door).0, 0);
     let inner = door.find("unknown").unwrap();
@@ -168,7 +168,7 @@ fn whoever_asks_meanwhile_keeps_a_host_from_resting() {
         assert!(!told(&door, &everything));
         assert_eq!(marks(&door), (1, 0));
     }
-    // A listing, too, and also of one that rests.
+    // A listing ends idleness, too.
     assert!(rest(&door));
     assert_eq!(marks(&door).0, 0);
     door.host.readdir(&Caller::ROOT, &door.root(), 0, true, &mut Nothing).unwrap();
@@ -201,9 +201,9 @@ fn hosts_of_a_company_rest_and_wake_together() {
     assert!(one.find("missing").is_err());
     assert_eq!(marks(&one), (1, 0));
     heard(&other, &hears, &last);
-    // The other one is awake as well: it must be asked again.
+    // The other host is awake as well: it must be made idle again.
     assert!(!told(&other, &known(&other)));
-    // Marks of one that is about to rest go with another's failure, and so it does not.
+    // The marks of a drowsy host are removed with another's failure, so it does not become idle.
     let known_to_other = known(&other);
     assert!(other.host.rest(None) && other.host.rest(Some(&known_to_other)));
     let known_to_one = known(&one);

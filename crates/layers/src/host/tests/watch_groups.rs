@@ -1,6 +1,5 @@
-//! Hosts that are shown as one tree: one group of marks for all, nothing heard of what is written
-//! through any of them, everything heard of what could be shown by two of them, and of what others
-//! do.
+//! Hosts of one tree: one group of marks for all; no events about writes through any of them, but
+//! events about everything that two of them could show, and about changes by other processes.
 
 use super::{
     super::watch::{Tree, WatchGroup},
@@ -19,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a notice may take.
+/// Time limit for a notice.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Several sources on one file system, each with a host that watches.
@@ -27,7 +26,7 @@ struct Branches {
     doors: Vec<(Door, Receiver<Invalidation>)>,
 }
 
-/// `None` where file systems cannot be marked.
+/// Makes branches; `None` where file systems cannot be marked.
 fn branches(count: usize) -> Option<Branches> {
     let tree = Arc::new(WatchGroup::default()).tree();
     let doors: Vec<_> = (0..count).map(|_| joined(&tree)).collect();
@@ -57,10 +56,10 @@ impl Branches {
         &self.doors[branch].0
     }
 
-    /// What a branch hears until a change made now, after which all earlier ones have come.
+    /// The notices of a branch up to a change made now, after which all earlier ones have come.
     fn heard(&self, branch: usize) -> Vec<Invalidation> {
         static MARKERS: AtomicUsize = AtomicUsize::new(0);
-        // Tests beside this one change files of the same file system, each from a process of its own.
+        // Parallel tests change files of the same file system, each from a process of its own.
         let marker = format!("marker{}.{}", std::process::id(), MARKERS.fetch_add(1, Ordering::Relaxed));
         let (door, receiver) = &self.doors[branch];
         shell(door.source.path(), &format!("touch {marker}"));
@@ -162,7 +161,7 @@ fn who_overlaps_with_another_is_heard_and_the_others_go_on_hearing_when_one_leav
         let mut notices = std::iter::from_fn(|| receiver.recv_timeout(Duration::from_secs(20)).ok());
         assert!(notices.any(|notice| notice == Invalidation::Content { id: entry.attr.id }));
     }
-    // Those that are apart stay unheard.
+    // Writes in sources that do not overlap still cause no events.
     let (entry, file) = branches.door(2).create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     client_writes(&file);
     assert!(!branches.hears(2, entry.attr.id));
@@ -210,8 +209,8 @@ fn one_that_nobody_listens_to_does_not_silence_the_others() {
     assert!(branches.hears(0, entry.attr.id));
 }
 
-/// Changes files beside all sources until it is dropped: more than are looked at in an instant, and
-/// fewer than would be lost.
+/// Changes files outside of all sources until it is dropped: more than are processed in an instant,
+/// and fewer than would overflow the queue.
 struct Storm {
     shells: Vec<Child>,
     _directory: TempDir,
@@ -219,7 +218,7 @@ struct Storm {
 
 impl Storm {
     fn in_the(directory: TempDir) -> Storm {
-        // Bounded, should nobody end it.
+        // Bounded, in case it is not stopped.
         let change = |name| {
             let script = format!(
                 "j=0; while [ $j -lt 100 ]; do j=$((j+1)); i=0; while [ $i -lt 6000 ]; do : > {name}$i; i=$((i+1)); done; done"
@@ -245,7 +244,7 @@ fn who_joins_while_others_are_being_told_misses_nothing() {
     let (apart, tree) = (Apart::new(), Arc::new(WatchGroup::default()).tree());
     let (first, _hears) = joined_with(apart.directory(), &tree);
     needs!(first.host.shared.watch.method() == "fanotify");
-    // One that is there already: to start one takes longer than what is to be met.
+    // Started in advance: starting takes longer than the window to be hit.
     let mut other = start(Command::new("sh").stdin(Stdio::piped()));
     let mut orders = other.stdin.take().unwrap();
     let storm = Storm::in_the(apart.directory());
@@ -255,11 +254,11 @@ fn who_joins_while_others_are_being_told_misses_nothing() {
         std::fs::write(&path, "").unwrap();
         let changed = Invalidation::Content { id: door.find("file").unwrap().attr.id };
         writeln!(orders, "echo theirs >> {}", path.display()).unwrap();
-        // Others' doings go on being heard, whether this is or not.
+        // Changes by others must be reported, whether this one is or not.
         let asked = Instant::now();
         let left = || PATIENCE.saturating_sub(asked.elapsed());
         let mut notices = std::iter::from_fn(|| receiver.recv_timeout(left()).ok());
-        // More may happen than is kept for who hears it.
+        // More changes than the queue holds may happen.
         assert!(notices.any(|it| it == changed || it == Invalidation::Everything), "{round}");
     }
     drop((storm, orders));

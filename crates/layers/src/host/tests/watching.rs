@@ -1,4 +1,4 @@
-//! Changes made by another process arrive; our own do not; what cannot be watched is said to be
+//! Changes made by another process are reported; our own are not; an unwatchable source is declared
 //! shared.
 
 use super::*;
@@ -20,7 +20,7 @@ fn watched() -> (Door, Receiver<Invalidation>) {
     (door, receiver)
 }
 
-/// Waits for a notice; long, because only that it comes is asserted.
+/// Waits for a notice; with a long time limit, as only its arrival is asserted.
 fn expect(receiver: &Receiver<Invalidation>, wanted: impl Fn(&Invalidation) -> bool) {
     loop {
         let notice = receiver.recv_timeout(Duration::from_secs(20)).expect("the notice never came");
@@ -34,7 +34,7 @@ fn is_entry<'a>(parent: &'a Attr, name: &'a str) -> impl Fn(&Invalidation) -> bo
     move |notice| matches!(notice, Invalidation::Entry { parent: id, name: bytes } if *id == parent.id && &bytes[..] == name.as_bytes())
 }
 
-/// The same for both ways of watching.
+/// The same for both watch methods.
 fn changes_arrive(door: &Door, receiver: &Receiver<Invalidation>) {
     fs::create_dir(door.path("directory")).unwrap();
     fs::write(door.path("directory/file"), b"old").unwrap();
@@ -68,7 +68,7 @@ fn a_whole_file_system_is_watched() {
     let root = door.root();
     assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
     changes_arrive(&door, &receiver);
-    // Our own change comes before one of others, and is not among the notices.
+    // Our own change comes before one of another process, and is not among the notices.
     door.create(&Caller::ROOT, "ours", 0o644, 0o2).unwrap();
     shell(door.source.path(), "touch theirs");
     let parent = door.host.root().unwrap().attr;
@@ -82,7 +82,7 @@ fn a_whole_file_system_is_watched() {
     let file = door.find("theirs").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
     drop(door);
-    // The thread is gone and with it the sender.
+    // The thread has ended, and with it the sender.
     while receiver.recv().is_ok() {}
 }
 
@@ -100,8 +100,8 @@ fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileI
     });
 }
 
-/// Others write to the file: that is reported, perhaps twice (as it is written and as it is
-/// closed), and all of it has come.
+/// Another process writes to the file: that is reported, perhaps twice (at the write and at the
+/// close); afterwards all notices have arrived.
 fn theirs(door: &Door, receiver: &Receiver<Invalidation>, name: &str, written: FileId) {
     shell(door.source.path(), &format!("echo theirs >> {name}"));
     expect(receiver, |notice| *notice == Invalidation::Content { id: written });
@@ -201,7 +201,7 @@ fn a_file_opened_through_our_own_mount_is_opened_as_asked() {
     let (door, _receiver) = watched();
     let (_, file) = door.create(&Caller::ROOT, "file", 0o600, 0o1).unwrap();
     file.write(b"0123456789", 0, WriteOrigin::Caller).unwrap();
-    // Write-only, as it was asked for.
+    // Write-only, as requested.
     assert_eq!(file.read(&mut [0; 4], 0).unwrap_err(), Errno::EBADF);
     let append = door.open("file", OpenFlags::READ_WRITE.raw() | OpenFlags::APPEND).unwrap();
     append.append(b"abc").unwrap();
@@ -224,7 +224,7 @@ fn single_directories_are_watched() {
     super::super::watch::start_by_directories(&door.host.shared, sender);
     assert_eq!(door.host.shared.watch.method(), "inotify");
     let root = door.root();
-    // The root from the beginning, every other directory when somebody looks into it.
+    // The root from the start, every other directory when it is first looked into.
     assert_eq!(
         (door.host.coherence(Scope::Names(&root)), door.host.shared.watch.directory_count()),
         (Coherence::Watched, 1)
@@ -236,7 +236,7 @@ fn single_directories_are_watched() {
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
     let untouched = door.find("untouched").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&untouched.node, &untouched.attr)), Coherence::Shared);
-    // While we write it ourselves, its own writes must not empty anybody's caches.
+    // While we write to it ourselves, our writes must not invalidate our caches.
     let open = door.open("file", 1).unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Shared);
     drop(open);
@@ -244,7 +244,7 @@ fn single_directories_are_watched() {
     shell(door.source.path(), "ln file again");
     let file = door.find("file").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Shared);
-    // A file that leaves for where nobody looks takes all promises with it.
+    // A file that leaves for an unwatched directory invalidates everything.
     shell(door.source.path(), "echo 2 > leaving");
     door.find("leaving").unwrap();
     shell(door.source.path(), "mv leaving untouched/");
@@ -257,7 +257,7 @@ fn a_watcher_that_ends_takes_its_promises_back() {
     let root = door.root();
     drop(door.find("missing"));
     assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
-    // Nobody listens any more; the next change tells the thread.
+    // No receiver is left; the thread notices at the next change.
     drop(receiver);
     for round in 0..2000 {
         shell(door.source.path(), &format!("touch file{round}"));
@@ -297,7 +297,7 @@ fn without_watching_the_options_decide() {
         assert_eq!(door.host.coherence(Scope::Names(&root)), expected);
         assert_eq!(door.host.coherence(Scope::Attributes(&root, &attr)), expected);
     }
-    // Asked to watch, but not yet begun.
+    // Configured to watch, but not started yet.
     let door = Door::with(|options| options.coherence = HostCoherence::Watch, 64);
     assert_eq!(door.host.coherence(Scope::Names(&door.root())), Coherence::Shared);
 }

@@ -1,10 +1,11 @@
-//! The watchers' threads: one for each group of marks, one for each host that watches directories
-//! one by one. They wait for events, turn them into invalidations, and send them.
+//! The watch threads: one for each fanotify group, one for each host that watches directories by
+//! inotify. They wait for events, turn them into invalidations, and send them.
 //!
-//! Invariants: they sleep in the kernel while nothing happens; the first event is taken at once,
-//! and after a batch they rest a moment, so that a storm comes in batches and costs those who cause
-//! it no wake-up per event; they never keep a source alive (weak references, upgraded per batch);
-//! whom events concern is asked after they have been read, never before.
+//! Invariants: they sleep in the kernel while nothing happens; the first event is read at once, and
+//! after a batch they pause a moment, so that an event storm comes in batches and costs the
+//! processes that cause it no wake-up per event; they never keep a source alive (weak references,
+//! upgraded per batch); the members of a group are determined after events have been read, never
+//! before.
 
 use super::{
     super::{HostShared, stat},
@@ -27,17 +28,17 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering, mpsc::Sender},
 };
 
-/// Bytes of events read at once.
+/// Size of the event buffer.
 const BUFFER: usize = 64 << 10;
 
-/// The pause after a batch: bounds how late a notice can be in a storm, and gives equal events time
-/// to become one in the kernel's queue.
+/// The pause after a batch: bounds the delay of an invalidation in a storm, and gives equal events
+/// time to merge in the kernel's queue.
 const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 6_000_000 };
 
-/// Identities of handles that are remembered.
+/// Maximum number of cached identities of file handles.
 const HANDLES_MAX: usize = 8192;
 
-/// What is asked for of a whole file system.
+/// Events requested for a whole file system.
 pub(super) const EVENTS: Mask = fanotify::CREATE
     | fanotify::DELETE
     | fanotify::MOVED_FROM
@@ -47,20 +48,20 @@ pub(super) const EVENTS: Mask = fanotify::CREATE
     | fanotify::CLOSE_WRITE
     | fanotify::ON_DIRECTORY;
 
-/// What is asked for of a single file that is not a directory.
+/// Events requested for a single file that is not a directory.
 pub(super) const OF_FILES: Mask = fanotify::ATTRIB | fanotify::MODIFY | fanotify::CLOSE_WRITE;
 
 const NAMES: Mask = fanotify::CREATE | fanotify::DELETE | fanotify::MOVED_FROM | fanotify::MOVED_TO;
 
-/// Marks the file system of `file`; answers the id that its events carry.
+/// Marks the file system of `file`; returns the id in its events.
 pub(super) fn mark(group: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
     let id = fanotify::file_system_id(file)?;
-    // Handles must be openable again, else the events say nothing.
+    // File handles must be openable, else the events cannot be attributed.
     fanotify::mark_file_system(group, file, EVENTS)?;
     Ok(id)
 }
 
-/// A batch of notices without immediate repetitions.
+/// A batch of invalidations without immediate repetitions.
 #[derive(Default)]
 struct Batch(Vec<Invalidation>);
 
@@ -72,7 +73,7 @@ impl Batch {
     }
 }
 
-/// Takes every promise back when a thread ends without having been told to.
+/// Withdraws all caching guarantees when a thread ends unexpectedly.
 struct Alarm<F: Fn()> {
     ring: F,
     armed: bool,
@@ -86,32 +87,32 @@ impl<F: Fn()> Drop for Alarm<F> {
     }
 }
 
-/// What a handle leads to.
+/// Identity of the file behind a handle.
 #[derive(Clone, Copy)]
 struct Known {
-    /// Whatever mount it is reached through.
+    /// Identity without regard to the mount.
     plain: FileId,
     device: u32,
     directory: bool,
-    /// It had several names when it was last asked.
+    /// It had several names when it was last examined.
     linked: bool,
 }
 
 impl Known {
-    /// Every identity by which it may be known in front of us.
+    /// All identities that it may have in the front end.
     fn ids(&self, shared: &HostShared) -> Vec<FileId> {
         if self.directory { shared.directories.mounts().identities(self.plain, self.device) } else { vec![self.plain] }
     }
 }
 
-/// A handle as a key.
+/// A file handle as a key.
 type Key = ([i32; 2], i32, Box<[u8]>);
 
 fn key(object: Object<'_>) -> Key {
     (object.fsid, object.handle.kind, Box::from(object.handle.bytes))
 }
 
-/// Hears what marks report, until told to stop, or until nobody listens.
+/// Processes fanotify events until stopped, or until no receiver is left.
 pub(super) fn hear(group: &OwnedFd, stop: &OwnedFd, marks: &Weak<Marks>) {
     let ring = || {
         if let Some(marks) = marks.upgrade() {
@@ -142,10 +143,10 @@ pub(super) fn hear(group: &OwnedFd, stop: &OwnedFd, marks: &Weak<Marks>) {
     alarm.armed = false;
 }
 
-/// Tells all members of what has just been read; answers whether nobody listens any more.
+/// Sends the events that have just been read to all members; returns whether no receiver is left.
 ///
-/// Who they are is asked only now: a host joins while others' events are being read, and what has
-/// happened since it first promised something may be among these.
+/// The members are determined only now: a host may join while events are being read, and changes
+/// since its first guarantee may be among them.
 fn tell_members(marks: &Marks, bytes: &[u8], known: &mut HashMap<Key, Known>) -> bool {
     let mut hearings: Vec<Hearing> = marks.hearers().into_iter().map(Hearing::new).collect();
     marked_events(&mut hearings, marks.has_several_trees(), bytes, known);
@@ -159,14 +160,14 @@ fn tell_members(marks: &Marks, bytes: &[u8], known: &mut HashMap<Key, Known>) ->
     nobody
 }
 
-/// Nothing is promised any more of one source.
+/// Withdraws the caching guarantees of one source.
 pub(super) fn promise_nothing(shared: &HostShared) {
     if let Some(running) = shared.watch.running.get() {
         running.failed.store(true, Ordering::Relaxed);
     }
 }
 
-/// Hears what watches on directories report, until told to stop, or until nobody listens.
+/// Processes inotify events until stopped, or until no receiver is left.
 pub(super) fn hear_directories(
     directories: &DirectoryWatches,
     stop: &OwnedFd,
@@ -202,7 +203,7 @@ pub(super) fn hear_directories(
     alarm.armed = false;
 }
 
-/// Rests, if so told, then waits for events; false when told to stop.
+/// Pauses for `rest`, then waits for events; returns false when stopped.
 fn wait(stop: &OwnedFd, source: BorrowedFd<'_>, rest: Option<Timespec>) -> io::Result<bool> {
     let stop = PollFd::new(stop, PollFlags::IN);
     if rest.is_some() && !poll(&mut [stop.clone()], rest.as_ref())? {
@@ -211,7 +212,7 @@ fn wait(stop: &OwnedFd, source: BorrowedFd<'_>, rest: Option<Timespec>) -> io::R
     poll(&mut [stop, PollFd::from_borrowed_fd(source, PollFlags::IN)], None)
 }
 
-/// Polls; false when the first descriptor tells to stop.
+/// Polls; returns false when the first descriptor, the stop eventfd, is readable.
 fn poll(waited: &mut [PollFd<'_>], most: Option<&Timespec>) -> io::Result<bool> {
     match rustix::event::poll(waited, most) {
         Ok(_) => Ok(waited.first().is_some_and(|stop| stop.revents().is_empty())),
@@ -220,7 +221,7 @@ fn poll(waited: &mut [PollFd<'_>], most: Option<&Timespec>) -> io::Result<bool> 
     }
 }
 
-/// Reads all that is there, at most some batches, so that a storm cannot keep us from sending.
+/// Reads all pending events, up to a number of batches, so that a storm cannot delay the sending.
 fn drain(source: BorrowedFd<'_>, buffer: &mut [u8], mut take: impl FnMut(&[u8])) {
     for _ in 0..16 {
         match rustix::io::read(source, &mut *buffer) {
@@ -231,10 +232,10 @@ fn drain(source: BorrowedFd<'_>, buffer: &mut [u8], mut take: impl FnMut(&[u8]))
     }
 }
 
-/// A host and what it is to be told.
+/// A member with the invalidations for it.
 struct Hearing {
     by: Hearer,
-    /// It knows directories by more than one identity.
+    /// It has directories with more than one identity.
     shares: bool,
     batch: Batch,
 }
@@ -265,8 +266,8 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
             let about = About::of(&event, hearings, known);
             hearings.iter_mut().for_each(|it| about.tell(it));
         } else if event.mask & (NAMES | fanotify::ON_DIRECTORY) != 0 && hearings.iter().any(|it| it.shares) {
-            // Our own: whoever asked for it knows, but not those who know the directory by another
-            // mount.
+            // Our own change: the front end that requested it knows, but not under the directory's
+            // other identities.
             let about = About::of(&event, hearings, known);
             hearings
                 .iter_mut()
@@ -274,7 +275,7 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
                 .for_each(|it| about.tell(it));
         } else if several_trees && event.mask & (NAMES | fanotify::ON_DIRECTORY) == 0 {
             // The same for a file that may have a name in another tree; perhaps only since it was
-            // last looked at, which may not have been heard.
+            // last examined, which may have caused no event.
             if let Some(object) = event.object {
                 known.remove(&key(object));
             }
@@ -286,7 +287,7 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
     }
 }
 
-/// An event and what it is about.
+/// An event with the files that it is about.
 struct About<'a> {
     mask: Mask,
     object: Option<Known>,
@@ -317,7 +318,7 @@ impl<'a> About<'a> {
                 batch.push(Invalidation::Attributes { id: parent });
             }
         }
-        // An event of a directory about itself names it as the parent, with "." below.
+        // An event of a directory about itself has the directory as parent, with the name ".".
         let itself =
             self.object.or_else(|| self.parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
         for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
@@ -332,17 +333,18 @@ impl<'a> About<'a> {
         }
     }
 
-    /// Whether it is of a directory that may be known by more than one identity.
+    /// Whether the event is about a directory that may have more than one identity.
     fn concerns_shared(&self, shared: &HostShared) -> bool {
         let is_shared = |it: &Known| it.directory && shared.directories.mounts().shares(it.device);
         self.parent.iter().map(|(directory, _)| directory).chain(&self.object).any(is_shared)
     }
 }
 
-/// What an object is; `None` where it is gone, and with it whatever could be wrong about it.
+/// Identifies the file behind a handle; `None` if it no longer exists, so that nothing cached about
+/// it matters.
 ///
 /// # Errors
-/// Where memory or descriptors are wanting: nothing is known of it then.
+/// Memory or descriptors are short: the file is unknown then.
 fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, Known>) -> io::Result<Option<Known>> {
     let key = key(object);
     if let Some(found) = known.get(&key) {
@@ -362,7 +364,7 @@ fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, K
                 break;
             }
             Err(error) if is_want(&error) => return Err(error),
-            // Gone, or of another file system of the source.
+            // Deleted, or on another file system of the source.
             Err(_) => {}
         }
     }
@@ -381,7 +383,7 @@ fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, K
     Ok(Some(found))
 }
 
-/// Whether an error says nothing about the file, but that we lack something.
+/// Whether an error means a lack of resources and not a property of the file.
 fn is_want(error: &io::Error) -> bool {
     let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM];
     error.raw_os_error().is_some_and(|number| wants.iter().any(|want| want.raw_os_error() == number))
@@ -389,13 +391,13 @@ fn is_want(error: &io::Error) -> bool {
 
 fn directory_events(shared: &HostShared, directories: &DirectoryWatches, bytes: &[u8], batch: &mut Batch) {
     let mut rest = bytes;
-    // A file that was moved away and has not yet turned up in a watched directory.
+    // Cookie of a file that was moved away and has not yet appeared in a watched directory.
     let mut moving: Option<u32> = None;
     while let Some((event, after)) = inotify::first(rest) {
         rest = after;
         let mask = ReadFlags::from_bits_retain(event.mask);
         if moving.is_some_and(|cookie| !mask.contains(ReadFlags::MOVED_TO) || event.cookie != cookie) {
-            // It is out of sight, while somebody may still have it open.
+            // It has left the watched directories, while it may still be open.
             batch.push(Invalidation::Everything);
         }
         moving = mask.contains(ReadFlags::MOVED_FROM).then_some(event.cookie);
@@ -433,7 +435,7 @@ fn directory_event(
         return;
     }
     if mask.intersects(ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO) {
-        // It says by itself that the directory has changed, too.
+        // This implies that the directory has changed, too.
         batch.push(Invalidation::Entry { parent: node.id(), name: name.into() });
     }
     if mask.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
@@ -443,7 +445,7 @@ fn directory_event(
     let found = match found {
         Ok(found) => found,
         Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return batch.push(Invalidation::Everything),
-        // It is gone, which is told by an event of its own.
+        // Deleted; another event reports that.
         Err(_) => return,
     };
     let content = mask.intersects(ReadFlags::MODIFY | ReadFlags::CLOSE_WRITE) && !shared.watch.is_written(found.id);

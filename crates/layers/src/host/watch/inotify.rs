@@ -1,8 +1,8 @@
-//! Watches on single directories.
+//! inotify watches on single directories.
 //!
 //! Added by look-ups and listings, removed when the last node of a directory is dropped
-//! ([`Lease`]). Invariant: the table is changed and the kernel told under one lock, so that a watch
-//! and its entry come and go together.
+//! ([`Lease`]). Invariant: the table and the kernel's watch are changed under one lock, so that a
+//! watch and its entry exist together.
 
 use super::super::node::HostNode;
 use parking_lot::Mutex;
@@ -16,16 +16,16 @@ use std::{
     },
 };
 
-/// All watches of one source.
+/// All inotify watches of one source.
 pub(in super::super) struct DirectoryWatches {
     descriptor: OwnedFd,
-    /// The nodes of each watched directory: more than one where it is known by several.
+    /// The nodes of each watched directory: more than one where it has several identities.
     nodes: Mutex<HashMap<i32, Vec<Weak<HostNode>>>>,
-    /// The limit of watches was met; asking again is in vain until one is given back.
+    /// The limit of watches was reached; retries are useless until one is removed.
     full: AtomicBool,
 }
 
-/// One node's share in a watch; gone with the node.
+/// One node's share in a watch; released with the node.
 pub(in super::super) struct Lease {
     watches: Arc<DirectoryWatches>,
     watch: i32,
@@ -47,7 +47,7 @@ impl DirectoryWatches {
         self.descriptor.as_fd()
     }
 
-    /// Watches a directory. Where that fails, the node simply stays unwatched.
+    /// Watches a directory. If that fails, the node stays unwatched.
     pub(super) fn add(self: &Arc<DirectoryWatches>, node: &Arc<HostNode>, directory: BorrowedFd<'_>) {
         if self.full.load(Ordering::Relaxed) {
             return;
@@ -88,13 +88,13 @@ impl DirectoryWatches {
         known.retain(|node| node.strong_count() > 0);
         if known.is_empty() {
             nodes.remove(&watch);
-            // EINVAL: the directory itself has gone, and its watch with it.
+            // EINVAL: the directory was removed, and its watch with it.
             let _removed = inotify::remove_watch(&self.descriptor, watch);
             self.full.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The kernel has ended a watch: its directory was removed or unmounted.
+    /// Removes a watch that the kernel has ended: its directory was removed or unmounted.
     pub(super) fn ended(&self, watch: i32) {
         let nodes = self.nodes.lock().remove(&watch).unwrap_or_default();
         for node in nodes.iter().filter_map(Weak::upgrade) {
@@ -107,25 +107,25 @@ impl DirectoryWatches {
         self.nodes.lock().get(&watch).map(|nodes| nodes.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
     }
 
-    /// How many directories are watched.
+    /// Number of watched directories.
     #[cfg(test)]
     pub(in super::super) fn len(&self) -> usize {
         self.nodes.lock().len()
     }
 }
 
-/// One event.
+/// One inotify event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event<'a> {
     pub(super) watch: i32,
     pub(super) mask: u32,
-    /// Ties the two halves of a rename together.
+    /// Connects the two halves of a rename.
     pub(super) cookie: u32,
     /// Empty for the directory itself.
     pub(super) name: &'a [u8],
 }
 
-/// The first event in `bytes` and what follows it.
+/// Parses the first event in `bytes`; also returns the remaining bytes.
 pub(super) fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
     // struct inotify_event: wd i32, mask u32, cookie u32, len u32, name padded with NULs.
     let number = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));

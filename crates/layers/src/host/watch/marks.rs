@@ -1,28 +1,30 @@
-//! Marks on whole file systems: the group that they report to, and the hosts that hear by it.
+//! Fanotify marks on whole file systems: the group that receives their events, and the hosts that
+//! share it.
 //!
-//! Made and joined when a host begins to watch. A host has marks of its own, unless it belongs to a
-//! [`WatchGroup`] (the branches of one union, or all mounts of one process): hosts of a watch group
-//! that lie on one mount share them. A change then makes one event however many hosts there are,
-//! one thread hears it, and what is written through the own mount of one of them makes no event.
+//! Made or joined when a host begins to watch. A host has a group of its own, unless it belongs to
+//! a [`WatchGroup`] (the branches of one union, or all mounts of one process): hosts of a watch
+//! group whose sources are on one mount share a group. A change then causes one event however many
+//! hosts there are, one thread reads it, and writes through the detached mount of one of them cause
+//! no event.
 //!
-//! What may so go unheard: content that one host of a watch group writes to a file that another
-//! host of it shows, too. In one tree whoever stands in front takes that for one file, as the
-//! identities are the same, and knows of the write; but there may be a second identity that hosts
-//! do not know (a copy that carries the number of its origin, in a union), and another tree knows
-//! nothing. So all that could be shown by two hosts is heard by all:
+//! This could hide content that one host of a watch group writes to a file that another host shows,
+//! too. In one tree, the front end takes both for one file, as the identities are the same, and
+//! knows of the write; but there may be a second identity that hosts do not know (a copy that has
+//! the inode number of its origin, in a union), and another tree does not know of the write. So
+//! writes to everything that two hosts could show cause events for all:
 //! * a file with several names is written through the ordinary mount (`Watch::unreported`); where
-//!   there are several trees, our own changes of it are told, too;
-//! * hosts whose sources overlap have no mounts of their own (`Marks::admit`, [`Marks::settle`]);
-//! * where anything of the source's file system is met through another mount (a directory bound
-//!   from elsewhere, perhaps from another host's source), or where two hosts meet the same other
-//!   file system, nobody has a mount of his own for it any more ([`Marks::meet_elsewhere`],
-//!   [`Marks::meet`]); nor does a host join that finds such a watch group.
+//!   there are several trees, our own changes of it are reported, too;
+//! * hosts whose sources overlap have no detached mounts (`Marks::admit`, [`Marks::settle`]);
+//! * if a file of the source's file system is found through another mount (a bind mount, perhaps
+//!   from another host's source), or if two hosts find the same other file system, no host has a
+//!   detached mount for it any more ([`Marks::meet_elsewhere`], [`Marks::meet`]); nor does a host
+//!   that joins such a watch group later.
 //!
-//! Names and attributes that this process itself changes are told to nobody, as ever: two trees of
-//! one process of which one changes what the other shows are not for one watch group.
+//! Changes of names and attributes by this process itself are never reported: two trees of one
+//! process of which one changes what the other shows must not share a watch group.
 //!
-//! Invariants: a host is a member before it promises anything; the last one who leaves ends the
-//! thread.
+//! Invariants: a host is a member before it gives any caching guarantee; the last member that
+//! leaves ends the thread.
 
 use super::{super::HostShared, event_loop};
 use crate::settings::Symlinks;
@@ -45,7 +47,7 @@ use std::{
     thread::JoinHandle,
 };
 
-/// Hosts that may hear by one group of marks: those of one process.
+/// Hosts of one process that may share fanotify groups.
 #[derive(Debug, Default)]
 pub struct WatchGroup {
     groups: Mutex<Vec<Weak<Marks>>>,
@@ -53,21 +55,21 @@ pub struct WatchGroup {
 }
 
 impl WatchGroup {
-    /// For the hosts of one more tree, in which one file of the storage is one file whichever of
-    /// them shows it: they need not be told of each other's writes.
+    /// Creates a tree for hosts in which a file of the storage is one file, whichever host shows
+    /// it: these hosts need no events about each other's writes.
     pub fn tree(self: &Arc<WatchGroup>) -> Tree {
         Tree { watch_group: Arc::clone(self), number: self.trees.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
-/// A tree of a [`WatchGroup`]; given to each of its hosts when that is opened.
+/// A tree of a [`WatchGroup`]; passed to each of its hosts at their creation.
 #[derive(Clone, Debug)]
 pub struct Tree {
     watch_group: Arc<WatchGroup>,
     number: u64,
 }
 
-/// Where a source lies.
+/// Location of a source.
 struct Site {
     mount: u64,
     device: u32,
@@ -76,9 +78,9 @@ struct Site {
 }
 
 impl Site {
-    /// `None` where it cannot be told apart from others.
+    /// Determines the location; `None` if it may overlap with others unnoticed.
     fn of(shared: &HostShared, tree: &Tree) -> Option<Site> {
-        // A link that is shown as its target leads anywhere.
+        // A link that is shown as its target may lead anywhere.
         if shared.options.symlinks == Symlinks::Resolve {
             return None;
         }
@@ -93,46 +95,46 @@ fn overlap(one: &Path, other: &Path) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
-/// A host that hears.
+/// A host that is a member of a group.
 struct Member {
     shared: Weak<HostShared>,
-    /// Where its source lies, where the group may be shared.
+    /// Path of its source, where the group may be shared.
     source: PathBuf,
     tree: u64,
-    /// Its source overlaps with that of another member.
+    /// Its source overlaps with another member's.
     overlaps: bool,
     channel: Sender<Invalidation>,
-    /// The other file systems that it has met.
+    /// Devices of the other file systems that it has met.
     devices: Vec<u32>,
 }
 
 #[derive(Default)]
 struct MarksState {
     members: Vec<Member>,
-    /// Nobody may join any more.
+    /// No host may join any more.
     closed: bool,
-    /// Devices of which all writes are heard.
+    /// Devices without detached mounts: all writes cause events.
     heard: Vec<u32>,
 }
 
-/// A member at work on a batch of events.
+/// A strong reference to a member, while a batch of events is processed.
 pub(super) struct Hearer {
     pub(super) shared: Arc<HostShared>,
     pub(super) channel: Sender<Invalidation>,
 }
 
-/// See the file's head.
+/// A fanotify group with its member hosts; see the file's head.
 pub(in super::super) struct Marks {
     group: OwnedFd,
-    /// The mount and the device of all sources, where there may be several.
+    /// Mount and device of all sources, if the group may be shared.
     site: Option<(u64, u32)>,
     state: RwLock<MarksState>,
-    /// Held while marks on file systems give way to marks on single files, and back
+    /// Held while marks on file systems are replaced by marks on single files, or back
     /// (`resting.rs`), and while a host joins. Taken before `state`.
     pub(super) changing: Mutex<()>,
-    /// Nothing is promised any more.
+    /// Set after a failure: nothing may be cached any more.
     failed: AtomicBool,
-    /// Ends the thread when written to.
+    /// Eventfd that ends the thread.
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -144,7 +146,7 @@ impl std::fmt::Debug for Marks {
 }
 
 impl Marks {
-    /// The group for a host: one of its watch group's, where that is possible, or a new one.
+    /// Returns the group for a host: a shared one of its watch group, if possible, or a new one.
     ///
     /// # Errors
     /// EPERM without `CAP_SYS_ADMIN`; EMFILE.
@@ -189,8 +191,8 @@ impl Marks {
         if self.failed() || self.site != Some((site.mount, site.device)) {
             return false;
         }
-        // Whoever is about to remove the marks on file systems, as all members rest, does so before
-        // this one sets its own, or finds it awake.
+        // A thread that removes the marks on file systems because all members are idle does so
+        // before this host sets its own marks, or sees that it is awake.
         let _one_at_a_time = self.changing.lock();
         let mut state = self.state.write();
         if state.closed {
@@ -215,7 +217,7 @@ impl Marks {
         true
     }
 
-    /// A host hears nothing any more. Waits for the end of the thread where it was the last one.
+    /// Removes a host. Waits for the end of the thread if it was the last member.
     pub(super) fn leave(&self, shared: &Arc<HostShared>) {
         if !self.dismiss(shared) {
             return;
@@ -224,11 +226,11 @@ impl Marks {
         super::end(&self.stop, thread);
     }
 
-    /// Takes a host out; answers whether nobody is left.
+    /// Removes a host; returns whether no member remains.
     pub(super) fn dismiss(&self, shared: &Arc<HostShared>) -> bool {
         let mut state = self.state.write();
         let left = state.members.iter().position(|member| ptr::eq(member.shared.as_ptr(), Arc::as_ptr(shared)));
-        // Dropped with the lock given back: the channel's other end may be waited for.
+        // Dropped after the lock: the receiver of the channel may be waited for.
         let left = left.map(|at| state.members.remove(at));
         let nobody = state.members.is_empty();
         state.closed |= nobody;
@@ -237,8 +239,8 @@ impl Marks {
         nobody
     }
 
-    /// Whether hosts of a watch group may share it: what any of them writes is then to be heard as
-    /// the file's head says.
+    /// Whether hosts of a watch group may share this group: the rules about writes in the file's
+    /// head apply then.
     pub(super) fn may_be_shared(&self) -> bool {
         self.site.is_some()
     }
@@ -251,7 +253,7 @@ impl Marks {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// The thread has failed, or something could not be heard: takes all promises back.
+    /// Withdraws all caching guarantees, as the thread has failed or a mark could not be set.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
         for member in &self.state.read().members {
@@ -259,7 +261,7 @@ impl Marks {
         }
     }
 
-    /// All members.
+    /// Strong references to all members.
     pub(super) fn hearers(&self) -> Vec<Hearer> {
         let state = self.state.read();
         let hearer =
@@ -267,8 +269,8 @@ impl Marks {
         state.members.iter().filter_map(hearer).collect()
     }
 
-    /// A member has found something of the sources' file system through another mount than that of
-    /// its source.
+    /// Records that a member has found a file of the sources' file system through another mount
+    /// than that of its source.
     pub(super) fn meet_elsewhere(&self) {
         let Some((_, device)) = self.site else { return };
         {
@@ -284,7 +286,7 @@ impl Marks {
         self.judge(done);
     }
 
-    /// A member watches another file system now.
+    /// Records that a member watches another file system now.
     pub(super) fn meet(&self, shared: *const HostShared, device: u32) {
         let is_it = |member: &Member| ptr::eq(member.shared.as_ptr(), shared);
         let mut state = self.state.write();
@@ -297,8 +299,8 @@ impl Marks {
         self.judge(done);
     }
 
-    /// A member has a mount of its own for that device: not for long where all writes there are to
-    /// be heard.
+    /// Removes a member's new detached mount for that device, if all writes there must cause
+    /// events.
     pub(super) fn settle(&self, shared: *const HostShared, running: &super::Running, device: u32) {
         let state = self.state.read();
         let overlaps = state.members.iter().any(|member| ptr::eq(member.shared.as_ptr(), shared) && member.overlaps);
@@ -309,7 +311,7 @@ impl Marks {
         self.judge(done);
     }
 
-    /// Whether there is more than one tree.
+    /// Whether the members belong to more than one tree.
     pub(super) fn has_several_trees(&self) -> bool {
         let state = self.state.read();
         state.members.first().is_some_and(|first| state.members.iter().any(|member| member.tree != first.tree))
@@ -322,7 +324,7 @@ impl Marks {
         }
     }
 
-    /// How many hosts share it.
+    /// Number of members.
     #[cfg(test)]
     pub(in super::super) fn members(&self) -> usize {
         self.state.read().members.len()
@@ -330,19 +332,19 @@ impl Marks {
 }
 
 impl MarksState {
-    /// Nobody writes to that device through a mount of his own any more. Under the lock: whoever
-    /// finds it so may rely on it.
+    /// Removes all detached mounts for that device. Under the lock: a thread that finds the device
+    /// in `heard` may rely on it.
     fn hear(&mut self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
         if !self.heard.contains(&device) {
             self.heard.push(device);
         }
-        // All of them, whatever becomes of one.
+        // All of them, even if one fails.
         let done = self.members.iter().map(|member| give_up(member, group, device));
         done.fold(Ok(()), Result::and)
     }
 }
 
-/// A member has no mount of its own for that device any more.
+/// Removes a member's detached mount for that device.
 fn give_up(member: &Member, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
     let Some(shared) = member.shared.upgrade() else { return Ok(()) };
     shared.watch.running.get().map_or(Ok(()), |running| running.own_mounts.give_up(group, device))

@@ -1,13 +1,13 @@
-//! Follows the mount table: what others mount and unmount inside the sources.
+//! Follows the mount table: mounts and unmounts inside the sources by other processes.
 //!
-//! Joined by each host that watches, before it promises anything, and left when it stops
+//! Joined by each host that watches, before it gives any caching guarantee, and left when it stops
 //! (`watch.rs`). One thread for the process waits for changes of `/proc/self/mountinfo` (proc(5))
-//! and compares the mounts inside of each source with those that were there before; hosts for which
-//! these are the same get no notice, however often containers change the rest of the table.
+//! and compares the mounts inside of each source with the previous ones; hosts for which these are
+//! the same get no invalidation, however often containers change other parts of the table.
 //!
-//! A mount that has come or gone means that its name leads elsewhere. Where its mount point is on
-//! the source's own mount, only that name is invalidated; else everything is, since examining a
-//! directory on a foreign mount could take for ever.
+//! A mount or unmount changes what its mount point shows. If the mount point is on the source's own
+//! mount, only that name is invalidated; else everything is, since examining a directory on a
+//! foreign mount could block forever.
 //!
 //! Invariants: the thread keeps no source alive (weak references, upgraded per change); it examines
 //! directories and sends with its lock released; the last host that leaves ends it.
@@ -40,12 +40,12 @@ use std::{
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// The thread and the hosts it works for.
+/// The thread with the hosts that it works for.
 static FOLLOWER: Mutex<Option<Follower>> = Mutex::new(None);
 
 struct Follower {
     members: Vec<Member>,
-    /// Ends the thread when written to.
+    /// Eventfd that ends the thread.
     stop: OwnedFd,
     thread: JoinHandle<()>,
 }
@@ -53,7 +53,7 @@ struct Follower {
 struct Member {
     shared: Weak<HostShared>,
     channel: Sender<Invalidation>,
-    /// The mounts inside its source when the table was last read.
+    /// The mounts inside its source at the last reading of the table.
     inner: BTreeSet<InnerMount>,
 }
 
@@ -66,7 +66,7 @@ struct InnerMount {
     path: PathBuf,
 }
 
-/// A host for which mounts have changed.
+/// A host whose inner mounts have changed.
 struct Concerned {
     shared: Arc<HostShared>,
     channel: Sender<Invalidation>,
@@ -74,8 +74,8 @@ struct Concerned {
     changed: Vec<InnerMount>,
 }
 
-/// Follows the mounts inside a source from now on. Where that cannot be done, what is mounted there
-/// later is shown when the kernel next asks for the name.
+/// Follows the mounts inside a source from now on. If that fails, a new mount is shown when the
+/// kernel next looks the name up.
 pub(super) fn join(shared: &Arc<HostShared>, channel: &Sender<Invalidation>) {
     if let Err(error) = try_join(shared, channel) {
         tracing::warn!(%error, source = %shared.options.source.display(), "the mount table cannot be followed: mounts inside the source may be shown late");
@@ -106,12 +106,12 @@ pub(in super::super) fn has_inner_mounts(shared: &HostShared) -> bool {
     }
 }
 
-/// Follows them no longer. Waits for the end of the thread where it was the last host.
+/// Stops following them. Waits for the end of the thread if this was the last host.
 pub(super) fn leave(shared: &Arc<HostShared>) {
     let mut running = FOLLOWER.lock();
     let Some(follower) = running.as_mut() else { return };
     let is_it = |member: &Member| ptr::eq(member.shared.as_ptr(), Arc::as_ptr(shared));
-    // Dropped with the lock released: the channel's other end may be waited for.
+    // Dropped after the lock: the receiver of the channel may be waited for.
     let left: Vec<Member> = follower.members.extract_if(.., |member| is_it(member)).collect();
     let last = if follower.members.is_empty() { running.take() } else { None };
     drop(running);
@@ -131,7 +131,7 @@ impl Follower {
     }
 }
 
-/// The body of the thread.
+/// Body of the thread.
 fn follow(table: &fs::File, stop: &OwnedFd) {
     loop {
         let mut waited = [PollFd::new(stop, PollFlags::IN), PollFd::new(table, PollFlags::PRI)];
@@ -154,18 +154,18 @@ fn follow(table: &fs::File, stop: &OwnedFd) {
     }
 }
 
-/// All hosts, as if everything had changed for them.
+/// All hosts, as if all mounts had changed.
 fn members() -> Vec<Concerned> {
     let running = FOLLOWER.lock();
     let members = running.iter().flat_map(|follower| &follower.members);
     members.filter_map(|member| member.concerned(PathBuf::new(), Vec::new())).collect()
 }
 
-/// The hosts inside whose sources something was mounted or unmounted.
+/// The hosts in whose sources something was mounted or unmounted.
 fn concerned(table: &fs::File) -> io::Result<Vec<Concerned>> {
     let mut running = FOLLOWER.lock();
     let Some(follower) = running.as_mut() else { return Ok(Vec::new()) };
-    // With the lock held: a host that joins has read a table that is older than this one.
+    // With the lock held: a host that joins has then read an older table than this one.
     let mut bytes = Vec::new();
     let mut reader = table;
     reader.rewind()?;
@@ -190,7 +190,7 @@ impl Member {
     }
 }
 
-/// Takes back what was promised of a source.
+/// Withdraws the caching guarantees of a source.
 fn promise_nothing(host: &Concerned) {
     event_loop::promise_nothing(&host.shared);
     let _nobody_may_listen = host.channel.send(Invalidation::Everything);
@@ -209,8 +209,8 @@ fn notify(host: &Concerned) {
     }
 }
 
-/// The directory that a mount point is in, and its name there; `None` where that is not a directory
-/// on the source's own mount, or cannot be examined.
+/// Directory and name of a mount point; `None` if it is not in a directory on the source's own
+/// mount, or cannot be examined.
 fn place(shared: &HostShared, source: &Path, mount: &InnerMount) -> Option<(FileId, Box<[u8]>)> {
     if mount.parent != shared.directories.mounts().root().0 {
         return None;
@@ -231,7 +231,7 @@ fn place(shared: &HostShared, source: &Path, mount: &InnerMount) -> Option<(File
     Some((shared.directories.mounts().id(&statx), name))
 }
 
-/// Where a source lies.
+/// Location of a source.
 struct Inside {
     mount: u64,
     source: PathBuf,
@@ -243,14 +243,15 @@ impl Inside {
         Ok(Inside { mount: shared.directories.mounts().root().0, source })
     }
 
-    /// The mounts inside the source that are on its own mount, or on one of these.
+    /// Returns the mounts inside the source that are on its own mount, or on one of these.
     fn mounts(&self, table: &[u8]) -> BTreeSet<InnerMount> {
         let lines = table.split(|&byte| byte == b'\n').filter_map(inner_mount);
         let is_inside = |mount: &InnerMount| mount.path != self.source && mount.path.starts_with(&self.source);
         let mut rest: Vec<InnerMount> = lines.filter(is_inside).collect();
         let (mut known, mut inner) = (HashSet::from([self.mount]), BTreeSet::new());
         loop {
-            // What lies over the source, or over something else there, is not shown.
+            // Mounts over the source's root or over another mount point there hide it, and are
+            // skipped.
             let (found, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|mount| known.contains(&mount.parent));
             if found.is_empty() {
                 return inner;
@@ -262,7 +263,7 @@ impl Inside {
     }
 }
 
-/// A line of the table: id, parent, device, root and mount point come first.
+/// Parses a line of the table: id, parent, device, root and mount point come first.
 fn inner_mount(line: &[u8]) -> Option<InnerMount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
@@ -272,7 +273,8 @@ fn inner_mount(line: &[u8]) -> Option<InnerMount> {
     Some(InnerMount { id, parent, device, path })
 }
 
-/// Blank, tab, newline and backslash are written as a backslash and three octal digits.
+/// Decodes blank, tab, newline and backslash, which are written as a backslash and three octal
+/// digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

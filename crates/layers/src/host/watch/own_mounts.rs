@@ -1,19 +1,21 @@
-//! Mounts of our own of the watched file systems, through which files are opened for writing.
+//! Detached mounts of our own of the watched file systems, through which files are opened for
+//! writing.
 //!
-//! Made by [`super::Running::watch_file_system`], used at each opening for writing. A mount of our
-//! own is a detached clone of the mount that the source lies on: nobody else has files open through
-//! it, so that content events that come through it are our clients' own, and the kernel is told to
-//! leave them out. Events of the same file through any other mount are reported as ever.
+//! Made by [`super::Running::watch_file_system`], used at each opening for writing. The detached
+//! mount is a clone of the mount that the source lies on: no other process has files open through
+//! it, so content events from it are about writes of our own clients, and the kernel is configured
+//! to ignore them. Events of the same file through any other mount are reported as usual.
 //!
 //! The hosts of one watch group share their marks, so that this holds for all: see `marks.rs` for
-//! what must be heard all the same.
+//! the writes that must cause events all the same.
 //!
-//! Invariants: a file is opened the ordinary way first, which decides whether it may be; what
-//! cannot be opened through a mount of our own (handles that do not lead back, a stricter mount)
-//! stays as it was opened and is merely reported. One mark per mount, none per file.
+//! Invariants: a file is opened the ordinary way first, which checks permission; a file that cannot
+//! be reopened through the detached mount (its file handle does not work, the mount is stricter)
+//! keeps its ordinary descriptor, and its writes cause events. One ignore mark per mount, none per
+//! file.
 //!
 //! Why not a mark per file while it is written: files come and go by the thousand, and such a mark
-//! would hide the writes of others, too.
+//! would hide the writes of other processes, too.
 
 use super::super::detached_mount::{DetachedMount, MOUNTS_MAX};
 use nacre_sys::fanotify;
@@ -26,14 +28,14 @@ use std::{
     sync::Arc,
 };
 
-/// What our clients do with an open file.
+/// Events caused by our clients' writes to an open file.
 const OWN: fanotify::Mask = fanotify::MODIFY | fanotify::CLOSE_WRITE;
 
-/// See the file's head.
+/// Detached mounts by device; see the file's head.
 #[derive(Default)]
 pub(super) struct OwnMounts {
     mounts: RwLock<HashMap<u32, Arc<DetachedMount>>>,
-    /// What is read through them leaves access times alone.
+    /// The mounts are `noatime`: reading through them leaves access times alone.
     noatime: bool,
 }
 
@@ -42,8 +44,8 @@ impl OwnMounts {
         OwnMounts { noatime, ..OwnMounts::default() }
     }
 
-    /// Makes a mount for the file system of `file` and tells `group` to leave it out. Without it,
-    /// writes are dearer, not wrong.
+    /// Makes a mount for the file system of `file` and an ignore mark for it in `group`. Without
+    /// it, writes are slower, not wrong.
     pub(super) fn add(&self, group: BorrowedFd<'_>, device: u32, file: BorrowedFd<'_>) {
         let mut known = self.mounts.write();
         if known.len() >= MOUNTS_MAX || known.contains_key(&device) {
@@ -58,18 +60,18 @@ impl OwnMounts {
         }
     }
 
-    /// Has no mount for that device any more: also what is written to files that are open already
-    /// is reported from now on.
+    /// Drops the mount for that device: writes to files that are open through it cause events from
+    /// now on, too.
     ///
     /// # Errors
-    /// What the kernel says; then it may not be reported.
+    /// As the kernel; then these writes may cause no events.
     pub(super) fn give_up(&self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
         let known = self.mounts.write().remove(&device);
         known.map_or(Ok(()), |mount| fanotify::hear_mount(group, mount.anchor(), OWN))
     }
 
-    /// The file behind `descriptor`, of that device, opened through our own mount; else
-    /// `descriptor` itself.
+    /// Reopens the file behind `descriptor` through the detached mount; else returns `descriptor`
+    /// itself.
     pub(super) fn open(&self, device: u32, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
         let mount = self.mounts.read().get(&device).map(Arc::clone);
         match mount {

@@ -1,34 +1,35 @@
-//! Hearing less while nobody asks: marks on file systems give way to marks on the files and
-//! directories that the door knows.
+//! Idle watch: marks on file systems are replaced by marks on the files and directories that the
+//! front end knows.
 //!
-//! A mark on a file system hears of everything on it, and every change there waits for that to be
-//! written down. For a mount that nobody uses this is all in vain. The door says when
-//! (`Layer::rest`): many changes have come that were about nothing it knows. What the kernel holds
-//! of a host is attributes and pages of files that the door knows, and names in directories that it
-//! knows; a mark on each of these hears all changes of that, by whatever name or mount they are
-//! made. So nothing that is kept need be dropped, and changes of it are heard as soon as ever.
+//! A mark on a file system gets an event for every change on it, and every change there waits until
+//! its event is queued. For an unused mount, all these events are useless. The front end decides
+//! when to become idle (`Layer::rest`): after many changes to files that it does not know. The
+//! kernel's caches of a mount contain attributes and pages of files that the front end knows, and
+//! names in directories that it knows; a mark on each of these gets events for all their changes,
+//! by whatever name or mount they are made. So no cache need be dropped, and changes of cached
+//! files are noticed as soon as before.
 //!
-//! What a mark on single files does not hear is what nobody knows yet. So whoever may find
-//! something new (a name, a listing, a creation) calls [`HostShared::attend`] before he reads,
-//! which puts the marks on file systems back first. Questions about files that are known already
-//! need none of this.
+//! Marks on single files miss changes of files that are not known yet. So an operation that may
+//! find something new (a name, a listing, a creation) calls [`HostShared::attend`] before it reads,
+//! which restores the marks on file systems first. Operations on known files do not need this.
 //!
-//! A host is *awake*, *drowsy* (the door wants it to rest, and it is noticed whether somebody asks
-//! for names), or *resting*:
-//! * awake -> drowsy -> resting: `rest(None)`; then the door waits until all requests that came
-//!   before have been answered, so that each either has made known what it found, or came later and
-//!   has attended; then `rest(known)` marks what is known, piece by piece, and only then, if it is
-//!   still drowsy, it rests;
+//! A host is *awake*, *drowsy* (the front end wants it to become idle, and look-ups are noticed),
+//! or *resting* (idle):
+//! * awake -> drowsy -> resting: `rest(None)`; then the front end waits until all earlier requests
+//!   have been answered, so that each either has made its result known, or came later and has
+//!   called `attend`; then `rest(known)` marks the known files, piece by piece, and only then, if
+//!   it is still drowsy, the host is idle;
 //! * drowsy -> awake, resting -> awake: [`HostShared::attend`].
 //!
-//! Hosts of a watch group share marks. Those on file systems go when all of its hosts rest; as
-//! soon as one is wanted they come back, the marks on single files go, and all hosts are awake.
+//! Hosts of a watch group share marks. Those on file systems are removed when all of its hosts are
+//! idle; as soon as one is used they are restored, the marks on single files are removed, and all
+//! hosts are awake.
 //!
-//! Invariants: new marks are in place before old ones go, in both directions; whoever removes the
-//! marks on single files makes all hosts of the group awake, so that none rests without its own.
-//! `Marks::changing` is held while marks on file systems or all single marks are removed, and while
-//! a host begins or ends its rest, or joins; it is taken before the members' lock, and no request
-//! waits for more than system calls under it.
+//! Invariants: new marks are set before old ones are removed, in both directions; a thread that
+//! removes the marks on single files makes all hosts of the group awake, so that no host is idle
+//! without its own marks. `Marks::changing` is held while marks on file systems or all single marks
+//! are removed, and while a host becomes idle, ends that, or joins; it is taken before the members'
+//! lock, and no request waits for more than system calls under it.
 
 use super::{super::HostShared, Method, Running, event_loop, marks::Marks};
 use crate::{
@@ -44,14 +45,14 @@ use std::{
 };
 
 impl Running {
-    /// An open file of each marked file system.
+    /// Open files of all marked file systems.
     fn marked(&self) -> Vec<Arc<OwnedFd>> {
         self.mounts.lock().values().cloned().collect()
     }
 }
 
 impl HostShared {
-    /// Called before anything is looked for that nobody may know yet.
+    /// Ends idleness. Called before an operation reads anything that may be unknown.
     pub(in super::super) fn attend(&self) {
         let rest = &self.watch.rest;
         if rest.is(AWAKE) || rest.turns(DROWSY, AWAKE) {
@@ -62,7 +63,7 @@ impl HostShared {
         }
     }
 
-    /// See `Layer::rest`.
+    /// Implements `Layer::rest`.
     pub(in super::super) fn rest(&self, known: Option<&[Node]>) -> bool {
         let Some((running, marks)) =
             self.watch.running.get().and_then(|running| Some((running, running.marks.as_ref()?)))
@@ -81,11 +82,11 @@ impl HostShared {
         marks.settle_down(self, marked)
     }
 
-    /// Hears a file by itself. Answers whether nothing about it can be missed.
+    /// Marks a known file. Returns whether no change of it can be missed.
     fn mark(&self, running: &Running, marks: &Marks, node: &Node) -> bool {
         let Ok(node) = hosted(node) else { return false };
         if running.method(&self.watch, node.device()) != Some(Method::Marked) {
-            // Nothing is promised of it, or it is heard otherwise.
+            // It is not cached, or watched by another method.
             return true;
         }
         self.try_mark(marks, &node)
@@ -101,7 +102,7 @@ impl HostShared {
 }
 
 impl Marks {
-    /// The host begins to rest, unless it is wanted or `marked` is false; answers whether it does.
+    /// Makes the host idle, unless it is awake or `marked` is false; returns whether it is idle.
     fn settle_down(&self, shared: &HostShared, marked: bool) -> bool {
         let _one_at_a_time = self.changing.lock();
         let rest = &shared.watch.rest;
@@ -110,7 +111,7 @@ impl Marks {
         let done = if members.iter().all(|member| member.shared.watch.rest.is(RESTING)) {
             fanotify::unmark_file_systems(self.group())
         } else if !members.iter().any(|member| member.shared.watch.rest.is(RESTING)) {
-            // Also what others have marked for a rest that they have not begun yet.
+            // Also marks of other hosts that are drowsy and not idle yet.
             members.iter().for_each(|member| {
                 member.shared.watch.rest.turns(DROWSY, AWAKE);
             });
@@ -124,7 +125,7 @@ impl Marks {
         rests
     }
 
-    /// A host is wanted: all hear everything again.
+    /// Makes all hosts awake, as one is used.
     fn wake(&self, shared: &HostShared) {
         let _one_at_a_time = self.changing.lock();
         if shared.watch.rest.is(AWAKE) {
@@ -137,7 +138,7 @@ impl Marks {
                     event_loop::mark(self.group(), file.as_fd())?;
                 }
             }
-            // Whatever becomes of these: what they hear besides is heard twice as one.
+            // Single marks that remain are harmless: the events of both marks are merged into one.
             fanotify::unmark_inodes(self.group())
         });
         if let Err(error) = done.and_then(|done| done) {
