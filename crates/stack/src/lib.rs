@@ -1,5 +1,5 @@
-//! From a specification to a running stack: the only place where the layers that a user can write
-//! down are put on each other ([`build`]).
+//! From a specification to a running stack: the only place that stacks the layers which a user can
+//! specify ([`build`]).
 //!
 //! | layer | place in the stack | what it is | its settings |
 //! |---|---|---|---|
@@ -7,16 +7,18 @@
 //! | `mem` | lowest | a tree in memory: `layers/src/mem.rs` | the same file |
 //! | `union` | lowest | branches as one tree: `union/src/union.rs` | `spec.rs` here, `union/src/options.rs` |
 //! | `remap` | above | owners, modes, rules: `layers/src/remap.rs` | `layers/src/settings.rs` |
-//! | `readonly`, `shift`, `override-stat` | above | `layers/src/readonly.rs`, `shift.rs`, `override_stat.rs` | the same file |
+//! | `readonly`, `shift` | above | `layers/src/readonly.rs`, `shift.rs` | the same file |
+//! | `override-stat` | above | `layers/src/override_stat.rs` | the same file |
 //! | `throttle`, `trace` | above | `layers/src/throttle.rs`, `trace.rs` | the same file |
 //! | `cage` | above | a hard limit: `cage/src/lib.rs` | `cage/src/settings.rs` |
 //!
-//! File systems of pools are no layers that can be written down: `daemon/src/pool/mounts.rs` opens
-//! one (`Dataset`), and `carrier.rs` beside it hangs further ones into it (`DatasetTree`).
+//! File systems of pools are no layers of a specification: `daemon/src/pool/mounts.rs` opens one
+//! (`Dataset`), and `carrier.rs`, next to it, adds further ones to its shared mount
+//! (`DatasetTree`).
 //!
-//! Called by the program and by tests. What can change while a stack serves (rules of `remap`,
-//! rates of `throttle`, limits of `cage`) is reached through [`Stack::reload`], which does
-//! everything or nothing.
+//! Called by the program and by tests. Settings that can change while a stack serves (rules of
+//! `remap`, rates of `throttle`, limits of `cage`) are changed by [`Stack::reload`], which applies
+//! all changes or none.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -51,11 +53,12 @@ use parking_lot::Mutex;
 use std::{error::Error, fmt, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 pub use union::BranchError;
 
-/// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
+/// Error of building or changing a stack: the failed operation, its object, the reason, and a
+/// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildError {
     what: String,
-    /// The error behind it, where there is one.
+    /// The underlying error number, if there is one.
     pub reason: Option<Errno>,
 }
 
@@ -88,16 +91,16 @@ impl From<Box<dyn Error>> for BuildError {
 
 /// A built stack.
 pub struct Stack {
-    /// The uppermost layer: what doors serve.
+    /// The topmost layer, which front ends serve.
     pub layer: Arc<dyn Layer>,
-    /// Things that were left out without harm, as sentences for the user.
+    /// Harmless omissions, as sentences for the user.
     pub warnings: Vec<String>,
-    /// The leaf's work directory, for a union that this is a branch of.
+    /// The leaf's work directory, if the stack is a branch of a union.
     work: Option<Node>,
-    /// From the bottom up, one for each layer.
+    /// Handles for changes at run time, one for each layer, from the bottom up.
     handles: Vec<Handle>,
     spec: Mutex<StackSpec>,
-    /// Who notes changes of branches.
+    /// Callback that records changes of branches.
     noting: Mutex<Option<union::Noting>>,
 }
 
@@ -107,7 +110,7 @@ impl fmt::Debug for Stack {
     }
 }
 
-/// How a layer can be steered while it serves.
+/// Handle of a layer for changes at run time.
 enum Handle {
     Fixed,
     Remap(Arc<Remap>),
@@ -116,7 +119,7 @@ enum Handle {
     Union(union::Served),
 }
 
-/// Names the layer in front of what is wrong with it.
+/// Prefixes an error with the name of its layer.
 fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl Into<BuildError>>) -> Result<T, BuildError> {
     result.map_err(|why| {
         let BuildError { what, reason } = why.into();
@@ -127,16 +130,16 @@ fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl Into<BuildE
 /// Builds a stack.
 ///
 /// # Errors
-/// A stack that cannot stand, a source that cannot be opened, settings that are not understood.
+/// An invalid order of layers, a source that cannot be opened, malformed settings.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
     let tree = context.watch_group.as_ref().map(WatchGroup::tree);
     build_in(spec, context, tree.as_ref())
 }
 
-/// The same as part of a tree, which all branches of a union are together.
+/// Builds a stack as part of a watch tree; all branches of a union form one tree.
 fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<Stack, BuildError> {
     spec.check()?;
-    // A cage keeps books by what it is told of changes that are not its own.
+    // A cage needs invalidations for all changes that are not its own, to book them.
     let tree = tree.filter(|_| !spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))));
     let (mut warnings, mut handles) = (Vec::new(), Vec::new());
     let mut top: Option<Arc<dyn Layer>> = None;
@@ -174,11 +177,11 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
     }
 }
 
-/// Whether each layer's settings are written as they have to be. Nothing is opened and nobody is
-/// looked up: what is wrong here is wrong on every machine.
+/// Checks the syntax of all settings. Nothing is opened or looked up: an error here is one on every
+/// machine.
 ///
 /// # Errors
-/// The first that is not understood, with its layer.
+/// The first malformed setting, with its layer.
 pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
     spec.layers.iter().enumerate().try_for_each(|(place, layer)| {
         let checked: Result<(), Box<dyn Error>> = match layer {
@@ -192,7 +195,7 @@ pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
     })
 }
 
-/// Opens a directory, and its work directory where it has one.
+/// Opens a directory, and its work directory if it has one.
 fn open_host(
     host: &HostSpec,
     spec: &StackSpec,
@@ -233,7 +236,7 @@ fn open_host(
     Ok((Arc::new(without), work))
 }
 
-/// Puts owners, modes and types from attributes over a layer that carries them, or is to.
+/// Puts `override-stat` over a layer that carries its attributes, or shall carry them.
 fn put_override_stat(spec: &OverrideStatSpec, below: Arc<dyn Layer>) -> Result<Arc<dyn Layer>, String> {
     let asked = match spec.attribute {
         OverrideAttribute::Carried => None,
@@ -259,7 +262,7 @@ fn shift(spec: &ShiftSpec) -> Result<Shift, String> {
     Ok(Shift { uids, gids, squash_uid: spec.squash_uid, squash_gid: spec.squash_gid, processes: None })
 }
 
-/// The bytes of a device come from the leaf, so it has to know that they are wanted.
+/// Whether a layer needs the content of block devices, which the leaf has to provide.
 fn shows_devices(layer: &LayerSpec) -> bool {
     matches!(layer, LayerSpec::Remap(remap) if remap.block_devices_as_files)
 }
@@ -326,11 +329,11 @@ fn put_cage(
     Ok((Arc::clone(&cage) as Arc<dyn Layer>, Handle::Cage(cage)))
 }
 
-/// How the file system of a directory allocates.
+/// The allocation behaviour of a directory's file system.
 fn storage_of(directory: &Path) -> Result<Storage, String> {
     let figures =
         rustix::fs::statfs(directory).map_err(|error| format!("cannot examine {}: {error}", directory.display()))?;
-    // Only the low 32 bits are the number, on every architecture.
+    // Only the low 32 bits are the magic number, on every architecture.
     Ok(Storage::of_magic(figures.f_type as u64 & 0xffff_ffff))
 }
 
@@ -342,7 +345,7 @@ fn rates(spec: &ThrottleSpec) -> Result<Rates, String> {
     Ok(Rates { read: rate("read-rate", &spec.read_rate)?, write: rate("write-rate", &spec.write_rate)? })
 }
 
-/// A change that is ready to be made.
+/// A prepared change, which cannot fail any more.
 enum Change<'a> {
     Remap(&'a Remap, Box<Rules>),
     Throttle(&'a Throttle, Rates),
@@ -350,21 +353,21 @@ enum Change<'a> {
 }
 
 impl Stack {
-    /// The cages, from the bottom up.
+    /// All cages, from the bottom up.
     pub fn cages(&self) -> Vec<Arc<Cage>> {
         let cage = |handle: &Handle| if let Handle::Cage(cage) = handle { Some(Arc::clone(cage)) } else { None };
         self.handles.iter().filter_map(cage).collect()
     }
 
-    /// Puts other settings in place while the stack serves, all of them or none: rules of `remap`
-    /// and rates of `throttle`. Users, groups and the files of maps are read again, also where the
-    /// settings are the same. What doors have cached has to be dropped by the caller. Answers
-    /// warnings, as [`Stack::warnings`].
+    /// Applies other settings while the stack serves, all of them or none: rules of `remap`, rates
+    /// of `throttle`, limits of `cage`. Users, groups and the files of maps are read again, even if
+    /// the settings are the same. The caller has to drop caches of the front ends. Returns
+    /// warnings, like [`Stack::warnings`].
     ///
     /// # Errors
-    /// Settings that are not understood, and changes that need a new mount: another order of
-    /// layers, other settings of a leaf, `block-devices-as-files`, mirror lists or extended
-    /// attributes switched off or on.
+    /// Malformed settings, and changes that need a new mount: another order of layers, other
+    /// settings of a leaf, `block-devices-as-files`, mirror lists or extended attributes switched
+    /// off or on.
     pub fn reload(&self, spec: &StackSpec, context: &Context) -> Result<Vec<String>, BuildError> {
         spec.check()?;
         let mut present = self.spec.lock();
@@ -415,7 +418,8 @@ fn prepare<'a>(
     }
 }
 
-/// Only limits of a cage can be changed; directories with a limit are agreed upon when it is made.
+/// Refuses changes other than of a cage's limits; the number of directories with a limit is fixed
+/// as well.
 fn refuse_fixed_of_cage(old: &CageSpec, new: &CageSpec, context: &Context) -> Result<(), Box<dyn Error>> {
     let changeable =
         |spec: &CageSpec| CageSpec { size: None, inodes: None, soft: None, limit: Vec::new(), ..spec.clone() };
@@ -431,14 +435,13 @@ fn refuse_fixed_of_cage(old: &CageSpec, new: &CageSpec, context: &Context) -> Re
     Ok(())
 }
 
-/// Settings of a remap that the leaf or the kernel has been told when the mount was made.
+/// Refuses changes of a remap's settings that the leaf or the kernel received at the mount.
 fn refuse_fixed(old: &RemapSpec, new: &RemapSpec) -> Result<(), String> {
     let mirrors = |spec: &RemapSpec| spec.mirror.is_some() || spec.mirror_only.is_some();
     let switched = |policy| policy == XattrPolicy::None;
     let fixed = [
         ("block-devices-as-files", old.block_devices_as_files != new.block_devices_as_files),
-        // Answers that differ from caller to caller are agreed upon with the kernel when the mount
-        // is made.
+        // Answers that differ between callers are negotiated with the kernel at the mount.
         ("a mirror list", mirrors(old) != mirrors(new)),
         ("xattr=none", switched(old.xattr) != switched(new.xattr)),
     ];

@@ -1,4 +1,4 @@
-//! What a stack consists of, as plain data: every layer with all its settings, before anything is
+//! Specification of a stack, as plain data: every layer with all its settings, before anything is
 //! opened or looked up.
 //!
 //! Two texts describe the same data: a TOML file (`[[layer]]` tables from the bottom up) and one
@@ -8,7 +8,7 @@
 //!
 //! Values that need the system (names of users) or a grammar of their own (permission rules, maps,
 //! rates) stay text here and are compiled when the stack is built, so that a specification can be
-//! written, printed and compared anywhere.
+//! written, printed and compared on any machine.
 
 mod line;
 #[cfg(test)]
@@ -42,7 +42,7 @@ pub struct StackSpec {
 pub enum LayerSpec {
     /// A directory of the host (leaf).
     Host(HostSpec),
-    /// A tree in memory, empty at first and gone at the end (leaf).
+    /// A tree in memory, empty at first and discarded at the end (leaf).
     Mem(MemSpec),
     /// Several directories or stacks as one tree (leaf).
     Union(Box<UnionSpec>),
@@ -50,7 +50,7 @@ pub enum LayerSpec {
     Remap(Box<RemapSpec>),
     /// Refuses every change.
     Readonly(ReadonlySpec),
-    /// Owners as another user namespace sees them.
+    /// Owners as another user namespace shows them.
     Shift(ShiftSpec),
     /// Owners, modes and types kept in extended attributes.
     OverrideStat(OverrideStatSpec),
@@ -58,21 +58,21 @@ pub enum LayerSpec {
     Throttle(ThrottleSpec),
     /// Logs each operation.
     Trace(TraceSpec),
-    /// Limits what may be stored.
+    /// Limits the stored data.
     Cage(Box<CageSpec>),
 }
 
 settings! {
     /// Several directories or stacks as one tree.
     pub struct UnionSpec {
-        /// The branches, from the top: `PATH[=ATTRIBUTES]` or `{STACK}[=ATTRIBUTES]`, divided by
+        /// The branches, from the top: `PATH[=ATTRIBUTES]` or `{STACK}[=ATTRIBUTES]`, separated by
         /// colons; may be given several times.
         "branch" => branch: Branches,
         /// A word of docs/union.md, such as `create=mfs`; may be given several times.
         "option" => option: Vec<String>,
-        /// Who else may change the branches that are plain directories.
+        /// Which other processes may change the branches that are plain directories.
         "coherence" => coherence: HostCoherence,
-        /// Leave their access times alone.
+        /// Do not update their access times.
         "noatime" => noatime: bool,
     }
 }
@@ -98,7 +98,7 @@ impl LayerSpec {
     pub const NAMES: [&'static str; 10] =
         ["host", "mem", "union", "remap", "readonly", "shift", "override-stat", "throttle", "trace", "cage"];
 
-    /// A layer by its name, with the settings that hold when none is given.
+    /// A layer by its name, with default settings.
     pub fn named(name: &str) -> Option<LayerSpec> {
         Some(match name {
             "host" => LayerSpec::Host(HostSpec::default()),
@@ -115,7 +115,7 @@ impl LayerSpec {
         })
     }
 
-    /// Whether nothing can lie below it.
+    /// Whether no layer can be below it.
     pub fn is_leaf(&self) -> bool {
         matches!(self, LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Union(_))
     }
@@ -137,12 +137,11 @@ impl LayerSpec {
         }
     }
 
-    /// Gives a setting a value, by its name. Lists grow, everything else is replaced. `None` is a
-    /// bare key, which only switches take.
+    /// Sets a setting by its key. Lists are appended to, everything else is replaced. `None` is a
+    /// bare key, which only switches accept.
     ///
     /// # Errors
-    /// A key that the layer does not have (the text names those that it has), or a value that does
-    /// not fit.
+    /// A key that the layer does not have (the text lists the allowed ones), or an invalid value.
     pub fn set(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), SpecError> {
         match self {
             LayerSpec::Host(spec) => spec.set(key, value),
@@ -160,22 +159,23 @@ impl LayerSpec {
 }
 
 impl StackSpec {
-    /// Reads the one-line form.
+    /// Parses the one-line form.
     ///
     /// # Errors
-    /// Text that is not understood, with the layer and the key, and what is allowed there.
+    /// Malformed text, with the layer and the key, and the allowed values.
     pub fn from_line(text: &[u8]) -> Result<StackSpec, SpecError> {
         let spec = line::parse(text)?;
         spec.check()?;
         Ok(spec)
     }
 
-    /// Writes the one-line form: only what differs from the defaults, always ASCII where paths are.
+    /// Prints the one-line form: settings that differ from the defaults, in ASCII wherever paths
+    /// are.
     pub fn to_line(&self) -> String {
         line::print(self)
     }
 
-    /// Reads the TOML form.
+    /// Parses the TOML form.
     ///
     /// # Errors
     /// As for [`StackSpec::from_line`].
@@ -185,7 +185,7 @@ impl StackSpec {
         Ok(spec)
     }
 
-    /// Writes the TOML form.
+    /// Prints the TOML form.
     ///
     /// # Errors
     /// A path that is not UTF-8: TOML cannot hold it (the one-line form can).
@@ -194,7 +194,7 @@ impl StackSpec {
             .map_err(|error| SpecError(format!("the stack cannot be written as TOML: {error}; use the one-line form")))
     }
 
-    /// Whether the layers can stand on each other.
+    /// Checks the order of the layers.
     ///
     /// # Errors
     /// No layer at all, a filter at the bottom, a leaf above it, or a leaf without its source.
@@ -237,7 +237,7 @@ impl StackSpec {
 }
 
 impl StackSpec {
-    /// The directories of the host that it consists of.
+    /// The host directories of all its layers.
     pub fn directories(&self) -> Vec<&Path> {
         let mut directories = Vec::new();
         for layer in &self.layers {
@@ -253,7 +253,7 @@ impl StackSpec {
         directories
     }
 
-    /// The same, to be changed.
+    /// The host directories of all its layers, mutable.
     pub fn directories_mut(&mut self) -> Vec<&mut PathBuf> {
         let mut directories = Vec::new();
         for layer in &mut self.layers {

@@ -1,5 +1,4 @@
-//! Tests of the builder: what it builds, what it refuses, and what can be changed while a stack
-//! serves.
+//! Tests of the builder: built and refused stacks, and changes while a stack serves.
 
 use super::*;
 use crate::spec::BranchSpec;
@@ -118,9 +117,9 @@ fn branches_of_a_union_change_while_it_serves() {
     assert_eq!(stack.add_branch(branch(format!("{c}=rw")), 1, &context(0)), Ok(vec![]));
     assert!(seen(&stack));
     assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={c}=rw,branch={b}=ro | trace"));
-    // What reloads compare with has followed.
+    // The specification that reloads compare with is up to date.
     stack.reload(&stack.spec(), &context(0)).unwrap();
-    // A branch that is written is ours alone, until it is not written any more.
+    // A branch with mode rw is claimed exclusively, until it becomes read-only or is removed.
     let taken = |line: String| build(&spec(&line), &context(0)).map(drop).map_err(|error| error.to_string());
     assert!(taken(format!("union:{c}=rw")).unwrap_err().contains("is written by another union"));
     assert_eq!(taken(format!("union:{c}=ro+wh")), Ok(()));
@@ -144,8 +143,8 @@ fn branches_of_a_union_change_while_it_serves() {
     assert!(built("mem").add_branch(branch(c), 0, &context(0)).unwrap_err().what.contains("no union"));
 }
 
-/// What is noted is what users see next: nothing is answered in between, and nothing that was refused
-/// is noted.
+/// A change is recorded before users see it: nothing is answered in between, and no refused change
+/// is recorded.
 #[test]
 fn changes_of_branches_are_noted_before_anybody_sees_them() {
     let place = tempfile::tempdir().unwrap();
@@ -169,7 +168,7 @@ fn changes_of_branches_are_noted_before_anybody_sees_them() {
             seen.load(Ordering::Relaxed)
         });
         users.lock().push(user);
-        // Time for it, if nothing kept it.
+        // Time for the look-up, if nothing blocked it.
         std::thread::sleep(std::time::Duration::from_millis(20));
         notes.lock().push(spec.to_line());
         is_noted.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Unions of a stack: opening their branches, claiming those that are written (`claim.rs`), and changing the list while
 //! it serves.
 //!
-//! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the
-//! branches in the specification are those of the union, in the same order.
+//! Called by the builder above and, for changes, by the daemon that serves the stack. Invariant:
+//! the branches in the specification are those of the union, in the same order.
 
 use super::{
     BuildError, Handle, Stack, build_in,
@@ -15,24 +15,24 @@ use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
 use std::{ffi::OsStr, fmt, path::Path, sync::Arc};
 
-/// A union and what keeps others from writing to its branches.
+/// A union, with the locks that keep other unions from writing to its branches.
 pub(super) struct Served {
     pub(super) union: Arc<Union>,
-    /// That of the branches.
+    /// The watch tree of all branches.
     tree: Tree,
     /// By the slot of the branch.
     claims: Mutex<Vec<(u8, Claim)>>,
 }
 
-/// Who notes what a stack consists of.
+/// Callback that records the specification of a stack.
 pub(super) type Noting = Arc<dyn Fn(&StackSpec) + Send + Sync>;
 
-/// Why the branches stay as they were.
+/// Error of a refused change of branches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchError {
     /// A sentence for the user.
     pub what: String,
-    /// The error behind it, where there is one.
+    /// The underlying error number, if there is one.
     pub reason: Option<Errno>,
 }
 
@@ -56,7 +56,7 @@ impl From<ChangeError> for BranchError {
     }
 }
 
-/// Opens all branches and puts them together.
+/// Opens all branches and makes a union of them.
 pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, BuildError> {
     let options = spec.options().map_err(|error| error.to_string())?;
     let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
@@ -81,8 +81,7 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
     Ok(Served { union, tree, claims: Mutex::new(claims) })
 }
 
-/// What to say of a branch whose top directory has another owner or mode than the one that is
-/// shown.
+/// Warning about a branch whose top directory has another owner or mode than the shown one.
 fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<String> {
     let permissions = |layer: &dyn Layer| layer.root().ok().map(|root| (root.attr.uid, root.attr.gid, root.attr.mode));
     let (shown, here) = (permissions(union)?, permissions(layer)?);
@@ -91,7 +90,7 @@ fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<St
         .then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
 }
 
-/// Opens a branch, and claims it where it is written.
+/// Opens a branch, and claims it if it is writable.
 fn member(
     branch: &BranchSpec,
     (union, tree): (&UnionSpec, &Tree),
@@ -114,12 +113,12 @@ fn works_on_demand(union: &UnionSpec) -> Result<bool, BranchError> {
 }
 
 impl Stack {
-    /// The union at the bottom, if there is one.
+    /// The union at the bottom of the stack, if there is one.
     pub fn union(&self) -> Option<Arc<Union>> {
         self.served().map(|served| Arc::clone(&served.union))
     }
 
-    /// What it consists of now.
+    /// The current specification.
     pub fn spec(&self) -> StackSpec {
         self.spec.lock().clone()
     }
@@ -128,11 +127,11 @@ impl Stack {
         self.handles.iter().find_map(|handle| if let Handle::Union(served) = handle { Some(served) } else { None })
     }
 
-    /// Adds a branch to the union, at this place from the top (0 is on top). Answers warnings, as
+    /// Adds a branch to the union, at this index from the top (0 is on top). Returns warnings, like
     /// [`Stack::warnings`].
     ///
     /// # Errors
-    /// There is no union, the branch cannot be opened, or the union does not take it.
+    /// There is no union, the branch cannot be opened, or the union refuses it.
     pub fn add_branch(&self, branch: BranchSpec, place: usize, context: &Context) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
         self.change(|union, served, changing| {
@@ -151,8 +150,8 @@ impl Stack {
         Ok(warnings)
     }
 
-    /// Takes a branch out of the union, by its place from the top; `force` also while files on it
-    /// are open.
+    /// Removes a branch from the union, by its index from the top; with `force`, even if files on
+    /// it are open.
     ///
     /// # Errors
     /// There is no such branch, or it is in use.
@@ -166,11 +165,11 @@ impl Stack {
         })
     }
 
-    /// Gives a branch of the union other attributes, by its place from the top. Answers warnings,
-    /// as [`Stack::warnings`].
+    /// Changes the attributes of a branch of the union, by its index from the top. Returns
+    /// warnings, like [`Stack::warnings`].
     ///
     /// # Errors
-    /// There is no such branch, or what is open on it does not go with them.
+    /// There is no such branch, or files open on it conflict with the new attributes.
     pub fn modify_branch(&self, place: usize, mode: BranchMode, context: &Context) -> Result<Vec<String>, BranchError> {
         let mut warnings = Vec::new();
         self.change(|union, served, changing| {
@@ -194,12 +193,13 @@ impl Stack {
     /// Replaces the words of one name by another word that can be changed while mounted.
     ///
     /// # Errors
-    /// There is no union, or the word is not understood.
+    /// There is no union, or the word is malformed.
     pub fn set_creation_word(&self, word: &str) -> Result<(), BranchError> {
         let name = |word: &str| word.split_once('=').map_or(word, |(name, _)| name).replace('_', "-");
         self.change(|union, served, _| {
             let is_pool = Words::parse(&Words::join(union.option.iter().map(OsStr::new))).is_ok_and(|words| words.pool);
-            // Words of mergerfs alone would make a pool of it in the next process.
+            // Words that only mergerfs has would make the next process take the union for a
+            // mergerfs pool.
             let word = match word.split_once('=') {
                 Some(("category.create" | "func.create", policy)) if !is_pool => format!("create={policy}"),
                 Some((name, _))
@@ -219,9 +219,9 @@ impl Stack {
         })
     }
 
-    /// Has each change of the branches noted, in the moment in which it has been made and nobody has
-    /// seen it: whatever becomes of this process, what users were shown is what was noted last.
-    /// `note` must not use the stack.
+    /// Registers a callback that records each change of the branches, called when the change has
+    /// been made and no user has seen it yet: if this process dies, the last recorded state is what
+    /// users have seen. `note` must not use the stack.
     pub fn note_changes(&self, note: impl Fn(&StackSpec) + Send + Sync + 'static) {
         *self.noting.lock() = Some(Arc::new(note));
     }
@@ -241,16 +241,16 @@ impl Stack {
     }
 }
 
-/// A change of the branches that is under way.
+/// A change of the branches in progress.
 struct Changing<'a> {
-    /// Before it.
+    /// The specification before it.
     spec: &'a StackSpec,
     noting: Option<Noting>,
     union: &'a Arc<Union>,
 }
 
 impl Changing<'_> {
-    /// Who changes them to these.
+    /// Returns a control of the union that records the change to these branches.
     fn to(&self, union: &UnionSpec) -> Control {
         let control = self.union.control();
         let Some(noting) = self.noting.clone() else { return control };

@@ -1,11 +1,11 @@
-//! A layer in which some directories do not exist: where a directory of the host holds what is
-//! mounted there, or is written from above.
+//! A layer that hides some directories: for a host directory that contains the mount point itself,
+//! or the union's upper branch.
 //!
 //! Put over a leaf by the stack builder (`without=` of `host`): a union that shows `/` must show
-//! neither its own mount point nor its upper branch below it, whose files would be the same ones
-//! twice. What is hidden is known by the directory it is in and by its name, so that nobody has to
-//! look at it: a mount point would have to answer itself. Names can be made there no more than in a
-//! name that is taken.
+//! neither its own mount point nor its upper branch below it, whose files would appear twice. A
+//! hidden directory is identified by its parent and name, so that it need not be examined: a mount
+//! point would have to answer its own request. The hidden names cannot be created, like names that
+//! exist.
 
 use nacre_vfs::{
     AnyOpen, Caller, Created, Description, Dev, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node,
@@ -13,7 +13,7 @@ use nacre_vfs::{
 };
 use std::sync::Arc;
 
-/// The layer.
+/// A layer without some of its directories.
 pub struct Without {
     below: Arc<dyn Layer>,
     hidden: Vec<Hidden>,
@@ -25,11 +25,11 @@ struct Hidden {
 }
 
 impl Without {
-    /// Hides the files at these paths, names divided by `/` from the top of the layer. A path of
-    /// which a directory is missing hides nothing.
+    /// Hides the files at these paths, with names separated by `/` from the root of the layer. A
+    /// path with a missing directory hides nothing.
     ///
     /// # Errors
-    /// What the layer says.
+    /// As the layer.
     pub fn new(below: Arc<dyn Layer>, paths: &[Vec<u8>]) -> Result<Without> {
         let mut hidden = Vec::new();
         for path in paths {
@@ -93,7 +93,8 @@ impl Layer for Without {
         if names.is_empty() {
             return self.below.readdir(caller, node, from, attributes, sink);
         }
-        // Whoever answers for what is hidden is not asked for its attributes.
+        // Attributes are not requested: the process that would answer for a hidden mount point may
+        // be this one.
         self.below.readdir(caller, node, from, false, &mut Rest { names, above: sink })
     }
 

@@ -8,7 +8,7 @@
 
 use super::{LayerSpec, SpecError, StackSpec};
 
-/// One layer as written: its name and its settings, unescaped and trimmed.
+/// A layer as written: its name and its settings, unescaped and trimmed.
 #[derive(Default)]
 struct Words {
     name: Vec<u8>,
@@ -19,7 +19,7 @@ struct Words {
 #[derive(Default)]
 struct Word {
     bytes: Vec<u8>,
-    /// Length up to the last byte that counts.
+    /// Length up to the last significant byte.
     kept: usize,
 }
 
@@ -77,7 +77,7 @@ fn finish(layers: &mut Vec<Words>, layer: &mut Words, word: &mut Word, named: &m
     layers.push(std::mem::take(layer));
 }
 
-/// The byte behind a backslash.
+/// Decodes the character after a backslash.
 fn escaped(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, SpecError> {
     let bad =
         || SpecError("a backslash at the end escapes nothing; write \\\\ for a backslash, \\xHH for a byte".to_owned());
@@ -93,7 +93,7 @@ fn escaped(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, SpecError> {
     }
 }
 
-/// Reads a line.
+/// Parses a line.
 pub(super) fn parse(text: &[u8]) -> Result<StackSpec, SpecError> {
     let layers = split(text)?;
     if let [only] = layers.as_slice()
@@ -144,7 +144,7 @@ fn apply(layer: &mut LayerSpec, index: usize, setting: &[u8]) -> Result<(), Spec
     layer.set(&String::from_utf8_lossy(key), value)
 }
 
-/// Writes a line.
+/// Prints a line.
 pub(super) fn print(stack: &StackSpec) -> String {
     let layers: Vec<String> = stack.layers.iter().map(print_layer).collect();
     layers.join(" | ")
@@ -159,7 +159,8 @@ fn print_layer(layer: &LayerSpec) -> String {
             escape(&value, &mut text);
         } else {
             text.push_str(key);
-            // Only a switch is written without a value: every other empty value is one.
+            // Only a switch is printed without a value; any other empty value needs the equals
+            // sign.
             if !value.is_empty() || !is_switch(layer, key) {
                 text.push('=');
                 escape(&value, &mut text);
@@ -174,7 +175,7 @@ fn is_switch(layer: &LayerSpec, key: &str) -> bool {
     LayerSpec::named(layer.name()).is_some_and(|mut probe| probe.set(key, None).is_ok())
 }
 
-/// Writes a value so that it is read again as it is.
+/// Prints a value so that it is parsed back unchanged.
 fn escape(value: &[u8], text: &mut String) {
     let last = value.len().saturating_sub(1);
     for chunk in value.utf8_chunks() {

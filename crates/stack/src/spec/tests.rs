@@ -1,5 +1,5 @@
-//! Tests of the two texts: what they mean, that they mean the same, and what they refuse. The
-//! examples of docs/stack.md run here.
+//! Tests of both text forms: their meaning, their equivalence, and refused texts. The examples of
+//! docs/stack.md run here.
 
 use super::*;
 use proptest::prelude::*;
@@ -46,8 +46,8 @@ fn escapes_protect_separators() {
     let spec = line("host:/a\\,b\\|c\\\\d\\ ,coherence=watch|remap:hide=x\\x2cy , perms=a+r ");
     assert_eq!(spec.layers[0], LayerSpec::Host(HostSpec { source: "/a,b|c\\d ".into(), ..HostSpec::default() }));
     assert_eq!((remap(&spec).hide.as_slice(), remap(&spec).perms.as_deref()), (&["x,y".to_owned()][..], Some("a+r")));
-    // Blanks around a key belong to it, and such a key does not exist: only the ends of a setting
-    // are trimmed.
+    // Blanks around a key are part of it, and no such key exists: only the ends of a setting are
+    // trimmed.
     assert!(refusal("host:/a|remap:perms =a+r").contains("unknown key \"perms \""));
     let bytes = line("host:/\\xff\\x0a");
     assert_eq!(
@@ -107,7 +107,7 @@ fn branches_are_directories_or_stacks() {
     let BranchSource::Stack(stack) = &union.branch.0[1].source else { panic!("{spec}") };
     assert_eq!(stack.to_line(), "host:/b,ioctl | remap:force-user=5,perms=a-w");
     assert_eq!(spec.directories(), [Path::new("/a"), Path::new("/b"), Path::new("/c:d")]);
-    // A plain directory is kept in step as the union says, a stack as it says itself.
+    // A plain directory has the union's coherence, a stack its own.
     assert_eq!(union.branch.0[0].stack(union).to_line(), "host:/a,coherence=exclusive");
     assert_eq!(union.branch.0[1].stack(union), *stack);
     let toml = "[[layer]]\ntype = \"union\"\nbranch = [\"/a\", \"/b:/c=rw\"]\noption = [\"create=ff\"]\n";
@@ -180,8 +180,8 @@ fn toml_mistakes_are_named() {
     assert!(StackSpec::from_toml("[[layer]").unwrap_err().to_string().contains("line 1"));
 }
 
-/// Every fenced block of a document that is marked `stack` or `toml` is a stack that parses; one
-/// marked `error` is a line and its answer.
+/// Every fenced block of a document with the tag `stack` or `toml` is a stack that parses; a block
+/// with the tag `error` is a line and its error.
 fn examples(document: &str) -> usize {
     let mut examples = 0;
     let mut blocks = document.split("```");
@@ -300,8 +300,8 @@ fn union() -> impl Strategy<Value = LayerSpec> {
     })
 }
 
-/// Each is read by a call within a call: what nests without end must not end the process that reads
-/// it.
+/// Nested stacks are parsed recursively: unlimited nesting must not overflow the stack of the
+/// process.
 #[test]
 fn stacks_within_stacks_have_a_limit() {
     let nested = |deep: usize| format!("union:{}{{mem}}{}", "{union:".repeat(deep), "}".repeat(deep));
@@ -312,7 +312,7 @@ fn stacks_within_stacks_have_a_limit() {
         assert!(error.contains("nested more than 8 deep"), "{error}");
         assert!(BranchSpec::parse(format!("{{{}}}", nested(deep)).as_bytes(), nacre_union::BranchMode::ro()).is_err());
     }
-    // What was refused leaves nothing behind.
+    // A refused line has no side effects.
     assert_eq!(line(&nested(7)), deepest);
 }
 

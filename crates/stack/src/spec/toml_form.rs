@@ -6,8 +6,7 @@ use super::{LayerSpec, SpecError, StackSpec};
 use nacre_layers::settings::unknown_key;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The file as it is written, with the layers still untyped: so that an error can say which layer
-/// it is in.
+/// The file with untyped layers, so that an error can name the layer it is in.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct RawStack {
@@ -15,7 +14,7 @@ struct RawStack {
     layer: Vec<toml::Table>,
 }
 
-/// Reads it.
+/// Parses the TOML form.
 pub(super) fn parse(text: &str) -> Result<StackSpec, SpecError> {
     let raw: RawStack = toml::from_str(text).map_err(|error| SpecError(error.to_string().trim_end().to_owned()))?;
     let layers =

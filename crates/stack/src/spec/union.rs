@@ -1,8 +1,8 @@
-//! Branches of a union as settings, and what a union's settings mean.
+//! Branches of a union as settings, and the conversion of a union's settings.
 //!
-//! A branch is written `PATH[=ATTRIBUTES]`, or `{STACK}[=ATTRIBUTES]` where something stands
-//! between the directory and the union; several are divided by `:`. Backslashes take the next
-//! character literally, in a path as in a stack.
+//! A branch is written `PATH[=ATTRIBUTES]`, or `{STACK}[=ATTRIBUTES]` for further layers between
+//! the directory and the union; several are separated by `:`. A backslash takes the next character
+//! literally, in a path as in a stack.
 
 use super::{HostSpec, LayerSpec, SpecError, StackSpec, UnionSpec};
 use nacre_layers::settings::Field;
@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a branch consists of.
+/// Source of a branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BranchSource {
-    /// A directory, kept in step as the union says.
+    /// A directory, with the coherence of the union.
     Directory(PathBuf),
     /// A stack of layers.
     Stack(StackSpec),
@@ -26,17 +26,17 @@ pub enum BranchSource {
 /// One branch of a union.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchSpec {
-    /// What it consists of.
+    /// Directory or stack.
     pub source: BranchSource,
-    /// What may be done with it.
+    /// Permitted operations and other attributes.
     pub mode: BranchMode,
 }
 
-/// So deep are stacks within branches of stacks. Each is read by a call within a call, and written
-/// with twice as many backslashes as the one around it.
+/// Maximum nesting depth of stacks within branches of stacks. Each is parsed recursively, and
+/// printed with twice as many backslashes as the one around it.
 const NESTED_MOST: usize = 8;
 
-/// How deep braces nest, also those that are escaped: those of an inner stack are.
+/// Nesting depth of braces, including escaped ones, which an inner stack has.
 fn depth(line: &[u8]) -> usize {
     let (mut open, mut most) = (0_usize, 0);
     for byte in line {
@@ -56,10 +56,10 @@ impl BranchSpec {
         BranchSpec { source: BranchSource::Directory(path.into()), mode }
     }
 
-    /// Reads one branch; `default` is what may be done with it where it does not say so itself.
+    /// Parses one branch; `default` is its mode if it has no attributes.
     ///
     /// # Errors
-    /// An empty path, a stack or attributes that are not understood.
+    /// An empty path, a malformed stack or malformed attributes.
     pub fn parse(text: &[u8], default: BranchMode) -> Result<BranchSpec, String> {
         let Some(inner) = text.strip_prefix(b"{") else {
             let (path, mode) = parse_one(OsStr::from_bytes(text), default).map_err(|error| error.to_string())?;
@@ -82,8 +82,8 @@ impl BranchSpec {
         Ok(BranchSpec { source: BranchSource::Stack(stack), mode })
     }
 
-    /// Reads several, divided by `:`. Where nothing else is said, the first of the union is `rw`,
-    /// all others `ro`; with `all_writable`, all are `rw`.
+    /// Parses several branches, separated by `:`. By default, the first of the union is `rw`, all
+    /// others `ro`; with `all_writable`, all are `rw`.
     ///
     /// # Errors
     /// As [`BranchSpec::parse`].
@@ -92,12 +92,12 @@ impl BranchSpec {
         divide(text).into_iter().enumerate().map(|(place, branch)| BranchSpec::parse(branch, default(place))).collect()
     }
 
-    /// As it can be read back.
+    /// Prints the branch so that it can be parsed back.
     pub fn text(&self) -> OsString {
         let mut text = match &self.source {
             BranchSource::Directory(path) => {
                 let text = escape_path(path).into_vec();
-                // What begins with a brace is a stack.
+                // An unescaped brace at the start would mean a stack.
                 if text.starts_with(b"{") { [b"\\".as_slice(), &text].concat() } else { text }
             }
             // In a line, a backslash may stand before any character.
@@ -109,7 +109,7 @@ impl BranchSpec {
         OsString::from_vec(text)
     }
 
-    /// What users call it: its directory, or the lowest one of its stack.
+    /// The branch's name for users: its directory, or the lowest one of its stack.
     pub fn name(&self) -> PathBuf {
         match &self.source {
             BranchSource::Directory(path) => path.clone(),
@@ -121,7 +121,7 @@ impl BranchSpec {
         }
     }
 
-    /// The directories of the host that it consists of.
+    /// All host directories of the branch.
     pub fn directories(&self) -> Vec<&Path> {
         match &self.source {
             BranchSource::Directory(path) => vec![path],
@@ -129,7 +129,7 @@ impl BranchSpec {
         }
     }
 
-    /// The same, to be changed.
+    /// All host directories of the branch, mutable.
     pub fn directories_mut(&mut self) -> Vec<&mut PathBuf> {
         match &mut self.source {
             BranchSource::Directory(path) => vec![path],
@@ -137,7 +137,7 @@ impl BranchSpec {
         }
     }
 
-    /// The stack; a directory is kept in step as the union says.
+    /// The branch as a stack; a directory gets the coherence of the union.
     pub fn stack(&self, union: &UnionSpec) -> StackSpec {
         match &self.source {
             BranchSource::Stack(stack) => stack.clone(),
@@ -154,7 +154,7 @@ impl BranchSpec {
     }
 }
 
-/// Branches, from the top: in TOML a list of texts.
+/// Branches, from the top: in TOML a list of strings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Branches(pub Vec<BranchSpec>);
 
@@ -189,7 +189,7 @@ impl Field for Branches {
     }
 }
 
-/// Where the brace that is open at the start of a text is closed.
+/// Index of the brace that closes one opened before the text.
 fn closing(text: &[u8]) -> Option<usize> {
     let (mut depth, mut literal) = (1_usize, false);
     for (at, byte) in text.iter().enumerate() {
@@ -205,7 +205,7 @@ fn closing(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// The parts between plain colons outside of stacks.
+/// Splits a text at plain colons outside of stacks.
 fn divide(text: &[u8]) -> Vec<&[u8]> {
     let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
     while let Some(byte) = text.get(at) {
@@ -225,10 +225,10 @@ fn divide(text: &[u8]) -> Vec<&[u8]> {
 }
 
 impl UnionSpec {
-    /// How the union behaves.
+    /// Converts the settings to the union's options.
     ///
     /// # Errors
-    /// Words that are not understood, or that say something that has a setting of its own here.
+    /// Malformed words, or words for which there is a separate setting here.
     pub fn options(&self) -> Result<UnionOptions, SpecError> {
         let failed = |error: nacre_union::ParseError| SpecError(format!("\"option\": {error}"));
         let list = Words::join(self.option.iter().map(OsStr::new));
@@ -252,10 +252,10 @@ impl UnionSpec {
         Ok(words.with_branches(named).map_err(failed)?.options)
     }
 
-    /// Whether it can be built, as far as that can be told without looking.
+    /// Checks everything that can be checked without access to the system.
     ///
     /// # Errors
-    /// No branch, too many, a stack that cannot stand, or words that are not understood.
+    /// No branch, too many, an invalid stack, or malformed words.
     pub(super) fn check(&self) -> Result<(), SpecError> {
         if self.branch.0.is_empty() {
             return Err(SpecError(
@@ -271,8 +271,8 @@ impl UnionSpec {
         for branch in &self.branch.0 {
             if let BranchSource::Stack(stack) = &branch.source {
                 stack.check()?;
-                // The books of a cage are closed by whoever serves the mount, who knows only those
-                // above the union.
+                // A cage's accounts are closed by the daemon that serves the mount, which knows
+                // only the cages above the union.
                 if stack.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
                     return Err(SpecError(
                         "\"branch\": a cage cannot lie below a union; put it on top: 'union:... | cage:size=10G'"
