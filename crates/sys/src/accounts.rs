@@ -1,8 +1,8 @@
 //! The user and group databases (NSS), by the reentrant calls.
 //!
 //! Called by the parsers of owner rules and by the mirror lists. Invariant: look-ups by name or
-//! number never enumerate, because where accounts live in a directory service enumeration may take
-//! minutes or show nothing. Names are bytes.
+//! number never enumerate, because an enumeration of accounts in a directory service may take
+//! minutes or return nothing. Names are bytes.
 
 use std::{
     ffi::{CStr, CString, c_char},
@@ -30,19 +30,19 @@ pub struct Group {
     pub name: Vec<u8>,
     /// Group id.
     pub gid: u32,
-    /// Names of the members that the group itself lists; those who have it as primary group need
+    /// Names of the members that the group itself lists; users who have it as primary group need
     /// not be among them.
     pub members: Vec<Vec<u8>>,
 }
 
-/// The largest scratch buffer for one record: a group of some ten thousand members fits.
+/// Maximum size of the buffer for one record: a group of some ten thousand members fits.
 const RECORD_MAX: usize = 16 << 20;
 
-/// The enumeration calls share one cursor per process.
+/// Serializes the enumeration calls, which share one cursor per process.
 static CURSOR: Mutex<()> = Mutex::new(());
 
 fn c_name(name: &[u8]) -> Option<CString> {
-    // A name with a NUL inside exists nowhere.
+    // A name with a NUL inside cannot exist.
     CString::new(name).ok()
 }
 
@@ -81,9 +81,9 @@ unsafe fn group(record: &libc::group) -> Group {
     }
 }
 
-/// Runs one reentrant look-up, with a larger buffer as long as the answer is ERANGE. `call` gets
-/// the record, the buffer and the place for the result, and returns the error number (POSIX: these
-/// calls return it rather than setting errno).
+/// Runs one reentrant look-up, and repeats it with a larger buffer while the result is ERANGE.
+/// `call` gets the record, the buffer and the pointer to the result, and returns the error number
+/// (POSIX: these calls return it and do not set errno).
 fn fetch<R, T>(
     mut call: impl FnMut(*mut R, &mut [u8], *mut *mut R) -> libc::c_int,
     convert: impl Fn(&R) -> T,
@@ -99,7 +99,7 @@ fn fetch<R, T>(
             0 => return Ok(Some(convert(unsafe { &*result }))),
             libc::EINTR => {}
             libc::ERANGE if buffer.len() < RECORD_MAX => buffer.resize(buffer.len() * 4, 0),
-            // What "not found" is called by one or the other implementation (getpwnam(3), "NOTES").
+            // Errors that some implementations return for "not found" (getpwnam(3), "NOTES").
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             error => return Err(io::Error::from_raw_os_error(error)),
         }
@@ -109,7 +109,7 @@ fn fetch<R, T>(
 /// Finds a user by name.
 ///
 /// # Errors
-/// What the database says (EIO, EMFILE ...); an unknown name is `None`.
+/// As the database (EIO, EMFILE ...); an unknown name is `None`.
 pub fn user_by_name(name: &[u8]) -> io::Result<Option<User>> {
     let Some(name) = c_name(name) else { return Ok(None) };
     fetch(
@@ -168,7 +168,7 @@ pub fn group_by_id(gid: u32) -> io::Result<Option<Group>> {
     )
 }
 
-/// All groups of a user: `primary` and those that list the name. Works where users cannot be
+/// All groups of a user: `primary` and the groups that list the name. Works where users cannot be
 /// enumerated.
 ///
 /// # Errors
@@ -191,11 +191,11 @@ pub fn groups_of(name: &[u8], primary: u32) -> io::Result<Vec<u32>> {
     Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// Every user that the databases enumerate: possibly not all there are, possibly slow (see the
-/// file's head).
+/// All users that the databases enumerate: possibly incomplete, possibly slow (see the file's
+/// head).
 ///
 /// # Errors
-/// What the database says.
+/// As the database.
 pub fn all_users() -> io::Result<Vec<User>> {
     let _cursor = CURSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all = Vec::new();
@@ -221,10 +221,10 @@ pub fn all_users() -> io::Result<Vec<User>> {
     end.map(|()| all)
 }
 
-/// Every group that the databases enumerate.
+/// All groups that the databases enumerate.
 ///
 /// # Errors
-/// What the database says.
+/// As the database.
 pub fn all_groups() -> io::Result<Vec<Group>> {
     let _cursor = CURSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all = Vec::new();

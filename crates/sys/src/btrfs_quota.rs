@@ -1,7 +1,7 @@
-//! Btrfs: which subvolume a directory is, and how much it may hold (include/uapi/linux/btrfs.h).
+//! Btrfs: the subvolume of a directory, and its quota limit (include/uapi/linux/btrfs.h).
 //!
-//! Called by the quota engine of cages. What a subvolume uses is read from sysfs, which needs no
-//! call of ours.
+//! Called by the quota engine of cages. The usage of a subvolume is read from sysfs, which needs no
+//! call of this file.
 
 use crate::check;
 use std::{
@@ -63,7 +63,7 @@ unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: *mut libc::c_void)
 /// The number of the subvolume that a file lies in.
 ///
 /// # Errors
-/// ENOTTY where it is not Btrfs.
+/// ENOTTY on another file system than Btrfs.
 pub fn subvolume(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut lookup = InoLookup { tree: 0, object: SUBVOLUME_INODE, name: [0; 4080] };
     // SAFETY: the command reads and writes a struct btrfs_ioctl_ino_lookup_args.
@@ -74,7 +74,7 @@ pub fn subvolume(file: BorrowedFd<'_>) -> io::Result<u64> {
 /// The file system's UUID, as sysfs writes it.
 ///
 /// # Errors
-/// ENOTTY where it is not Btrfs.
+/// ENOTTY on another file system than Btrfs.
 pub fn filesystem(file: BorrowedFd<'_>) -> io::Result<String> {
     let mut info = FsInfo { max_id: 0, num_devices: 0, fsid: [0; 16], rest: [0; 124] };
     // SAFETY: the command reads and writes a struct btrfs_ioctl_fs_info_args.
@@ -89,13 +89,13 @@ pub fn filesystem(file: BorrowedFd<'_>) -> io::Result<String> {
     Ok(text)
 }
 
-/// Limits what a subvolume refers to, bytes; `None` lifts the limit.
+/// Limits the referenced bytes of a subvolume; `None` removes the limit.
 ///
 /// # Errors
-/// EPERM; ENOTCONN where quotas are off; ENOENT for a group that does not exist; ENOTTY where it is
-/// not Btrfs.
+/// EPERM; ENOTCONN where quotas are off; ENOENT for a group that does not exist; ENOTTY on another
+/// file system than Btrfs.
 pub fn set_limit(file: BorrowedFd<'_>, subvolume: u64, bytes: Option<u64>) -> io::Result<()> {
-    // All ones is the kernel's word for no limit.
+    // All ones means no limit to the kernel.
     let max_referenced = bytes.map_or(u64::MAX, |bytes| bytes.min(u64::MAX - 1));
     let mut limit = QgroupLimit {
         group: subvolume,

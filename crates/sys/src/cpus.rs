@@ -1,8 +1,8 @@
-//! The processors of the process, as a thread that is bound to one of them cannot tell.
+//! The processors of the process, also for threads that are bound to one of them.
 //!
-//! Used wherever threads are made beside those that serve requests, which may be bound to one
-//! processor each. A program that asks before it binds any thread (`nacre copy`, `nacre bench`,
-//! `fusewire` at a mount) asks the standard library, which heeds a quota on processors as well.
+//! Used wherever threads are started in addition to those that serve requests, which may be bound to
+//! one processor each. A program that counts before it binds any thread (`nacre copy`, `nacre bench`,
+//! `fusewire` at a mount) uses the standard library, which also respects a CPU quota.
 
 use rustix::{
     process::getpid,
@@ -10,7 +10,8 @@ use rustix::{
 };
 use std::{io, num::NonZero, thread};
 
-/// How many processors the process may run on; those of its first thread, which is never bound.
+/// Number of processors that the process may run on: those of its first thread, which is never
+/// bound.
 pub fn count() -> usize {
     match sched_getaffinity(Some(getpid())) {
         Ok(all) => (all.count() as usize).max(1),
@@ -18,11 +19,11 @@ pub fn count() -> usize {
     }
 }
 
-/// Lets the calling thread run on all processors of the process. A thread begins on those of the
-/// one that starts it: where that is bound to one, what is done beside it would wait for it.
+/// Lets the calling thread run on all processors of the process. A new thread inherits the
+/// processors of its creator: if that one is bound to a processor, both would compete for it.
 ///
 /// # Errors
-/// The kernel's; the thread stays where it is.
+/// As the kernel; the thread stays where it is.
 pub fn unpin_thread() -> io::Result<()> {
     Ok(sched_setaffinity(None, &sched_getaffinity(Some(getpid()))?)?)
 }

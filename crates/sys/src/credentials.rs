@@ -1,18 +1,18 @@
-//! The file-system identity of the calling thread: owner and group of what it creates, its umask,
-//! and the capabilities that matter.
+//! The file-system identity of the calling thread: owner and group of files that it creates, its
+//! umask, and the relevant capabilities.
 //!
 //! Called by the host leaf around every creation. All of this is per thread in Linux, and switching
-//! is not free, so a thread that calls [`prepare_thread`] keeps the last identity and switches only
+//! has a cost, so a thread that calls [`prepare_thread`] keeps the last identity and switches only
 //! when the next one differs; any other thread switches back each time.
 //!
-//! What a prepared thread has:
+//! A prepared thread has:
 //! * a working directory and umask of its own (`unshare(CLONE_FS)`);
 //! * `SECBIT_NO_SETUID_FIXUP`, so that the capabilities survive a file-system id other than 0
-//!   (access was checked by whoever asked us; only the ownership of new files shall be the
+//!   (access was checked before the request arrived; only the ownership of new files shall be the
 //!   caller's);
-//! * no `CAP_SYS_RESOURCE`, so that quotas and reserved blocks hold for the users it works for;
-//! * no effective `CAP_FSETID`, so that writing to a file drops its set-id bits as it does for them
-//!   ([`with_set_id_kept`] lifts this).
+//! * no `CAP_SYS_RESOURCE`, so that quotas and reserved blocks apply to the users it works for;
+//! * no effective `CAP_FSETID`, so that writing to a file clears its set-id bits like a write by
+//!   these users ([`with_set_id_kept`] lifts this).
 
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, UnshareFlags, capabilities, capabilities_secure_bits,
@@ -27,11 +27,11 @@ pub struct Identity {
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,
-    /// The bits that a creation loses where no default ACL rules.
+    /// Permission bits that a creation clears if the directory has no default ACL.
     pub umask: u32,
 }
 
-/// What is known of the calling thread.
+/// Cached state of the calling thread.
 #[derive(Clone, Copy)]
 struct Thread {
     /// Identity in force and kept between calls; meaningful on prepared threads only.
@@ -74,7 +74,7 @@ fn unshare_umask() -> io::Result<()> {
 
 fn examine() -> io::Result<Thread> {
     let sets = capabilities(None)?;
-    // An id that no user has asks without changing anything (setfsuid(2)).
+    // An invalid id queries without a change (setfsuid(2)).
     let current = Identity { uid: set_fs_uid(u32::MAX), gid: set_fs_gid(u32::MAX), umask: 0 };
     Ok(Thread {
         current,
@@ -94,8 +94,8 @@ fn this_thread() -> io::Result<Thread> {
     Ok(thread)
 }
 
-/// Makes the calling thread a worker for other users (see the file's head). Without privileges this
-/// only gives it a umask of its own. Doing it twice is harmless.
+/// Makes the calling thread a worker for other users (see the file's head). Without privileges it
+/// only gets a umask of its own. Repeated calls are harmless.
 ///
 /// # Errors
 /// ENOMEM, or EPERM where a security policy forbids it: the thread then still works, switching back
@@ -131,9 +131,9 @@ pub fn may_switch() -> bool {
     this_thread().is_ok_and(|thread| thread.may_switch)
 }
 
-/// Puts ids in force.
+/// Switches the file-system ids.
 fn switch(from: &Identity, to: &Identity) -> io::Result<()> {
-    // The group first: without kept capabilities the right to set it goes with the user id.
+    // The group first: without kept capabilities, the right to set it is lost with the user id.
     if from.gid != to.gid {
         set_fs_gid(to.gid);
         if set_fs_gid(u32::MAX) != to.gid {
@@ -144,19 +144,19 @@ fn switch(from: &Identity, to: &Identity) -> io::Result<()> {
         set_fs_uid(to.uid);
         if set_fs_uid(u32::MAX) != to.uid {
             set_fs_gid(from.gid);
-            // The id has no meaning in our user namespace.
+            // The id is not mapped in our user namespace.
             return Err(io::Error::from_raw_os_error(libc::EOVERFLOW));
         }
     }
     Ok(())
 }
 
-/// Runs `create` so that what it creates belongs to `identity` and its mode passes through its
-/// umask. A thread without the privilege to switch creates as itself, under that umask.
+/// Runs `create` so that files created by it belong to `identity` and their modes are subject to
+/// its umask. A thread without the privilege to switch creates under its own ids, with that umask.
 ///
 /// # Errors
-/// EOVERFLOW where the ids have no meaning in our user namespace; EPERM or ENOMEM where the thread
-/// cannot have a umask of its own.
+/// EOVERFLOW if the ids are not mapped in our user namespace; EPERM or ENOMEM if the thread cannot
+/// have a umask of its own.
 pub fn with_identity<T>(identity: Identity, create: impl FnOnce() -> T) -> io::Result<T> {
     let mut thread = this_thread()?;
     if thread.prepared {
@@ -189,9 +189,9 @@ pub fn with_identity<T>(identity: Identity, create: impl FnOnce() -> T) -> io::R
     Ok(create())
 }
 
-/// Runs `work` under the ids that the process itself has, where an earlier creation left others
-/// (see [`prepare_thread`]): for storage that looks at them in every call, as network file systems
-/// do.
+/// Runs `work` under the ids of the process itself, after an earlier creation left others in force
+/// (see [`prepare_thread`]): for storage that checks the ids of every call, like network file
+/// systems.
 ///
 /// # Errors
 /// As [`with_identity`].
@@ -209,11 +209,11 @@ pub fn with_own_identity<T>(work: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 /// Runs `work` as an ordinary user without any capability, in a thread of its own that ends with
-/// it: for questions whose answer shall be what that user would get.
+/// it: for queries whose result depends on that user's rights.
 ///
 /// # Errors
-/// EPERM without the right to switch ids, EOVERFLOW where the ids have no meaning in our user
-/// namespace, EAGAIN where no thread can be had.
+/// EPERM without the right to switch ids, EOVERFLOW if the ids are not mapped in our user
+/// namespace, EAGAIN if no thread can be started.
 pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl FnOnce() -> T + Send) -> io::Result<T> {
     if uid == 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -223,7 +223,7 @@ pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl 
         set_thread_groups(&groups)?;
         let current = Identity { uid: set_fs_uid(u32::MAX), gid: set_fs_gid(u32::MAX), umask: 0 };
         switch(&current, &Identity { uid, gid, umask: 0 })?;
-        // For this thread only, and last: switching took them.
+        // For this thread only, and last: the switch needed the capabilities.
         let none = CapabilitySet::empty();
         set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
         Ok(work())
@@ -234,7 +234,7 @@ pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl 
     })
 }
 
-/// Runs `work` with the right to keep or set the set-id bits of files (`CAP_FSETID`), where the
+/// Runs `work` with the capability to keep or set the set-id bits of files (`CAP_FSETID`), if the
 /// process has it.
 ///
 /// # Errors
@@ -249,13 +249,13 @@ pub fn with_set_id_kept<T>(work: impl FnOnce() -> T) -> io::Result<T> {
     set_capabilities(None, raised)?;
     let kept = SetIdKept(lowered);
     let result = work();
-    // Lowered here, so that a refusal is told; by the drop of `kept` where `work` panics.
+    // Lowered here, so that a refusal is reported; by the drop of `kept` if `work` panics.
     std::mem::forget(kept);
     set_capabilities(None, lowered)?;
     Ok(result)
 }
 
-/// Gives `CAP_FSETID` back where what ran with it panics.
+/// Lowers `CAP_FSETID` again if the closure that ran with it panics.
 struct SetIdKept(CapabilitySets);
 
 impl Drop for SetIdKept {
@@ -284,7 +284,7 @@ impl Drop for Ids {
     }
 }
 
-/// Keeps capabilities over a switch of ids on a thread that was not prepared.
+/// Keeps capabilities during a switch of ids on a thread that was not prepared.
 struct KeptCapabilities(Option<CapabilitiesSecureBits>);
 
 impl KeptCapabilities {
@@ -293,8 +293,8 @@ impl KeptCapabilities {
         if bits.contains(CapabilitiesSecureBits::NO_SETUID_FIXUP) {
             return Ok(KeptCapabilities(None));
         }
-        // Without CAP_SETPCAP the capabilities go and come back with the ids, and the creation is
-        // checked as the caller's own.
+        // Without CAP_SETPCAP the capabilities are lost and restored with the ids, and the creation
+        // is checked by the caller's own rights.
         let set = set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP);
         Ok(KeptCapabilities(set.is_ok().then_some(bits)))
     }

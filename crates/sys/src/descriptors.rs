@@ -1,10 +1,9 @@
-//! All descriptors of the process at once, and the working directory.
+//! The descriptor table of the process as a whole, and the working directory.
 //!
-//! Called before another program is started that must not hold what this one was given, and by a
-//! thread that must hold nothing of its process. Also what is held of them for long, counted for
-//! the whole process by those who hold it (state: the two counts), so that calls that need a
-//! descriptor for their own time find one. Invariant: nothing is closed that the rest of the
-//! process uses.
+//! Called before another program is started that must not inherit our descriptors, and by a thread
+//! that must hold no descriptors of its process. Also counts descriptors that are held for long,
+//! for the whole process (state: the two counts), so that short-lived calls that need a descriptor
+//! find a free one. Invariant: no descriptor is closed that other parts of the process use.
 
 use crate::check;
 use rustix::{
@@ -18,32 +17,32 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// The least and the most that is left to the process itself (standard ones, signals, sockets,
-/// watches, sources, the kernel's device), and to calls of a moment.
+/// Minimum and maximum number of descriptors reserved for the process itself (standard ones,
+/// signals, sockets, watches, sources, the kernel's device), and for short-lived calls.
 const RESERVE: [u64; 2] = [48, 384];
 
-/// Open files of the source: those of users, and those that are kept for the next open.
+/// Open files of the source: opened by users, or kept for the next open.
 pub static FILES: Count = Count(AtomicUsize::new(0));
 /// Directories of the source that are kept open.
 pub static DIRECTORIES: Count = Count(AtomicUsize::new(0));
 
-/// How many descriptors of one purpose the process holds.
+/// Number of descriptors that the process holds for one purpose.
 pub struct Count(AtomicUsize);
 
 impl Count {
-    /// One more, until the answer is dropped.
+    /// Counts one more, until the returned value is dropped.
     pub fn one(&'static self) -> Counted {
         self.0.fetch_add(1, Ordering::Relaxed);
         Counted(self)
     }
 
-    /// How many there are.
+    /// The current number.
     pub fn held(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// One descriptor that counts.
+/// One counted descriptor.
 pub struct Counted(&'static Count);
 
 impl Drop for Counted {
@@ -52,7 +51,7 @@ impl Drop for Counted {
     }
 }
 
-/// How many descriptors may be held for long, by what the process may have now.
+/// Number of descriptors that may be held for long, by the current limit of the process.
 pub fn room() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let [least, most] = RESERVE;
@@ -60,7 +59,7 @@ pub fn room() -> usize {
     usize::try_from(limit.saturating_sub(reserve).max(limit / 4)).unwrap_or(usize::MAX)
 }
 
-/// How many are held for long.
+/// Number of descriptors held for long.
 pub fn held() -> usize {
     FILES.held() + DIRECTORIES.held()
 }
@@ -68,31 +67,31 @@ pub fn held() -> usize {
 /// `CLOSE_RANGE_CLOEXEC` (linux/close_range.h).
 const CLOEXEC: libc::c_uint = 1 << 2;
 
-/// Marks every descriptor from `first` on to be closed when another program takes over.
+/// Sets close-on-exec for every descriptor from `first` on.
 ///
 /// # Errors
 /// ENOSYS before Linux 5.9, EINVAL before 5.11.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
-    // SAFETY: plain numbers; with this flag no descriptor is closed, so nobody's ownership ends.
+    // SAFETY: plain numbers; with this flag no descriptor is closed, so no ownership ends.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, in which only the standard ones are
-/// and lead nowhere; the process keeps all of its. To be called first thing in a thread that then
-/// opens what it needs itself. (Copies of the standard ones would keep a pipe open whose other end
-/// waits for this process to let go of it.) It has a working directory of its own as well, so that
-/// it may go to what it works on.
+/// Gives the calling thread a descriptor table of its own, in which only the standard descriptors
+/// exist, connected to `/dev/null`; the process keeps all of its descriptors. To be called first in
+/// a thread that then opens what it needs itself. (Copies of the standard descriptors would keep a
+/// pipe open whose reader waits for this process to close it.) The thread gets a working directory
+/// of its own as well, so that it may change to the directory that it works on.
 ///
 /// # Errors
-/// ENOMEM; ENOSYS before Linux 5.9; what opening `/dev/null` says.
+/// ENOMEM; ENOSYS before Linux 5.9; the errors of opening `/dev/null`.
 pub fn leave_all_to_others() -> io::Result<()> {
     unshare_tables()?;
     close_from_to(0, libc::c_uint::MAX)?;
     lead_standard_ones_nowhere()
 }
 
-/// Closes all descriptors of the process from `first` on but these numbers. To be called by a process
-/// that has come to a table full of descriptors of another one, before it opens any itself.
+/// Closes all descriptors of the process from `first` on except these numbers. To be called by a
+/// process that inherited the descriptor table of another one, before it opens any itself.
 ///
 /// # Errors
 /// ENOSYS before Linux 5.9.
@@ -110,14 +109,14 @@ pub fn close_all_from_but(first: u32, kept: &[u32]) -> io::Result<()> {
     close_from_to(from, libc::c_uint::MAX)
 }
 
-/// Another descriptor of what another process left open in the table of this one, under this number.
+/// Duplicates a descriptor with this number that another process left open in this process' table.
 ///
 /// # Errors
 /// EBADF where the number is not open.
 pub fn another(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: makes a new descriptor, and touches no other.
     let made = check(libc::c_long::from(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) }))?;
-    // SAFETY: the kernel just made it, and nobody else knows it.
+    // SAFETY: the kernel just made it, and it has no other owner.
     unsafe { crate::owned(made) }
 }
 
@@ -127,7 +126,7 @@ pub fn is_open(number: i32) -> bool {
     unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 
-/// Takes over a descriptor that another process left behind in the table of this one.
+/// Takes ownership of a descriptor that another process left open in this process' table.
 ///
 /// # Errors
 /// EBADF where the number is not open.
@@ -135,28 +134,28 @@ pub fn take_over(number: i32) -> io::Result<OwnedFd> {
     if !is_open(number) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: it is open, and who owned it is gone: the caller says that it was noted to be passed on,
-    // and takes each number once.
+    // SAFETY: it is open, and its owner has ended: the caller guarantees that it was recorded for this
+    // process, and takes each number once.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) })
 }
 
-/// Gives descriptors other numbers: pairs of the number that each has and the one that it gets, from
-/// whatever had that. To be called by a process that was given them, before it opens any itself.
+/// Renumbers descriptors: pairs of the current number and the new one, whose old descriptor is
+/// closed. To be called by a process that inherited them, before it opens any itself.
 ///
 /// # Errors
 /// EBADF where a number is not open; EMFILE, or EBADF for a number beyond the limit (`RLIMIT_NOFILE`).
 pub fn renumber(pairs: &[(i32, i32)]) -> io::Result<()> {
-    // First to where none of them is in the way of another.
+    // First to numbers where none of them collides with another.
     let free = pairs.iter().map(|(from, to)| from.max(to) + 1).max().unwrap_or(3);
     let mut aside = Vec::new();
     for (from, to) in pairs {
         // SAFETY: makes a new descriptor, and touches no other.
         let made = check(libc::c_long::from(unsafe { libc::fcntl(*from, libc::F_DUPFD_CLOEXEC, free) }))?;
-        // SAFETY: the kernel just made it, and nobody else knows it.
+        // SAFETY: the kernel just made it, and it has no other owner.
         aside.push((unsafe { crate::owned(made) }?, *to));
     }
     for (from, _) in pairs {
-        // SAFETY: the caller says that nothing of the process owns what it was given by number.
+        // SAFETY: the caller guarantees that nothing in the process owns the descriptors that it inherited.
         unsafe { libc::close(*from) };
     }
     for (descriptor, to) in aside {
@@ -167,8 +166,8 @@ pub fn renumber(pairs: &[(i32, i32)]) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves all descriptors to others but one, which is none of the standard ones. It is another
-/// copy, with the same number: whoever hands it over keeps his.
+/// Gives the calling thread a table with one descriptor, not a standard one. It is a copy with the
+/// same number: the process keeps its own.
 ///
 /// # Errors
 /// As [`leave_all_to_others`].
@@ -187,13 +186,13 @@ fn unshare_tables() -> io::Result<()> {
 }
 
 fn close_from_to(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
-    // SAFETY: closes what nobody uses: copies in a thread's own table, which by contract owns no
-    // descriptor yet, or what a process that is gone left behind.
+    // SAFETY: closes unused descriptors: copies in a thread's own table, which by contract owns no
+    // descriptor yet, or descriptors that a dead process left open.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0 as libc::c_uint) }).map(drop)
 }
 
 fn lead_standard_ones_nowhere() -> io::Result<()> {
-    // The lowest free numbers are 0, 1 and 2, in this order; they are the thread's until it ends.
+    // The lowest free numbers are 0, 1 and 2, in this order; they stay open until the thread ends.
     for _ in 0..3 {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
         let _kept = null.into_raw_fd();
@@ -226,7 +225,7 @@ mod tests {
 
     #[test]
     fn descriptors_change_places() {
-        // Numbers that no other test of this process gets.
+        // Numbers that no other test of this process uses.
         let file = |text: &[u8]| {
             let file = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::io::write(&file, text).unwrap();

@@ -1,5 +1,5 @@
-//! Raw directory reading: `getdents64(2)` into a buffer that the caller keeps, so that a listing
-//! can stop in the middle of it.
+//! Raw directory reading: `getdents64(2)` into a buffer of the caller, so that a listing can stop
+//! in the middle of it.
 
 use crate::check;
 use std::{
@@ -12,9 +12,9 @@ use std::{
 pub struct DirRecord<'a> {
     /// Inode number.
     pub ino: u64,
-    /// Position after this record, for `lseek(2)`; its meaning is the file system's.
+    /// Position after this record, for `lseek(2)`; opaque.
     pub next: i64,
-    /// `DT_*`; 0 where the file system does not tell.
+    /// `DT_*`; 0 if the file system does not report the type.
     pub kind: u8,
     /// The name, `.` and `..` included.
     pub name: &'a [u8],

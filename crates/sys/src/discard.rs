@@ -1,6 +1,6 @@
-//! Telling a block device that it need not keep a range (`BLKDISCARD`, include/uapi/linux/fs.h).
+//! Discarding a range of a block device (`BLKDISCARD`, include/uapi/linux/fs.h).
 //!
-//! Called by devices of pools. What was there reads as anything afterwards.
+//! Called by devices of pools. The content of the range is undefined afterwards.
 
 use crate::check;
 use std::{
@@ -11,11 +11,11 @@ use std::{
 /// `_IO(0x12, 119)`.
 const BLKDISCARD: u32 = 0x1277;
 
-/// Discards a range of a block device, bytes; both ends lie at sectors.
+/// Discards a range of a block device, bytes; both ends are sector-aligned.
 ///
 /// # Errors
-/// EOPNOTSUPP where the device keeps everything, ENOTTY for what is no block device, EINVAL for
-/// what is not aligned.
+/// EOPNOTSUPP if the device does not support it, ENOTTY if it is no block device, EINVAL for an
+/// unaligned range.
 pub fn discard(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
     let range = [offset, length];
     // SAFETY: the command reads two numbers of 64 bits, and they outlive the call.

@@ -1,4 +1,4 @@
-//! fanotify with whole-file-system marks: who did what to which name, reported by file handles.
+//! fanotify with whole-file-system marks: events with process, directory, name and file handles.
 //!
 //! Called by the host leaf's watcher. Parsing is a pure function of the bytes read.
 
@@ -11,7 +11,7 @@ use std::{
 /// A set of event bits (`FAN_*`).
 pub type Mask = u64;
 
-/// A name was made.
+/// A name was created.
 pub const CREATE: Mask = libc::FAN_CREATE;
 /// A name was removed.
 pub const DELETE: Mask = libc::FAN_DELETE;
@@ -23,9 +23,9 @@ pub const MOVED_TO: Mask = libc::FAN_MOVED_TO;
 pub const ATTRIB: Mask = libc::FAN_ATTRIB;
 /// Content changed.
 pub const MODIFY: Mask = libc::FAN_MODIFY;
-/// A file that was open for writing was closed (the only notice of stores to a shared mapping).
+/// A file that was open for writing was closed (the only event for stores to a shared mapping).
 pub const CLOSE_WRITE: Mask = libc::FAN_CLOSE_WRITE;
-/// The object is a directory; also asks for events about directories.
+/// The object is a directory; in a mask, also requests events about directories.
 pub const ON_DIRECTORY: Mask = libc::FAN_ONDIR;
 /// Events were lost.
 pub const OVERFLOW: Mask = libc::FAN_Q_OVERFLOW;
@@ -33,18 +33,18 @@ pub const OVERFLOW: Mask = libc::FAN_Q_OVERFLOW;
 /// A file named in an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object<'a> {
-    /// The file system's id, as `statfs(2)` has it.
+    /// The file system's id, as in `statfs(2)`.
     pub fsid: [i32; 2],
     /// The file's handle.
     pub handle: Handle<'a>,
 }
 
-/// One event.
+/// One fanotify event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// What happened.
+    /// Event bits.
     pub mask: Mask,
-    /// The process that did it; 0 where it is not visible from our pid namespace.
+    /// The process that caused it; 0 if it is not visible from our pid namespace.
     pub pid: i32,
     /// The directory and the name in it.
     pub entry: Option<(Object<'a>, &'a [u8])>,
@@ -52,8 +52,8 @@ pub struct Event<'a> {
     pub object: Option<Object<'a>>,
 }
 
-/// A notification group that reports directory, name and object of each event. What does not fit
-/// into its queue (`fs.fanotify.max_queued_events`) is lost, which [`OVERFLOW`] tells.
+/// Creates a notification group that reports directory, name and object of each event. Events that
+/// exceed its queue (`fs.fanotify.max_queued_events`) are lost, which is reported by [`OVERFLOW`].
 ///
 /// # Errors
 /// EPERM without `CAP_SYS_ADMIN`; EINVAL before Linux 5.17; EMFILE.
@@ -68,10 +68,11 @@ pub fn open() -> io::Result<OwnedFd> {
     unsafe { owned(fd) }
 }
 
-/// Reports `mask` for the whole file system that holds `file` (not an `O_PATH` descriptor).
+/// Marks the whole file system that contains `file` (not an `O_PATH` descriptor) for the events in
+/// `mask`.
 ///
 /// # Errors
-/// EXDEV, ENODEV, EOPNOTSUPP where the file system has no handles or no id; EPERM.
+/// EXDEV, ENODEV, EOPNOTSUPP if the file system has no file handles or no id; EPERM.
 pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
     // SAFETY: a null path means the file of the descriptor itself.
@@ -79,13 +80,13 @@ pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask)
         .map(drop)
 }
 
-/// Reports `mask` for one file or directory: for a directory also what happens to names in it,
-/// where `mask` has that. `path` is followed to what it names (`/proc/self/fd/N`). The mark keeps
-/// the inode in memory.
+/// Marks one file or directory for the events in `mask`: for a directory including events of its
+/// entries, if `mask` contains these. `path` is followed (`/proc/self/fd/N`). The mark keeps the
+/// inode in memory.
 ///
 /// # Errors
-/// ENOTDIR where `mask` asks for names of what is not a directory; ENOSPC at the user's limit of
-/// marks; EXDEV, ENODEV, EOPNOTSUPP, EPERM.
+/// ENOTDIR if `mask` contains entry events and the file is no directory; ENOSPC at the user's limit
+/// of marks; EXDEV, ENODEV, EOPNOTSUPP, EPERM.
 pub fn mark_inode(group: BorrowedFd<'_>, path: &str, mask: Mask) -> io::Result<()> {
     let path = std::ffi::CString::new(path)?;
     // SAFETY: the path lives during the call.
@@ -96,7 +97,7 @@ pub fn mark_inode(group: BorrowedFd<'_>, path: &str, mask: Mask) -> io::Result<(
     .map(drop)
 }
 
-/// Removes all marks on file systems. What has been reported stays to be read.
+/// Removes all marks on file systems. Queued events can still be read.
 ///
 /// # Errors
 /// None that a group could cause.
@@ -123,26 +124,25 @@ fn flush(group: BorrowedFd<'_>, kind: libc::c_uint) -> io::Result<()> {
     .map(drop)
 }
 
-/// Takes what is done through open files of one mount out of the reports: `mask` is no longer
-/// reported for files that were opened through the mount of `file` (not an `O_PATH` descriptor),
-/// while the same done to the same file through any other mount still is. Ends with the mount. Only
-/// content events (`MODIFY`, `CLOSE_WRITE`) know the mount that they came through.
+/// Ignores events caused through one mount: `mask` is no longer reported for files that were opened
+/// through the mount of `file` (not an `O_PATH` descriptor), while the same events through any
+/// other mount still are. Ends with the mount. Only content events (`MODIFY`, `CLOSE_WRITE`) have
+/// information about the mount.
 ///
 /// # Errors
 /// EINVAL before Linux 6.0; EPERM.
 pub fn ignore_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
-    // Surviving a modification, else the first one would end it.
+    // Must survive a modification, else the first one would remove the mark.
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
     // SAFETY: a null path means the file of the descriptor itself.
     check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into())
         .map(drop)
 }
 
-/// Undoes [`ignore_mount`]: also what is done through files that are open already is reported
-/// again.
+/// Undoes [`ignore_mount`]: events through files that are already open are reported again as well.
 ///
 /// # Errors
-/// ENOENT where nothing was ignored.
+/// ENOENT if the mount was not ignored.
 pub fn hear_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
     let flags = libc::FAN_MARK_REMOVE | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
     // SAFETY: a null path means the file of the descriptor itself.
@@ -150,8 +150,8 @@ pub fn hear_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io
         .map(drop)
 }
 
-/// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C
-/// library hides).
+/// The id in events of the file system of `file` (`f_fsid` of statfs(2), whose fields the C library
+/// hides).
 ///
 /// # Errors
 /// As `fstatfs(2)`.
@@ -164,8 +164,8 @@ pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
     Ok(unsafe { (&raw const figures.f_fsid).cast::<[i32; 2]>().read_unaligned() })
 }
 
-/// The first event in `bytes` and what follows it; `None` at their end or where they are not
-/// understood.
+/// Parses the first event in `bytes`; also returns the remaining bytes. `None` at the end or if
+/// malformed.
 pub fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
     // struct fanotify_event_metadata: event_len u32, vers u8, reserved u8, metadata_len u16, mask
     // u64, fd i32, pid i32.
@@ -193,7 +193,7 @@ pub fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
     Some((event, bytes.get(length..)?))
 }
 
-/// One information record: type, object, the bytes after the handle, and the bytes after the
+/// Parses one information record: type, object, the bytes after the handle, and the bytes after the
 /// record.
 fn info(bytes: &[u8]) -> Option<(u8, Object<'_>, &[u8], &[u8])> {
     // struct fanotify_event_info_header: info_type u8, pad u8, len u16; then fsid [i32; 2],

@@ -1,5 +1,5 @@
-//! File handles: what the kernel names a file by in notifications, turned back into a descriptor,
-//! and the way from one mount of a file system to another.
+//! File handles: identifiers of files in notifications, opened as descriptors; also reopens a file
+//! through another mount of its file system.
 
 use crate::{check, owned};
 use std::{
@@ -8,48 +8,48 @@ use std::{
     time::Duration,
 };
 
-/// The largest handle that the kernel makes, bytes (`MAX_HANDLE_SZ`).
+/// Maximum length of the kernel's handles, bytes (`MAX_HANDLE_SZ`).
 pub const HANDLE_MAX: usize = 128;
 
-/// `AT_HANDLE_FID` (linux/fcntl.h): a handle for comparisons.
+/// `AT_HANDLE_FID` (linux/fcntl.h): a handle that is only good for comparisons.
 const AT_HANDLE_FID: libc::c_int = 0x200;
 
 /// struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
 type Raw = [u32; 2 + HANDLE_MAX / 4];
 
-/// The pauses while a new file is being made, microseconds: 2 s in all. Making one waits for the
-/// journal, on a busy disk for long.
+/// Pauses between retries while a new file is being created, microseconds: 2 s in total. Creating
+/// one waits for the journal, which takes long on a busy disk.
 const PAUSES: [u64; 12] =
     [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_024_000];
 
-/// A handle as the kernel writes it: type and bytes.
+/// A file handle as the kernel encodes it: type and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle<'a> {
-    /// Which encoding; the file system's business.
+    /// Encoding, specific to the file system.
     pub kind: i32,
     /// The bytes, at most [`HANDLE_MAX`].
     pub bytes: &'a [u8],
 }
 
-/// Opens the file of a handle with `flags` (`O_PATH` and the like). `mount` is any open file (not
+/// Opens the file of a handle with `flags` (`O_PATH`, for example). `mount` is any open file (not
 /// `O_PATH`) of the file system.
 ///
 /// # Errors
-/// ESTALE where the file is gone; EPERM without `CAP_DAC_READ_SEARCH`; ENOMEM.
+/// ESTALE if the file is deleted; EPERM without `CAP_DAC_READ_SEARCH`; ENOMEM.
 pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
     open_raw(mount, &raw(handle)?, flags)
 }
 
-/// Whether a descriptor (`O_PATH` will do) is one for the file of a handle.
+/// Whether a descriptor (`O_PATH` suffices) and a handle refer to the same file.
 ///
 /// # Errors
-/// EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back.
+/// EOPNOTSUPP or EOVERFLOW if the file system has no handles that can be opened.
 pub fn leads_to(file: BorrowedFd<'_>, handle: Handle<'_>) -> io::Result<bool> {
     is_same(&of_file(file)?, handle)
 }
 
-/// Whether a handle names the file of a descriptor (`O_PATH` will do), also where the file system makes no
-/// handles that lead back (`AT_HANDLE_FID`, Linux 6.5).
+/// Whether a handle refers to the file of a descriptor (`O_PATH` suffices), also if the file system
+/// has no handles that can be opened (`AT_HANDLE_FID`, Linux 6.5).
 ///
 /// # Errors
 /// EINVAL before Linux 6.5.
@@ -62,21 +62,21 @@ fn is_same(raw_handle: &Raw, handle: Handle<'_>) -> io::Result<bool> {
     Ok(raw_handle.get(..used) == raw(handle)?.get(..used))
 }
 
-/// A handle that somebody keeps: as good as its file system makes it, also after the file was closed
-/// and the file system unmounted.
+/// A stored handle: valid as long as the file system guarantees, also after the file was closed and
+/// the file system unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept(Raw);
 
 impl Kept {
-    /// The handle of an open file (`O_PATH` will do).
+    /// Returns the handle of an open file (`O_PATH` suffices).
     ///
     /// # Errors
-    /// EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back.
+    /// EOPNOTSUPP or EOVERFLOW if the file system has no handles that can be opened.
     pub fn of(file: BorrowedFd<'_>) -> io::Result<Kept> {
         of_file(file).map(Kept)
     }
 
-    /// The file, opened with `flags`. `mount` is any open file (not `O_PATH`) of the file system.
+    /// Opens the file with `flags`. `mount` is any open file (not `O_PATH`) of the file system.
     ///
     /// # Errors
     /// As [`open`].
@@ -103,9 +103,10 @@ fn raw(handle: Handle<'_>) -> io::Result<Raw> {
     Ok(raw)
 }
 
-/// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a
-/// new one: whoever took that for a lack of memory would know nothing of the file. So it is asked
-/// again for as long as making a file takes.
+/// Opens a raw handle. ext4 returns ENOMEM instead of ESTALE for a deleted file while its inode
+/// number is being reused for a new one: without a retry, a caller would take that for a lack of
+/// memory and not know that the file is gone. So the call is retried for as long as creating a file
+/// takes.
 #[expect(clippy::disallowed_methods, reason = "nobody tells when a file has been made")]
 fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<OwnedFd> {
     let attempt = || {
@@ -128,11 +129,11 @@ fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<
     unsafe { owned(fd) }
 }
 
-/// Opens the file behind a descriptor once more, with `flags`, as seen through the mount of `mount`
-/// (any open file of it, not `O_PATH`). Both must be of one file system.
+/// Reopens the file behind a descriptor with `flags`, through the mount of `mount` (any open file
+/// of it, not `O_PATH`). Both must be on one file system.
 ///
 /// # Errors
-/// As `open(2)`; EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back;
+/// As `open(2)`; EOPNOTSUPP or EOVERFLOW if the file system has no handles that can be opened;
 /// ESTALE; EPERM without `CAP_DAC_READ_SEARCH`.
 pub fn open_through(mount: BorrowedFd<'_>, file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
     open_raw(mount, &of_file(file)?, flags)
@@ -147,7 +148,7 @@ fn handle_of(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Raw> {
     let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     raw[0] = u32::try_from(HANDLE_MAX).unwrap_or_default();
     let mut mount_id: libc::c_int = 0;
-    // SAFETY: the structure has room for the bytes that it announces, is aligned to 4 as
+    // SAFETY: the structure has room for the bytes that its header states, is aligned to 4 as
     // file_handle is, and lives during the call; so does the number. The empty path is a C string
     // and means the file of the descriptor itself.
     check(unsafe {
@@ -195,8 +196,8 @@ mod tests {
             }
         }
     }
-    /// Numbers of files that are gone are given to new ones all the time: that is taken for a lack
-    /// of memory only where making a file takes longer than anybody waits for it.
+    /// Inode numbers of deleted files are reused all the time: ENOMEM is only returned if creating
+    /// a file takes longer than all retries.
     #[test]
     fn a_file_that_is_gone_is_no_lack_of_memory() {
         let place = std::env::temp_dir();
@@ -238,7 +239,7 @@ mod tests {
                         }
                     }
                 }
-                // Whoever still makes that file has it counted as soon as it is made.
+                // A creation still in progress is measured as soon as it ends.
                 let start = Instant::now();
                 while lacking > 0 && longest.load(Ordering::Relaxed) < patience {
                     assert!(

@@ -6,12 +6,12 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd},
 };
 
-/// The path by which the kernel leads to the file of a descriptor, where proc is mounted.
+/// Path in /proc that leads to the file of a descriptor, where proc is mounted.
 pub fn proc_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Changes the permission bits of the file behind a descriptor, never of anything else.
+/// Changes the permission bits of exactly the file behind a descriptor.
 ///
 /// # Errors
 /// As `fchmodat2(2)`; EOPNOTSUPP for symbolic links.
@@ -29,7 +29,7 @@ pub fn change_mode(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Closes a descriptor and reports what the storage says, which dropping does not.
+/// Closes a descriptor and returns the storage's error, which dropping ignores.
 ///
 /// # Errors
 /// EIO, ENOSPC, EDQUOT: a write that was accepted earlier has failed.

@@ -39,7 +39,7 @@ unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: *mut libc::c_void)
 /// Reads the file flags (`chattr(1)`).
 ///
 /// # Errors
-/// ENOTTY where the file system has none.
+/// ENOTTY if the file system has none.
 pub fn flags(file: BorrowedFd<'_>) -> io::Result<u32> {
     let mut flags: libc::c_long = 0;
     // SAFETY: the command writes an int, the room is a long as its number says.
@@ -61,7 +61,7 @@ pub fn set_flags(file: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
 /// Reads the inode's generation number.
 ///
 /// # Errors
-/// ENOTTY where the file system has none.
+/// ENOTTY if the file system has none.
 pub fn version(file: BorrowedFd<'_>) -> io::Result<u32> {
     let mut room: [u32; 2] = [0; 2];
     // SAFETY: the command writes an int, the room is a long.
@@ -69,10 +69,10 @@ pub fn version(file: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(room[0])
 }
 
-/// Reads the extended flags, project id among them (`struct fsxattr`).
+/// Reads the extended flags, including the project id (`struct fsxattr`).
 ///
 /// # Errors
-/// ENOTTY where the file system has none.
+/// ENOTTY if the file system has none.
 pub fn extended(file: BorrowedFd<'_>) -> io::Result<[u8; EXTENDED_LEN]> {
     let mut room = [0_u32; EXTENDED_LEN / 4];
     // SAFETY: the command writes a struct fsxattr: seven 32-bit words.
@@ -99,13 +99,14 @@ pub fn set_extended(file: BorrowedFd<'_>, value: &[u8; EXTENDED_LEN]) -> io::Res
     unsafe { ioctl(file, command::SET_EXTENDED, room.as_mut_ptr().cast()) }.map(drop)
 }
 
-/// Whether extents are allocated for a file from `offset` on, written or not, also behind its end.
+/// Whether extents are allocated for a file from `offset` on, written or not, including those
+/// beyond its end.
 ///
 /// # Errors
-/// EOPNOTSUPP where the file system has no map of extents; EFBIG behind what a file can have.
+/// EOPNOTSUPP if the file system has no map of extents; EFBIG beyond the maximum file size.
 pub fn has_extents_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
-    // struct fiemap: start, length, then flags, extents found, room for extents, reserved. Without room they
-    // are counted.
+    // struct fiemap: start, length, then flags, extents found, room for extents, reserved. Without
+    // room the extents are counted.
     let mut map: [u64; 4] = [offset, u64::MAX - offset, 0, 0];
     // SAFETY: the command reads and writes a struct fiemap, 32 bytes, and no extent behind it.
     unsafe { ioctl(file, command::MAP_EXTENTS, map.as_mut_ptr().cast()) }?;
@@ -113,7 +114,7 @@ pub fn has_extents_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
     Ok(u32::from_ne_bytes([words[4], words[5], words[6], words[7]]) > 0)
 }
 
-/// `struct fiemap` and behind it the extents that one call answers (linux/fiemap.h).
+/// `struct fiemap`, followed by the extents that one call returns (linux/fiemap.h).
 #[repr(C)]
 struct ExtentMap {
     start: u64,
@@ -140,14 +141,14 @@ struct Extent {
 const EXTENTS_PER_CALL: usize = 64;
 /// `FIEMAP_EXTENT_LAST`.
 const LAST_EXTENT: u32 = 1;
-/// `FIEMAP_EXTENT_NOT_ALIGNED`, set for content that has no blocks of its own as well.
+/// `FIEMAP_EXTENT_NOT_ALIGNED`, also set for content without blocks of its own.
 const NOT_ALIGNED: u32 = 0x100;
 
-/// Whole-block extents that are allocated for a file in a range, written or not, in their order. A file in very
-/// many pieces is answered in part.
+/// Returns whole-block extents that are allocated for a file in a range, written or not, in order.
+/// A very fragmented file is reported in part.
 ///
 /// # Errors
-/// EOPNOTSUPP where the file system has no map of extents.
+/// EOPNOTSUPP if the file system has no map of extents.
 pub fn extents(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     const MAX_CALLS: usize = 256;
     let mut found = Vec::new();
@@ -180,10 +181,10 @@ pub fn extents(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Vec<Range<
     Ok(found)
 }
 
-/// The size of an open block device, bytes.
+/// Returns the size of an open block device, bytes.
 ///
 /// # Errors
-/// ENOTTY where it is none.
+/// ENOTTY if it is no block device.
 pub fn block_device_size(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut size = 0_u64;
     // SAFETY: the command writes 64 bits.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Major and minor number of the running kernel; zeros where they cannot be read.
+/// Major and minor number of the running kernel; zeros if they cannot be read.
 #[must_use]
 pub fn kernel_version() -> (u32, u32) {
     static VERSION: OnceLock<(u32, u32)> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Whether anybody else has a file open or mapped: leases (`F_SETLEASE`) tell, and nothing else
-//! does without a search through all processes.
+//! Whether a file is open or mapped elsewhere, by leases (`F_SETLEASE`): the only means without a
+//! search through all processes.
 
 use crate::check;
 use std::{
@@ -8,24 +8,23 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
-/// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be
+/// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: selects the signal for a lease that is being
 /// broken.
 const F_SETSIG: libc::c_int = 10;
 
-/// Whether anybody but this open file has the file open, or a mapping of it, at this moment; also
-/// the kernel on somebody's behalf. A write lease is only granted to the single user of a file, and
-/// given back at once.
+/// Whether a file is open or mapped by anyone else than this open file at this moment, including
+/// the kernel acting for a process. A write lease is only granted to the single user of a file, and
+/// released at once.
 ///
 /// # Errors
-/// EINVAL where the file system knows no leases or the file is no regular one, EACCES where it
-/// belongs to somebody else and `CAP_LEASE` is missing.
+/// EINVAL if the file system has no leases or the file is not regular, EACCES if it belongs to
+/// another user and `CAP_LEASE` is missing.
 pub fn is_used_by_others(file: BorrowedFd<'_>) -> io::Result<bool> {
     is_refused(file, libc::F_WRLCK)
 }
 
-/// Whether anybody has the file open for writing, or a mapping of it that was made with such an
-/// open file; `file` is open for reading alone. A read lease is only granted where that is not so,
-/// and given back at once.
+/// Whether a file is open for writing, or mapped through an open file for writing; `file` itself is
+/// open for reading only. A read lease is only granted if it is not, and released at once.
 ///
 /// # Errors
 /// As [`is_used_by_others`].
@@ -33,20 +32,23 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> io::Result<bool> {
     is_refused(file, libc::F_RDLCK)
 }
 
-/// The leases of this process, each held for an instant.
+/// Number of leases that this process holds now, each for an instant.
 static HELD: AtomicUsize = AtomicUsize::new(0);
-/// The number of leases that this process has asked for so far.
+/// Number of leases that this process has requested so far.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// So often a call is repeated that leases of this process may have refused, with a millisecond between.
+/// Maximum number of attempts of a call that may have failed because of our own leases, with a
+/// millisecond between.
 const TRIES: usize = 100;
 
-/// Makes a call, an open that does not wait, again as long as `is_refused` says that a lease refused it and this
-/// process may have held that lease. No lock is held meanwhile: an open of a source that does not answer lasts long.
+/// Retries a call, a non-blocking open, while `is_refused` finds that a lease refused it and this
+/// process may have held that lease. No lock is held meanwhile: an open of a source that does not
+/// answer lasts long.
 #[expect(clippy::disallowed_methods, reason = "a lease lasts an instant, and nothing tells its end")]
 pub fn without_own<T>(mut call: impl FnMut() -> T, is_refused: impl Fn(&T) -> bool) -> T {
     for _ in 0..TRIES {
-        // In this order: a lease that is held during the call is either seen in HELD, or asked for after `asked`.
+        // In this order: a lease held during the call is either seen in HELD, or requested after
+        // `asked` was read.
         let asked = ASKED.load(SeqCst);
         if HELD.load(SeqCst) == 0 {
             let result = call();
@@ -59,7 +61,7 @@ pub fn without_own<T>(mut call: impl FnMut() -> T, is_refused: impl Fn(&T) -> bo
     call()
 }
 
-/// Counts a lease as held while it lives.
+/// Counts a lease as held until it is dropped.
 struct Held;
 
 impl Held {
@@ -79,9 +81,9 @@ impl Drop for Held {
 fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
     let _one = Held::new();
     let fd = file.as_raw_fd();
-    // Opening the file in the moment in which the lease is held makes the kernel send this process a
-    // signal: one that is ignored unless asked for. SAFETY: a command of integers on a descriptor
-    // that is borrowed, so open.
+    // If the file is opened while the lease is held, the kernel sends this process a signal:
+    // SIGURG, which is ignored by default. SAFETY: a command of integers on a descriptor that is
+    // borrowed, so open.
     check(i64::from(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) }))?;
     // SAFETY: as above.
     let taken = check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, lease) }));
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_refusal_by_a_lease_of_another_process_is_not_tried_again() {
-        // Beside it the other test may ask for leases.
+        // The other test may request leases concurrently.
         let (mut tries, asked) = (0, ASKED.load(SeqCst));
         let refused = without_own(
             || {

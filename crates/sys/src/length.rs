@@ -2,8 +2,8 @@
 
 use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
 
-/// Sets the length of the file at `path`, following links; unlike an open file's, this makes no
-/// open and no close.
+/// Sets the length of the file at `path`, following links; unlike ftruncate(2), this causes no open
+/// and no close.
 ///
 /// # Errors
 /// As `truncate(2)`.

@@ -1,8 +1,8 @@
 //! System calls that the safe crates lack, each behind a safe function; one topic per file.
 //!
-//! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks what
-//! its safety rests on, returns [`std::io::Error`] with the kernel's number, and keeps no state but
-//! what its file's head names.
+//! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks the
+//! conditions of its own safety, returns [`std::io::Error`] with the kernel's number, and keeps no
+//! state except where its file's head says so.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod accounts;
@@ -49,7 +49,7 @@ fn check(result: libc::c_long) -> io::Result<usize> {
 /// Takes ownership of a descriptor number that a system call has just returned.
 ///
 /// # Safety
-/// Nobody else owns `fd`.
+/// No other owner of `fd` exists.
 unsafe fn owned(fd: usize) -> io::Result<OwnedFd> {
     let fd = libc::c_int::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
     // SAFETY: as the caller vouches.

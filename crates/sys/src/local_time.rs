@@ -1,8 +1,8 @@
-//! Times of day where the user is.
+//! Time of day in the user's time zone.
 
 use std::io;
 
-/// A time by the calendar and clock of the local time zone.
+/// Calendar date and time in the local time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTime {
     /// The year, with the century.
@@ -21,8 +21,7 @@ pub struct LocalTime {
     pub weekday: u32,
 }
 
-/// The local time of a number of seconds since 1970. The time zone is that of `TZ`, or the
-/// system's.
+/// Converts seconds since 1970 to local time. The time zone is that of `TZ`, or the system's.
 ///
 /// # Errors
 /// A year that does not fit (localtime(3): EOVERFLOW).

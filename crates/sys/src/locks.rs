@@ -1,4 +1,4 @@
-//! Byte-range locks that belong to an open file (`F_OFD_*`), so that a server can hold them for
+//! Byte-range locks that belong to an open file (`F_OFD_*`), so that a server can hold locks for
 //! many owners.
 
 use crate::check;
@@ -27,7 +27,7 @@ pub struct Range {
     pub start: u64,
     /// Bytes.
     pub length: u64,
-    /// Holder, as `F_OFD_GETLK` tells it: 0 where unknown (-1 in the kernel's answer: another open
+    /// Holder, as reported by `F_OFD_GETLK`: 0 if unknown (-1 in the kernel's answer: another open
     /// file's lock).
     pub pid: u32,
 }
@@ -51,7 +51,7 @@ fn raw(range: Range) -> io::Result<libc::flock64> {
 /// Sets or releases a lock of this open file; with `wait`, blocks until it is free.
 ///
 /// # Errors
-/// EAGAIN where held by another; EINTR after a signal; EBADF where the file is not open for the
+/// EAGAIN if held by another owner; EINTR after a signal; EBADF if the file is not open for the
 /// kind; EDEADLK never.
 pub fn set(file: BorrowedFd<'_>, range: Range, wait: bool) -> io::Result<()> {
     let raw = raw(range)?;
@@ -60,10 +60,10 @@ pub fn set(file: BorrowedFd<'_>, range: Range, wait: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const raw) }.into()).map(drop)
 }
 
-/// The first lock in the way of `range`, or one of kind [`Kind::Unlock`].
+/// Returns the first lock that conflicts with `range`, or one of kind [`Kind::Unlock`].
 ///
 /// # Errors
-/// EINVAL for a range past the end of the numbers.
+/// EINVAL for a range beyond the maximum offset.
 pub fn test(file: BorrowedFd<'_>, range: Range) -> io::Result<Range> {
     let mut raw = raw(range)?;
     // SAFETY: the structure lives during the call.

@@ -1,7 +1,7 @@
 //! Loop devices: an image file as a block device (loop(4), include/uapi/linux/loop.h).
 //!
-//! Called by the loop engine of cages. Devices are attached so that they detach themselves when
-//! nobody has them open or mounted any more: nothing is left behind by a process that dies.
+//! Called by the loop engine of cages. Devices are attached with autoclear: they detach themselves
+//! when they are no longer open or mounted, so a process that dies leaves none behind.
 
 use crate::check;
 use rustix::fs::{Mode, OFlags, fstat, open};
@@ -21,7 +21,7 @@ const GET_FREE: u32 = 0x4C82;
 const FLAG_AUTOCLEAR: u32 = 4;
 const FLAG_DIRECT_IO: u32 = 16;
 
-/// How often another process may take a free device before we do.
+/// Maximum number of attempts, as another process may take a free device first.
 const ATTEMPTS: usize = 64;
 
 /// `struct loop_info64`.
@@ -70,7 +70,7 @@ const EMPTY: Info = Info {
     init: [0; 2],
 };
 
-/// A loop device that is open here.
+/// An attached loop device, open in this process.
 #[derive(Debug)]
 pub struct LoopDevice {
     /// `/dev/loopN`.
@@ -81,7 +81,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Takes over the image's present length.
+    /// Updates the device to the image's current length.
     ///
     /// # Errors
     /// ENXIO for a device that is not attached.
@@ -112,16 +112,16 @@ fn open_device(path: &Path, access: OFlags) -> io::Result<OwnedFd> {
 
 /// Attaches an image, which is open for reading and writing, to a free device; `image` is the name
 /// to show for it. Direct I/O is on if the image was opened with `O_DIRECT`. The device detaches
-/// itself when its last user is gone.
+/// itself when its last user closes it.
 ///
 /// # Errors
-/// EACCES, EPERM without privilege; ENOENT where there is no `/dev/loop-control` or no device file;
-/// EINVAL where the image's file system cannot do direct I/O.
+/// EACCES, EPERM without privilege; ENOENT if there is no `/dev/loop-control` or no device file;
+/// EINVAL if the image's file system does not support direct I/O.
 pub fn attach(file: BorrowedFd<'_>, image: &Path) -> io::Result<LoopDevice> {
     let control = open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let direct = rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT);
     let mut info = Info { flags: FLAG_AUTOCLEAR | if direct { FLAG_DIRECT_IO } else { 0 }, ..EMPTY };
-    // The kernel shows the whole path in sysfs; here is room for its beginning.
+    // The kernel shows the whole path in sysfs; this field has room for its beginning.
     let name = image.as_os_str().as_bytes();
     for (to, from) in info.file_name.iter_mut().take(63).zip(name) {
         *to = *from;
@@ -139,7 +139,7 @@ pub fn attach(file: BorrowedFd<'_>, image: &Path) -> io::Result<LoopDevice> {
                 let direct_io = status(device.as_fd())?.flags & FLAG_DIRECT_IO != 0;
                 return Ok(LoopDevice { path, direct_io, file: device });
             }
-            // Somebody else was faster.
+            // Another process took the device first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
@@ -147,26 +147,27 @@ pub fn attach(file: BorrowedFd<'_>, image: &Path) -> io::Result<LoopDevice> {
     Err(io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// The device that an image is attached to, if any, told by the file itself and not by its name.
+/// Returns the device that an image is attached to, if any, found by the image's identity and not
+/// by its name.
 ///
 /// # Errors
-/// An image that cannot be looked at, or where sysfs is not mounted.
+/// The image cannot be examined, or sysfs is not mounted.
 pub fn attached(image: impl AsFd) -> io::Result<Option<LoopDevice>> {
     let stat = fstat(image)?;
     let (device, inode) = (stat.st_dev, stat.st_ino);
     for entry in fs::read_dir("/sys/block")? {
         let entry = entry?;
         let name = entry.file_name();
-        // The directory is there while the device is attached.
+        // The directory exists while the device is attached.
         if !name.as_bytes().starts_with(b"loop") || !entry.path().join("loop").exists() {
             continue;
         }
         let path = Path::new("/dev").join(&name);
-        // Detached meanwhile, or not there for us: then it is not in our way. For reading only: the
-        // end of a writer makes udev look at the device.
+        // Detached meanwhile, or not accessible: then it does not matter. Opened for reading only:
+        // closing after a write makes udev probe the device.
         let Ok(file) = open_device(&path, OFlags::RDONLY) else { continue };
         let Ok(info) = status(file.as_fd()) else { continue };
-        // As the kernel encodes device numbers for this call (huge_encode_dev): as user space does.
+        // The kernel encodes device numbers for this call (huge_encode_dev) like user space does.
         if info.inode == inode && info.device == device {
             return Ok(Some(LoopDevice { path, direct_io: info.flags & FLAG_DIRECT_IO != 0, file }));
         }

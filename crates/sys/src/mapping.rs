@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-/// A mapping of a file, shared with everybody else who maps, reads or writes it.
+/// A shared mapping of a file.
 #[derive(Debug)]
 pub struct SharedMapping {
     start: NonNull<u8>,
@@ -19,7 +19,7 @@ pub struct SharedMapping {
 }
 
 impl SharedMapping {
-    /// Maps the first `length` bytes of a file, for writing too where asked.
+    /// Maps the first `length` bytes of a file, with `writable` also for writing.
     ///
     /// # Errors
     /// As `mmap(2)`: EINVAL for a length of 0, EACCES for a mode that the file was not opened for.

@@ -1,9 +1,9 @@
-//! How much memory this process may take: that of the machine, or what its control group and all
-//! around it leave.
+//! Memory limit of this process: the machine's memory, or the limits of its control group and all
+//! parent groups.
 //!
 //! Both hierarchies are read, of version 2 (`memory.max`, `memory.high`) and of version 1
-//! (`memory.limit_in_bytes`), where the process sees them mounted. What cannot be read limits
-//! nothing.
+//! (`memory.limit_in_bytes`), where they are mounted for this process. A file that cannot be read
+//! does not limit.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The least of all limits on this process, bytes; `None` where nothing is known, not even of the
-/// machine.
+/// The lowest of all limits on this process, bytes; `None` if none is known, not even the machine's
+/// memory.
 pub fn limit() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (groups, mounts) = (read("/proc/self/cgroup"), fs::read("/proc/self/mountinfo").unwrap_or_default());
@@ -26,13 +26,13 @@ fn machine(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// A limit as the kernel writes it; version 1 writes a very large number for none. Pure.
+/// Parses a limit in the kernel's format; version 1 has a very large number for none. Pure.
 fn number(text: &str) -> Option<u64> {
     text.trim().parse::<u64>().ok()
 }
 
-/// The files that may hold a limit on a process of these groups (`/proc/self/cgroup`), where this
-/// is mounted (`/proc/self/mountinfo`). Pure.
+/// The files that may contain a limit on a process of these groups (`/proc/self/cgroup`), for these
+/// mounts (`/proc/self/mountinfo`). Pure.
 fn files(groups: &str, mounts: &[u8]) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -46,7 +46,7 @@ fn files(groups: &str, mounts: &[u8]) -> Vec<PathBuf> {
             _ => continue,
         };
         for (root, place) in mounts.split(|byte| *byte == b'\n').filter_map(|line| mounted(line, kind)) {
-            // A part of the tree may be mounted: what lies above it is not seen.
+            // A part of the tree may be mounted: parents above it are not visible.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             for group in inside.ancestors() {
                 files.extend(names.iter().map(|name| place.join(group).join(name)));
@@ -56,7 +56,8 @@ fn files(groups: &str, mounts: &[u8]) -> Vec<PathBuf> {
     files
 }
 
-/// What of the tree of groups is mounted by this line, and where. Of version 1, the one of memory.
+/// Root and mount point of a cgroup mount on this line. Of version 1, only that of the memory
+/// controller.
 fn mounted(line: &[u8], kind: &str) -> Option<(PathBuf, PathBuf)> {
     let mut fields = line.split(|byte| *byte == b' ').skip(3);
     let path = |field: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(field));

@@ -1,8 +1,8 @@
 //! Mounts as descriptors: clone a tree, change its attributes, map its owners, attach it.
 //!
-//! Called by the kernel engine of `mirror`. The order that the kernel demands: [`clone_tree`],
+//! Called by the kernel engine of `mirror`. The kernel requires this order: [`clone_tree`],
 //! [`set_attributes`] while the clone has never been attached (an id map can be set only then),
-//! [`attach`]. A clone that is dropped instead vanishes.
+//! [`attach`]. A clone that is dropped without that disappears.
 
 use crate::check;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -40,26 +40,26 @@ impl MountAttributes {
     pub const fn empty() -> MountAttributes {
         MountAttributes(0)
     }
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: MountAttributes) -> MountAttributes {
         MountAttributes(self.0 | other.0)
     }
 }
 
-/// A run of ids: `count` ids from `inside` on, as stored in the file system, appear as those from
-/// `outside` on.
+/// A range of ids: `count` ids from `inside` on, as stored in the file system, are shown as those
+/// from `outside` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
-    /// First id on the storage.
+    /// First stored id.
     pub inside: u32,
-    /// First id as shown.
+    /// First shown id.
     pub outside: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 
-/// A detached clone of the mount at `source`, with what is mounted below it when `recursive`.
+/// Makes a detached clone of the mount at `source`, including the mounts below it when `recursive`.
 ///
 /// # Errors
 /// EPERM without `CAP_SYS_ADMIN` over the mount namespace; ENOENT; ENOSYS before Linux 5.2.
@@ -75,7 +75,7 @@ pub fn clone_tree(source: &Path, recursive: bool) -> io::Result<OwnedFd> {
 /// [`user_namespace`]) maps its owners.
 ///
 /// # Errors
-/// EINVAL where the file system cannot map owners or the mount was attached already; EPERM.
+/// EINVAL if the file system cannot map owners or the mount was attached already; EPERM.
 pub fn set_attributes(
     mount: BorrowedFd<'_>,
     set: MountAttributes,
@@ -111,7 +111,7 @@ pub fn set_attributes(
     .map(drop)
 }
 
-/// Cuts a mount off from its peers: what is mounted or unmounted elsewhere no longer appears in it.
+/// Makes a mount private: mounts and unmounts elsewhere no longer propagate to it.
 ///
 /// # Errors
 /// EPERM; ENOSYS before Linux 5.12.
@@ -140,7 +140,7 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Attaches a detached mount at `target`, where no part of the path is a symbolic link.
+/// Attaches a detached mount at `target`, if no part of the path is a symbolic link.
 fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let target = rustix::fs::openat2(
         rustix::fs::CWD,
@@ -153,25 +153,24 @@ fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", &target, "", flags)?)
 }
 
-/// Shows a mount that is at no place at `mountpoint` (a path without links), with these attributes
-/// from the first instant: its directory `name`, or its root where there is no name or the kernel
-/// cannot do that. Answers whether it is the directory that is shown, and the [`identity`] of the
-/// mount there.
+/// Attaches a detached mount at `mountpoint` (a path without links), with these attributes from the
+/// first instant: its directory `name`, or its root if there is no name or the kernel cannot do
+/// that. Returns whether the directory was attached, and the [`identity`] of the new mount.
 ///
-/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the
-/// process's descriptors but the mount. So, if the process is killed meanwhile, the connection ends
-/// and the wait with it; otherwise the two would wait for each other without end.
+/// For a daemon that serves the mount itself: the thread that waits for it holds none of the
+/// process's descriptors except the mount. So, if the process is killed meanwhile, the connection
+/// ends and the wait with it; otherwise the two would wait for each other forever.
 ///
 /// # Errors
-/// Where nothing can be attached at `mountpoint`; nothing has changed then.
+/// The mount cannot be attached at `mountpoint`; nothing has changed then.
 pub fn show(
     mount: BorrowedFd<'_>,
     name: Option<&str>,
     mountpoint: &Path,
     attributes: MountAttributes,
 ) -> io::Result<(bool, u64)> {
-    // Above the standard ones, which the thread has as well. The thread has a copy of it; this one
-    // is closed here.
+    // Above the standard descriptors, which the thread has as well. The thread has a copy of it;
+    // this one is closed here.
     let mount = rustix::io::fcntl_dupfd_cloexec(mount, 3)?;
     let show = || {
         crate::descriptors::leave_all_but(&mount)?;
@@ -192,7 +191,8 @@ pub fn show(
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
-            // Where this is the worker of a guardian, another one may have to answer it.
+            // If this is the worker of a supervisor, the next worker may have to answer the request
+            // of this thread.
             .name(crate::worker::WAITS.to_owned())
             .stack_size(128 << 10)
             .spawn_scoped(scope, show)?;
@@ -200,18 +200,18 @@ pub fn show(
     })
 }
 
-/// A detached clone of a directory of a mount.
+/// Makes a detached clone of a directory of a mount.
 fn clone_within(mount: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     open_tree(mount, name, flags)
 }
 
-/// A detached clone before Linux 6.15, which clones nothing of a mount that is at no place: it is
-/// attached for that moment in a mount namespace that the calling thread alone has, where nobody
-/// sees it. Where its directory cannot be cloned, its root is. The thread must have a root directory
-/// of its own; the mount itself is of no use afterwards.
+/// Makes a detached clone before Linux 6.15, which cannot clone from a detached mount: the mount is
+/// attached for a moment in a mount namespace of the calling thread alone, invisible to others. If
+/// its directory cannot be cloned, its root is. The thread must have a root directory of its own;
+/// the mount itself cannot be used afterwards.
 fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
-    // Any directory will do.
+    // An arbitrary directory as mount point.
     let place = c"/proc";
     let home = fs::File::open("/proc/thread-self/ns/mnt")?;
     // SAFETY: a mount namespace of its own takes no descriptor from the thread.
@@ -225,12 +225,12 @@ fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, b
     Ok(cloned?)
 }
 
-/// A user namespace that exists only as a descriptor, with these maps: what an id-mapped mount is
-/// told its map by. Ids that no range names are shown as the overflow id.
+/// Makes a user namespace that exists only as a descriptor, with these maps: it passes the id map
+/// to an id-mapped mount. Ids outside all ranges are shown as the overflow id.
 ///
 /// # Errors
-/// EPERM without privilege; EINVAL for ranges that overlap or for more than 340 of them; EAGAIN
-/// where no process can be made.
+/// EPERM without privilege; EINVAL for ranges that overlap or for more than 340 of them; EAGAIN if
+/// no process can be created.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> io::Result<OwnedFd> {
     let (mut ready, ready_end) = io::pipe()?;
     let (gate, gate_end) = io::pipe()?;
@@ -285,12 +285,12 @@ fn map_namespace(
 fn write_map(path: &str, ranges: &[IdRange]) -> io::Result<()> {
     let text: String =
         ranges.iter().map(|range| format!("{} {} {}\n", range.inside, range.outside, range.count)).collect();
-    // The kernel takes a map in one write only.
+    // The kernel accepts a map in a single write only.
     fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// A descriptor of the mount itself at `path` (`open_tree(2)` without cloning), to change
-/// attributes of a mount in place.
+/// Opens the mount at `path` (`open_tree(2)` without cloning), to change attributes of a mount in
+/// place.
 ///
 /// # Errors
 /// ENOENT, EACCES.
@@ -298,12 +298,12 @@ pub fn existing(path: &Path) -> io::Result<OwnedFd> {
     Ok(open_tree(rustix::fs::CWD, path, OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
 }
 
-/// The identity of a mount (statx's `stx_mnt_id`), to tell mounts apart.
+/// The unique identity of a mount (statx's `stx_mnt_id`).
 ///
 /// # Errors
 /// As `statx(2)`; EOPNOTSUPP before Linux 5.8.
 pub fn identity(of: impl AsFd) -> io::Result<u64> {
-    // Without a request to what is mounted.
+    // Without a request to the mounted file system.
     let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_DONT_SYNC;
     let statx = rustix::fs::statx(of, "", flags, rustix::fs::StatxFlags::from_bits_retain(libc::STATX_MNT_ID))?;
     if statx.stx_mask & libc::STATX_MNT_ID == 0 {
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     }
 
-    /// A tmpfs at no place, with a directory `inside` in which is a file.
+    /// A detached tmpfs, with a directory `inside` that contains a file.
     fn nowhere() -> OwnedFd {
         use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
         let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
@@ -377,7 +377,7 @@ mod tests {
         fs::remove_dir(&directory).unwrap();
     }
 
-    /// What kernels need that clone nothing of a mount at no place.
+    /// The fallback for kernels that cannot clone from a detached mount.
     #[test]
     fn a_directory_is_cloned_where_nobody_sees_it() {
         if !root() {

@@ -1,10 +1,10 @@
-//! Looks at other processes in `/proc`, by whoever must not wait for them.
+//! Reads of other processes' `/proc` files, with a time limit.
 //!
-//! The kernel tells little of a process while it becomes another program (execve(2); as of Linux
-//! 6.18, whoever asks for `exe`, `cwd` or `fd` sleeps), and it closes files meanwhile: of a file
-//! system that does not answer, for as long as its user likes. So a thread of its own looks, and
-//! whoever asked goes on without it after a while. Invariant: there is one such thread at most for
-//! each [`ProcLooks`], however many ask.
+//! The kernel blocks some of these reads while a process executes a new program (execve(2); as of
+//! Linux 6.18, reads of `exe`, `cwd` or `fd` sleep), and it closes files meanwhile: on a file
+//! system that does not answer, for as long as its owner likes. So a separate thread reads, and the
+//! caller continues without the result after a while. Invariant: each [`ProcLooks`] has at most one
+//! such thread, however many callers there are.
 
 use std::{
     io,
@@ -14,17 +14,18 @@ use std::{
 
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-/// One look at a time.
+/// Reader with one thread at a time.
 #[derive(Debug, Default)]
 pub struct ProcLooks {
     looking: Arc<Mutex<()>>,
 }
 
 impl ProcLooks {
-    /// What `look` finds; `None` if it takes longer than `limit`, or one before it does.
+    /// Runs `look` in a thread and returns its result; `None` if it, or an earlier one, takes
+    /// longer than `limit`.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn within<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -34,7 +35,7 @@ impl ProcLooks {
         let (found, finding) = mpsc::sync_channel(1);
         let body = move || {
             let _one: ArcMutexGuard<RawMutex, ()> = one;
-            // Nobody listens any more who has waited for too long.
+            // A caller whose time limit has passed does not receive it.
             let _ = found.try_send(look());
         };
         std::thread::Builder::new().name("looks at /proc".to_owned()).spawn(body)?;

@@ -1,7 +1,7 @@
-//! Project quotas: how much all files with one project number may take together (quotactl_fd(2),
+//! Project quotas: a limit for all files with one project id (quotactl_fd(2),
 //! ioctl_xfs_fsgetxattr(2)).
 //!
-//! Called by the quota engine of cages. The same calls serve ext4 and XFS.
+//! Called by the quota engine of cages. The same calls work on ext4 and XFS.
 
 use crate::{check, ioctls};
 use std::{
@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// One number on every architecture that we serve (the common part of the system call tables);
+/// The same number on every supported architecture (the common part of the system call tables);
 /// Linux 5.14.
 const QUOTACTL_FD: libc::c_long = 443;
 /// `PRJQUOTA`.
@@ -18,7 +18,7 @@ const PROJECT: u32 = 2;
 /// `Q_GETQUOTA`, `Q_SETQUOTA` (linux/quota.h).
 const GET_QUOTA: u32 = 0x80_0007;
 const SET_QUOTA: u32 = 0x80_0008;
-/// `Q_XGETQSTATV` (linux/dqblk_xfs.h); answered by ext4, too.
+/// `Q_XGETQSTATV` (linux/dqblk_xfs.h); ext4 supports it, too.
 const GET_STATE: u32 = 0x5808;
 /// `FS_QUOTA_PDQ_ACCT`, `FS_QUOTA_PDQ_ENFD`.
 const STATE_COUNTED: u16 = 1 << 4;
@@ -28,7 +28,7 @@ const VALID_LIMITS: u32 = 1 | 4;
 /// Unit of limits: `QIF_DQBLKSIZE`.
 pub const LIMIT_UNIT: u64 = 1024;
 
-/// `FS_XFLAG_PROJINHERIT`: what is made in this directory belongs to its project.
+/// `FS_XFLAG_PROJINHERIT`: new files in this directory belong to its project.
 const INHERIT: u32 = 0x200;
 
 /// `struct if_dqblk`.
@@ -47,7 +47,7 @@ struct Block {
     pad: u32,
 }
 
-/// `struct fs_quota_statv`: version, padding, flags, and what does not concern us.
+/// `struct fs_quota_statv`: version, padding, flags, and unused fields.
 #[repr(C, align(8))]
 struct QuotaState {
     version: i8,
@@ -66,19 +66,19 @@ unsafe fn quotactl(file: BorrowedFd<'_>, command: u32, id: u32, argument: *mut l
     check(unsafe { libc::syscall(QUOTACTL_FD, file.as_raw_fd(), command, id, argument) }).map(drop)
 }
 
-/// Whether project quotas are on.
+/// State of project quotas on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Use is counted.
+    /// Usage is counted.
     pub counted: bool,
-    /// Limits hold.
+    /// Limits are enforced.
     pub enforced: bool,
 }
 
-/// The state of the file system that `file` lies on.
+/// Reads the quota state of the file system that contains `file`.
 ///
 /// # Errors
-/// ENOSYS, EOPNOTSUPP, EINVAL, ESRCH where the kernel or the file system has no quotas; EPERM.
+/// ENOSYS, EOPNOTSUPP, EINVAL, ESRCH if the kernel or the file system has no quotas; EPERM.
 pub fn state(file: BorrowedFd<'_>) -> io::Result<Quotas> {
     let mut state = QuotaState { version: 1, pad: 0, flags: 0, rest: [0; 156] };
     // SAFETY: the command reads the version and writes a struct fs_quota_statv.
@@ -86,7 +86,7 @@ pub fn state(file: BorrowedFd<'_>) -> io::Result<Quotas> {
     Ok(Quotas { counted: state.flags & STATE_COUNTED != 0, enforced: state.flags & STATE_ENFORCED != 0 })
 }
 
-/// What a project may use and does use.
+/// Limits and usage of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Limit, bytes; 0: none.
@@ -99,7 +99,7 @@ pub struct Usage {
     pub inodes: u64,
 }
 
-/// Limit and use of a project. One that was never used has neither.
+/// Reads limits and usage of a project; zeros for a project without files and limits.
 ///
 /// # Errors
 /// ESRCH where quotas are off; EPERM.
@@ -113,7 +113,7 @@ pub fn usage(file: BorrowedFd<'_>, project: u32) -> io::Result<Usage> {
             inode_limit: block.inode_hard,
             inodes: block.inodes,
         }),
-        // XFS says so of a project that it has no record of.
+        // XFS has no record of this project.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Usage::default()),
         Err(error) => Err(error),
     }
@@ -130,19 +130,19 @@ pub fn set_limits(file: BorrowedFd<'_>, project: u32, bytes: u64, inodes: u64) -
     unsafe { quotactl(file, SET_QUOTA, project, (&raw mut block).cast()) }
 }
 
-/// The project that a file belongs to.
+/// Project of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// The project; 0: none.
     pub project: u32,
-    /// Whether what is made in this directory belongs to it, too.
+    /// Whether new files in this directory belong to it, too.
     pub inherited: bool,
 }
 
-/// The project of a file or directory.
+/// Reads the project of a file or directory.
 ///
 /// # Errors
-/// ENOTTY, EOPNOTSUPP where the file system knows no projects.
+/// ENOTTY, EOPNOTSUPP if the file system has no projects.
 pub fn membership(file: BorrowedFd<'_>) -> io::Result<Membership> {
     let value = ioctls::extended(file)?;
     let flags = word(&value, 0);
@@ -152,7 +152,7 @@ pub fn membership(file: BorrowedFd<'_>) -> io::Result<Membership> {
 /// Moves a file or directory (`inherited` may only be set for these) to a project.
 ///
 /// # Errors
-/// EPERM for immutable files; EDQUOT; EOPNOTSUPP where the file system has no projects; as
+/// EPERM for immutable files; EDQUOT; EOPNOTSUPP if the file system has no projects; as
 /// [`membership`].
 pub fn set_membership(file: BorrowedFd<'_>, membership: Membership) -> io::Result<()> {
     let mut value = ioctls::extended(file)?;
@@ -162,7 +162,7 @@ pub fn set_membership(file: BorrowedFd<'_>, membership: Membership) -> io::Resul
     ioctls::set_extended(file, &value)
 }
 
-/// `file_getattr`, `file_setattr`: one number on every architecture that we serve; Linux 6.17.
+/// `file_getattr`, `file_setattr`: the same numbers on every supported architecture; Linux 6.17.
 const FILE_GETATTR: libc::c_long = 468;
 const FILE_SETATTR: libc::c_long = 469;
 
@@ -179,16 +179,16 @@ struct FileAttributes {
 
 const _: () = assert!(mem::size_of::<FileAttributes>() == 24);
 
-/// The project of what has this name in a directory: also of links, sockets and devices, which
-/// cannot be opened for that.
+/// Reads the project of a name in a directory: also of links, sockets and devices, which cannot be
+/// opened for that.
 ///
 /// # Errors
-/// ENOSYS before Linux 6.17; EOPNOTSUPP where the file system knows no projects; ENOENT.
+/// ENOSYS before Linux 6.17; EOPNOTSUPP if the file system has no projects; ENOENT.
 pub fn membership_of(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<u32> {
     Ok(attributes(directory, name)?.project)
 }
 
-/// Moves what has this name in a directory, and is none itself, to a project.
+/// Moves the file with this name in a directory, not a directory itself, to a project.
 ///
 /// # Errors
 /// As [`membership_of`]; EDQUOT; EPERM.

@@ -1,19 +1,19 @@
-//! Memory of another process: what it is about to write, where only the addresses are known.
+//! Memory of another process: the length of a write of which only the addresses are known.
 
 use crate::check;
 use std::io;
 
-/// The most vectors that one call takes (`UIO_MAXIOV`).
+/// Maximum number of vectors in one call (`UIO_MAXIOV`).
 const VECTORS_MAX: usize = 1024;
 /// Vectors read at a time.
 const BATCH: usize = 64;
 
-/// The sum of the lengths of an array of `count` vectors (`struct iovec`) at `address` in the
+/// Returns the total length of an array of `count` vectors (`struct iovec`) at `address` in the
 /// process of thread `tid`.
 ///
 /// # Errors
-/// EINVAL for more vectors than a call takes, EOVERFLOW for a sum that no call writes; EPERM,
-/// ESRCH, EFAULT as `process_vm_readv(2)`.
+/// EINVAL for more vectors than a call accepts, EOVERFLOW for more bytes than a call can write;
+/// EPERM, ESRCH, EFAULT as `process_vm_readv(2)`.
 pub fn vectors_total(tid: u32, address: u64, count: u64) -> io::Result<u64> {
     let count = usize::try_from(count).ok().filter(|&count| count <= VECTORS_MAX);
     let count = count.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;

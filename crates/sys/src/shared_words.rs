@@ -1,9 +1,9 @@
-//! Memory that outlives the process that uses it: words that several processes map, each read and
-//! written as a whole.
+//! Shared memory that survives the processes that use it: an array of words, each read and written
+//! atomically.
 //!
-//! Made by a guardian and inherited by the workers that it makes (`worker.rs`), so that what one of
-//! them noted is there for the next. Only what is touched costs memory. Invariant: the memory is
-//! reached through atomics alone, so that whatever another process does to it is no data race.
+//! Made by a supervisor and inherited by its workers (`worker.rs`), so that records of one worker
+//! are available to the next. Only touched pages cost memory. Invariant: the memory is accessed by
+//! atomics only, so that writes of another process are no data race.
 
 use rustix::{
     fs::{MemfdFlags, fstat, ftruncate, memfd_create},
@@ -17,7 +17,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Zeroed words, shared with all processes that are made from this one.
+/// Zeroed words, shared with all processes that are forked from this one.
 #[derive(Debug)]
 pub struct SharedWords {
     start: NonNull<AtomicU64>,
@@ -31,20 +31,20 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// So many words, under a name that is shown in lists of mappings.
+    /// Allocates `count` words, under a name that lists of mappings show.
     ///
     /// # Errors
-    /// As `memfd_create(2)` and `mmap(2)`: ENOMEM where the process may not map as much.
+    /// As `memfd_create(2)` and `mmap(2)`: ENOMEM if the process may not map as much.
     pub fn new(name: &CStr, count: usize) -> io::Result<SharedWords> {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, bytes_of(count)? as u64)?;
         SharedWords::map(memory, count)
     }
 
-    /// Those that another program made, which became this one.
+    /// Maps the words that this process allocated before it executed the current program.
     ///
     /// # Errors
-    /// EINVAL where they are not as many; as [`Self::new`].
+    /// EINVAL if their number differs; as [`Self::new`].
     pub fn taken_over(memory: OwnedFd, count: usize) -> io::Result<SharedWords> {
         if fstat(&memory)?.st_size.cast_unsigned() != bytes_of(count)? as u64 {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -62,7 +62,7 @@ impl SharedWords {
         // SAFETY: the range is the mapping just made, and the advice changes nothing of its content.
         let left_out = unsafe { madvise(start, bytes, Advice::LinuxDontDump) };
         if left_out.is_err() {
-            // A core file would be larger, which harms nobody here.
+            // A core file is larger then, which is harmless.
         }
         // A mapping begins at a page, so it is aligned for words.
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -72,16 +72,17 @@ impl SharedWords {
     /// The words.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping holds `count` words, all of them initialised (zeroed by the kernel), and
-        // lives as long as `self`; whoever else has it changes it through atomics.
+        // lives as long as `self`; other processes change it through atomics, too.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 
-    /// The memory as a descriptor, which whoever closes descriptors leaves open.
+    /// The descriptor of the memory, which must stay open when descriptors are closed for a new
+    /// program.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// Makes words zero, and gives memory of whole pages among them back.
+    /// Zeroes words, and frees the memory of whole pages among them.
     pub fn clear(&self, from: usize, count: usize) {
         let Some(words) = from.checked_add(count).and_then(|end| self.words().get(from..end)) else { return };
         let start = words.as_ptr().cast::<c_void>().cast_mut();

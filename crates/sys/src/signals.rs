@@ -1,4 +1,5 @@
-//! Signals as values: blocked once at start, then read from a descriptor by one ordinary thread.
+//! Signals as values: blocked once at the start, then read from a descriptor by one ordinary
+//! thread.
 //!
 //! Called by the daemon before it makes any thread (a thread inherits the mask of the one that made
 //! it), so that no handler ever runs in the middle of other code. Invariant: the signals named here
@@ -55,7 +56,7 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just made this descriptor, and nobody else knows it.
+        // SAFETY: the kernel just made this descriptor, and it has no other owner.
         Ok(Signals(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
@@ -67,7 +68,7 @@ impl Signals {
         self.next_and_sender().map(|(signal, _)| signal)
     }
 
-    /// The same, with the process that sent it (0: the kernel).
+    /// Waits for the next signal; also returns the process that sent it (0: the kernel).
     ///
     /// # Errors
     /// As `read(2)`.
@@ -87,10 +88,10 @@ impl Signals {
     }
 }
 
-/// Goes back to what `SIGCHLD` does by default. A process that was started with it ignored (as by
+/// Restores the default action of `SIGCHLD`. A process that was started with it ignored (by
 /// `env --ignore-signal`, or by a shell after `trap '' CHLD`) cannot wait for its children: the
-/// kernel drops how they ended, and waiting fails with ECHILD (waitpid(2)). To be called before any
-/// child is started.
+/// kernel discards their exit status, and waiting fails with ECHILD (waitpid(2)). To be called before
+/// any child is started.
 ///
 /// # Errors
 /// As `signal(2)`.
@@ -102,7 +103,7 @@ pub fn keep_ended_children() -> io::Result<()> {
     }
 }
 
-/// Has a program start with the signals of [`Signal`] unblocked, which it would otherwise inherit
+/// Makes a program start with the signals of [`Signal`] unblocked, which it would otherwise inherit
 /// blocked.
 pub fn unblocked_in(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec, `unblock` fills a set on the stack and calls pthread_sigmask:

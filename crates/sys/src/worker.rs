@@ -1,20 +1,22 @@
-//! A process that works with this one's table of descriptors: what it opens stays open when it dies.
+//! A worker process that shares this process' descriptor table: files that it opens stay open when
+//! it dies.
 //!
-//! Called by the guardian of a mount, which has one thread, does nothing else, and makes the next
-//! worker when one has died. Table and memory: `clone(2)` with `CLONE_FILES` and without `CLONE_VM`
-//! gives the worker a copy of the memory (but for what is mapped shared) and the same table, which
-//! goes with the last of its processes.
+//! Called by the supervisor of a mount, which has one thread, does nothing else, and starts the
+//! next worker when one has died. Table and memory: `clone(2)` with `CLONE_FILES` and without
+//! `CLONE_VM` gives the worker a copy of the memory (except shared mappings) and the same
+//! descriptor table, which is freed with the last of its processes.
 //!
-//! The C library does not know of this way to make a process: in the worker's first thread it
-//! believes to be the guardian's (a thread keeps its number). So that thread makes another one, which
-//! is sound in every respect, and waits for it.
+//! The C library does not know this kind of fork: in the worker's first thread it assumes the
+//! supervisor's thread id. So that thread starts another one, which is sound in every respect, and
+//! waits for it.
 //!
-//! A thread that waits in the kernel for an answer of the mount which its own process served is not dead
-//! before the next worker has given that, and a process is not dead before its threads are. So a
-//! worker tells by a descriptor that its main thread is dead ([`death_of_this_thread`]), and the guardian
-//! looks then whether other threads are left than such ([`Guard::outlasted`]), by their names: those are in
-//! the kernel's hands, and hold whatever becomes of the process. Invariant: while a worker runs, the guardian
-//! opens nothing: a worker that begins closes what it does not know, whoever opened it.
+//! A thread that waits in the kernel for an answer of the mount which its own process served does
+//! not die before the next worker has answered, and a process is not dead before its threads are.
+//! So a worker reports by a descriptor that its main thread is dead ([`death_of_this_thread`]), and
+//! the supervisor then checks by the names of the remaining threads whether all of them are waiting
+//! like this ([`Guard::outlasted`]): these are in the kernel, and hold nothing that the next worker
+//! needs. Invariant: while a worker runs, the supervisor opens no descriptors: a new worker closes
+//! all that it does not know, whichever process opened them.
 
 use crate::{check, descriptors::is_open};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,49 +35,48 @@ use std::{
     time::Duration,
 };
 
-/// How a worker ended.
+/// How a worker process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// It was killed by this signal.
     Signal(i32),
 }
 
-/// What a guardian has waited for.
+/// Event that a supervisor has waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// Its worker has ended.
     Ended(Ended),
     /// The worker's main thread is dead.
     Dying,
-    /// Something was noted for it ([`call`]).
+    /// The worker requested attention ([`call`]): it has recorded something for the supervisor.
     Called,
 }
 
-/// The signal that tells a guardian of it.
+/// The signal of a worker's call.
 const CALLS: Signal = Signal::USR2;
 
-/// The signals that a guardian waits for: those that it passes on to its worker, and the one that
-/// tells of the worker's end.
+/// The signals that a supervisor forwards to its worker.
 const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1];
 
 /// `PIDFD_THREAD` (linux/pidfd.h).
 const OF_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 
-/// For how long nothing is done between two looks at threads that are dying, at first and at most.
+/// Pause between two checks of dying threads, at first and at most.
 const LOOK: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(50)];
 
-/// Takes signals one by one; blocked in this thread from then on.
+/// Supervisor's receiver of signals; they are blocked in this thread from then on.
 #[derive(Debug)]
 pub struct Guard {
     signals: OwnedFd,
-    /// Workers that had threads left, and have not been waited for.
+    /// Number of dead workers with remaining threads that have not been waited for.
     left: Cell<u32>,
 }
 
 impl Guard {
-    /// Blocks the signals. Workers have those blocked that are passed on, in all of their threads.
+    /// Blocks the signals. In workers, the forwarded signals are blocked in all threads.
     ///
     /// # Errors
     /// As `pthread_sigmask(3)` and `signalfd(2)`.
@@ -84,24 +85,24 @@ impl Guard {
         mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
         let made = check(libc::c_long::from(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) }))?;
-        // SAFETY: the kernel just made it, and nobody else knows it.
+        // SAFETY: the kernel just made it, and it has no other owner.
         Ok(Guard { signals: unsafe { crate::owned(made) }?, left: Cell::new(0) })
     }
 
-    /// The number of the descriptor that a worker leaves open.
+    /// Number of the signal descriptor, which a worker must not close.
     pub fn descriptor(&self) -> i32 {
         self.signals.as_raw_fd()
     }
 
-    /// Makes a worker that carries out `body` and ends with its code; answers its process number.
+    /// Starts a worker that runs `body` and exits with its code; returns its process id.
     ///
     /// # Errors
-    /// EBUSY where this process has more than one thread: what the others hold would stay locked in
-    /// the worker. As `clone(2)`.
+    /// EBUSY if this process has more than one thread: locks held by the others would stay locked
+    /// in the worker. As `clone(2)`.
     pub fn start(&self, body: impl FnOnce() -> u8 + Send + 'static) -> io::Result<i32> {
         wait_for_others()?;
         let flags = libc::CLONE_FILES | libc::SIGCHLD;
-        // SAFETY: without CLONE_VM and with no stack given, the child goes on here as after fork(2).
+        // SAFETY: without CLONE_VM and with no stack given, the child continues here like after fork(2).
         // There is no other thread whose locks the child could inherit.
         match check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })? {
             0 => work(body),
@@ -109,8 +110,9 @@ impl Guard {
         }
     }
 
-    /// Waits for the end of a worker, or for a call, and passes signals on to it meanwhile; where `main`
-    /// is the number of a descriptor that it got from [`death_of_this_thread`], for that as well.
+    /// Waits for the end of a worker, or for a call, and forwards signals to it meanwhile; `main`
+    /// is the number of the worker's descriptor from [`death_of_this_thread`], whose event is
+    /// waited for as well.
     ///
     /// # Errors
     /// As `poll(2)`, `read(2)` and `waitpid(2)`.
@@ -139,8 +141,8 @@ impl Guard {
                     }
                 }
                 signal if signal == CALLS.as_raw() => return Ok(Heard::Called),
-                // SAFETY: no memory is passed. The worker has not been waited for, so its number is
-                // nobody else's.
+                // SAFETY: no memory is passed. The worker has not been waited for, so its id has
+                // not been reused.
                 signal => unsafe {
                     libc::kill(worker, signal);
                 },
@@ -148,9 +150,10 @@ impl Guard {
         }
     }
 
-    /// Of a worker that was killed and whose main thread is dead: waits until it has ended, or no thread
-    /// is left but some with these names: none of them runs another instruction of the worker's, and
-    /// what it is in the midst of may end at any time. They are waited for by the way ([`Self::wait`]).
+    /// For a killed worker whose main thread is dead: waits until it has ended (and returns how),
+    /// or until only threads with these names remain: none of these executes another instruction of
+    /// the worker's code, and their system calls may end at any time. They are reaped later by
+    /// [`Self::wait`].
     ///
     /// # Errors
     /// As `waitpid(2)`.
@@ -160,7 +163,7 @@ impl Guard {
             if let Some(ended) = self.has_ended(worker)? {
                 return Ok(Some(ended));
             }
-            // Where threads cannot be looked at, its end is waited for.
+            // If the threads cannot be examined, wait for the end of the process.
             if are_left(worker).is_ok_and(|left| left.iter().all(|name| names.contains(&name.as_str()))) {
                 self.left.set(self.left.get() + 1);
                 return Ok(None);
@@ -170,12 +173,13 @@ impl Guard {
         }
     }
 
-    /// Whether threads may be left of workers that have died.
+    /// Whether dead workers may have remaining threads.
     pub fn has_threads_left(&self) -> bool {
         self.left.get() > 0
     }
 
-    /// How a worker has ended, if so. Those before it that had threads left are waited for on the way.
+    /// Returns how a worker has ended, if it has. Earlier workers with remaining threads are reaped
+    /// on the way.
     fn has_ended(&self, worker: i32) -> io::Result<Option<Ended>> {
         loop {
             let mut status = 0;
@@ -208,40 +212,40 @@ impl Guard {
     }
 }
 
-/// A process, whose number may be another one's later.
+/// A process, identified by its id and start time, as ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub number: u32,
-    /// When it began, in ticks since the machine did (proc_pid_stat(5)).
+    /// Start time, in ticks since the machine's (proc_pid_stat(5)).
     pub began: u64,
 }
 
 impl Process {
-    /// This one.
+    /// Returns this process.
     ///
     /// # Errors
-    /// There is no `/proc`.
+    /// `/proc` is not mounted.
     pub fn this() -> io::Result<Process> {
         Process::with(process::id())
     }
 
-    /// The one with this number now.
+    /// Returns the process that has this id now.
     ///
     /// # Errors
-    /// ENOENT or ESRCH where there is none.
+    /// ENOENT or ESRCH if there is none.
     pub fn with(number: u32) -> io::Result<Process> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat"))?;
-        // The 22nd field, of which the second, the name, may hold anything.
+        // The 22nd field; the second one, the name, may contain anything.
         let began = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse().ok());
         Ok(Process { number, began: began.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))? })
     }
 
-    /// Whether it runs: whether any thread of it is left but some with these names, which wait in the kernel
-    /// since it was killed.
+    /// Whether it runs: whether any thread of it remains except those with these names, which wait
+    /// in the kernel since it was killed.
     ///
     /// # Errors
-    /// It cannot be looked at.
+    /// It cannot be examined.
     pub fn runs(self, names: &[&str]) -> io::Result<bool> {
         let left = Process::with(self.number).and_then(|now| match now == self {
             true => are_left(self.number.cast_signed()),
@@ -255,12 +259,12 @@ impl Process {
     }
 }
 
-/// Whether `/proc` says that there is no such process or thread.
+/// Whether a `/proc` error means that there is no such process or thread.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// The names of the threads of a process that was killed which are not dead yet.
+/// Names of a killed process' threads that are not dead yet.
 fn are_left(process: i32) -> io::Result<Vec<String>> {
     let threads = fs::read_dir(format!("/proc/{process}/task"))?;
     let threads = threads.map(|thread| thread.map(|thread| thread.path())).collect::<io::Result<Vec<_>>>()?;
@@ -269,7 +273,7 @@ fn are_left(process: i32) -> io::Result<Vec<String>> {
             Err(error) if is_gone(&error) => return Ok(None),
             stat => stat?,
         };
-        // The name may hold anything.
+        // The name may contain anything.
         let parts = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(") "));
         let (name, rest) = parts.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok((!rest.starts_with(['Z', 'X'])).then(|| name.to_owned()))
@@ -277,13 +281,12 @@ fn are_left(process: i32) -> io::Result<Vec<String>> {
     threads.into_iter().filter_map(|thread| name(thread).transpose()).collect()
 }
 
-/// The name that a thread has in the midst of what it may have to wait for the mount which its own
-/// process serves.
+/// Name of a thread during a call that may wait for the mount which its own process serves.
 pub const WAITS: &str = "nacre-waits";
 
-/// Does something by a thread with that name, which it has until then. Whatever is under way of it when
-/// the process is killed may end at any time, also beside the next worker: it changes nothing but what
-/// the kernel knows, and neither opens nor closes a descriptor.
+/// Runs `act` in a thread with the name [`WAITS`]. If the process is killed meanwhile, the call may
+/// end at any time, also while the next worker runs: it must change nothing but kernel state, and
+/// neither open nor close a descriptor.
 pub fn waiting<T>(act: impl FnOnce() -> T) -> T {
     struct Named(Option<CString>);
     impl Drop for Named {
@@ -295,7 +298,7 @@ pub fn waiting<T>(act: impl FnOnce() -> T) -> T {
         }
     }
     let before = Named(rustix::thread::name().ok());
-    // Without it, the guardian waits for the thread.
+    // Without the name, the supervisor waits for the thread.
     let _ = rustix::thread::set_name(c"nacre-waits");
     let done = act();
     drop(before);
@@ -307,36 +310,37 @@ fn pause_for(time: Duration) {
     thread::sleep(time);
 }
 
-/// A descriptor that can be read when the calling thread is dead, which is not the first of its process:
-/// of that, the kernel does not tell before all are.
+/// Returns a descriptor that becomes readable when the calling thread is dead. The thread must not
+/// be the first of its process: the kernel reports that one's death only after all others.
 ///
 /// # Errors
 /// EINVAL before Linux 6.9.
 pub fn death_of_this_thread() -> io::Result<OwnedFd> {
     // SAFETY: plain numbers.
     let made = check(unsafe { libc::syscall(libc::SYS_pidfd_open, rustix::thread::gettid().as_raw_pid(), OF_THREAD) })?;
-    // SAFETY: the kernel just made it, and nobody else knows it.
+    // SAFETY: the kernel just made it, and it has no other owner.
     unsafe { crate::owned(made) }
 }
 
-/// Tells the guardian of this process that something was noted for it.
+/// Notifies this process' supervisor that a record is waiting for it.
 ///
 /// # Errors
-/// ESRCH where it is gone, EPERM where it is another user's.
+/// ESRCH if it has ended, EPERM if it belongs to another user.
 pub fn call(guardian: u32) -> io::Result<()> {
     let number = i32::try_from(guardian).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: no memory is passed.
     check(libc::c_long::from(unsafe { libc::kill(number, CALLS.as_raw()) })).map(drop)
 }
 
-/// Tells the guardian of a user's mount that something was noted for it. The process that serves the mount has said its
-/// number, and may lie: a process that is not this user's alone is not called, though the caller may be root.
+/// Notifies the supervisor of a user's mount. The id was reported by the process that serves the
+/// mount, and may be false: a process that does not belong to this user alone is not signalled,
+/// even if the caller is root.
 ///
 /// # Errors
-/// ESRCH where it is gone, EPERM where it is another user's.
+/// ESRCH if it has ended, EPERM if it belongs to another user.
 pub fn call_of_user(guardian: u32, user: u32) -> io::Result<()> {
     let number = i32::try_from(guardian).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
-    // From here on the number cannot become another process's without being noticed.
+    // From here on, a reuse of the id would be noticed.
     let process = pidfd_open(number, PidfdFlags::empty())?;
     let status = fs::read_to_string(format!("/proc/{guardian}/status"))?;
     if !belongs_to(&status, user) {
@@ -345,7 +349,8 @@ pub fn call_of_user(guardian: u32, user: u32) -> io::Result<()> {
     Ok(pidfd_send_signal(process, CALLS)?)
 }
 
-/// Whether a process is a user's by all of its numbers (real, effective, saved, for files), by its status file.
+/// Whether all user ids of a process (real, effective, saved, file system) are this user's, by its
+/// status file.
 fn belongs_to(status: &str, user: u32) -> bool {
     let Some(numbers) = status.lines().find_map(|line| line.strip_prefix("Uid:")) else { return false };
     let mut numbers = numbers.split_ascii_whitespace().peekable();
@@ -357,12 +362,12 @@ fn belongs_to(status: &str, user: u32) -> bool {
 /// # Errors
 /// As `kill(2)`.
 pub fn kill(worker: i32) -> io::Result<()> {
-    // SAFETY: no memory is passed. The worker has not been waited for, so its number is nobody else's.
+    // SAFETY: no memory is passed. The worker has not been waited for, so its id has not been reused.
     check(libc::c_long::from(unsafe { libc::kill(worker, libc::SIGKILL) })).map(drop)
 }
 
-/// Becomes another program, which has these descriptors, and this process's blocked signals. Answers
-/// why not; then all is as before.
+/// Executes another program, with these descriptors and this process's blocked signals. Returns
+/// only on failure, with the error; then nothing has changed.
 pub fn become_program(program: &Path, arguments: Vec<OsString>, settings: Vec<OsString>, kept: &[i32]) -> io::Error {
     let texts =
         |all: Vec<OsString>| all.into_iter().map(|text| CString::new(text.into_vec())).collect::<Result<Vec<_>, _>>();
@@ -389,10 +394,10 @@ pub fn become_program(program: &Path, arguments: Vec<OsString>, settings: Vec<Os
     error
 }
 
-/// How often this process is looked at until it has one thread.
+/// Maximum number of checks until this process has one thread.
 const LOOKS: u32 = 100_000;
 
-/// Returns when this process has one thread: one that has been waited for is there for a moment still.
+/// Returns when this process has one thread: a joined thread still exists for a moment.
 fn wait_for_others() -> io::Result<()> {
     for _ in 0..LOOKS {
         if std::fs::read_dir("/proc/self/task")?.count() == 1 {
@@ -404,7 +409,7 @@ fn wait_for_others() -> io::Result<()> {
 }
 
 fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
-    // A terminal's signals are for the guardian, which passes them on.
+    // A terminal's signals are for the supervisor, which forwards them.
     let _ = rustix::process::setpgid(None, None);
     let running = mask(libc::SIG_UNBLOCK, &set_of([libc::SIGCHLD]))
         .and_then(|()| die_without_core())
@@ -412,22 +417,22 @@ fn work(body: impl FnOnce() -> u8 + Send + 'static) -> ! {
     let Ok(running) = running else { process::exit(1) };
     match running.join() {
         Ok(code) => process::exit(i32::from(code)),
-        // It did not end by itself.
+        // It panicked.
         Err(_) => process::abort(),
     }
 }
 
-/// Signals by which a process dies of what it did itself.
+/// Signals caused by faults of the process itself.
 const FAULTS: [libc::c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
-/// Has this process die of such a signal as of any other. The kernel would write its memory to a file first,
-/// and before that wait for all of its threads, also for those that wait for the next worker, which is
-/// made when this one is dead.
+/// Makes this process die of such a signal without a core dump. Before a core dump, the kernel
+/// would wait for all of its threads, including those that wait for the next worker, which is
+/// started when this one is dead.
 fn die_without_core() -> io::Result<()> {
     extern "C" fn dies(signal: libc::c_int) {
-        // SAFETY: both may be called at any point. The signal is blocked here, and what it does is as in every
-        // process again: it ends this one on the way back.
+        // SAFETY: both may be called at any point. The signal is blocked here, and has its default action again:
+        // it ends this process when the handler returns.
         unsafe {
             libc::prctl(libc::PR_SET_DUMPABLE, 0);
             libc::raise(signal);

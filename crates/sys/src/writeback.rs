@@ -1,5 +1,4 @@
-//! Having the kernel write what it holds of a file, without the lock that fsync(2) takes and
-//! without making anything durable.
+//! Write-back of a file's dirty pages without the lock that fsync(2) takes and without durability.
 
 use crate::check;
 use std::{
@@ -17,8 +16,8 @@ pub fn write_and_wait(file: BorrowedFd<'_>) -> io::Result<()> {
     check(libc::c_long::from(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) })).map(drop)
 }
 
-/// Starts writing the dirty pages of a range of a file, and waits for nothing (but a full queue of
-/// the device).
+/// Starts writing the dirty pages of a range of a file, without waiting (except for a full device
+/// queue).
 ///
 /// # Errors
 /// As `sync_file_range(2)`.

@@ -1,6 +1,6 @@
-//! Extended attributes by directory descriptor and name (`getxattrat(2)` and its kin, Linux 6.13),
-//! never following a link at the end, and of the file behind any descriptor. Older kernels are
-//! served through proc, which costs more.
+//! Extended attributes by directory descriptor and name (`getxattrat(2)` and related calls, Linux
+//! 6.13), never following a link at the end, and of the file behind any descriptor. Older kernels
+//! are supported through proc, which is slower.
 
 use crate::{CName, check, inode::proc_path};
 use std::{
@@ -10,21 +10,21 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-// One number on every architecture that we serve (the common part of the system call tables).
+// The same numbers on every supported architecture (the common part of the system call tables).
 const SETXATTRAT: libc::c_long = 463;
 const GETXATTRAT: libc::c_long = 464;
 const LISTXATTRAT: libc::c_long = 465;
 const REMOVEXATTRAT: libc::c_long = 466;
 
-/// Whether this kernel lacks the calls; found out once.
+/// Whether this kernel lacks the calls; set at the first attempt.
 static ABSENT: AtomicBool = AtomicBool::new(false);
 
-/// Which file.
+/// The file of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
-    /// The one that has this name in this directory.
+    /// The file with this name in this directory.
     Entry(BorrowedFd<'a>, &'a [u8]),
-    /// The one behind this descriptor, `O_PATH` or not.
+    /// The file behind this descriptor, `O_PATH` or not.
     File(BorrowedFd<'a>),
 }
 
@@ -36,7 +36,7 @@ struct Arguments {
     flags: u32,
 }
 
-/// How the system call is made: at a directory, or (second) through a path in proc.
+/// Variant of the system call: at a directory, or through a path in proc.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one call; a box would be an allocation per call")]
 enum Way {
     At(libc::c_int, CName),
@@ -49,7 +49,7 @@ fn invalid() -> io::Error {
     io::Error::from_raw_os_error(libc::EINVAL)
 }
 
-/// The name of an attribute; too long a one is ERANGE, as in xattr(7).
+/// Checks the name of an attribute; ERANGE if it is too long, like xattr(7).
 fn attribute(name: &[u8]) -> io::Result<CName> {
     if name.is_empty() || name.len() > 255 {
         return Err(io::Error::from_raw_os_error(libc::ERANGE));
@@ -75,7 +75,7 @@ fn way(target: Target<'_>) -> io::Result<Way> {
     }
 }
 
-/// Makes the call; where the kernel lacks it, remembers that and goes through proc.
+/// Makes the call; if the kernel lacks it, remembers that and uses proc.
 fn call(target: Target<'_>, make: impl Fn(&Way) -> libc::c_long) -> io::Result<usize> {
     let result = check(make(&way(target)?));
     match result {
@@ -86,7 +86,7 @@ fn call(target: Target<'_>, make: impl Fn(&Way) -> libc::c_long) -> io::Result<u
     }
 }
 
-/// Reads an attribute; with an empty buffer, only answers its size.
+/// Reads an attribute; with an empty buffer, only returns its size.
 ///
 /// # Errors
 /// As `getxattr(2)`.
@@ -123,7 +123,8 @@ pub fn get(target: Target<'_>, name: &[u8], buffer: &mut [u8]) -> io::Result<usi
     })
 }
 
-/// Lists the names of attributes, each ended by a NUL; with an empty buffer, only answers the size.
+/// Lists the names of attributes, each terminated by a NUL; with an empty buffer, only returns the
+/// size.
 ///
 /// # Errors
 /// As `listxattr(2)`.
