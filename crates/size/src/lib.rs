@@ -1,29 +1,31 @@
-//! Sizes as people write them: digits, perhaps decimals, perhaps a unit.
+//! Parser for sizes as users write them: digits, optional decimals, optional unit.
 //!
-//! Used by `layers` (limits of cages), `union` (options) and `pool` (properties). What each of them
-//! accepts of it and how it refuses the rest is its own: this takes a text apart and calculates.
-//! Units are powers of 1024 in either case: `10G` is 10 GiB, and so are `10GB` and `10GiB`.
+//! Used by `layers` (limits of cages), `union` (options) and `pool` (properties). Each of them
+//! decides which of these texts it accepts and how it refuses others: this crate splits a text and
+//! calculates. Units are powers of 1024 in either case: `10G` is 10 GiB, and so are `10GB` and
+//! `10GiB`.
 //!
-//! Two grammars stay apart on purpose: rates (`layers/throttle/rate.rs`) are floating point as in
-//! bindfs, and the sizes of `nacre bench` are whole, not zero, and have the units K, M and G only.
+//! Two grammars are separate on purpose: rates (`layers/throttle/rate.rs`) are floating point like
+//! in bindfs, and the sizes of `nacre bench` are whole, not zero, and have the units K, M and G
+//! only.
 #![forbid(unsafe_code)]
 
-/// The letters of units; each stands for 1024 times what the one before it does.
+/// Unit letters; each is 1024 times the previous one.
 const UNITS: [char; 7] = ['B', 'K', 'M', 'G', 'T', 'P', 'E'];
 
-/// A text taken apart. The digits are digits; whether there are any is not said.
+/// A text split into its parts. The digits are checked to be digits; there may be none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written<'a> {
     /// The digits before the decimal point.
     pub whole: &'a str,
-    /// Those after it; `None` without a point.
+    /// The digits after it; `None` without a point.
     pub decimals: Option<&'a str>,
-    /// Whatever follows.
+    /// The remaining text.
     pub unit: &'a str,
 }
 
 impl<'a> Written<'a> {
-    /// Takes a text apart.
+    /// Splits a text.
     pub fn new(text: &'a str) -> Written<'a> {
         let (whole, rest) = digits(text);
         match rest.strip_prefix('.').map(digits) {
@@ -37,8 +39,8 @@ impl<'a> Written<'a> {
         self.whole.is_empty() && self.decimals.unwrap_or("").is_empty()
     }
 
-    /// The bytes, where the unit is two to the power of `shift`; what is finer than a byte is cut
-    /// off. `None` for more than 64 bits hold.
+    /// The size in bytes, for a unit of two to the power of `shift`; fractions of a byte are
+    /// truncated. `None` if it exceeds 64 bits.
     pub fn bytes(&self, shift: u32) -> Option<u64> {
         let whole: u64 = if self.whole.is_empty() { 0 } else { self.whole.parse().ok()? };
         let (mut sum, mut scale) = (0_u128, 1_u128);
@@ -50,8 +52,8 @@ impl<'a> Written<'a> {
     }
 }
 
-/// The power of two that a unit stands for: none, or one of B K M G T P E, which `B` or `iB` may
-/// follow. `None` for anything else.
+/// The power of two of a unit: none, or one of B K M G T P E, optionally followed by `B` or `iB`.
+/// `None` for anything else.
 pub fn shift(unit: &str) -> Option<u32> {
     let mut letters = unit.chars();
     let Some(first) = letters.next() else { return Some(0) };
