@@ -2,8 +2,8 @@
 //! writable passes [`run`]; one that refuses changes passes [`read_only`].
 //!
 //! Callers: `crates/layers/tests/conformance.rs` and tests of single layers. Each check gets a
-//! fresh layer; one that needs something which the layer says it lacks (EOPNOTSUPP, ENOSYS) reports
-//! that and passes, everything else has to hold.
+//! fresh layer; a check of an operation that the layer lacks (EOPNOTSUPP, ENOSYS) reports that and
+//! passes, everything else has to hold.
 
 mod attributes;
 mod content;
@@ -23,16 +23,15 @@ use nacre_vfs::{Errno, Layer};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// One promise of the contract.
+/// One check of the contract, with its name.
 pub type Check = (&'static str, fn(&World));
 
-/// What a stack changes on purpose, so that the checks about it do not apply.
+/// Intended differences of a stack, whose checks do not apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changes {
     /// Nothing: every check applies.
     Nothing,
-    /// Owners or modes as shown or as stored: the checks named `attributes::*` about them are left
-    /// out.
+    /// Owners or modes, shown or stored: the checks named `attributes::*` about them are left out.
     Owners,
 }
 
@@ -55,15 +54,15 @@ pub fn checks() -> Vec<Check> {
 /// Runs every check on a layer that `make` builds anew, empty, for each.
 ///
 /// # Panics
-/// After the last check, with the names of those that failed.
+/// After the last check, with the names of the failed ones.
 pub fn run(make: impl Fn() -> Arc<dyn Layer>) {
     run_with(Changes::Nothing, make);
 }
 
-/// The same for a stack that changes something on purpose.
+/// Runs the checks on a stack with intended differences, without those that do not apply.
 ///
 /// # Panics
-/// After the last check, with the names of those that failed.
+/// After the last check, with the names of the failed ones.
 pub fn run_with(changes: Changes, make: impl Fn() -> Arc<dyn Layer>) {
     let mut failed = Vec::new();
     for (name, check) in checks() {
@@ -78,7 +77,7 @@ pub fn run_with(changes: Changes, make: impl Fn() -> Arc<dyn Layer>) {
     assert!(failed.is_empty(), "{} checks of the contract failed: {}", failed.len(), failed.join(", "));
 }
 
-/// Whether a layer says that it lacks something; tells the reader of the test's output.
+/// Whether the result means that the layer lacks an operation; reports that in the test's output.
 pub(crate) fn lacks<T>(what: &str, answer: &Result<T, Errno>) -> bool {
     let lacks = matches!(answer, Err(Errno::EOPNOTSUPP | Errno::ENOSYS));
     if lacks {

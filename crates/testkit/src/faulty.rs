@@ -1,6 +1,6 @@
-//! A layer that fails: the call that is next in turn, or that and all later ones, as after a power
-//! cut or where its process was killed. Only calls that change something count; those that fail
-//! change nothing.
+//! A layer that fails on demand: the next call, or that and all later ones, like after a power cut
+//! or after its process was killed. Only calls that change something count; failing calls change
+//! nothing.
 //!
 //! Callers: tests of unions, whose branches are such layers.
 
@@ -17,24 +17,24 @@ use std::{
     },
 };
 
-/// When calls fail, and how.
+/// Time and kind of the failures.
 pub struct Fault {
     left: AtomicI64,
-    /// What failing calls answer.
+    /// Error of failing calls.
     errno: Errno,
     /// All calls after the first failing one fail as well.
     lasting: bool,
-    /// Whether the storage knows RENAME_EXCHANGE.
+    /// Whether the storage supports RENAME_EXCHANGE.
     exchanges: bool,
 }
 
 impl Fault {
-    /// Answers `errno`, once or from then on.
+    /// Fails with `errno`, once or, if `lasting`, from then on.
     pub fn new(errno: Errno, lasting: bool) -> Arc<Fault> {
         Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting, exchanges: true })
     }
 
-    /// The same of one call on storage that exchanges no names.
+    /// Fails once with `errno`, on storage without RENAME_EXCHANGE.
     pub fn without_exchange(errno: Errno) -> Arc<Fault> {
         Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting: false, exchanges: false })
     }
@@ -44,17 +44,17 @@ impl Fault {
         self.lasting
     }
 
-    /// Lets so many more calls succeed.
+    /// Lets this many more calls succeed.
     pub fn after(&self, calls: i64) {
         self.left.store(calls, Ordering::SeqCst);
     }
 
-    /// Whether a call has failed since.
+    /// Whether a call has failed.
     pub fn has_struck(&self) -> bool {
         self.left.load(Ordering::SeqCst) < 0
     }
 
-    /// No call fails any more.
+    /// Ends all failures.
     pub fn end(&self) {
         self.left.store(i64::MAX, Ordering::SeqCst);
     }
@@ -65,11 +65,11 @@ impl Fault {
     }
 }
 
-/// The layer.
+/// The failing layer.
 pub struct Faulty {
-    /// What it passes calls on to.
+    /// The layer that gets the calls.
     pub below: Arc<dyn Layer>,
-    /// When they fail instead.
+    /// The failures.
     pub fault: Arc<Fault>,
 }
 
@@ -179,7 +179,7 @@ impl OpenFile for FaultyFile {
         self.below.allocate(mode, offset, length)
     }
     fn copy_to(&self, _: u64, _: &dyn OpenFile, _: u64, _: u64, _: u32) -> Result<u64> {
-        // Copies go through `write`, which counts.
+        // Copies are made by `write`, which counts.
         Err(Errno::EXDEV)
     }
     fn backing(&self) -> Option<BorrowedFd<'_>> {

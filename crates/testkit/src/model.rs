@@ -1,10 +1,10 @@
-//! Random operations on a layer against a plain tree in memory: the same answer (value or error) to
-//! each, and the same whole tree at the end.
+//! Random operations on a layer and on a plain tree in memory: each has to have the same result
+//! (value or error), and the whole trees have to be equal at the end.
 //!
 //! Callers: `crates/layers/tests/model.rs`. The reference is written for clarity and is itself
-//! judged by the kernel: the same test over the host layer runs each operation on a real file
+//! checked against the kernel: the same test over the host layer runs each operation on a real file
 //! system. Every generated operation is meaningful, because names are drawn from a small set and
-//! nodes from those that exist.
+//! nodes from the existing ones.
 
 mod operation;
 mod reference;
@@ -18,14 +18,13 @@ use nacre_vfs::{Entry, Errno, Kind, Layer, OpenFlags, RenameFlags, SetAttr, Writ
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What one operation answers: nothing, bytes, or an error.
+/// Result of one operation: nothing, bytes, or an error.
 pub type Answer = Result<Vec<u8>, Errno>;
 
-/// A tree as a map from path to what is there; files with several names share the number in
-/// `links`.
+/// A tree as a map from path to file; files with several names have the same `first_name`.
 pub type Tree = BTreeMap<Vec<u8>, Leaf>;
 
-/// What is at one path.
+/// The file at one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// Type.
@@ -34,7 +33,7 @@ pub struct Leaf {
     pub mode: u32,
     /// Content, or the target of a symbolic link.
     pub content: Vec<u8>,
-    /// Extended attributes of users.
+    /// Extended attributes in the user namespace.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Other names of the same file: its smallest path. Empty for directories.
     pub first_name: Vec<u8>,
@@ -45,13 +44,13 @@ pub struct Leaf {
 /// Runs operations on both and compares.
 ///
 /// # Panics
-/// At the first operation that is answered differently, with all that led there.
+/// At the first operation with different results, with all operations before it.
 pub fn compare(layer: Arc<dyn Layer>, operations: &[Operation]) {
     go_on(&World::new(layer), &mut Reference::new(), operations);
 }
 
-/// Runs operations on both, which are alike, and compares: so a test can do something to a layer in
-/// between.
+/// Runs operations on both, which are equal at the start, and compares: a test can act on the layer
+/// between two runs.
 ///
 /// # Panics
 /// As [`compare`].
@@ -65,7 +64,7 @@ pub fn go_on(world: &World, reference: &mut Reference, operations: &[Operation])
     assert_eq!(got, wanted, "the trees differ after {operations:#?}");
 }
 
-/// Walks from the root to the directory of a path (a list of names).
+/// Looks up the directories of a path (a list of names).
 fn parent(world: &World, path: &[&'static [u8]]) -> Result<Entry, Errno> {
     let mut at = world.layer.root()?;
     for part in path {
@@ -74,7 +73,7 @@ fn parent(world: &World, path: &[&'static [u8]]) -> Result<Entry, Errno> {
     Ok(at)
 }
 
-/// The directory of a path.
+/// Looks up the parent directory of a path.
 fn directory(world: &World, path: &[&'static [u8]]) -> Result<Entry, Errno> {
     let found = parent(world, path)?;
     if found.attr.kind == Kind::Directory { Ok(found) } else { Err(Errno::ENOTDIR) }
@@ -100,8 +99,8 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
         Operation::Link(from, to) => {
             let file = parent(world, &from.whole())?;
             let dir = directory(world, &to.parents())?;
-            // The kernel in front of a door looks the new name up before anybody asks what the old
-            // one is.
+            // The kernel in front of a FUSE front end looks up the new name before it asks for the
+            // old one's type.
             if world.find_in(&dir.node, to.last()).is_ok() && file.attr.kind == Kind::Directory {
                 return Err(Errno::EEXIST);
             }
@@ -111,7 +110,7 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
         Operation::Rmdir(at) => layer.rmdir(caller, &parent(world, &at.parents())?.node, name(at.last())).map(none),
         Operation::Rename(from, to, flags) => {
             let (a, b) = (parent(world, &from.parents())?, parent(world, &to.parents())?);
-            // So do both parents have to be directories before a request is made.
+            // Both parents have to be directories before a request is made, as well.
             if a.attr.kind != Kind::Directory || b.attr.kind != Kind::Directory {
                 return Err(Errno::ENOTDIR);
             }
@@ -151,7 +150,7 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
     }
 }
 
-/// A regular file, as the kernel's own checks in front of a door would let it through.
+/// Looks up a regular file, with the checks that the kernel in front of a FUSE front end makes.
 fn regular(world: &World, at: &operation::Place) -> Result<Entry, Errno> {
     let found = parent(world, &at.whole())?;
     match found.attr.kind {
@@ -161,7 +160,7 @@ fn regular(world: &World, at: &operation::Place) -> Result<Entry, Errno> {
     }
 }
 
-/// A layer's whole tree.
+/// Reads a layer's whole tree.
 pub fn tree(world: &World) -> Tree {
     let mut tree = Tree::new();
     let mut first_names = BTreeMap::new();

@@ -1,9 +1,8 @@
-//! Parity: the same calls on two directories, one native and one behind a mount. Each case writes
-//! down what it saw (results, error numbers, attributes); the two logs have to be equal, line by
-//! line.
+//! Parity: the same calls on two directories, one native and one on a mount. Each case logs its
+//! results (return values, error numbers, attributes); the two logs have to be equal, line by line.
 //!
-//! Callers: the real-mount tests. The native directory is the judge; both directories have to lie
-//! on (or show) the same file system, because file systems differ from each other. Nothing that
+//! Callers: the real-mount tests. The native directory is the reference; both directories have to
+//! be on (or show) the same file system, because file systems differ from each other. Nothing that
 //! differs from run to run goes into a log: no inode numbers, no times.
 
 mod attributes;
@@ -19,8 +18,8 @@ use rustix::fs::Mode;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// What no mount of ours can do like the file system below, with the reason; `docs/semantics.md`
-/// tells users.
+/// Cases in which no mount of ours can behave like the file system below, with the reason; listed
+/// for users in `docs/semantics.md`.
 pub const UNAVOIDABLE: &[(&str, &str)] = &[
     ("reading without waiting", "the kernel's FUSE does not offer RWF_NOWAIT"),
     (
@@ -34,7 +33,7 @@ pub const UNAVOIDABLE: &[(&str, &str)] = &[
     ),
 ];
 
-/// A script: a name and the calls. It gets an empty directory of mode 0755.
+/// A test case: its name and its calls. It gets an empty directory of mode 0755.
 pub type Case = (&'static str, fn(&mut Log));
 
 /// All cases.
@@ -42,7 +41,7 @@ pub fn cases() -> Vec<Case> {
     [names::CASES, content::CASES, attributes::CASES, xattrs::CASES, open_files::CASES].concat()
 }
 
-/// Runs one case in a new directory below `place`; what it saw, with a panic as the last line.
+/// Runs one case in a new directory below `place`; returns its log, with a panic as the last line.
 fn observe(place: &Path, case: &Case, number: usize) -> Vec<String> {
     let directory = place.join(format!("parity-{number}"));
     rustix::fs::mkdir(&directory, Mode::from_raw_mode(0o755))
@@ -63,11 +62,11 @@ pub fn compare(native: &Path, mounted: &Path) {
     compare_except(native, mounted, UNAVOIDABLE);
 }
 
-/// The same, without the named cases: for mounts that differ there on purpose. Each exception comes
-/// with its reason.
+/// Compares like [`compare`], without the named cases: for mounts with intended differences. Each
+/// exception has its reason.
 ///
 /// # Panics
-/// After the last case, with the lines that differ; at once where an exception names no case.
+/// After the last case, with the lines that differ; at once if an exception names no case.
 pub fn compare_except(native: &Path, mounted: &Path, exceptions: &[(&str, &str)]) {
     let cases = cases();
     for (name, _) in exceptions {

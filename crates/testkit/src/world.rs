@@ -1,7 +1,7 @@
-//! A layer under test with a caller, and the short words in which tests speak to it.
+//! A layer under test with a caller, and short helpers for calls.
 //!
-//! Callers: the conformance checks, the model, tests of single layers. Every word that is not about
-//! an error panics on one, with the operation and the name in the message.
+//! Callers: the conformance checks, the model, tests of single layers. Every helper that does not
+//! return a result panics on an error, with the operation and the name in the message.
 
 use nacre_vfs::{
     Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFlags, Opened, Result, SetAttr,
@@ -9,7 +9,7 @@ use nacre_vfs::{
 };
 use std::sync::Arc;
 
-/// A layer and who asks.
+/// A layer with a caller.
 #[derive(Clone)]
 pub struct World {
     /// The layer under test.
@@ -27,15 +27,15 @@ pub struct Listed {
     pub name: Vec<u8>,
     /// `d_ino`.
     pub ino: u64,
-    /// `d_type`, where told.
+    /// `d_type`, if reported.
     pub kind: Option<Kind>,
     /// The position after this entry.
     pub next: u64,
-    /// The file, where attributes were asked for.
+    /// The file, if attributes were requested.
     pub entry: Option<Entry>,
 }
 
-/// Takes at most `room` names.
+/// A sink that takes at most `room` names.
 struct Page {
     room: usize,
     taken: Vec<Listed>,
@@ -57,13 +57,13 @@ impl DirSink for Page {
     }
 }
 
-/// A name that the test wrote itself.
+/// Converts a name from the test itself.
 pub fn name(bytes: &[u8]) -> Name<'_> {
     Name::new(bytes).unwrap_or_else(|error| panic!("the test uses a bad name {}: {error:?}", bytes.escape_ascii()))
 }
 
 impl World {
-    /// Takes a layer as this process sees it.
+    /// Wraps a layer, with this process as the caller.
     pub fn new(layer: Arc<dyn Layer>) -> World {
         let root = layer.root().expect("root").node;
         let caller = Caller {
@@ -75,7 +75,7 @@ impl World {
         World { layer, root, caller }
     }
 
-    /// Whether this process is root, and may therefore make devices and give files away.
+    /// Whether this process is root, and may therefore make devices and change owners.
     pub fn is_root(&self) -> bool {
         self.caller.uid == 0
     }
@@ -127,7 +127,7 @@ impl World {
         self.layer.open(&self.caller, node, flags).expect("open")
     }
 
-    /// Attributes by node alone.
+    /// Reads attributes by node alone.
     pub fn attr(&self, node: &Node) -> Attr {
         self.layer.getattr(&self.caller, node, None).expect("getattr")
     }
@@ -137,19 +137,19 @@ impl World {
         self.layer.setattr(&self.caller, node, None, &change).expect("setattr")
     }
 
-    /// All of a file's bytes.
+    /// Reads the whole content of a file.
     pub fn content(&self, node: &Node) -> Vec<u8> {
         read_all(&self.open(node, OpenFlags::READ))
     }
 
-    /// A page of at most `room` names from a position.
+    /// Reads a page of at most `room` names from a position.
     pub fn page(&self, node: &Node, from: u64, attributes: bool, room: usize) -> Result<Vec<Listed>> {
         let mut page = Page { room, taken: Vec::new() };
         self.layer.readdir(&self.caller, node, from, attributes, &mut page)?;
         Ok(page.taken)
     }
 
-    /// A whole listing in pages of `room` names.
+    /// Reads a whole listing in pages of `room` names.
     pub fn list(&self, node: &Node, attributes: bool, room: usize) -> Vec<Listed> {
         let (mut all, mut from): (Vec<Listed>, u64) = (Vec::new(), 0);
         loop {
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// The names of a directory, sorted.
+    /// Reads the names of a directory, sorted.
     pub fn names(&self, node: &Node) -> Vec<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = self.list(node, false, 100).into_iter().map(|listed| listed.name).collect();
         names.sort();
@@ -178,13 +178,13 @@ impl World {
         }
     }
 
-    /// The identity behind a name of the root directory.
+    /// The identity of the file with this name in the root directory.
     pub fn id(&self, bytes: &[u8]) -> FileId {
         self.find(bytes).expect("lookup").attr.id
     }
 }
 
-/// All bytes of an open file.
+/// Reads an open file to its end.
 pub(crate) fn read_all(file: &Opened) -> Vec<u8> {
     let mut content = Vec::new();
     let mut buffer = vec![0; 64 * 1024];

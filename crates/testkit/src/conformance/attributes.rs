@@ -1,4 +1,4 @@
-//! Checks: modes, owners, times, and what clears what.
+//! Checks: modes, owners, times, and the operations that clear set-id bits.
 
 use super::Check;
 use crate::World;
@@ -201,7 +201,7 @@ fn empty_change(world: &World) {
 }
 
 fn blocks_follow_size(world: &World) {
-    // Of no pattern: a layer that packs what it stores counts what that takes.
+    // Incompressible: a layer that compresses its content counts the compressed size.
     let content: Vec<u8> =
         (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 16) as u8 ^ (at >> 7) as u8).collect();
     let (made, file) = world.file(b"file", &content);

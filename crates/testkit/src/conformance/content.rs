@@ -68,7 +68,7 @@ fn appends(world: &World) {
     let other = world.open(&made.node, OpenFlags::WRITE);
     assert_eq!(other.append(b" and more"), Ok(9));
     assert_eq!(world.content(&made.node), b"start more and more");
-    // Whoever clears O_APPEND goes on with the same open file.
+    // After O_APPEND is cleared, the same open file is used further.
     assert_eq!(file.write(b"S", 0, WriteOrigin::Caller), Ok(1));
     assert_eq!(world.content(&made.node), b"Start more and more");
 }

@@ -95,7 +95,7 @@ fn removal_while_listing(world: &World) {
 }
 
 fn removal_in_batches(world: &World) {
-    // What `rm -rf` does: list, remove all of the page, go on from the same position or from the
+    // Like `rm -rf`: list, remove all of the page, continue from the same position or from the
     // start.
     let (directory, _) = filled(world, 300);
     let mut rounds = 0;
@@ -114,7 +114,7 @@ fn removal_in_batches(world: &World) {
 }
 
 fn ends_among_new_names(world: &World) {
-    // What `for name in *; do mv $name ...; cp ...; done` does by way of readdir(3).
+    // Like `for name in *; do mv $name ...; cp ...; done` by way of readdir(3).
     for attributes in [false, true] {
         let (directory, names) = filled(world, 200);
         let (mut seen, mut from) = (Vec::new(), 0);
@@ -132,7 +132,8 @@ fn ends_among_new_names(world: &World) {
                 world.file_in(&directory, made.as_bytes(), b"");
                 seen.push(listed.name);
             }
-            // A file system in which new names may lie before or behind shows some of them.
+            // A file system in which new names may be placed before or after old ones shows some of
+            // them.
             assert!(seen.len() <= names.len() * 10, "the listing does not end");
         }
         let mut old: Vec<Vec<u8>> = seen.into_iter().filter(|seen| seen.starts_with(b"name-")).collect();
@@ -157,7 +158,7 @@ fn begins_anew(world: &World) {
     let mut now = names.clone();
     now.pop();
     now.extend([b"name-new".to_vec(), b"name-other".to_vec()]);
-    // Who begins now, or rewinds, sees all; who has begun before goes on beside him.
+    // A listing that begins now, or rewinds, shows all; an earlier listing continues independently.
     assert_eq!(world.names(&directory), now);
     let (mut seen, mut from) = (Vec::new(), 0);
     for page in std::iter::once(first).chain(std::iter::repeat_n(Vec::new(), 1_000)) {

@@ -1,4 +1,4 @@
-//! Checks: making, finding and removing names.
+//! Checks: creating, finding and removing names.
 
 use super::Check;
 use crate::world::name;

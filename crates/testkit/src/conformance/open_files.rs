@@ -1,4 +1,4 @@
-//! Checks: files whose names go away while they are open, files that never had one, many open
+//! Checks: files whose names are removed while they are open, files that never had one, many open
 //! files.
 
 use super::Check;

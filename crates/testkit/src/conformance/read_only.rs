@@ -1,16 +1,16 @@
-//! Checks for stacks that refuse every change: each call that would change something is EROFS, each
-//! that reads works.
+//! Checks for stacks that refuse every change: each changing call fails with EROFS, each reading
+//! call works.
 
 use crate::World;
 use crate::world::name;
 use nacre_vfs::{Errno, Kind, Layer, Node, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags};
 use std::sync::Arc;
 
-/// Makes what [`read_only`] expects to find: call it on the layer below, before anything read-only
-/// is put over it.
+/// Creates the files that [`read_only`] expects: to be called on the layer below, before a
+/// read-only layer is put over it.
 ///
 /// # Panics
-/// Where the layer refuses.
+/// If the layer refuses.
 pub fn populate(below: Arc<dyn Layer>) {
     let world = World::new(below);
     world.file(b"file", b"content");
@@ -23,7 +23,7 @@ pub fn populate(below: Arc<dyn Layer>) {
 /// Checks a read-only stack over a layer that was [`populate`]d.
 ///
 /// # Panics
-/// At the first call that is answered wrongly.
+/// At the first call with a wrong result.
 pub fn read_only(layer: Arc<dyn Layer>) {
     let world = World::new(layer);
     let file = world.find(b"file").expect("lookup");

@@ -82,8 +82,7 @@ fn exchange(world: &World) {
         return;
     }
     answer.expect("exchange");
-    // A caller looks moved names up and tells the layer, before it goes on using the nodes that it
-    // knows.
+    // A caller looks moved names up and informs the layer, before it uses the known nodes again.
     let (of_a, of_d) = (world.find(b"d").expect("lookup"), world.find(b"a").expect("lookup"));
     world.layer.adopt(&a.node, &of_a.node);
     world.layer.adopt(&directory, &of_d.node);
@@ -121,7 +120,7 @@ fn moved_directory(world: &World) {
     rename(world, (&world.root, b"from"), (&elsewhere, b"to"), 0).expect("rename");
     let fresh = world.find_in(&elsewhere, b"to").expect("lookup");
     world.layer.adopt(&from, &fresh.node);
-    // The nodes known from before go on working, at every depth.
+    // Nodes known from before still work, at every depth.
     assert_eq!(world.content(&file.node), b"content");
     assert_eq!(world.find_in(&inner, b"file").expect("lookup").attr.id, file.attr.id);
     world.file_in(&inner, b"later", b"");

@@ -1,22 +1,22 @@
-//! The operations of the model and how they are drawn.
+//! Operations of the model and their random generation.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The names in play: few, so that operations meet.
+/// The names in use: few, so that operations collide.
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"\xff\x80", b"long-name-long-name-long-name-long-name"];
 
-/// A path of one to three of the names in play.
+/// A path of one to three of these names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place(Vec<usize>);
 
 impl Place {
-    /// All names on the way.
+    /// All names of the path.
     pub fn whole(&self) -> Vec<&'static [u8]> {
         self.0.iter().map(|index| NAMES[*index]).collect()
     }
 
-    /// The names of the directories on the way.
+    /// The names of the parent directories.
     pub fn parents(&self) -> Vec<&'static [u8]> {
         let mut all = self.whole();
         all.pop();
@@ -29,18 +29,18 @@ impl Place {
     }
 }
 
-/// One call.
+/// One operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// An exclusive creation with a mode.
+    /// An exclusive creation of a file with a mode.
     Create(Place, u32),
-    /// A directory with a mode.
+    /// Creation of a directory with a mode.
     Mkdir(Place, u32),
-    /// A symbolic link with a target.
+    /// Creation of a symbolic link with a target.
     Symlink(Place, Vec<u8>),
-    /// A second name for the first place at the second.
+    /// A hard link to the first path at the second.
     Link(Place, Place),
-    /// Removal of anything but a directory.
+    /// Removal of a file that is no directory.
     Unlink(Place),
     /// Removal of a directory.
     Rmdir(Place),
@@ -48,17 +48,17 @@ pub enum Operation {
     Rename(Place, Place, u32),
     /// A write at an offset.
     Write(Place, u64, Vec<u8>),
-    /// A new length.
+    /// A truncation or extension.
     Truncate(Place, u64),
-    /// New permission bits.
+    /// A change of permission bits.
     Chmod(Place, u32),
-    /// An extended attribute.
+    /// Setting an extended attribute.
     Setxattr(Place, &'static [u8], Vec<u8>),
-    /// Its removal.
+    /// Removal of an extended attribute.
     Removexattr(Place, &'static [u8]),
-    /// The whole content.
+    /// Reading the whole content.
     Read(Place),
-    /// The names of a directory.
+    /// Listing a directory.
     List(Place),
 }
 
@@ -89,7 +89,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Up to `most` operations in a row.
+/// Generates up to `most` operations.
 pub fn operations(most: usize) -> impl Strategy<Value = Vec<Operation>> {
     vec(operation(), 1..most)
 }

@@ -13,7 +13,7 @@ struct Inode {
     names: BTreeMap<Vec<u8>, Number>,
 }
 
-/// The tree and its numbering; number 0 is the root.
+/// The reference tree; inode number 0 is the root.
 #[derive(Clone, Debug)]
 pub struct Reference {
     inodes: BTreeMap<Number, Inode>,
@@ -61,7 +61,7 @@ impl Reference {
         path.iter().try_fold(0, |at, part| self.child(at, part))
     }
 
-    /// The directory in which something is about to be made, where the name is free.
+    /// The directory for a new name, if the name is free.
     fn free(&self, at: &Place) -> Result<Number, Errno> {
         let directory = self.walk(&at.parents())?;
         match self.child(directory, at.last()) {
@@ -106,7 +106,7 @@ impl Reference {
     /// Applies one operation.
     ///
     /// # Errors
-    /// Those of the call.
+    /// As the call on Linux.
     pub fn apply(&mut self, operation: &Operation) -> Answer {
         match operation {
             Operation::Create(at, mode) => self.make(at, Kind::File, *mode, Vec::new()),
@@ -196,7 +196,7 @@ impl Reference {
         Ok(Vec::new())
     }
 
-    /// Whether `below` is `above` or lies in it.
+    /// Whether `below` is `above` or a descendant of it.
     fn within(&self, below: Number, above: Number) -> bool {
         below == above || self.inodes[&above].names.values().any(|child| self.within(below, *child))
     }
@@ -208,7 +208,7 @@ impl Reference {
                 return Err(Errno::ENOTDIR);
             }
         }
-        // The order of the checks is the kernel's: names first, then the tree's shape, then kinds.
+        // The checks are in the kernel's order: names first, then ancestry, then types.
         let source = self.child(old, from.last())?;
         let target = self.child(new, to.last());
         match target {
@@ -253,7 +253,7 @@ impl Reference {
         Ok(Vec::new())
     }
 
-    /// The whole tree.
+    /// Returns the whole tree.
     pub fn tree(&self) -> Tree {
         let mut tree = Tree::new();
         let mut first: BTreeMap<Number, Vec<u8>> = BTreeMap::new();

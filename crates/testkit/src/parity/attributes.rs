@@ -1,5 +1,4 @@
-//! Parity of calls about attributes: modes, owners, times, access checks, figures of the file
-//! system.
+//! Parity of calls about attributes: modes, owners, times, access checks, statfs figures.
 
 use super::log::timestamps;
 use super::{Case, Log};
@@ -90,7 +89,7 @@ fn set_id_bits(log: &mut Log) {
     log.mkdir("d");
     rustix::fs::chmod(log.at("d"), Mode::from_raw_mode(0o6777)).expect("chmod");
     owner(log, "d", Some(1000), Some(1000), AtFlags::empty());
-    // An ordinary user's write, truncation and append drop the bits.
+    // An ordinary user's write, truncation and append clear the bits.
     for (name, script) in [
         ("suid", "echo x >> suid"),
         ("sgid", ": > sgid"),
@@ -102,8 +101,8 @@ fn set_id_bits(log: &mut Log) {
     }
 }
 
-/// Runs a shell script as another user, without supplementary groups, and writes its output and
-/// status down.
+/// Runs a shell script as another user, without supplementary groups, and logs its output and
+/// status.
 fn act_as(log: &mut Log, ids: &str, script: &str) {
     let (uid, gid) = ids.split_once(':').unwrap_or((ids, ids));
     act_with_groups(log, uid, gid, "--clear-groups", script);
@@ -118,7 +117,7 @@ fn act_with_groups(log: &mut Log, uid: &str, gid: &str, groups: &str, script: &s
         .expect("setpriv");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', " / ");
     let errors = text(&output.stderr);
-    // dd tells how fast it was.
+    // dd prints its speed.
     let errors = if script.starts_with("dd ") { String::new() } else { errors };
     log.say(format!("{uid}:{gid} {groups} `{script}`: {:?} {} {errors}", output.status.code(), text(&output.stdout)));
 }
@@ -202,7 +201,7 @@ fn others(log: &mut Log) {
     ] {
         act_as(log, "2000:2000", script);
     }
-    // A supplementary group opens what belongs to it, and may be given away to.
+    // A supplementary group gives access to its files, and may be set by chgrp.
     for script in
         ["cat of-group", "chgrp 3000 own && stat -c %g own", "touch open/in-group && chgrp 3000 open/in-group"]
     {
@@ -267,8 +266,9 @@ fn statx(log: &mut Log) {
         );
         match answer {
             Ok(stat) => {
-                // A mount whose notice of a change overtakes an answer does not keep that answer, so a birth time that
-                // was asked for before may be unknown where the kernel does not ask.
+                // If an invalidation overtakes an answer, the kernel does not cache that answer, so
+                // an earlier requested birth time may be unknown to a later statx(2) without a
+                // request.
                 let unknown =
                     flags == AtFlags::STATX_DONT_SYNC && stat.stx_mask & rustix::fs::StatxFlags::BTIME.bits() == 0;
                 let born = unknown || stat.stx_btime.tv_sec > 0 && stat.stx_btime.tv_sec <= stat.stx_ctime.tv_sec;

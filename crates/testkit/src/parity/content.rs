@@ -90,7 +90,7 @@ fn appending(log: &mut Log) {
     let written = rustix::io::pwrite(&one, b" at the end all the same", 0);
     log.saw("pwrite on an appending file", written);
     log.content("file");
-    // The flag is a matter of the moment.
+    // Only the current value of the flag matters.
     let Some(three) = log.open("file", OFlags::RDWR, 0) else { return };
     let set = rustix::fs::fcntl_setfl(&three, OFlags::APPEND);
     log.did("fcntl sets O_APPEND", set);
@@ -320,7 +320,7 @@ fn flocks(log: &mut Log) {
         log.did(&format!("{who} {what:?}"), answer);
     }
     drop(two);
-    // The kernel tells a file system in userspace of the last close without waiting for it.
+    // The kernel notifies a FUSE file system of the last close without waiting for it.
     let mut answer = rustix::fs::flock(&one, FlockOperation::NonBlockingLockExclusive);
     for _ in 0..1_000 {
         if answer.is_ok() {

@@ -1,5 +1,4 @@
-//! What a parity case saw, line by line, and the calls whose results are written down in one way
-//! everywhere.
+//! Log of a parity case, line by line, and calls whose results are logged in a uniform format.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, Timestamps};
 use rustix::io::{Errno, Result};
@@ -7,7 +6,7 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// A directory to work in and the lines so far.
+/// The case's directory and its log so far.
 pub struct Log {
     directory: PathBuf,
     lines: Vec<String>,
@@ -27,12 +26,12 @@ impl Log {
         self.directory.join(name)
     }
 
-    /// Writes a line down.
+    /// Logs a line.
     pub fn say(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
     }
 
-    /// Writes a result down and hands it on.
+    /// Logs a result and returns its value.
     pub fn saw<T: Debug>(&mut self, what: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -46,7 +45,7 @@ impl Log {
         }
     }
 
-    /// The same for results whose value differs from run to run.
+    /// Logs only the success of a result whose value differs from run to run, and returns the value.
     pub fn did<T>(&mut self, what: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -60,13 +59,13 @@ impl Log {
         }
     }
 
-    /// Opens a name and writes down whether it worked.
+    /// Opens a name and logs whether it worked.
     pub fn open(&mut self, name: &str, flags: OFlags, mode: u32) -> Option<OwnedFd> {
         let result = rustix::fs::open(self.at(name), flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode));
         self.did(&format!("open {name} {:#o} {mode:o}", flags.bits()), result)
     }
 
-    /// A new file with this content; not written down.
+    /// Creates a file with this content; not logged.
     pub fn file(&mut self, name: &str, content: &[u8]) -> OwnedFd {
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(self.at(name), flags, Mode::from_raw_mode(0o644)).expect("create");
@@ -79,13 +78,13 @@ impl Log {
         file
     }
 
-    /// A new directory; not written down.
+    /// Creates a directory; not logged.
     pub fn mkdir(&mut self, name: &str) {
         rustix::fs::mkdir(self.at(name), Mode::from_raw_mode(0o755)).expect("mkdir");
         rustix::fs::chmod(self.at(name), Mode::from_raw_mode(0o755)).expect("chmod");
     }
 
-    /// Writes the attributes of a name down (not those of what a link points to).
+    /// Logs the attributes of a name (of a link itself, not its target).
     pub fn stat(&mut self, name: &str) {
         let path = self.at(name);
         let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
@@ -109,7 +108,7 @@ impl Log {
         }
     }
 
-    /// Writes the set times of a name down, to the nanosecond.
+    /// Logs the atime and mtime of a name that were set, to the nanosecond.
     pub fn times(&mut self, name: &str) {
         match rustix::fs::statx(CWD, self.at(name), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS) {
             Err(error) => self.say(format!("times {name}: {}", shown(error))),
@@ -120,16 +119,15 @@ impl Log {
         }
     }
 
-    /// Writes down whether the status change time and, where asked, the modification time of a name
-    /// moved since `mark`.
+    /// Logs whether the mtime and the ctime of a name have changed since `mark`.
     pub fn moved(&mut self, what: &str, name: &str, mark: Mark) {
         let now = Mark::of(&self.at(name));
         self.say(format!("{what}: mtime moved {} ctime moved {}", now.mtime > mark.mtime, now.ctime > mark.ctime));
     }
 
-    /// The times of a name, after a pause that is longer than a clock tick, so that the next change
-    /// is seen. By the clock that files get their times from: on a busy machine its ticks come
-    /// late.
+    /// Reads the times of a name, after a pause that is longer than a clock tick, so that the next
+    /// change is visible. Measured by the clock that file times come from: on a busy machine its
+    /// ticks are late.
     pub fn mark(&mut self, name: &str) -> Mark {
         let mark = Mark::of(&self.at(name));
         let now = || {
@@ -143,7 +141,7 @@ impl Log {
         mark
     }
 
-    /// Writes the content of a name down, shortened to a digest where it is long.
+    /// Logs the content of a name, as a digest if it is long.
     pub fn content(&mut self, name: &str) {
         match std::fs::read(self.at(name)) {
             Ok(content) => self.say(format!("content {name}: {}", digest(&content))),
@@ -151,7 +149,7 @@ impl Log {
         }
     }
 
-    /// Writes the names of a directory down, sorted, with types.
+    /// Logs the names in a directory, sorted, with types.
     pub fn list(&mut self, name: &str) {
         let directory =
             rustix::fs::open(self.at(name), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -185,7 +183,7 @@ impl Mark {
     }
 }
 
-/// An error as its number and text.
+/// An error as number and text.
 pub(super) fn shown(error: Errno) -> String {
     format!("errno {} ({error})", error.raw_os_error())
 }
@@ -194,7 +192,7 @@ fn digest(content: &[u8]) -> String {
     if content.len() <= 64 {
         return content.escape_ascii().to_string();
     }
-    // FNV-1a: enough to tell two runs of one test apart.
+    // FNV-1a: sufficient to distinguish two runs of one test.
     let hash = content
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));

@@ -1,4 +1,4 @@
-//! Parity of open files whose names move or go.
+//! Parity of open files whose names are moved or removed.
 
 use super::{Case, Log};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -119,8 +119,8 @@ fn reopening(log: &mut Log) {
 }
 
 fn execution(log: &mut Log) {
-    // Made by a process of its own: a descriptor for writing in this one could be inherited by a
-    // child of another test, and a program that is open for writing cannot be run.
+    // Created by a process of its own: a descriptor for writing in this process could be inherited
+    // by a child of another test, and a program that is open for writing cannot be executed.
     let make = "cp /bin/true true; chmod 755 true; printf '#!/bin/sh\\nexit 7\\n' > script; chmod 755 script";
     let made = std::process::Command::new("sh").args(["-c", make]).current_dir(log.at("")).status();
     log.say(format!("made: {:?}", made.map(|status| status.code()).map_err(|error| error.raw_os_error())));
