@@ -1,19 +1,19 @@
-//! What lies below the store: segments, root records, the pool's identity. The store names segments
-//! and never devices or objects; where a segment lies is a [`Place`], which it keeps and does not
-//! look into.
+//! The interface below the store: segments, root records, the pool's identity. The store names segments by number and
+//! never names devices or objects; where a segment is stored is a [`Place`] (its location), which the store keeps and
+//! does not interpret.
 //!
 //! Callers: the store. Implementations: [`Disks`] (labels and slots on devices, several copies,
 //! healing) and [`Objects`] (a bucket of an object store). The suite that each must pass is
 //! `tests/backends.rs`.
 //!
 //! Invariants:
-//! - What was written is durable when a later [`Backend::flush`] has returned; what a root names is
+//! - A write is durable when a later [`Backend::flush`] has returned; everything that a root names is
 //!   durable before [`Backend::put_root`] is called.
-//! - A range of a segment is written once; only [`Backend::heal`] writes again what is damaged,
-//!   with what was there.
-//! - Numbers of segments are never used again.
-//! - Where others may write as well ([`Backend::is_shared`]), a root is put by one writer only, and
-//!   nothing that is removed goes before a root of the same writer is the newest.
+//! - A range of a segment is written once; only [`Backend::heal`] writes to it again, replacing damaged
+//!   bytes with the original ones.
+//! - Segment numbers are never reused.
+//! - In a shared backend ([`Backend::is_shared`]), only one writer puts roots, and removed segments are
+//!   deleted only after a root of the same writer has become the newest.
 
 mod disks;
 mod objects;
@@ -34,123 +34,122 @@ use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root};
 use crate::log::Blocks;
 
-/// Writes begin and end at multiples of this where nothing else is said, bytes.
+/// Alignment of writes unless a backend states another one ([`Backend::row`]), bytes.
 pub const ROW: u32 = 4096;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// A segment: its number, and where it lies.
+/// A segment: its number and its location.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentAt<'a> {
-    /// The number.
+    /// The segment's number.
     pub segment: u32,
-    /// The place.
+    /// The segment's location.
     pub place: &'a Place,
 }
 
-/// The room there is, in segments.
+/// Space of a backend, in segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// All of it.
+    /// All segments that fit.
     pub total: u64,
-    /// The part that is no room for segments: the intent log's.
+    /// The part reserved for the intent log.
     pub reserved: u64,
-    /// What can be begun now.
+    /// Segments that can be allocated now.
     pub free: u64,
-    /// What is free as well, after [`Backend::reclaim`] or a little later.
+    /// Segments that become free after [`Backend::reclaim`] or a little later.
     pub held_back: u64,
-    /// What file content can take in all, bytes: without the intent log, copies and parity.
+    /// Capacity for file content, bytes: without the intent log, copies and parity.
     pub size: u64,
-    /// The same of what is free or held back.
+    /// Capacity for file content in the free and held-back segments, bytes.
     pub free_size: u64,
 }
 
 impl Room {
-    /// What holds nothing.
+    /// Number of segments that hold nothing: free or held back.
     #[must_use]
     pub fn empty(&self) -> u64 {
         self.free + self.held_back
     }
 }
 
-/// Where a write has gone.
+/// Result of a write: how many copies it reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Copies {
-    /// To all copies.
+    /// All copies were written.
     All,
-    /// To fewer than the segment should have, for the first time: what comes next had better go to
-    /// another segment ([`Backend::lacks`]).
+    /// A copy failed for the first time in this segment, which now has less redundancy than it should: the next write
+    /// should go to another segment ([`Backend::lacks`]).
     Fewer,
 }
 
-/// How putting a root went.
+/// Result of writing a root record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum PutRoot {
-    /// It is durable, and the newest.
+    /// The root is durable and the newest.
     Durable,
-    /// Another writer has put a root of this generation: the pool is its own now.
+    /// Fenced: another writer has put a root of this generation and now owns the pool.
     Fenced {
-        /// Whose machine that is, in words.
+        /// The other writer's machine, for messages.
         by: String,
     },
 }
 
-/// The root to begin with.
+/// The root that an import starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewestRoot {
-    /// The newest that can be read.
+    /// The newest readable root.
     pub root: Root,
-    /// How many came after it that cannot be read any more.
+    /// Number of newer roots that can no longer be read.
     pub lost: u64,
 }
 
-/// Segments that no root names.
+/// Unreferenced segments: no root names them.
 #[derive(Debug, Default)]
 pub struct Unknown {
-    /// They, or some of them.
+    /// The segments, or some of them.
     pub segments: Vec<(u32, Place)>,
-    /// The latest epoch in names of segments, known or not; 0 where there are no epochs.
+    /// The latest epoch in segment names, referenced or not; 0 where the backend has no epochs.
     pub latest: u32,
 }
 
-/// What a sweep has read of a segment.
+/// A range of a segment that a sequential scrub has read.
 #[derive(Debug)]
 pub struct SweptRange {
-    /// The content, as of [`Backend::read`].
+    /// The content, as [`Backend::read`] returns it.
     pub bytes: Vec<u8>,
-    /// All copies are the same and parity fits, as far as devices are there; none that is lacks
-    /// something.
+    /// All copies are equal and the parity matches, as far as the devices are present; no present device lacks a
+    /// part.
     pub agree: bool,
 }
 
-/// Ranges of segments read one after the other, with all copies and parity, past caches as far as that
-/// goes; devices work at them ahead of whoever takes them, each in the order in which they were asked
-/// for.
+/// Sequential scrub: reads ranges of segments with all copies and parity, bypassing caches where possible. The
+/// devices read ahead of the consumer, each in the order of the requests.
 pub trait Sweep {
-    /// Asks for a range: whole rows, up to where the segment is written.
+    /// Queues a range: whole rows, up to the end of what is written of the segment.
     fn ask(&mut self, at: SegmentAt<'_>, offset: u64, length: usize);
 
-    /// What was asked for first of what was not taken yet.
+    /// Returns the oldest queued range that was not taken yet.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where it cannot be read in any way; [`PoolError::Format`] where nothing
-    /// was asked for.
+    /// [`PoolError::Device`] where neither a copy nor a reconstruction can be read; [`PoolError::Format`] where no
+    /// range is queued.
     fn take(&mut self) -> Result<SweptRange>;
 
-    /// Memory of something taken that is not needed any more.
+    /// Returns the buffer of a taken range for reuse.
     fn give_back(&mut self, bytes: Vec<u8>) {
         drop(bytes);
     }
 }
 
-/// What was written anew.
+/// Result of a repair ([`Backend::heal`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Healed {
-    /// How many copies, or columns.
+    /// Number of copies or columns that were rewritten.
     pub columns: u64,
-    /// What of that should have been right: not what lies on devices that are known to lack something.
+    /// The parts that should have been right: devices that are known to lack data are left out.
     pub wrong: Vec<HealedPart>,
 }
 
@@ -161,33 +160,33 @@ impl Healed {
         self.wrong.iter().map(|part| part.device).collect()
     }
 
-    /// How much of what should have been right was written anew, bytes of devices.
+    /// Number of rewritten bytes that should have been right, summed over the devices.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.wrong.iter().map(|part| part.bytes).sum()
     }
 }
 
-/// A part of a segment that was wrong on a device, and was written anew there.
+/// A damaged part of a segment on one device, which was rewritten there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealedPart {
-    /// The number of the device.
+    /// The device's number.
     pub device: u16,
-    /// The range of the segment that depends on it, bytes: of parity, whole rows.
+    /// The range of the segment that depends on that part, bytes; for parity, whole rows.
     pub range: Range<u64>,
-    /// How much was written to the device, bytes.
+    /// Number of bytes written to the device.
     pub bytes: u64,
 }
 
-/// The devices from which the parts of a buffer were read.
+/// The devices from which the parts of a buffer were read: blames the right device for a checksum error.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// Where in the buffer of the caller the part begins that is being read.
+    /// Offset in the caller's buffer of the part that is being read.
     base: usize,
     parts: Vec<SourcePart>,
 }
 
-/// A part of a buffer, and the device that it was read from; `None` where it was computed from others.
+/// A part of a buffer, and the device that it was read from; `None` where it was reconstructed from others.
 #[derive(Clone, Debug)]
 struct SourcePart {
     range: Range<usize>,
@@ -195,7 +194,7 @@ struct SourcePart {
 }
 
 impl Sources {
-    /// Has ranges be counted from a part of the buffer that begins there, until that is read.
+    /// Runs `read` with ranges counted from offset `base` of the buffer.
     pub fn within<T>(&mut self, base: usize, read: impl FnOnce(&mut Self) -> T) -> T {
         self.base += base;
         let done = read(self);
@@ -203,7 +202,7 @@ impl Sources {
         done
     }
 
-    /// This range of the buffer was read from that device.
+    /// Records that a range of the buffer was read from a device.
     pub fn note(&mut self, range: Range<usize>, device: Option<u16>) {
         self.parts.push(SourcePart { range: self.base + range.start..self.base + range.end, device });
     }
@@ -212,13 +211,13 @@ impl Sources {
         self.parts.len()
     }
 
-    /// What was noted behind the first ones is read again.
+    /// Drops the records after the first `count`, since their ranges are read again.
     pub(crate) fn forget_behind(&mut self, count: usize) {
         self.parts.truncate(count);
     }
 
-    /// The devices whose bytes differ, where `read` was read at this offset of the buffer and should have
-    /// been `right`.
+    /// Numbers of the devices whose bytes differ from `right`, where `read` are the bytes at this offset of the
+    /// buffer.
     #[must_use]
     pub fn wrong(&self, offset: usize, read: &[u8], right: &[u8]) -> BTreeSet<u16> {
         let end = offset + right.len();
@@ -235,46 +234,45 @@ impl Sources {
     }
 }
 
-/// Something that holds the segments and roots of one pool.
+/// Storage for the segments and roots of one pool.
 pub trait Backend: Send + Sync {
-    /// The longest segment, bytes.
+    /// Length of the longest segment, bytes.
     fn segment_length(&self) -> u64;
 
-    /// The longest segment at a place, bytes.
+    /// Length of the longest segment at a location, bytes.
     fn capacity(&self, place: &Place) -> u64 {
         let _ = place;
         self.segment_length()
     }
 
-    /// Writes to a segment at this place begin and end at multiples of this, bytes: a divisor of
-    /// its capacity, at least 4 KiB and at most 1 MiB.
+    /// Alignment of writes to a segment at this location, bytes: a divisor of its capacity, at least 4 KiB and at
+    /// most 1 MiB.
     fn row(&self, place: &Place) -> u32 {
         let _ = place;
         ROW
     }
 
-    /// What so many bytes at this place take of [`Room::size`].
+    /// How much of [`Room::size`] a number of bytes at this location uses.
     fn cost(&self, place: &Place, bytes: u64) -> u64 {
         let _ = place;
         bytes
     }
 
-    /// Whether others may try to write to the same pool at any time: then whoever imports it puts a
-    /// root first, and is the only one whose next roots are taken.
+    /// Whether other machines may try to write to the same pool at any time. If so, an importer puts a root first and
+    /// is from then on the only writer whose roots are accepted.
     fn is_shared(&self) -> bool;
 
-    /// Whether a segment that was flushed can be written further at no cost. Where it cannot, a
-    /// commit ends all open segments.
+    /// Whether a flushed segment can be appended to at no cost. If not, a commit finishes all open segments.
     fn extends(&self) -> bool;
 
-    /// The pool is opened with this root and these segments, each with its number: their places are
-    /// in use, and so is what the root says of the log.
+    /// Opens the pool at this root: marks the locations of the given segments, and the root's intent log, as
+    /// allocated.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for places that cannot be.
+    /// [`PoolError::Format`] for impossible locations.
     fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()>;
 
-    /// Begins a segment, if more than `spare` others could be begun; `None` if not. Does not wait.
+    /// Allocates a segment if more than `spare` others could be allocated; `None` if not. Does not wait.
     ///
     /// # Errors
     /// As for [`Self::write`].
@@ -283,30 +281,30 @@ pub trait Backend: Send + Sync {
     /// Writes to a segment.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where not even one copy could be written.
+    /// [`PoolError::Device`] where not a single copy could be written.
     fn write(&self, at: SegmentAt<'_>, stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies>;
 
-    /// Waits while what was written before goes on its way more slowly than it comes. For callers that
-    /// nobody waits for; [`Self::write`] itself waits only where memory would not do.
+    /// Waits while earlier writes are slower than new ones arrive. For background callers; [`Self::write`] itself
+    /// waits only where memory would run out.
     fn await_room(&self) {}
 
-    /// Nothing will be written to a segment beyond this length, bytes. Does not wait.
+    /// Marks a segment as complete: nothing will be written beyond this length, bytes. Does not wait.
     fn finish(&self, at: SegmentAt<'_>, length: u64);
 
     /// Makes everything written so far durable.
     ///
     /// # Errors
-    /// [`PoolError::Device`]: nobody knows then what is durable.
+    /// [`PoolError::Device`]: it is unknown then what is durable.
     fn flush(&self) -> Result<()>;
 
-    /// In how many ways a segment can be read that do not depend on each other; at least one.
+    /// Number of independent copies and reconstructions by which a segment can be read; at least one.
     fn ways(&self, at: SegmentAt<'_>) -> usize;
 
-    /// Fills the buffer from a segment, in one of the ways. Whoever reads checks what he gets, and
-    /// tries the next way where it is damaged.
+    /// Fills the buffer from a segment, from copy or reconstruction number `way`. The caller verifies the bytes, and
+    /// tries the next number where they are damaged.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a place that does not exist.
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a location that does not exist.
     fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()>;
 
     /// Whether [`Self::read_any`] chooses among copies.
@@ -315,8 +313,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Fills the buffer from a segment in whatever way is fastest now, another one for each part of
-    /// it: whoever finds it damaged tries all ways.
+    /// Fills the buffer from the copies that are fastest now, another one for each part of it: a caller that finds it
+    /// damaged tries every copy by [`Self::read`].
     ///
     /// # Errors
     /// As for [`Self::read`].
@@ -324,7 +322,7 @@ pub trait Backend: Send + Sync {
         self.read(at, 0, offset, into)
     }
 
-    /// As [`Self::read`], or without a way as [`Self::read_any`]; notes the devices that were read.
+    /// Reads as [`Self::read`], or as [`Self::read_any`] where `way` is `None`; records the devices that were read.
     ///
     /// # Errors
     /// As for [`Self::read`].
@@ -343,39 +341,39 @@ pub trait Backend: Send + Sync {
         }
     }
 
-    /// Whether a device should hold all of what a segment has there: it is not known to lack something.
+    /// Whether a device should hold all of its part of a segment: it is not known to lack data.
     fn should_hold(&self, at: SegmentAt<'_>, device: u16) -> bool {
         let _ = (at, device);
         true
     }
 
-    /// Segments of different lanes lie on different devices, but for second copies of metadata: they
-    /// can be read at the same time.
+    /// Lane of a segment: segments of different lanes are on different devices, except for second copies of metadata,
+    /// so that they can be read in parallel.
     fn lane(&self, at: SegmentAt<'_>) -> u64 {
         let _ = at;
         0
     }
 
-    /// How many segments can be written at the same time that share no device, about.
+    /// Approximate number of segments that can be written in parallel without sharing a device.
     fn independent(&self) -> usize {
         1
     }
 
-    /// Segments of a lane lie in the order of this.
+    /// Sort key of segments within a lane, in the order of their locations.
     fn position(&self, at: SegmentAt<'_>) -> u64 {
         at.segment.into()
     }
 
-    /// Reads much, to verify all copies.
+    /// Starts a sequential scrub, which verifies all copies.
     fn sweep(&self) -> Box<dyn Sweep + '_>;
 
-    /// Fills the buffer from a segment where none of the ways reads all of it right: with pieces that
-    /// different ways read, such that they are right together. `left` is how much may be judged for
-    /// that, bytes, and becomes less. Answers the numbers of the devices that are wrong somewhere in
-    /// it; `None` where it was not found.
+    /// Reconstructs a buffer block by block where no single copy or reconstruction is right as a whole: combines
+    /// pieces of different ones until `is_right` accepts the result. `left` is the budget for `is_right`, in bytes
+    /// judged; it is decremented. Returns the numbers of the devices that are wrong somewhere in the range; `None`
+    /// where no right combination was found.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a place that does not exist.
+    /// [`PoolError::Format`] for a location that does not exist.
     fn piece_together(
         &self,
         at: SegmentAt<'_>,
@@ -388,41 +386,40 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// The number of the device that a way reads first.
+    /// Number of the device that copy or reconstruction `way` reads first.
     fn member(&self, at: SegmentAt<'_>, way: usize) -> u16;
 
-    /// The number of the device whose bytes are wrong, where what the first way reads is damaged and
-    /// what this one reads is not.
+    /// Number of the device whose bytes are wrong, where copy 0 is damaged and copy or reconstruction `way` is not.
     fn blamed(&self, at: SegmentAt<'_>, way: usize) -> u16 {
         let _ = way;
         self.member(at, 0)
     }
 
-    /// Tells that a range will be read soon.
+    /// Announces that a range will be read soon (readahead).
     fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64);
 
-    /// Where nobody has put a root for a while: how many segments were removed, and wait for a root after
-    /// which their places can be given up.
+    /// Number of removed segments that wait for the next root before they can be deleted, where no root was put for a
+    /// while; `None` otherwise.
     fn waiting(&self) -> Option<usize> {
         None
     }
 
-    /// What people call the place of a segment.
+    /// Location of a segment as users know it, for messages.
     fn label_of(&self, at: SegmentAt<'_>) -> String {
         format!("segment {}", at.segment)
     }
 
-    /// How far ahead of readers that is worth doing.
+    /// How far readahead is worthwhile.
     fn ahead(&self) -> Reach {
         Reach::OF_DEVICES
     }
 
-    /// Makes every copy of a range of a segment what it should be, and the parity of all rows that
-    /// lie in it whole. Answers which were not; `None` where the place is not the segment's any more. Where only
-    /// the whole segment can be replaced, that happens if `is_whole` says so of all of it.
+    /// Repairs a range of a segment: rewrites each copy that differs from `right`, and the parity of all rows in the
+    /// range. Returns what was rewritten; `None` where the location no longer belongs to the segment. Where only
+    /// whole segments can be replaced, that is done if `is_whole` accepts the whole segment.
     ///
     /// # Errors
-    /// [`PoolError::Device`] for one that cannot be written.
+    /// [`PoolError::Device`] for a device that cannot be written.
     fn heal(
         &self,
         at: SegmentAt<'_>,
@@ -431,101 +428,98 @@ pub trait Backend: Send + Sync {
         is_whole: &dyn Fn(&[u8]) -> bool,
     ) -> Result<Option<Healed>>;
 
-    /// No root that is kept names these segments: their places are free. A shared backend removes
-    /// them after its next root.
+    /// Frees the locations of segments that no retained root names. A shared backend deletes them after its next
+    /// root.
     fn remove(&self, segments: &[(u32, Place)]);
 
-    /// Segments that are there and that `is_known` does not know; a shared backend may answer with some of them.
+    /// Finds stored segments that `is_known` does not know; a shared backend may return only some of them.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Unknown>;
 
-    /// What a shared backend writes from now on lies in an epoch that no other writer has had, later than `beyond`;
-    /// answers whether it has begun one for that.
+    /// Begins an epoch for this writer that no other writer has used, later than `beyond`: segments and roots written
+    /// from now on carry it. Returns whether the backend has epochs and began one.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] where others begin one after the other.
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where other writers keep beginning epochs.
     fn begin_epoch(&self, beyond: u32) -> Result<bool> {
         let _ = beyond;
         Ok(false)
     }
 
-    /// The room.
+    /// Space of the backend.
     fn room(&self) -> Room;
 
-    /// Gives writers room that is held back, or waits until somebody does who is about to; answers
-    /// whether there is more now.
+    /// Makes held-back space available to writers, or waits for a thread that is about to. Returns whether there is
+    /// more now.
     fn reclaim(&self) -> bool;
 
-    /// How many copies segments of a stream have.
+    /// Number of copies of a stream's segments.
     fn copies(&self, stream: WriteStream) -> usize;
 
-    /// Where metadata has groups of its own: how many segments can be begun there, and all that
-    /// there is room for. [`Room`] does not count them.
+    /// Space of the special allocation class, which holds metadata only: number of segments that can be allocated,
+    /// and of all that fit. [`Room`] does not include them.
     fn special_room(&self) -> (u64, u64) {
         (0, 0)
     }
 
-    /// Whether a place is there: what lies at it takes nothing of [`Room::size`].
+    /// Whether a location is in the special allocation class: it uses nothing of [`Room::size`].
     fn is_special(&self, place: &Place) -> bool {
         let _ = place;
         false
     }
 
-    /// Whether a segment has less redundancy than its place says: a write has failed.
+    /// Whether a segment has less redundancy than its location should give it, because a write has failed.
     fn lacks(&self, id: u32) -> bool;
 
-    /// Whether what lies at this place would have more redundancy elsewhere.
+    /// Whether a segment would get more redundancy if it were moved.
     fn is_weak(&self, at: SegmentAt<'_>, stream: WriteStream) -> bool {
         stream.is_metadata() && at.place.len() < self.copies(stream) || self.lacks(at.segment)
     }
 
-    /// Whether segments have more redundancy than a second copy of metadata: then they are restored
-    /// as a whole.
+    /// Whether segments have more redundancy than a second copy of metadata: then they are resilvered as a whole.
     fn is_grouped(&self) -> bool {
         false
     }
 
-    /// The place of a segment to which nothing is added any more, with copies where they are missing
-    /// on devices that may lack something: they hold nothing yet, [`Self::heal`] has to follow. `None`
-    /// where there is nothing to be added.
+    /// Extends the location of a complete segment by the missing copies, on devices that may lack data. The new
+    /// copies are empty: [`Self::heal`] has to follow. `None` where there is nothing to add.
     fn widen(&self, at: SegmentAt<'_>) -> Option<Place> {
         let _ = at;
         None
     }
 
-    /// Whether [`Self::widen`] would add copies, if there is room for them.
+    /// Whether [`Self::widen`] would add copies, given free space.
     fn would_widen(&self, at: SegmentAt<'_>) -> bool {
         let _ = at;
         false
     }
 
-    /// Whether other devices hold the same as those that a place names.
+    /// Whether devices of a replacing or spare pair mirror the devices that a location names.
     fn is_paired(&self, at: SegmentAt<'_>) -> bool {
         let _ = at;
         false
     }
 
-    /// All of a segment was verified and healed.
+    /// Notes that all of a segment was verified and repaired.
     fn restored(&self, id: u32) {
         let _ = id;
     }
 
-    /// The blocks of the intent log; `None` where they lie in an area of devices, which the store
-    /// writes itself.
+    /// Opens the blocks of the intent log; `None` where they are an area of devices, which the store writes itself.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn log(&self) -> Result<Option<Box<dyn Blocks>>>;
 
-    /// Where a log begins that replays nothing of what is there.
+    /// Position at which a new log begins, so that nothing of the old log is replayed.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn fresh_log(&self) -> Result<LogStart>;
 
-    /// What the newest root needs of a log that is not there, in words.
+    /// Description of the log that the newest root needs and that is missing; `None` where nothing is missing.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -533,19 +527,19 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// The pool is imported without that log.
+    /// Drops the missing log: the pool is imported without it.
     fn give_up_log(&self) {}
 
-    /// Whoever writes to the log that begins there can append nothing to it any more.
+    /// Fences the log that begins at `start`: its writer can append nothing to it any more.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] where another program has imported the pool since.
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where another process has imported the pool since.
     fn end_log(&self, start: LogStart) -> Result<()> {
         let _ = start;
         Ok(())
     }
 
-    /// Who the pool is, as was written last, where others may do that; `None` where they cannot.
+    /// Reads the latest identity of the pool, where other machines may write it; `None` where they cannot.
     ///
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Format`].
@@ -553,27 +547,27 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// Writes who the pool is, durably.
+    /// Writes the pool's identity durably.
     ///
     /// # Errors
-    /// [`PoolError::Device`], [`PoolError::Refused`] for one that does not fit.
+    /// [`PoolError::Device`], [`PoolError::Refused`] for an identity that does not fit.
     fn put_identity(&self, identity: &Identity) -> Result<()>;
 
-    /// Writes a root, durably. Everything that it names was flushed.
+    /// Writes a root durably. Everything that it names was flushed before.
     ///
     /// # Errors
-    /// [`PoolError::Device`]: nobody knows then whether it is there. [`PoolError::Refused`] for one
-    /// that does not fit.
+    /// [`PoolError::Device`]: it is unknown then whether the root is stored. [`PoolError::Refused`] for a root that
+    /// does not fit.
     fn put_root(&self, root: &Root) -> Result<PutRoot>;
 
-    /// The newest root; `None` where there is none.
+    /// Reads the newest root; `None` where there is none.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn newest_root(&self) -> Result<Option<NewestRoot>>;
 
-    /// A root that another program has put since this generation; `None` where none is known. Cheap:
-    /// readers that follow a writer ask all the time.
+    /// Looks for a root that another process has put since this generation; `None` where none is known. Cheap, since
+    /// followers poll it.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -582,21 +576,21 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// All roots that can still be read, by their generations.
+    /// Reads all readable roots, by generation.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn roots(&self) -> Result<BTreeMap<u64, Root>>;
 
-    /// Makes sure that damage of roots to come is seen ([`Root::guarded`]); answers whether it
-    /// will be.
+    /// Prepares the root rings so that damage of later roots is detected ([`Root::guarded`]); returns whether it will
+    /// be.
     ///
     /// # Errors
     /// [`PoolError::Device`].
     fn guard(&self) -> Result<bool>;
 
-    /// Verifies all copies of the identity and of the roots, and writes those anew that are
-    /// damaged. Answers how many were, for each device.
+    /// Verifies all copies of the identity and of the roots, and rewrites the damaged ones. Returns how many were
+    /// damaged on each device.
     ///
     /// # Errors
     /// [`PoolError::Device`].

@@ -1,36 +1,36 @@
-//! Segments and roots on devices: slots hold segments, labels hold roots. Metadata lies in two
-//! slots; a write that fails at one of them stops nobody, and what is damaged at one is written
-//! anew from the other. In groups of devices, file content has copies or parity as well, and a
-//! device that fails is done without.
+//! Backend on devices: slots hold segments, labels hold the identity and the root records. Metadata is stored in two
+//! slots; a write that fails in one of them does not fail the operation, and a damaged copy is rewritten from the
+//! other. In groups of devices (like ZFS' top-level vdevs), file content has copies or parity as well, and a group
+//! continues degraded without a failed device.
 //!
 //! ```text
-//!  members  which devices are the pool's        layout  who takes a segment, how much room there is
-//!  shape    groups that are changed in use       beside  devices that stand beside others
-//!  slow     devices that are read around           balance which copy is read
-//!  sweep    segments read with all copies and parity
-//!  reshape  devices that leave, groups that become others
-//!  roots    labels and syncs                    health  devices that fail, go and come back
-//!  slots    which slots are free                columns segments as copies, or as rows with parity
-//!  log_area the intent log's slots              heal    writing damaged copies anew
-//!  trim     telling devices of free room      patchwork  ranges put together from pieces
+//!  members  opening devices at import            layout  allocation: which devices take a segment, free space
+//!  shape    groups that change while in use      beside  replacing and spare devices
+//!  slow     devices that are read around         balance which copy is read
+//!  sweep    sequential scrub: all copies and parity
+//!  reshape  devices that leave, topology changes
+//!  roots    labels and syncs                     health  devices that fail, leave and return
+//!  slots    free slots                           columns segments as copies, or as rows with parity
+//!  log_area the intent log's slots               heal    rewriting damaged copies
+//!  trim     TRIM: discarding free space          patchwork  block-wise reconstruction
 //! ```
 //!
-//! Callers: the store, by [`Backend`]; by name only for what concerns devices: adding them,
-//! expanding them, telling them of free room.
+//! Callers: the store, by [`Backend`]; by the type's name only for operations on devices: adding, expanding and
+//! trimming them.
 //!
 //! Invariants:
-//! - Without parity all slots of a place hold the same bytes at the same offsets. With it, each row
-//!   is written once, whole: there is never one that is half new and half old.
-//! - A slot is written over only where it is damaged, only with what another one holds, and only as
-//!   long as it belongs to the segment.
-//! - A root is durable when one of the devices that hold roots has it; an import looks at all.
-//! - A write that fails at one of two slots is passed over as long as everything of the segment is
-//!   at the other; that one is read from then on. One that fails at both, or of what lies once, is
-//!   an error; so is every sync that fails, but that of a device that its group can do without.
-//! - A device that failed in a group is not used any more; the labels of the others say so before
-//!   the next root.
-//! - Order of locks: `giving`, then `rooms`, then `layout`. None is held over I/O, but `giving` by
-//!   healing.
+//! - Without parity all slots of a location hold the same bytes at the same offsets. With parity, each
+//!   row (a raidz stripe) is written once and whole: no row is ever half new and half old.
+//! - A slot is overwritten only where it is damaged, only with the bytes of another copy or a
+//!   reconstruction, and only as long as it belongs to the segment.
+//! - A root is durable when one of the devices that hold roots has it; an import reads all of them.
+//! - A write that fails in one of two slots is ignored as long as the other slot has the whole segment;
+//!   the other slot is read from then on. A failure in both, or of a segment with one copy, is an error;
+//!   so is every failed sync, except on a device whose group has enough redundancy without it.
+//! - A device of a group that has failed is not used any more; the labels of the others record this
+//!   before the next root.
+//! - Lock order: `giving`, then `rooms`, then `layout`. None is held over I/O, except `giving` while
+//!   a repair runs.
 
 mod balance;
 mod beside;
@@ -83,95 +83,95 @@ pub struct Disks {
     slot: u64,
     pool: u64,
     rooms: Mutex<Rooms>,
-    /// Held while a device is told of slots that are taken away from writers meanwhile.
+    /// Held while slots are discarded; they are withheld from writers meanwhile.
     trim_turn: Mutex<()>,
-    /// Held while places are given back, and while a damaged copy is written anew: it must not
-    /// become somebody else's place meanwhile.
+    /// Held while slots are freed, and while a damaged copy is rewritten: the slot must not be reallocated meanwhile.
     giving: Mutex<()>,
     /// Metadata is written twice.
     redundant: AtomicBool,
     incomplete: Incomplete,
     /// The area of the intent log: runs of slots.
     log: RwLock<Arc<Vec<(SlotAddress, u32)>>>,
-    /// Copies of it that the next root does not name any more.
+    /// Copies of the log that the next root will no longer name.
     unlogged: Mutex<Vec<(SlotAddress, u32)>>,
-    /// Writes that failed at one of two places.
+    /// Number of writes that failed in one of two slots.
     unwritten: AtomicU64,
-    /// Who writes to the log, and whether anybody may.
+    /// Which devices the log is written to, and whether it may be written.
     logging: Mutex<Logging>,
-    /// The groups, and how the devices are.
+    /// The groups, and the state of each device.
     layout: RwLock<Arc<Layout>>,
-    /// What the labels say.
+    /// The identity as the labels record it.
     identity: Mutex<Identity>,
-    /// They do not say yet how the devices are.
+    /// Set while the labels do not record the current device states yet.
     unlabelled: AtomicBool,
-    /// Devices whose root records are not the pool's.
+    /// Devices whose root records do not belong to the pool's current state and have to be cleared.
     unwiped: Mutex<BTreeSet<u16>>,
-    /// Grows with each device that comes or goes.
+    /// Grows with each device that is added, removed or changes its state.
     changes: AtomicU64,
-    /// Something of the intent log may be on a device only that is not there.
+    /// The intent log may have entries on a missing device only.
     lost_log: bool,
-    /// By which labels those that may lack something at the import were left, if nobody has written to
-    /// them since.
+    /// Label revision of the pool's last use, if every stale device was stale by then already and was not written to
+    /// since.
     left_at: Option<u64>,
-    /// How late they answer.
+    /// Read latencies of the devices.
     paces: Paces,
-    /// What they have to read.
+    /// Pending reads of the devices, for choosing copies.
     balance: balance::Balance,
-    /// Hears of devices that have failed.
+    /// Callback on a failed device.
     failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Hears of failures of devices that their groups cannot do without.
+    /// Callback on a failed device that its group cannot lose.
     needed_failure: OnceLock<Box<NeededFailure>>,
 }
 
-/// A write as it was tried.
+/// Retries a failed write.
 type Again<'a> = &'a dyn Fn() -> Result<()>;
 
-/// Is told the device's name, the failure, and, of a write, how it is tried again; answers whether it
-/// was made.
+/// Callback with the device's name, the error, and for a write, a function that retries it; returns whether the retry
+/// succeeded.
 type NeededFailure = dyn Fn(&str, &PoolError, Option<Again<'_>>) -> bool + Send + Sync;
 
-/// Which slots are free.
+/// Free slots.
 #[derive(Clone, Debug, Default)]
 struct Rooms {
     slots: Slots,
-    /// Freed slots whose device is to be told so before they are used again.
+    /// Freed slots that are discarded before they are reused.
     trimming: Vec<SlotAddress>,
-    /// Whether devices are told.
+    /// Whether freed slots are discarded (autotrim).
     trims: bool,
 }
 
-/// Where the intent log goes.
+/// Placement of the intent log.
 #[derive(Clone, Copy, Debug, Default)]
 struct Logging {
-    /// To devices that hold nothing else.
+    /// On dedicated log devices.
     apart: bool,
-    /// Not before so many commits: what lies before is lost with such a device.
+    /// Number of commits until the log may be written again: the last dedicated log device failed, and later entries
+    /// could not be reached without the lost ones.
     awaited: u8,
-    /// Not now: such a device is being removed.
+    /// Suspended: a dedicated log device is being removed.
     held: bool,
 }
 
-/// A set of columns of a place.
+/// Set of a location's columns, as a bit mask.
 type Columns = u64;
 
-/// Segments of which some columns lack something. It is forgotten with the process: then what is
-/// missing is found damaged, and mended.
+/// Segments of which some columns lack data. The set is not persistent: after a restart the missing data is detected
+/// as damage and repaired.
 #[derive(Debug, Default)]
 struct Incomplete {
-    /// Whether there are any: readers look at that first.
+    /// Whether there are any; readers check this first.
     any: AtomicBool,
-    /// By the segment, the columns.
+    /// Bit mask of lacking columns, by segment number.
     lacking: Mutex<BTreeMap<u32, Columns>>,
 }
 
 impl Incomplete {
-    /// Which of a segment's columns lack something.
+    /// Columns of a segment that lack data.
     fn of(&self, segment: u32) -> Columns {
         if self.any.load(Ordering::Acquire) { self.lacking.lock().get(&segment).copied().unwrap_or(0) } else { 0 }
     }
 
-    /// These lack something as well; answers whether that is new.
+    /// Adds columns that lack data; returns whether some are new.
     fn note(&self, segment: u32, columns: Columns) -> bool {
         self.any.store(true, Ordering::Release);
         let mut lacking = self.lacking.lock();
@@ -189,21 +189,21 @@ impl Incomplete {
 }
 
 impl Disks {
-    /// How many writes have failed of what was written at another place all the same.
+    /// Number of writes that failed in one slot and succeeded in another.
     #[must_use]
     pub fn unwritten(&self) -> u64 {
         self.unwritten.load(Ordering::Relaxed)
     }
 
-    /// From now on metadata is written twice.
+    /// Enables the second copy of metadata.
     pub fn set_redundant(&self) {
         self.redundant.store(true, Ordering::Release);
     }
 
-    /// Which device this is.
+    /// The device with this number.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a number that none has.
+    /// [`PoolError::Format`] for a number without a device.
     pub fn device(&self, number: u16) -> Result<Arc<dyn Device>> {
         let devices = self.devices.read();
         devices
@@ -212,8 +212,7 @@ impl Disks {
             .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
     }
 
-    /// A device has failed to write what is at another place as well: from now on others are chosen
-    /// before it.
+    /// Notes that a device failed a write whose data another slot has: other devices are preferred from now on.
     fn avoid(&self, device: u16, error: &PoolError) {
         self.unwritten.fetch_add(1, Ordering::Relaxed);
         if self.rooms.lock().slots.avoid(device) {
@@ -221,13 +220,12 @@ impl Disks {
         }
     }
 
-    /// Reads from a slot: from a device that has everything, where there is one.
-    /// Answers the number of that device.
+    /// Reads from a slot, preferring a device with all its data. Returns the number of the device that was read.
     fn read_slot(&self, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<u16> {
         self.read_held(slot, true, offset, buffer)
     }
 
-    /// The same; where `stale` is not set, from no other device.
+    /// Reads from a slot; unless `stale` is set, only from devices with all their data.
     fn read_held(&self, slot: SlotAddress, stale: bool, offset: u64, buffer: &mut [u8]) -> Result<u16> {
         let layout = self.layout();
         if layout.is_plain() {
@@ -249,7 +247,7 @@ impl Disks {
         read
     }
 
-    /// Reads a slot's content from this very device, and notes how long that took.
+    /// Reads a slot's content from this very device, and records the latency.
     fn read_timed(
         &self,
         layout: &Layout,
@@ -285,8 +283,8 @@ impl Disks {
         self.write_held(slot.device, &|device| device.write_at(bytes, at))
     }
 
-    /// Writes to all devices that hold what this one should hold. One that fails is done without;
-    /// it is an error where none is left.
+    /// Writes to a device and to its replacing or spare devices. A device that fails drops out; it is an error only
+    /// where none remains.
     fn write_held(&self, number: u16, write: &dyn Fn(&dyn Device) -> std::io::Result<()>) -> Result<()> {
         let layout = self.layout();
         if !layout.has_pairs() {
@@ -307,7 +305,7 @@ impl Disks {
         if written { Ok(()) } else { refused.map_or_else(|| self.gone(number), Err) }
     }
 
-    /// Writes a part of a piece, and has the devices begin to make it durable where that is much.
+    /// Writes a part of a piece, and starts writeback on the devices where the piece is large.
     fn write_begun(
         &self,
         (stream, piece): (WriteStream, usize),
@@ -317,7 +315,7 @@ impl Disks {
     ) -> Result<()> {
         let at = slots::start(slot, self.slot) + offset;
         self.write_held(slot.device, &|device| match (piece >= PIECE / 2, stream) {
-            // Trees are read again soon.
+            // Trees are read again soon: they stay in the page cache.
             (true, WriteStream::Data) => device.write_stream(bytes, at),
             (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
             (false, _) => device.write_at(bytes, at),
@@ -362,7 +360,7 @@ impl Backend for Disks {
         let layout = self.layout();
         let mut columns = Vec::new();
         let belongs = |device: u16| layout.standing(device).is_none_or(|standing| standing.status.belongs());
-        // What lay on a device that was removed is nowhere.
+        // The part of the log on a removed device is gone.
         let log: Vec<_> = root.log.iter().copied().filter(|(first, _)| belongs(first.device)).collect();
         for (first, count) in &log {
             columns.push(*first);
@@ -396,7 +394,7 @@ impl Backend for Disks {
         if !layout.is_plain() {
             let doubled = |(free, all)| self.copies(stream) > 1 && cleaner::pressure(free, all) != Pressure::Urgent;
             let special = layout.segments_of(layout.special_groups(), slots);
-            // The cleaner of such groups needs some of them too; but small ones are to be of use.
+            // The cleaner of a special group needs some spare segments too, but a small group must remain usable.
             if stream.is_metadata() && special.0 > spare.min(special.1 / 8) {
                 let place = layout.take(layout.special_groups(), slots, self.slot, stream, id, doubled(special));
                 if place.is_some() {
@@ -415,7 +413,7 @@ impl Backend for Disks {
         let Some(first) = slots.take(id) else { return Ok(None) };
         let mut place = vec![first];
         let short = || cleaner::pressure(slots.free(), slots.total()) == Pressure::Urgent;
-        // Where slots are short, a segment has one place only.
+        // Where slots are short, a segment gets one copy only.
         if self.copies(stream) > 1 && !short() {
             place.extend(slots.take_apart(first, id));
         }
@@ -482,7 +480,7 @@ impl Backend for Disks {
     }
 
     fn position(&self, at: SegmentAt<'_>) -> u64 {
-        // By the same device, as far as segments of a lane lie on the same ones.
+        // By the lowest device, which segments of one lane share as far as possible.
         at.place.iter().min_by_key(|slot| slot.device).map_or(0, |slot| slot.slot.into())
     }
 
@@ -655,7 +653,7 @@ impl Backend for Disks {
 
 #[cfg(test)]
 impl Disks {
-    /// Freed slots whose devices were not told yet.
+    /// Freed slots that were not discarded yet.
     pub(crate) fn untold(&self) -> Vec<SlotAddress> {
         self.rooms.lock().trimming.clone()
     }

@@ -1,34 +1,34 @@
-//! Segments and roots as objects of a bucket. Another program may write to the same bucket at any
-//! moment, and replies get lost: all rests on one condition that every object store keeps, that an
-//! object is only made if none of its name is there.
-//!
-//! Callers: the store, by [`Backend`]. What reaches a real object store implements [`Bucket`]; the
-//! one here, in memory, is for tests. The objects of a pool:
+//! Backend in an object store: segments and roots are objects of a bucket. Another program may write to the same
+//! bucket at any moment, and replies may be lost: everything relies on one condition that every object store offers,
+//! conditional creation (an object is only created if none of its name exists).
+//! Callers: the store, by [`Backend`]. A real object store implements [`Bucket`]; the one here, in memory, is for
+//! tests. The objects of a pool:
 //!
 //! ```text
 //!  pool/REVISION          the identity block
-//!  epochs/EPOCH           a claim: the writer that has this epoch
-//!  roots/GENERATION       a root record, who has put it, on which machine and when, a checksum
+//!  epochs/EPOCH           a claim: the writer that owns this epoch
+//!  roots/GENERATION       a root record, its writer, the writer's machine, the time, a checksum
 //!  seg/XX/EPOCH-ID        a segment; XX are the last two digits of its number
 //!  log/EPOCH/SEQUENCE     a block of the intent log
 //! ```
 //!
 //! Invariants:
-//! - A root is put under a new name only. Where one is there already that is not this writer's own
-//!   ([`WriterId`] tells), the pool belongs to another writer, and nothing is put any more.
-//! - A writer claims an epoch before its first root. Names of segments and log blocks contain it, so no writer
-//!   overwrites what is another's, nor a later one what is left of states that were lost or given up.
-//! - Who goes on as a process that has died ([`Objects::going_on`]) is another writer of the same number: the
-//!   newest root has to be of that number, and his first one ends what the dead one may have under way.
-//! - A segment is removed after a root of this writer that does not name it, and only if a list
-//!   made after that shows no newer root. It stays for [`READABLE`] after the first such root: readers
-//!   elsewhere, who write nothing and so can hold nothing, are at that root by then.
-//! - A segment that is sent is made; only what is added to it later replaces the object, once. So a
-//!   request that arrives late takes nothing from it.
-//! - Roots stay for a day. The first root of each of the newest epochs stays, whatever its age: the root of a writer
-//!   that was stopped meets it, whatever the clocks of the two say. A writer that was idle for an hour, by either
-//!   clock of its machine, looks for newer roots first. What only roots need that are gone, of the log and of who the
-//!   pool was, goes after them.
+//! - A root is put under a new name only. If that name exists and is not this writer's own ([`WriterId`]
+//!   distinguishes them), the pool belongs to another writer, and this one is fenced: it puts nothing more.
+//! - A writer claims an epoch before its first root. Names of segments and log blocks contain it, so that no
+//!   writer overwrites another one's objects, nor a later writer the leftovers of lost or discarded states.
+//! - A process that takes over from a crashed one ([`Objects::going_on`]) is another writer with the same
+//!   number: the newest root has to have that number, and the follower's first root fences requests that the
+//!   crashed process may still have in flight.
+//! - A segment is deleted after a root of this writer that does not name it, and only if a list made after
+//!   that shows no newer root. It is retained for [`READABLE`] after the first such root: readers on other
+//!   machines, which write nothing and so can hold nothing, are at that root by then.
+//! - A segment is created with conditional creation; only data added to it later replaces the object, once.
+//!   So a delayed request destroys nothing.
+//! - Roots are retained for a day. The first root of each of the newest epochs stays, whatever its age, as a
+//!   fence: a stopped writer's next root collides with it, whatever the clocks of the two show. A writer that
+//!   was idle for an hour, by either clock of its machine, looks for newer roots first. Log blocks and
+//!   identities that only deleted roots need are deleted after them.
 
 mod bucket;
 mod cached;
@@ -76,36 +76,36 @@ use root_body::{RootBody, read_root, read_whole};
 use sweeping::RootAge;
 use uploads::Uploads;
 
-/// How often it is tried to make an object that others may be making.
+/// Number of attempts to create an object that another writer may be creating.
 const MAKING: usize = 6;
-/// A writer that has put no root for so long looks for others first, seconds.
+/// A writer that has put no root for this time looks for newer roots first, seconds.
 const IDLE: u64 = 3600;
-/// Roots are kept for so long, seconds.
+/// Retention time of roots, seconds.
 const KEPT: u64 = 24 * 3600;
-/// Segments stay for so long after the first root that does not name them, seconds.
+/// Retention time of segments after the first root that does not name them, seconds.
 pub const READABLE: u64 = 600;
-/// They are removed together with those of so long after, seconds: each time costs a list.
+/// Segments that fall due within this time are deleted together, seconds: each deletion costs a list request.
 const TOGETHER: u64 = 60;
-/// A reader that finds no next root looks for any later one each so many times.
+/// A reader that finds no next root looks for any later one in one of this many polls.
 const LOOKED: usize = 64;
-/// Old roots, and what only these need, are looked for with each so many roots.
+/// Old roots, and objects that only they need, are collected once per this many roots.
 const SWEEP: u64 = 256;
-/// How often all of a kind is listed and removed at most.
+/// Number of attempts to list and delete all objects of a kind.
 const ERASING: usize = 8;
-/// Segments that are removed by one request.
+/// Number of segments that one request deletes.
 const REMOVED_AT_ONCE: usize = 1000;
-/// Newest roots that are asked for one after the other where they cannot be read: somebody else has put more.
+/// Number of newest roots that are tried where they are unreadable: another program may have put more.
 const UNREADABLE_MOST: u64 = 1000;
 
-/// Who puts roots: tells one writer's from another's.
+/// Identity of a writer in its roots.
 pub struct WriterId {
-    /// A random number, new with each import; who goes on as a process that has died has its number.
+    /// A random number, new with each import; a process that takes over from a crashed one keeps its number.
     pub nonce: u64,
-    /// The machine ([`Self::machine`]), or its name alone.
+    /// The machine's identity ([`Self::machine`]), or its name alone.
     pub host: String,
-    /// The time, seconds since 1970.
+    /// Wall clock, seconds since 1970.
     pub clock: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// For how long the machine has been running, with sleep, seconds: nobody sets it.
+    /// Uptime of the machine including suspend, seconds: nothing can set it.
     pub uptime: Box<dyn Fn() -> u64 + Send + Sync>,
 }
 
@@ -117,14 +117,14 @@ struct Moment {
 }
 
 impl Moment {
-    /// Whether a writer that was known to have the pool at this moment has to look for newer roots by now.
+    /// Whether a writer that owned the pool at this moment has to look for newer roots by now.
     fn is_long_before(self, now: Self) -> bool {
         self.time.saturating_add(IDLE) < now.time || self.uptime.saturating_add(IDLE) < now.uptime
     }
 }
 
 impl WriterId {
-    /// For how long this machine has been running, with sleep, seconds.
+    /// Uptime of this machine including suspend, seconds.
     #[must_use]
     pub fn uptime() -> u64 {
         nacre_sys::clocks::now(nacre_sys::clocks::Clock::Boottime).as_secs()
@@ -134,7 +134,7 @@ impl WriterId {
         Moment { time: (self.clock)(), uptime: (self.uptime)() }
     }
 
-    /// A machine as roots name it: two of the same name are two.
+    /// A machine's identity in roots: two machines with the same name are distinguished by their numbers.
     #[must_use]
     pub fn machine(number: u64, name: &str) -> String {
         format!("{name}\0{number:016x}")
@@ -146,27 +146,27 @@ pub struct Objects {
     bucket: Arc<dyn Bucket>,
     writer: Arc<WriterId>,
     segment_length: u64,
-    /// How many segments there may be.
+    /// Number of segments that fit.
     total: u64,
-    /// The log on this machine.
+    /// The log on this machine (`log=local`).
     local: Option<Arc<LocalLog>>,
-    /// This process goes on as one that has died, which had the same number.
+    /// This process takes over from a crashed one, which had the same writer number.
     goes_on: bool,
-    /// The newest root has to be of the writer of this number.
+    /// Writer number that the newest root must have.
     expected: Option<u64>,
     state: Arc<Mutex<State>>,
     uploads: Uploads,
-    /// The newest root that was put here.
+    /// Generation of the newest root that was put here.
     newest: Arc<AtomicU64>,
-    /// How often nothing was found where the next root comes.
+    /// How often the next root was polled in vain.
     asked: AtomicUsize,
     /// The newest root that this machine has seen.
     seen: Option<SeenRoots>,
-    /// Why no log is kept on this machine, where one was wanted.
+    /// Why no log is kept on this machine, where one was requested.
     log_trouble: Mutex<Option<String>>,
-    /// Objects that were found to end the turn of a writer, and stay for that: names, and the epochs in them.
+    /// Objects that serve as fences and are retained for that: names, with their epochs.
     fences: Mutex<BTreeMap<String, u64>>,
-    /// Roots whose time is still to come.
+    /// Roots whose time is in the future.
     ahead: Mutex<BTreeMap<String, RootAge>>,
 }
 
@@ -176,23 +176,23 @@ struct State {
     epoch: u32,
     /// The epoch of the newest root that was found.
     found: u32,
-    /// Who has put that.
+    /// The machine that put it.
     host: String,
-    /// The number of its writer.
+    /// Its writer's number.
     writer: u64,
-    /// A newer root has kept this writer from putting one.
+    /// A newer root has fenced this writer.
     is_fenced: bool,
-    /// The import whose log on its machine goes with the roots of `base`; 0: none.
+    /// The import whose local log belongs to the roots of txg `base`; 0: none.
     inherited: u32,
-    /// The txg that this import begins with.
+    /// The txg that this import starts from.
     base: Txg,
-    /// What the newest root that was put here holds.
+    /// The txg of the newest root that was put here.
     durable: Txg,
-    /// What was begun here and is not whole in the bucket.
+    /// Segments begun here that are not completely in the bucket.
     open: BTreeMap<u32, Open>,
-    /// Segments that take room.
+    /// Segments that use space.
     known: BTreeMap<u32, Place>,
-    /// Segments that are to be removed.
+    /// Segments that are to be deleted.
     doomed: Vec<Doomed>,
     /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, Moment)>,
@@ -203,19 +203,19 @@ struct State {
 struct Open {
     place: Place,
     bytes: Arc<Vec<u8>>,
-    /// How much of it was written, in whatever order.
+    /// Number of bytes written, in any order.
     written: u64,
-    /// How long it is to become, once that is known.
+    /// Final length, once known.
     finished: Option<u64>,
     /// Grows with each write.
     version: u64,
-    /// The version that the bucket has.
+    /// The version in the bucket.
     put: u64,
-    /// An upload of it is under way.
+    /// An upload of it is in progress.
     uploading: bool,
-    /// It was left to a thread to upload.
+    /// It was handed to an upload thread.
     offered: bool,
-    /// Checksums of uploads that had no reply: each may be what the bucket has.
+    /// Checksums of uploads without a reply: the bucket may have any of these.
     tried: Vec<[u8; 16]>,
 }
 
@@ -224,7 +224,7 @@ impl Open {
         self.finished.is_some_and(|length| self.written >= length)
     }
 
-    /// Whether all of it is there, and the bucket does not have it.
+    /// Whether it is complete and not in the bucket yet.
     fn waits(&self) -> bool {
         self.is_whole() && self.version != self.put
     }
@@ -234,14 +234,14 @@ impl Open {
     }
 }
 
-/// Who has put the newest root of a pool.
+/// Writer of a pool's newest root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastWriter {
-    /// The name of his machine.
+    /// Name of its machine.
     pub host: String,
-    /// The number of his machine; none of older versions.
+    /// Number of its machine; `None` for roots of older versions.
     pub machine: Option<u64>,
-    /// When, by his clock, seconds since 1970.
+    /// Time of the root by the writer's clock, seconds since 1970.
     pub time: u64,
 }
 
@@ -252,7 +252,8 @@ impl LastWriter {
     }
 }
 
-/// Whether two roots are of one machine, whatever it was called; roots of older versions know the name alone.
+/// Whether two roots were put by the same machine, even if it was renamed; roots of older versions have only the
+/// name.
 fn is_same_machine(one: &str, other: &str) -> bool {
     match (one.split_once('\0'), other.split_once('\0')) {
         (Some((_, one)), Some((_, other))) => one == other,
@@ -260,7 +261,7 @@ fn is_same_machine(one: &str, other: &str) -> bool {
     }
 }
 
-/// What a machine is called, of what a root says about it.
+/// The machine's name in a machine identity of a root.
 fn host_name(host: &str) -> &str {
     host.split('\0').next().unwrap_or_default()
 }
@@ -279,8 +280,7 @@ fn place_of(epoch: u32) -> Place {
 }
 
 impl Objects {
-    /// A bucket that a pool lies in, or is to lie in: segments of this length, together not more
-    /// than `size` bytes.
+    /// Backend for a bucket with an existing or a new pool: segments of this length, at most `size` bytes in all.
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
@@ -305,24 +305,24 @@ impl Objects {
         }
     }
 
-    /// The same with a log on this machine.
+    /// Adds an intent log on this machine.
     #[must_use]
     pub fn with_local_log(self, local: Option<LocalLog>) -> Self {
         Self { local: local.map(Arc::new), ..self }
     }
 
-    /// The same with what this machine knows of roots.
+    /// Adds this machine's record of the roots it has seen.
     #[must_use]
     pub fn remembering(self, seen: Option<SeenRoots>) -> Self {
         Self { seen, ..self }
     }
 
-    /// Notes why no log is kept on this machine, where one is wanted.
+    /// Records why no log is kept on this machine, where one is requested.
     pub fn set_log_trouble(&self, why: Option<String>) {
         *self.log_trouble.lock() = why;
     }
 
-    /// Why what is synced is in the store or in commits, where a log on this machine was wanted.
+    /// Why an fsync goes to the object store or to a commit, where a log on this machine was requested.
     #[must_use]
     pub fn log_trouble(&self) -> Option<String> {
         let failed = || self.local.as_ref().and_then(|local| local.trouble());
@@ -335,32 +335,32 @@ impl Objects {
         }
     }
 
-    /// The same, going on as a process that has died and had the number of this writer.
+    /// Makes this process take over from a crashed one that had the same writer number.
     #[must_use]
     pub fn going_on(self) -> Self {
         Self { goes_on: true, ..self }
     }
 
-    /// The same, if the newest root is of this writer.
+    /// Requires the newest root to be of this writer.
     #[must_use]
     pub fn expecting(self, writer: Option<u64>) -> Self {
         Self { expected: writer, ..self }
     }
 
-    /// The writer of the root that was found, where a newer root has kept this writer from putting another.
+    /// Number of the writer of the found root, if a newer root has fenced this writer.
     #[must_use]
     pub fn fenced_after(&self) -> Option<u64> {
         let state = self.state.lock();
         state.is_fenced.then_some(state.writer)
     }
 
-    /// The number of the writer.
+    /// Number of this writer.
     #[must_use]
     pub fn writer(&self) -> u64 {
         self.writer.nonce
     }
 
-    /// Makes the file of this import on this machine; `false` where none can lie there.
+    /// Creates this import's log file on this machine; returns `false` where no local log is configured.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -369,22 +369,20 @@ impl Objects {
         self.local.as_ref().map_or(Ok(false), |local| local.make(epoch).map(|()| true))
     }
 
-    /// What is synced from now on goes to that file, or to the store. Nothing that was synced may be in
-    /// the other one alone.
+    /// Directs later fsyncs to that file, or to the object store. No synced entry may be in the other log alone.
     pub fn log_locally(&self, wanted: bool) {
         if let Some(local) = &self.local {
             local.set_wanted(wanted);
         }
     }
 
-    /// Logs on this machine that were not replayed, since the newest root does not go with them.
+    /// Logs on this machine that were not replayed, since they do not belong to the newest root.
     #[must_use]
     pub fn logs_aside(&self) -> Vec<std::path::PathBuf> {
         self.local.as_ref().map_or_else(Vec::new, |local| local.aside())
     }
 
-    /// The import whose log on its machine goes with a root: until a root holds what was replayed, the
-    /// one before.
+    /// The import whose local log belongs to a root: the previous one until a root contains the replayed entries.
     fn log_of(&self, root: &Root) -> u32 {
         let state = self.state.lock();
         let wanted = || self.local.as_ref().is_some_and(|local| local.is_wanted());
@@ -396,7 +394,7 @@ impl Objects {
         }
     }
 
-    /// Whose pool lies in a bucket; `None` where there is none.
+    /// Reads the identity of the pool in a bucket; `None` where there is none.
     ///
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Format`].
@@ -405,7 +403,7 @@ impl Objects {
         read_whole(bucket, "reading", &newest, Identity::decode)?.transpose()
     }
 
-    /// Who has put the newest root; `None` where there is none.
+    /// Reads who put the newest root; `None` where there is none.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -413,8 +411,7 @@ impl Objects {
         last_writer(bucket, "")
     }
 
-    /// All roots in a bucket that can be read, by their generations; and whether there are later ones
-    /// that cannot.
+    /// Reads all readable roots in a bucket, by generation; also returns whether there are later, unreadable ones.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -430,8 +427,8 @@ impl Objects {
         Ok((found, lost))
     }
 
-    /// Whether a bucket keeps the one condition that all rests on: an object that is there is not
-    /// made again. `nonce` is a number that nobody has used.
+    /// Tests whether a bucket supports conditional creation, on which everything relies: an existing object is not
+    /// created again. `nonce` is a number that was never used.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -443,16 +440,16 @@ impl Objects {
         Ok(first && !second)
     }
 
-    /// Removes everything that belongs to a destroyed pool. Its newest identity goes last: a removal that was cut
-    /// short is known by it, and can be made again. `progress` gets the number of objects that are gone. The identity
-    /// is looked at before each page: another machine may have removed this pool as well, and made another one.
+    /// Deletes all objects of a destroyed pool. Its newest identity is deleted last: an interrupted deletion can be
+    /// identified and repeated by it. `progress` gets the number of deleted objects. The identity is checked before
+    /// each page: another machine may have deleted this pool as well, and created another one.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; what is not removed yet is still there. [`PoolError::Refused`] where another pool is
-    /// there, or one that was imported again.
+    /// [`PoolError::Device`]; the remaining objects still exist. [`PoolError::Refused`] where another pool, or a pool
+    /// that was imported again, exists.
     pub fn erase(bucket: &dyn Bucket, pool: u64, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let mut removed = 0;
-        // Whether the pool is still there; its identity has gone last where another machine has removed it.
+        // Whether the pool still exists; its identity is deleted last where another machine deletes it.
         let is_there = || match Self::find(bucket)? {
             Some(there) if there.pool != pool || there.state != PoolState::Destroyed => {
                 Err(PoolError::Refused(format!("pool '{}' is there now", there.name)))
@@ -464,7 +461,7 @@ impl Objects {
         }
         let identity = newest_keys(bucket, "pool/", "")?.pop();
         for kind in ["seg/", "log/", "roots/", "epochs/", "probe/", "pool/"] {
-            // A store may pass names over where others go meanwhile, or list what is gone for a while.
+            // A store may skip names while others are deleted, or list deleted ones for a while.
             for _ in 0..ERASING {
                 let (mut is_empty, mut stopped) = (true, None);
                 let listed = each_page(bucket, kind, "", &mut |mut keys| {
@@ -506,14 +503,14 @@ impl Objects {
         ObjectLog::new(bucket, writer, Arc::clone(&self.state), Arc::clone(&self.newest))
     }
 
-    /// Whether a root newer than this one is there.
+    /// Whether a root newer than this one exists.
     fn has_newer(&self, generation: u64) -> Result<bool> {
         let after = root_key(generation);
         Ok(!newest_keys(&*self.bucket, "roots/", &after)?.is_empty())
     }
 
-    /// Another writer has put a root of this generation, or of a later one: who, as far as that can
-    /// be told.
+    /// Fences this writer: another one has put a root of this generation or a later one. Names the other as far as
+    /// known.
     fn fenced(&self, generation: u64) -> PutRoot {
         self.state.lock().is_fenced = true;
         if let Some(local) = &self.local {
@@ -527,17 +524,17 @@ impl Objects {
     }
 }
 
-/// Makes an object that was not there; `false` where another one is.
+/// Creates an object; returns `false` where another one of this name exists.
 fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
     let (mut failure, mut seen) = (io::Error::from(io::ErrorKind::TimedOut), None);
     for _ in 0..MAKING {
         match bucket.put_new(key, body) {
             Ok(Put::Made) => return Ok(true),
-            // It may be what an earlier attempt has made. Where nothing is there, somebody was
-            // about to make it and has not.
+            // It may be the object of an earlier attempt. Where nothing exists, another writer was about to create it
+            // and has not.
             Ok(Put::Exists) => match bucket.get(key, None) {
                 Ok(Some(found)) if found == body => return Ok(true),
-                // A reply may have been damaged on its way: only what is seen twice is another's.
+                // A reply may have been damaged in transit: only the same content twice counts as another object.
                 Ok(Some(found)) if seen.as_ref() == Some(&found) => return Ok(false),
                 Ok(Some(found)) => seen = Some(found),
                 Ok(None) => {}
@@ -549,7 +546,7 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
     Err(failed(bucket, "writing", failure))
 }
 
-/// Who has put the newest root whose name comes after another one.
+/// Reads who put the newest root whose name comes after another one.
 fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
     for key in newest_keys(bucket, "roots/", after)?.iter().rev().take(UNREADABLE_MOST as usize) {
         if let Some(Ok(body)) = read_root(bucket, key)? {
@@ -559,7 +556,7 @@ fn last_writer(bucket: &dyn Bucket, after: &str) -> Result<Option<LastWriter>> {
     Ok(None)
 }
 
-/// Does something with each, several at the same time; the first error ends it.
+/// Runs `work` on each item, several in parallel; the first error ends it.
 fn in_parallel<T: Sync>(most: usize, all: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     if most <= 1 || all.len() <= 1 {
         return all.iter().try_for_each(work);
@@ -584,7 +581,7 @@ fn failed(bucket: &dyn Bucket, doing: &'static str, source: io::Error) -> PoolEr
     PoolError::Device { device: bucket.name().to_owned(), doing, source: Arc::new(source) }
 }
 
-/// Makes a request that may be made twice until there is a reply.
+/// Repeats an idempotent request until there is a reply.
 fn attempt<T>(bucket: &dyn Bucket, doing: &'static str, request: impl Fn() -> io::Result<T>) -> Result<T> {
     let mut failure = io::Error::from(io::ErrorKind::TimedOut);
     for _ in 0..bucket.attempts() {
@@ -600,7 +597,7 @@ fn no_segment() -> PoolError {
     PoolError::Format(Damage::Structure("a segment that is not written any more"))
 }
 
-/// Reads ranges of segments in turn.
+/// Sequential scrub of objects: reads the ranges in turn.
 struct ObjectSweep<'a> {
     objects: &'a Objects,
     asked: VecDeque<(u32, Place, u64, usize)>,
@@ -615,7 +612,7 @@ impl Sweep for ObjectSweep<'_> {
         let nothing = PoolError::Format(Damage::Structure("nothing was asked for"));
         let (segment, place, offset, length) = self.asked.pop_front().ok_or(nothing)?;
         let mut bytes = vec![0; length];
-        // Of the object, not of what is kept of it.
+        // From the object store, not from the local cache.
         self.objects.read(SegmentAt { segment, place: &place }, 1, offset, &mut bytes)?;
         Ok(SweptRange { bytes, agree: true })
     }
@@ -637,7 +634,7 @@ impl Backend for Objects {
     fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
         let mut state = self.state.lock();
         state.base = root.txg;
-        // A reader adopts one root after the other.
+        // A follower adopts one root after the other.
         state.known.clear();
         for (id, place) in segments {
             if state.known.insert(id, place.clone()).is_some() {
@@ -653,7 +650,7 @@ impl Backend for Objects {
             return Ok(None);
         }
         let place = place_of(state.epoch);
-        // As long as it may become: it is not copied as it grows.
+        // Capacity for the longest segment: the buffer is not copied as it grows.
         let bytes = Arc::new(Vec::with_capacity(self.segment_length as usize));
         let open = Open { place: place.clone(), bytes, ..Open::default() };
         if state.known.insert(id, place.clone()).is_some() || state.open.insert(id, open).is_some() {
@@ -670,7 +667,7 @@ impl Backend for Objects {
         if end > self.segment_length {
             return Err(PoolError::Format(Damage::Structure("behind the end of a segment")));
         }
-        // Pieces come in any order.
+        // Pieces arrive in any order.
         let there = Arc::make_mut(&mut open.bytes);
         if there.len() < end as usize {
             there.resize(end as usize, 0);
@@ -701,13 +698,13 @@ impl Backend for Objects {
 
     fn flush(&self) -> Result<()> {
         let Err(error) = self.uploads.flush() else { return Ok(()) };
-        // The store may be full of what no root needs any more.
+        // The store may be full of objects that no root needs.
         let has_room = self.make_room().inspect_err(|error| tracing::info!(%error, "no room can be made in the store"));
         if has_room.unwrap_or(false) { self.uploads.flush() } else { Err(error) }
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
-        // What is kept here of an object may be damaged, and the object not.
+        // The locally cached parts may be damaged while the object is not.
         1 + usize::from(self.bucket.keeps_parts())
     }
 
@@ -771,7 +768,7 @@ impl Backend for Objects {
         let range = whole.get_mut(offset as usize..offset as usize + right.len());
         let Some(range) = range.filter(|range| *range != right) else { return Ok(Some(Healed::default())) };
         range.copy_from_slice(right);
-        // The reply may be wrong, and the object right.
+        // The reply may be damaged while the object is right.
         if !is_whole(&whole) {
             let why = "more of the object is damaged, or was sent wrong: it is not replaced";
             return Err(failed(&*self.bucket, "mending", io::Error::new(io::ErrorKind::InvalidData, why)));
@@ -799,7 +796,8 @@ impl Backend for Objects {
     fn waiting(&self) -> Option<usize> {
         let (now, state) = ((self.writer.clock)(), self.state.lock());
         let (_, put) = state.last?;
-        // The next root removes those that are due, and begins the time of those that it does not name.
+        // The next root deletes the segments that are due, and starts the retention time of those that it does not
+        // name.
         let waits = |doomed: &&Doomed| doomed.since.is_none() || doomed.is_due(now.saturating_sub(TOGETHER));
         let due = state.doomed.iter().filter(waits);
         (put.time.saturating_add(TOGETHER) <= now).then(|| due.count())
@@ -899,13 +897,13 @@ impl Backend for Objects {
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
             return match read_root(&*self.bucket, &key)? {
-                // It tells of nobody who has the pool.
+                // An unreadable root does not name the pool's owner.
                 Some(Err(error)) => Err(error),
                 Some(Ok(there)) if self.goes_on && there.nonce == nonce => Err(PoolError::Overtaken),
                 Some(Ok(_)) | None => Ok(self.fenced(root.generation)),
             };
         }
-        // Whoever stood still for long before the root was there may have taken a name that was free again.
+        // A writer that was suspended for long before the root was stored may have used a name that was free again.
         let after = self.writer.moment();
         if last.is_some_and(|(_, put)| put.is_long_before(after)) && self.has_newer(root.generation)? {
             return Ok(self.fenced(root.generation));
@@ -913,7 +911,7 @@ impl Backend for Objects {
         let holds_all = {
             let mut state = self.state.lock();
             (state.last, state.durable) = (Some((root.generation, after)), root.txg);
-            // Those that were removed before this root was written.
+            // The segments that were removed before this root was written.
             let unnamed = state.doomed.iter_mut().take(doomed).filter(|doomed| doomed.since.is_none());
             unnamed.for_each(|doomed| doomed.since = Some(after.time));
             root.txg > state.base
@@ -925,7 +923,7 @@ impl Backend for Objects {
             Some(local) => local.root_is_there(log != 0 && log == epoch, holds_all),
             None => {}
         }
-        // The root is durable: what cannot be removed now is removed after another one.
+        // The root is durable: objects that cannot be deleted now are deleted after a later root.
         match self.tidy(root, now.time) {
             Ok(true) => Ok(PutRoot::Durable),
             Ok(false) => Ok(self.fenced(root.generation)),
@@ -952,11 +950,11 @@ impl Backend for Objects {
     fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
         let next = match read_root(&*self.bucket, &root_key(generation.saturating_add(1)))? {
             Some(body) => Some(body?.root),
-            // Names are gaps where states were given up, and those of old roots are gone.
+            // Names have gaps where states were discarded, and old roots are deleted.
             None if !self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED) => return Ok(None),
             None => None,
         };
-        // Where there is one, there may be many.
+        // Where there is one newer root, there may be many.
         let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
         for key in newest_keys(&*self.bucket, "roots/", &after)?.iter().rev().take(UNREADABLE_MOST as usize) {
             if let Some(Ok(body)) = read_root(&*self.bucket, key)? {

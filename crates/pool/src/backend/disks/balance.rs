@@ -1,9 +1,9 @@
-//! Which of several copies a read goes to: to the device that has the least to do, where a stream stays
-//! for a while once it is there.
+//! Choice of the copy that a read goes to: the device with the least pending work, and a stream stays on a device for
+//! a while.
 //!
-//! Callers: reads of copies, and announcements of such reads. Invariants:
-//! - Only which copy is read depends on it, never what is answered.
-//! - What was announced of one device is read from that one.
+//! Callers: reads of copies, and readahead for these reads. Invariants:
+//! - Only the choice of the copy depends on it, never the content that is returned.
+//! - A range that was announced for a device is read from that device.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,44 +13,43 @@ use parking_lot::Mutex;
 
 use crate::patience;
 
-/// Parts of a segment of this length are read from one device, bytes.
+/// A segment is divided into parts of this length, each read from one device, bytes.
 const PART: u64 = 1 << 20;
-/// A device that has to go elsewhere for a read could read so much instead, and so it could for one
-/// that is under way, bytes.
+/// Cost of a seek, bytes: a device could read this much in the time of a seek. Each running read counts as one seek.
 const ELSEWHERE: u64 = 1 << 20;
-/// So many announced parts are remembered.
+/// Number of announced parts that are remembered.
 const REMEMBERED: usize = 512;
-/// Who announces a read and has not come by then does not come, or much later.
+/// An announced read that has not arrived within this time no longer counts as pending work.
 const AWAITED: Duration = Duration::from_secs(1);
 
-/// A copy that may be read.
+/// A copy that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
-    /// Which column of the segment it is.
+    /// Its column of the segment.
     pub(super) column: usize,
-    /// The device that it lies on.
+    /// Its device.
     pub(super) device: u16,
-    /// Where the segment begins there, bytes.
+    /// Offset of the segment on the device, bytes.
     pub(super) start: u64,
 }
 
-/// A part of a segment that was announced.
+/// A part of a segment for which readahead was announced.
 #[derive(Debug)]
 struct Announced {
     segment: u32,
     part: u64,
     device: u16,
-    /// What was not read of it yet, bytes.
+    /// Bytes of it that were not read yet.
     left: u64,
     at: Instant,
 }
 
-/// What a device has to do.
+/// Pending work of a device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     /// Bytes that are being read, or were announced.
     pending: u64,
-    /// Where the last read ends, or what was announced last.
+    /// End of the last read or announced range.
     end: u64,
 }
 
@@ -60,7 +59,7 @@ struct Loads {
     announced: VecDeque<Announced>,
 }
 
-/// What all devices have to do.
+/// Pending work of all devices.
 #[derive(Debug, Default)]
 pub(super) struct Balance(Mutex<Loads>);
 
@@ -79,8 +78,8 @@ impl Loads {
         }
     }
 
-    /// What was announced and nobody has come for is no work any more; who comes all the same is still
-    /// told where it was announced.
+    /// Removes announced reads that are overdue from the pending work; a reader that comes late is still sent to the
+    /// announced device.
     fn give_up(&mut self) {
         let now = patience::now();
         let Self { devices, announced } = self;
@@ -96,7 +95,7 @@ impl Loads {
         announced.drain(..too_many);
     }
 
-    /// The copy to read a range of a segment from, and whether it was announced there.
+    /// Chooses the copy to read a range of a segment from; returns it, and whether the range was announced there.
     fn choose(&self, segment: u32, range: &Range<u64>, copies: &[Copy]) -> Option<(Copy, bool)> {
         let part = range.start / PART;
         let known = self.announced.iter().rev().find(|known| known.segment == segment && known.part == part);
@@ -113,7 +112,7 @@ impl Loads {
 }
 
 impl Balance {
-    /// A range will be read soon: answers from which copy.
+    /// Announces a read (readahead); returns the copy that will be read.
     pub(super) fn announce(&self, segment: u32, range: &Range<u64>, copies: &[Copy]) -> Option<Copy> {
         let mut loads = self.0.lock();
         loads.give_up();
@@ -136,8 +135,8 @@ impl Balance {
         Some(copy)
     }
 
-    /// A range is read now: answers from which copy, and what its device has to do before, bytes; `None`
-    /// where the range was announced, and may have been read by now. [`Self::end`] follows.
+    /// Begins a read: returns the copy to read, and the bytes that were pending on its device before; `None` instead
+    /// of the bytes where the range was announced and may be in the page cache. [`Self::end`] has to follow.
     pub(super) fn begin(&self, segment: u32, range: &Range<u64>, copies: &[Copy]) -> Option<(Copy, Option<u64>)> {
         let mut loads = self.0.lock();
         let (copy, known) = loads.choose(segment, range, copies)?;
@@ -159,12 +158,12 @@ impl Balance {
         Some((copy, (!known).then_some(before)))
     }
 
-    /// It was read.
+    /// Ends a read.
     pub(super) fn end(&self, copy: &Copy, bytes: u64) {
         self.0.lock().done(copy.device, bytes + ELSEWHERE);
     }
 
-    /// Another device has this number.
+    /// Resets a device number that another device has taken.
     pub(super) fn forget(&self, device: u16) {
         let mut loads = self.0.lock();
         loads.announced.retain(|announced| announced.device != device);
@@ -174,7 +173,7 @@ impl Balance {
     }
 }
 
-/// The parts of a range that each are read from one device.
+/// Divides a range into parts, each of which is read from one device.
 pub(super) fn parts(offset: u64, length: u64) -> impl Iterator<Item = Range<u64>> {
     let end = offset + length;
     let mut at = offset;

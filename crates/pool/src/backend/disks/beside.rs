@@ -1,13 +1,13 @@
-//! Devices that stand beside others: one that is to replace another, and spares. Both hold the same
-//! in the same slots as the device whose number they stand by, which goes on being read and written
-//! as long as it works. Nothing that was written names them: a place names that number.
+//! Replacing and spare devices, paired with a device of a group (as in ZFS' replacing and spare vdevs). Both devices
+//! of a pair hold the same bytes in the same slots, and the original continues to be read and written as long as it
+//! works. Stored structures never name the new device: a location names the number of the original.
 //!
-//! Callers: the store, for commands and when devices were made whole.
+//! Callers: the store, for commands and after a resilver.
 //!
 //! Invariants:
-//! - A device leaves its place only when another one there has everything, and the labels have said
-//!   so before.
-//! - Whoever takes a number has it in its own label before the labels of others give it to it.
+//! - A device leaves a pair only when another device of the pair has all data and the labels have
+//!   recorded that.
+//! - A device that takes over a number records it in its own label before the labels of the others do.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,13 +24,12 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 }
 
 impl Disks {
-    /// Has another device take the place of one, once it has everything that this should have.
-    /// Until then it stands beside it, and both are written; if the old one works, nothing is
-    /// lacking meanwhile.
+    /// Replaces a device: the new one takes its number once it has all of its data. Until then both are a pair and
+    /// both are written; if the old device works, redundancy is not reduced meanwhile.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, or where the other is no device of a group,
-    /// or is being replaced already; [`PoolError::Device`]; those of writing labels.
+    /// [`PoolError::Refused`] for a device that is too short, or where the other is not a device of a group or is
+    /// being replaced already; [`PoolError::Device`]; errors of writing labels.
     pub fn replace(&self, number: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         let layout = self.layout();
         if !layout.standing(number).is_some_and(Standing::is_own) {
@@ -52,11 +51,11 @@ impl Disks {
         self.seat(device, guid, standing, &|_| {}).map(drop)
     }
 
-    /// Has a device as a spare from now on.
+    /// Adds a hot spare.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short to stand in for any; [`PoolError::Device`];
-    /// those of writing labels.
+    /// [`PoolError::Refused`] for one that is too short to replace any device; [`PoolError::Device`]; errors of
+    /// writing labels.
     pub fn add_spare(&self, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         let layout = self.layout();
         let fits = |number: u16| self.fits_beside(number, &*device).is_ok();
@@ -70,18 +69,18 @@ impl Disks {
         self.seat(device, guid, standing, &|_| {}).map(drop)
     }
 
-    /// Has spares stand in for devices that have failed or are not there, the shortest that fits
-    /// first. Answers for whom: then a resilver has to follow.
+    /// Activates spares for faulted and missing devices, the shortest spare that fits first. Returns pairs of device
+    /// and spare: a resilver has to follow.
     ///
     /// # Errors
-    /// Those of writing labels.
+    /// Errors of writing labels.
     pub fn engage_spares(&self) -> Result<Vec<(u16, u16)>> {
         let mut engaged = Vec::new();
         self.change(|layout| {
             let needs = |standing: &Standing| {
                 standing.status == MemberStatus::Faulted || standing.status == MemberStatus::Online && standing.absent
             };
-            // The log is in the pool itself as long as none of its devices works: no spare is lost to it.
+            // Without working log devices the log is in the pool's data groups: no spare is used up for them.
             let holding = layout.data_groups().chain(layout.special_groups());
             let own = holding.flat_map(|group| layout.members(group));
             let wanting: Vec<u16> = own.filter(|(_, standing)| needs(standing)).map(|(at, _)| at as u16).collect();
@@ -110,10 +109,10 @@ impl Disks {
         Ok(engaged)
     }
 
-    /// Takes a spare that nobody needs out of the pool.
+    /// Removes an inactive spare from the pool.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for any other device; those of writing labels.
+    /// [`PoolError::Refused`] for any other device; errors of writing labels.
     pub fn remove_spare(&self, number: u16) -> Result<()> {
         let is_spare = |standing: &Standing| standing.status.belongs() && standing.role == MemberRole::Spare;
         if !self.layout().standing(number).is_some_and(is_spare) {
@@ -122,11 +121,10 @@ impl Disks {
         self.unseat(number)
     }
 
-    /// Takes a device out of a pair: the one that was to replace the other, a spare, or the one that
-    /// was to be replaced, if the other has everything.
+    /// Detaches a device of a pair: the replacing device, the spare, or the original if the other has all data.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where something would be lost; those of writing labels.
+    /// [`PoolError::Refused`] where data would be lost; errors of writing labels.
     pub(super) fn detach_of_pair(&self, device: u16) -> Result<()> {
         let layout = self.layout();
         if !layout.is_expendable(device) {
@@ -144,8 +142,8 @@ impl Disks {
         }
     }
 
-    /// Those that were to replace others and have everything take their places; spares that are not
-    /// needed any more are given back.
+    /// Completes pairs: replacing devices with all data take over their numbers, and spares whose original is whole
+    /// again become inactive.
     pub(super) fn settle_pairs(&self) -> Result<()> {
         loop {
             let layout = self.layout();
@@ -165,7 +163,7 @@ impl Disks {
         }
     }
 
-    /// Whether a device is long enough to stand beside another.
+    /// Checks that a device is long enough to be paired with another.
     fn fits_beside(&self, number: u16, device: &dyn Device) -> Result<()> {
         let (needed, _) = self.rooms.lock().slots.of_device(usize::from(number));
         if u64::from(slots::count(device.length(), self.slot)) < needed {
@@ -174,14 +172,14 @@ impl Disks {
         Ok(())
     }
 
-    /// The least length of a device that stands beside this one, bytes.
+    /// Minimum length of a device that is paired with this one, bytes.
     fn length_of(&self, number: u16) -> u64 {
         self.identity.lock().members.get(usize::from(number)).map_or(u64::MAX, |member| member.length)
     }
 
-    /// Gives a device a number of its own, under which nothing lies, and has the labels say what it
-    /// is, and what has become of the groups with it. Its own label comes first: with that, it is a
-    /// device of the pool; a crash before that leaves a pool that has never heard of it.
+    /// Adds a device under a number of its own, under which no segment is stored, and records it and the groups' new
+    /// topology in the labels. The device's own label is written first, which makes it a device of the pool; after a
+    /// crash before that the pool is unchanged.
     pub(super) fn seat(
         &self,
         device: Arc<dyn Device>,
@@ -216,7 +214,7 @@ impl Disks {
         change(&mut then);
         let told = Identity { index: number, revision: identity.revision + 1, ..identity.clone() };
         let told = Self::labelled_by(&then, told);
-        // Refused before anything is done.
+        // Validated before anything is written.
         told.check()?;
         if let Err(error) = label::write_first_identity(&*device, &told) {
             clear(&*device);
@@ -242,13 +240,13 @@ impl Disks {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_identities(&identity)?;
-        // It has no root records.
+        // The new device has no root records yet.
         self.guard_rings()?;
         Ok(number)
     }
 
-    /// Takes a device out of the pool by whose number nothing lies: the others' labels do not know it
-    /// any more, and it has none.
+    /// Removes a device under whose number no segment is stored: from the labels of the others first, then its own
+    /// labels.
     pub(super) fn unseat(&self, number: u16) -> Result<()> {
         let at = usize::from(number);
         let mut identity = self.identity();
@@ -265,7 +263,7 @@ impl Disks {
         Ok(())
     }
 
-    /// A spare stands in for nobody any more.
+    /// Makes an active spare inactive again.
     pub(super) fn give_back(&self, spare: u16) -> Result<()> {
         let number = self.layout().number_of(spare);
         self.change(|layout| {
@@ -278,7 +276,7 @@ impl Disks {
         Ok(())
     }
 
-    /// A device that is alone at its number has all slots that it is long enough for.
+    /// Gives an unpaired device all slots that its length allows.
     fn take_room(&self, number: u16) {
         if self.layout().holders(number).count() == 1 {
             let count = slots::count(self.length_of(number), self.slot);
@@ -287,8 +285,8 @@ impl Disks {
         }
     }
 
-    /// A device that stands beside another takes its place; what stood there is no device of the pool
-    /// any more.
+    /// Completes a replacement: the new device takes over the number, and the old one is no longer a device of the
+    /// pool.
     fn promote(&self, device: u16) -> Result<()> {
         let layout = self.layout();
         let Some(number) = layout.standing(device).and_then(|standing| standing.role.beside()) else {
@@ -311,27 +309,27 @@ impl Disks {
         };
         let mut then = Layout::clone(&layout);
         change(&mut then);
-        // It has the number in its own label first: where that fails, the other still has it.
+        // The device's own label gets the number first: where that write fails, the old device keeps it.
         let own = Identity { index: number, revision: identity.revision + 1, ..identity.clone() };
         if let Err(error) = label::write_identity(&*new, &Self::labelled_by(&then, own)) {
             return self.lose(device, &error);
         }
-        // The devices before what is said of them: nobody who believes the latter finds the old one.
-        // It can be found by its former number as well, for those who go by what was said before.
+        // The device table changes before the layout: readers that see the new layout never find the old device. The
+        // device stays reachable by its former number too, for readers with the old layout.
         self.set_device(number, new)?;
         self.change(change);
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_identities(&identity)?;
-        // The labels tell of the room before anything lies there.
+        // The labels record the larger size before anything is stored there.
         self.take_room(number);
         clear(&*old);
         Ok(())
     }
 }
 
-/// A device that was left belongs to no pool. One that cannot be written says so until it is: by its
-/// number the others know that it is none of them.
+/// Clears the labels of a removed device. Where that write fails, the device still claims to be the pool's until it
+/// succeeds; by its GUID the others know that it is not.
 pub(super) fn clear(device: &dyn Device) {
     if device.is_missing() {
         return;

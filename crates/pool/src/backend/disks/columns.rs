@@ -1,11 +1,11 @@
-//! Segments as columns: written to all, read from some. Columns are copies, or they hold rows: a part
-//! of each row lies on each device, the last ones hold parity.
+//! Segments as columns, one per slot: written to all columns, read from some. Columns are copies, or they hold rows:
+//! a row (a raidz stripe) has one unit on each device, with parity in the last ones.
 //!
 //! Caller: the backend of devices. Invariants:
-//! - RowShape are written whole, once.
-//! - What is read in one way leaves out the same columns for every range of a segment, as long as no
-//!   device fails or comes back meanwhile. Only the first way depends on how the devices are: whoever
-//!   tries all others has tried each set of columns, whatever becomes of devices meanwhile.
+//! - Rows are written whole, once.
+//! - One copy or reconstruction (`way`) leaves out the same columns for every range of a segment, as
+//!   long as no device fails or returns meanwhile. Only number 0 depends on the states of the devices:
+//!   a reader that tries all others has tried each set of columns, whatever happens to devices meanwhile.
 
 use super::balance::{self, Copy};
 use super::layout::{Layout, Standing};
@@ -17,10 +17,10 @@ use crate::parity;
 use crate::patience;
 use crate::segment::stream::{ALIGN, PIECE};
 
-/// Where the first way left out too little, others leave out more: so many are tried at most.
+/// Number of reconstructions that are tried after the first one, at most.
 const MOST_WAYS: usize = 400;
 
-/// How a segment's bytes lie in its columns.
+/// Geometry of a segment's rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowShape {
     pub(super) width: usize,
@@ -28,7 +28,7 @@ pub(super) struct RowShape {
     pub(super) unit: u64,
 }
 
-/// A part of a range that lies in one column: which, where in it, where in the range.
+/// A part of a range in one column: the column, the offset in it, and the range of the buffer.
 pub(super) struct Part {
     pub(super) column: usize,
     pub(super) offset: u64,
@@ -56,8 +56,7 @@ impl RowShape {
         parts
     }
 
-    /// The ranges of the columns that hold a range: of each column that does, the first byte and the
-    /// one behind the last.
+    /// Ranges of the columns that hold these parts: first byte and end, `None` for unused columns.
     fn extents(&self, parts: &[Part]) -> Vec<Option<(u64, u64)>> {
         let mut extents: Vec<Option<(u64, u64)>> = vec![None; self.width];
         for part in parts {
@@ -74,7 +73,7 @@ pub(super) fn has(columns: Columns, column: usize) -> bool {
     columns >> column & 1 == 1
 }
 
-/// The columns of copies: in groups another one first for each segment.
+/// Columns of copies in read order: in groups rotated by the segment number.
 fn copies_by_turn(layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..at.place.len()).collect();
     if !layout.is_plain() && !order.is_empty() {
@@ -84,7 +83,7 @@ fn copies_by_turn(layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
     order
 }
 
-/// Memory at a multiple of [`ALIGN`]: what goes past the page cache must lie so.
+/// Buffer aligned to [`ALIGN`], as direct I/O needs it.
 #[derive(Debug, Default)]
 pub(super) struct Aligned {
     memory: Vec<u8>,
@@ -104,8 +103,7 @@ thread_local! {
     static COLUMNS: std::cell::RefCell<Aligned> = const { std::cell::RefCell::new(Aligned { memory: Vec::new() }) };
 }
 
-/// Splits whole rows into columns of data, one after the other, and computes those of parity behind
-/// them.
+/// Splits whole rows into data columns, one after the other, and computes the parity columns after them.
 pub(super) fn split(rows: RowShape, bytes: &[u8], columns: &mut [u8]) -> Result<()> {
     let (unit, length) = (rows.unit as usize, bytes.len() / rows.width.max(1));
     let (data, parity) = columns.split_at_mut((length * rows.width).min(columns.len()));
@@ -122,13 +120,13 @@ pub(super) fn split(rows: RowShape, bytes: &[u8], columns: &mut [u8]) -> Result<
 }
 
 impl Disks {
-    /// How a segment's rows lie; `None` where its columns are copies.
+    /// Geometry of a segment's rows; `None` where its columns are copies.
     pub(super) fn rows(&self, layout: &Layout, at: SegmentAt<'_>) -> Option<RowShape> {
         let parity = at.place.parity();
         (parity > 0).then(|| RowShape { width: at.place.width(), parity, unit: layout.unit(at.place) })
     }
 
-    /// Writes a piece to all columns that have all that came before it.
+    /// Writes a piece to all columns that hold everything before it.
     pub(super) fn write_columns(
         &self,
         at: SegmentAt<'_>,
@@ -153,7 +151,7 @@ impl Disks {
         })
     }
 
-    /// Writes each column's part.
+    /// Writes each column's part of a piece.
     fn write_each(
         &self,
         layout: &Layout,
@@ -173,7 +171,7 @@ impl Disks {
             }
         }
         let write = |(_, slot, bytes): &(usize, SlotAddress, &[u8])| self.write_begun(what, *slot, offset, bytes);
-        // Devices that are written past the page cache are written at the same time.
+        // Devices that are written by direct I/O are written in parallel.
         let written: Vec<Result<()>> = if parts.len() > 1 && what.1 >= PIECE / 2 && what.0 == WriteStream::Data {
             std::thread::scope(|scope| {
                 let lost = || Err(PoolError::Refused("a thread that wrote to a device is gone".to_owned()));
@@ -198,7 +196,7 @@ impl Disks {
                     self.avoid(slot.device, &error);
                     false
                 }
-                // In groups nobody else decides how long to wait.
+                // In groups no other layer decides how long to wait for the device.
                 (true, false) if self.tell_needed(slot.device, &error, Some(&again)) => true,
                 (true, false) => return Err(error),
                 (false, _) => self.lose_or_write(slot.device, &error, &again)?,
@@ -224,7 +222,7 @@ impl Disks {
         Ok(if fewer { Copies::Fewer } else { Copies::All })
     }
 
-    /// Columns that lie on devices without which reading is better.
+    /// Columns that should not be read if others are available: they lack data, or their device does.
     pub(super) fn doubtful(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {
         let lacking = self.incomplete.of(at.segment);
         if layout.is_plain() {
@@ -234,8 +232,8 @@ impl Disks {
         out.fold(lacking, |columns, (column, _)| columns | 1 << column)
     }
 
-    /// The columns of copies in the order in which the ways read them: first those that have
-    /// everything, in groups another one for each segment.
+    /// Columns of copies in the order in which they are read: complete ones first, in groups rotated by the segment
+    /// number.
     fn copies_in_order(&self, layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
         let doubtful = self.doubtful(layout, at);
         let mut order = copies_by_turn(layout, at);
@@ -244,12 +242,12 @@ impl Disks {
         order
     }
 
-    /// Whether others had better be read than what lies here.
+    /// Whether reads of this slot should go to another device because its device is slow.
     fn is_late(&self, layout: &Layout, slot: SlotAddress) -> bool {
         !layout.is_plain() && self.paces.avoids(layout, slot.device)
     }
 
-    /// The columns that a way of reading rows leaves out; `None` behind the last way.
+    /// Columns that reconstruction `way` of rows leaves out; `None` after the last one.
     fn left_out(&self, layout: &Layout, at: SegmentAt<'_>, rows: RowShape, way: usize) -> Option<Columns> {
         match way.checked_sub(1) {
             None => Some(self.left_out_first(layout, at, rows, &|slot| self.is_late(layout, *slot))),
@@ -257,7 +255,7 @@ impl Disks {
         }
     }
 
-    /// What the first way leaves out, where these are late.
+    /// Columns that the first reconstruction leaves out, where `late` selects slow devices.
     fn left_out_first(
         &self,
         layout: &Layout,
@@ -275,7 +273,7 @@ impl Disks {
         first
     }
 
-    /// The copy that a way reads.
+    /// Column that copy `way` reads.
     fn copy_of(&self, layout: &Layout, at: SegmentAt<'_>, way: usize) -> Option<usize> {
         match way.checked_sub(1) {
             Some(way) if !layout.is_plain() => Some(way).filter(|column| *column < at.place.len()),
@@ -313,14 +311,14 @@ impl Disks {
         at.place.get(column.or_else(|| (0..at.place.len()).find(|column| has(usual, *column)))?).copied()
     }
 
-    /// The copies of a segment that are as good as each other, in the order of the ways: on different
-    /// devices, whole, none of them late; `None` where there are not two.
+    /// Equivalent copies of a segment, in read order: on different devices, complete, none of them slow; `None` where
+    /// there are fewer than two.
     pub(super) fn copies_to_choose(&self, layout: &Layout, at: SegmentAt<'_>) -> Option<Vec<Copy>> {
         let late = |slot: &SlotAddress| !layout.is_plain() && self.paces.is_slow(layout, slot.device);
         self.copies_but(layout, at, &late)
     }
 
-    /// The same without those that are late in this sense.
+    /// Equivalent copies of a segment, without those that `late` selects.
     fn copies_but(&self, layout: &Layout, at: SegmentAt<'_>, late: &dyn Fn(&SlotAddress) -> bool) -> Option<Vec<Copy>> {
         let devices = || at.place.iter().map(|slot| slot.device);
         if at.place.parity() > 0 || at.place.len() < 2 || devices().skip(1).all(|other| devices().next() == Some(other))
@@ -336,7 +334,7 @@ impl Disks {
         (copies.len() > 1).then_some(copies)
     }
 
-    /// Fills the buffer from whichever copies have the least to do.
+    /// Fills the buffer from the copies whose devices have the least pending work.
     pub(super) fn read_nearest(
         &self,
         at: SegmentAt<'_>,
@@ -364,12 +362,12 @@ impl Disks {
                 Some((reader, slot)) => self.read_of(reader, slot, range.start, part),
                 None => self.gone(copy.device),
             };
-            // How long one takes that was announced tells nothing of the device.
+            // The latency of an announced read is no measure of the device.
             if let (Some((reader, _)), Some(before), false) = (reader, before, layout.is_plain()) {
                 self.paces.note(&layout, reader, before as usize + part.len(), began);
             }
             self.balance.end(&copy, range.end - range.start);
-            // Where it cannot be read at all, another one is asked in groups.
+            // In groups another copy is read where this one fails with an I/O error.
             match read {
                 Err(PoolError::Device { .. }) if !layout.is_plain() => read_first(part)?,
                 read => {
@@ -409,7 +407,7 @@ impl Disks {
             }
             return;
         }
-        // What is left out is computed from all others.
+        // Left-out columns are reconstructed from all others.
         let there = |column: &usize| !has(out, *column);
         let lost = (0..rows.width).filter(|column| !there(column)).count();
         let parity = (rows.width..rows.width + rows.parity).filter(there).take(lost);
@@ -420,7 +418,7 @@ impl Disks {
         }
     }
 
-    /// The device that is asked first for what lies here.
+    /// The device of a pair that is read first for this slot.
     fn reader_of(&self, layout: &Layout, slot: SlotAddress) -> u16 {
         if !layout.has_pairs() {
             return slot.device;
@@ -437,7 +435,7 @@ impl Disks {
         }
     }
 
-    /// Fills the buffer from a segment.
+    /// Fills the buffer from copy or reconstruction `way` of a segment.
     pub(super) fn read_columns(
         &self,
         at: SegmentAt<'_>,
@@ -452,8 +450,7 @@ impl Disks {
             let first = self.copy_of(&layout, at, way).ok_or_else(missing)?;
             let others = if layout.is_plain() { Vec::new() } else { self.copies_in_order(&layout, at) };
             let mut read = Err(missing());
-            // A copy that cannot be read at all is as good as none in groups: whoever asks for it gets
-            // another one, and verifies that as well.
+            // In groups an unreadable copy is replaced by another one, which the caller verifies as well.
             for column in std::iter::once(first).chain(others.into_iter().filter(|column| *column != first)) {
                 let Some(slot) = at.place.get(column) else { continue };
                 let tried = self.usable_device(&layout, slot.device).and_then(|()| self.read_slot(*slot, offset, into));
@@ -473,7 +470,7 @@ impl Disks {
         self.read_rows(at, rows, out, offset, into, sources)
     }
 
-    /// Fills the buffer from rows, without these columns.
+    /// Fills the buffer from rows without reading the columns in `out`.
     fn read_rows(
         &self,
         at: SegmentAt<'_>,
@@ -494,7 +491,7 @@ impl Disks {
                 self.read_straight(at, rows, &parts, into, sources)
             };
             match read {
-                // That column could not be read: it is done without.
+                // An unreadable column is left out, and the rows are reconstructed.
                 Err((column, error @ PoolError::Device { .. })) if !has(out, column) => {
                     out |= 1 << column;
                     failed = Some(error);
@@ -509,7 +506,7 @@ impl Disks {
         Err(failed.unwrap_or(PoolError::Format(Damage::Structure("a segment without a place"))))
     }
 
-    /// Reads a range from the columns that hold it; tells which one could not be read.
+    /// Reads a range from the columns that hold it; an error names the column that could not be read.
     fn read_straight(
         &self,
         at: SegmentAt<'_>,
@@ -558,7 +555,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Reads what there is of the rows that hold a range, and computes the columns that are left out.
+    /// Reads the available columns of the rows that hold a range, and reconstructs the others.
     fn read_around(
         &self,
         at: SegmentAt<'_>,
@@ -585,7 +582,7 @@ impl Disks {
         Ok(())
     }
 
-    /// A range of all columns of data, without reading these; and of as many of parity as that
+    /// Reads a range of all data columns without the columns in `out`, and as many parity columns as reconstruction
     /// needs.
     pub(super) fn whole_columns(
         &self,
@@ -624,20 +621,20 @@ impl Disks {
     }
 }
 
-/// A range of all columns of data, and the devices that those were read from which were not computed.
+/// A range of all data columns, and for each that was not reconstructed, the device that it was read from.
 pub(super) struct WholeColumns {
     pub(super) columns: Vec<Vec<u8>>,
     holders: Vec<Option<u16>>,
 }
 
-/// Sets of columns to be left out: none, then each alone, then two, as long as parity gives them back
-/// and something else is read than before.
+/// Sets of columns to leave out, smallest first, as far as parity can reconstruct them and a data column is among
+/// them; the empty set is the first.
 fn sets(rows: RowShape) -> impl Iterator<Item = Columns> {
     let data: Columns = (1 << rows.width) - 1;
     sets_of(rows.width + rows.parity, rows.parity).filter(move |set| *set == 0 || set & data != 0)
 }
 
-/// Sets of so many columns at most: none, then each alone, then two.
+/// Sets of up to `most` columns (three at most), smallest first.
 pub(super) fn sets_of(count: usize, most: usize) -> impl Iterator<Item = Columns> {
     let singles = (0..count).map(|column| 1 << column);
     let pairs = (0..count).flat_map(move |a| (a + 1..count).map(move |b| 1 << a | 1 << b));

@@ -1,11 +1,10 @@
-//! Writing anew what is damaged at one slot of a segment, from what is right.
+//! Repair: rewrites damaged copies and columns of a segment from the right content.
 //!
-//! Caller: the store, by [`Backend::heal`](super::super::Backend::heal): whoever reads, a scrub, the
-//! cleaner. Invariants:
-//! - What was right stays as it is: only blocks that differ are written.
-//! - What is written is counted, and the device that should have held it is named.
-//! - Parity is computed again only of rows that are right as a whole: otherwise it is what other
-//!   damaged parts of the row can be computed from.
+//! Caller: the store, by [`Backend::heal`](super::super::Backend::heal): readers, scrubs and the cleaner. Invariants:
+//! - Undamaged blocks stay untouched: only blocks that differ are written.
+//! - Each rewritten block is counted, with the device that should have held it.
+//! - Parity is recomputed only for rows that are right as a whole: otherwise the old parity may be what
+//!   other damaged parts of the row can be reconstructed from.
 
 use std::ops::Range;
 
@@ -15,17 +14,17 @@ use super::{Columns, Disks, Healed, HealedPart, Result, SegmentAt, slots};
 use crate::error::PoolError;
 use crate::label::SlotAddress;
 
-/// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which
-/// is what fails.
+/// Devices are written in whole blocks of this length, bytes: a partial block would have to be read first, which is
+/// what fails.
 const BLOCK: u64 = 4096;
-/// So much is compared at once, bytes.
+/// Number of bytes that are compared in one step.
 const AT_ONCE: u64 = 1 << 20;
-/// So much may go to the medium at once, while what comes next is read, bytes.
+/// Minimum write for which writeback is started at once, while the next step is read, bytes.
 const BEGUN: u64 = 128 << 10;
-/// So much is compared while nobody can give places back, bytes.
+/// Number of bytes that are compared under the lock that keeps slots from being freed.
 const LOCKED: u64 = 8 << 20;
 
-/// What was written anew so far.
+/// Result of a repair so far.
 #[derive(Default)]
 struct Healing {
     columns: Columns,
@@ -33,7 +32,7 @@ struct Healing {
 }
 
 impl Healing {
-    /// Adds a part, to the one before it on the same device where they adjoin.
+    /// Adds a part; merges it with the previous one of the same device where they adjoin.
     fn add(&mut self, part: HealedPart) {
         match self.wrong.iter_mut().rev().find(|before| before.device == part.device) {
             Some(before) if before.range.end == part.range.start => {
@@ -45,7 +44,7 @@ impl Healing {
     }
 }
 
-/// A column on one of the devices that hold it, in a segment that is being healed.
+/// A column of a segment under repair, on one of the devices that hold it.
 struct HealedColumn<'a> {
     layout: &'a Layout,
     at: SegmentAt<'a>,
@@ -54,7 +53,7 @@ struct HealedColumn<'a> {
     slot: SlotAddress,
 }
 
-/// The blocks in which two buffers differ, neighbours together.
+/// Ranges of blocks in which two buffers differ; adjacent blocks are merged.
 fn differing(found: &[u8], right: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let block = BLOCK as usize;
@@ -71,7 +70,7 @@ fn differing(found: &[u8], right: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
-/// The ranges of a segment that depend on a range of one of its columns: of parity, whole rows.
+/// Ranges of a segment that depend on a range of one of its columns; for parity, whole rows.
 fn ranges_of(rows: RowShape, column: usize, range: &Range<u64>) -> Vec<Range<u64>> {
     let (unit, width) = (rows.unit, rows.width as u64);
     if column >= rows.width {
@@ -88,8 +87,8 @@ fn ranges_of(rows: RowShape, column: usize, range: &Range<u64>) -> Vec<Range<u64
 }
 
 impl Disks {
-    /// Compares all columns of a segment with what a range should be, and writes those that differ
-    /// or cannot be read. Whoever gives places back waits for a part of it only.
+    /// Compares all columns of a segment with the right content of a range, and rewrites columns that differ or
+    /// cannot be read. The lock against freeing slots is released between parts.
     pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         let layout = self.layout();
         let row = self.rows(&layout, at).map_or(BLOCK, |rows| rows.unit * rows.width as u64);
@@ -109,7 +108,7 @@ impl Disks {
         }
     }
 
-    /// Answers whether the place is the segment's still.
+    /// Repairs a part under the lock; returns whether the location still belongs to the segment.
     fn mend_part(&self, at: SegmentAt<'_>, offset: u64, right: &[u8], healing: &mut Healing) -> Result<bool> {
         let _giving = self.giving.lock();
         let layout = self.layout();
@@ -131,8 +130,7 @@ impl Disks {
         Ok(true)
     }
 
-    /// The devices that hold a slot's content, as far as they are written: of a group those that stand
-    /// beside its device as well.
+    /// Working devices that hold a slot's content; in groups including replacing and spare devices.
     fn written_of(layout: &Layout, slot: SlotAddress) -> Vec<u16> {
         if layout.is_plain() {
             return vec![slot.device];
@@ -140,7 +138,7 @@ impl Disks {
         layout.holders(slot.device).filter(|(_, standing)| standing.works()).map(|(holder, _)| holder).collect()
     }
 
-    /// Whether a device holds this column, and all of it: it is not known to lack something.
+    /// Whether a device holds all of this column: it is not known to lack data.
     pub(super) fn is_answerable(
         &self,
         layout: &Layout,
@@ -178,7 +176,7 @@ impl Disks {
         let is_right = |blocks: &Option<Vec<u8>>| {
             blocks.as_ref().is_some_and(|blocks| blocks.get(range.clone()).is_some_and(|part| part == right))
         };
-        // Around a part that cannot be read lies what another slot has there, a whole one if there is one.
+        // The surroundings of an unreadable part come from another copy, preferably from a right one.
         let whole =
             found.iter().find(|blocks| is_right(blocks)).or_else(|| found.iter().find(|blocks| blocks.is_some()));
         for ((column, holder, slot), blocks) in used().zip(&found) {
@@ -195,7 +193,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Writes the blocks of a column that are not what they should be, or all where it could not be read.
+    /// Rewrites the blocks of a column that differ, or all where the column could not be read.
     fn write_differing(
         &self,
         healed: &HealedColumn<'_>,
@@ -224,7 +222,7 @@ impl Disks {
         Ok(())
     }
 
-    /// A device that cannot be written now is done without, where its group can.
+    /// Writes a block run; a device of a group that cannot be written drops out, where redundancy allows it.
     fn write_healed(
         &self,
         layout: &Layout,
@@ -269,7 +267,7 @@ impl Disks {
         self.mend_parts((layout, rows), at, last, part(last, end), healing)
     }
 
-    /// Whole rows: all columns, also those of parity.
+    /// Repairs whole rows: all columns, including parity.
     fn mend_whole(
         &self,
         (layout, rows): (&Layout, RowShape),
@@ -294,7 +292,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Parts of rows: only the columns that hold them.
+    /// Repairs parts of rows: only the columns that hold them.
     fn mend_parts(
         &self,
         (layout, rows): (&Layout, RowShape),
@@ -313,7 +311,7 @@ impl Disks {
                 let mut blocks = vec![0; (to - from) as usize];
                 let read = self.read_of(holder, *slot, from, &mut blocks).is_ok();
                 if !read {
-                    // Around it lies what the others give.
+                    // The surroundings of an unreadable part are reconstructed from the other columns.
                     let out = self.unused(layout, at) | 1 << part.column;
                     let Ok(whole) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
                     let Some(column) = whole.columns.get(part.column) else { continue };

@@ -1,10 +1,10 @@
-//! Devices of groups that fail, are taken offline, come back; and what the labels say of that.
+//! Health of the devices: failures, offline and online, and their record in the labels.
 //!
 //! Callers: the backend of devices, where a write or a sync has failed; the store, for commands.
 //!
 //! Invariants:
-//! - No device is given up without which something would be lost.
-//! - Labels say that a device is stale before the first root that it lacks something of, and until
+//! - No device is given up if data would be lost with it.
+//! - The labels record that a device is stale before the first root that it lacks data of, and until
 //!   everything on it was verified.
 
 use std::sync::Arc;
@@ -17,24 +17,23 @@ use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::label::{self, Identity, MemberRole, MemberState, MemberStatus};
 
-/// How a device is.
+/// Health of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHealth {
     /// Its group; 0 in pools without.
     pub group: usize,
-    /// What it is to the others.
+    /// Its role: a device of its group, a replacing device or a spare.
     pub role: MemberRole,
-    /// How it was left.
+    /// Its status as the labels record it.
     pub status: MemberStatus,
-    /// It may lack something, and is being made whole.
+    /// It may lack data, and is to be resilvered.
     pub stale: bool,
-    /// It is not there.
+    /// It is missing.
     pub absent: bool,
 }
 
 impl DeviceHealth {
-    /// Whether it is a device of its group: neither a spare nor one that stands beside another or is
-    /// no part of the pool any more.
+    /// Whether it is a device of its group: not a spare, not a replacing device and not removed.
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.role == MemberRole::Own && self.status.belongs()
@@ -46,7 +45,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 }
 
 impl Disks {
-    /// How each device is.
+    /// Health of each device.
     #[must_use]
     pub fn health(&self) -> Vec<DeviceHealth> {
         let of = |standing: &super::layout::Standing| DeviceHealth {
@@ -59,14 +58,14 @@ impl Disks {
         self.layout().devices.iter().map(of).collect()
     }
 
-    /// The groups, each with how many of its devices may be lost now.
+    /// The groups, each with the number of devices that it can lose now.
     #[must_use]
     pub fn groups(&self) -> Vec<(label::Group, usize)> {
         let layout = self.layout();
         layout.groups.iter().enumerate().map(|(number, group)| (*group, layout.tolerance(number))).collect()
     }
 
-    /// The devices that are there and may lack something.
+    /// The present devices that may lack data.
     #[must_use]
     pub fn stale(&self) -> Vec<u16> {
         let layout = self.layout();
@@ -74,14 +73,14 @@ impl Disks {
         stale.map(|(number, _)| number as u16).collect()
     }
 
-    /// The numbers by which segments lie on these devices.
+    /// The numbers by which locations name these devices.
     #[must_use]
     pub fn numbers_of(&self, devices: &[u16]) -> Vec<u16> {
         let layout = self.layout();
         devices.iter().map(|device| layout.number_of(*device)).collect()
     }
 
-    /// Whether what lies at a place could not be read any more without a device.
+    /// Whether a location would become unreadable without a device.
     #[must_use]
     pub fn depends_on(&self, place: &crate::label::Place, device: u16) -> bool {
         let layout = self.layout();
@@ -93,13 +92,13 @@ impl Disks {
         place.iter().any(|slot| slot.device == layout.number_of(device)) && left < place.width()
     }
 
-    /// All devices in their order, also those that are not there.
+    /// All devices by number, including missing ones.
     #[must_use]
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.devices.read().to_vec()
     }
 
-    /// Grows with each device that comes or goes.
+    /// Counter that grows with each device that is added, removed or changes its state.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
@@ -114,10 +113,10 @@ impl Disks {
         *layout = Arc::new(new);
     }
 
-    /// A device has failed to write: it is not used any more, if its group can do without.
+    /// Drops a device after a failed write, if its group has enough redundancy.
     ///
     /// # Errors
-    /// The failure, if not.
+    /// The failure, if the group cannot lose the device.
     pub(super) fn lose(&self, device: u16, error: &PoolError) -> Result<()> {
         {
             let mut layout = self.layout.write();
@@ -144,41 +143,41 @@ impl Disks {
         Ok(())
     }
 
-    /// As [`Self::lose`], where a write has failed: if its group cannot do without the device, whoever
-    /// decides on that may have it tried again. Answers whether it was made then.
+    /// Drops a device as [`Self::lose`] after a failed write; if its group cannot lose it, the callback may retry the
+    /// write ([`Self::on_needed_failure`]). Returns whether a retry succeeded.
     ///
     /// # Errors
-    /// The failure, if not.
+    /// The failure, if neither was possible.
     pub(super) fn lose_or_write(&self, device: u16, error: &PoolError, again: Again<'_>) -> Result<bool> {
         let Err(error) = self.lose(device, error) else { return Ok(false) };
         if self.tell_needed(device, &error, Some(again)) { Ok(true) } else { Err(error) }
     }
 
-    /// A device has failed that its group cannot do without; answers whether the write was made that
-    /// has failed.
+    /// Notifies the callback of a failed device that its group cannot lose; returns whether a retry of the write
+    /// succeeded.
     pub(super) fn tell_needed(&self, device: u16, error: &PoolError, again: Option<Again<'_>>) -> bool {
         let name = self.device(device).map(|device| device.name().to_owned()).unwrap_or_default();
         self.needed_failure.get().is_some_and(|tell| tell(&name, error, again))
     }
 
-    /// Has this be told of failures of devices that their groups cannot do without: the device's name,
-    /// the failure, and, of a write, how it is tried again; it answers whether that was made.
+    /// Registers the callback for failed devices that their groups cannot lose. It gets the device's name, the error,
+    /// and for a write, a function that retries it; it returns whether the retry succeeded.
     pub fn on_needed_failure(
         &self,
         hears: impl Fn(&str, &PoolError, Option<&dyn Fn() -> Result<()>>) -> bool + Send + Sync + 'static,
     ) {
-        // As for failures of others.
+        // A second registration is ignored, as in `on_failure`.
         let _ = self.needed_failure.set(Box::new(hears));
     }
 
-    /// Has this be told of each device that fails, while others may wait for whoever met the failure;
-    /// only the first who asks for it is told.
+    /// Registers the callback for failed devices; threads may wait for it, so it must be quick. Only the first
+    /// registration counts.
     pub fn on_failure(&self, hears: impl Fn() + Send + Sync + 'static) {
-        // Who comes later is nobody: a pool is imported once.
+        // A second registration does not happen: a pool is imported once.
         let _ = self.failure.set(Box::new(hears));
     }
 
-    /// Whether a device has everything.
+    /// Fails with ENODEV unless a device, or another one of its pair, has all its data.
     pub(super) fn whole_device(&self, layout: &Layout, device: u16) -> Result<()> {
         if layout.is_whole(device) { Ok(()) } else { self.gone(device) }
     }
@@ -188,12 +187,12 @@ impl Disks {
         Err(failed(&*device, "reading", rustix::io::Errno::NODEV.into()))
     }
 
-    /// Whether a device is read and written.
+    /// Fails with ENODEV unless a device, or another one of its pair, is usable.
     pub(super) fn usable_device(&self, layout: &Layout, device: u16) -> Result<()> {
         if layout.is_used(device) { Ok(()) } else { self.gone(device) }
     }
 
-    /// What the labels should say.
+    /// The identity with the current device states, as the labels should record it.
     fn labelled(&self, identity: Identity) -> Identity {
         Self::labelled_by(&self.layout(), identity)
     }
@@ -212,13 +211,13 @@ impl Disks {
         identity
     }
 
-    /// What the labels say.
+    /// The identity as the labels record it.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity.lock().clone()
     }
 
-    /// Writes how the devices are, if the labels do not say it yet.
+    /// Writes the labels if they do not record the current device states.
     pub(super) fn write_labels(&self) -> Result<()> {
         if self.unlabelled.load(Ordering::Acquire) {
             let identity = self.identity();
@@ -227,7 +226,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Writes who the pool is to all devices that are used.
+    /// Writes the identity to all usable devices.
     pub(super) fn write_identities(&self, identity: &Identity) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         let number = |index: usize| u16::try_from(index).or_else(|_| refused("too many devices"));
@@ -239,7 +238,7 @@ impl Disks {
             return Ok(());
         }
         let mut identity = identity.clone();
-        // Each device that fails has to be told of to all others.
+        // Each further device that fails meanwhile has to be recorded on all others.
         loop {
             self.unlabelled.store(false, Ordering::Release);
             identity = self.labelled(identity);
@@ -254,7 +253,7 @@ impl Disks {
                 }
                 let written = label::write_identity(&**device, &Identity { index, ..identity.clone() });
                 let written = match self.unwiped.lock().contains(&index) {
-                    // Roots of a state that it had for itself must not count as newest.
+                    // Roots of an earlier, separate state of this device must not count as the newest.
                     true => written.and_then(|()| label::clear_roots(&**device)),
                     false => written,
                 };
@@ -272,15 +271,15 @@ impl Disks {
         }
     }
 
-    /// Takes a device offline. One for the log that has no other beside it is only taken while the log
-    /// is held ([`Self::hold_log`]), and nothing of what is in it is needed any more.
+    /// Takes a device offline. The last dedicated log device is only taken while the log is suspended
+    /// ([`Self::hold_log`]) and none of its entries is needed any more.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where something would be lost without it; those of writing labels.
+    /// [`PoolError::Refused`] where data would be lost without it; errors of writing labels.
     pub fn offline(&self, device: u16) -> Result<()> {
         let (mut done, held) = (false, self.logging.lock().held);
         self.change(|layout| {
-            // Whoever is lost now counts: that is done under the same lock.
+            // Under the lock, since a device may fail meanwhile.
             let expendable = layout.is_expendable(device) || held && layout.is_log_device(device);
             if layout.is_plain() || !expendable {
                 return;
@@ -299,19 +298,17 @@ impl Disks {
         self.relabel()
     }
 
-    /// Has the labels say how the devices are now.
+    /// Writes the current device states to the labels.
     pub(super) fn relabel(&self) -> Result<()> {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_labels()
     }
 
-    /// A device is there again: it is written to from now on, and stale until everything on it was
-    /// verified.
+    /// Brings a device back: it is written from now on, and is stale until everything on it was verified.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is another; [`PoolError::Device`]; those of writing
-    /// labels.
+    /// [`PoolError::Refused`] for a different device; [`PoolError::Device`]; errors of writing labels.
     pub fn online(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
         let identity = self.identity();
         let listed = identity.members.get(usize::from(number));
@@ -349,11 +346,11 @@ impl Disks {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_identities(&identity)?;
-        // It has no root records.
+        // The device has no current root records yet.
         self.guard_rings().map(drop)
     }
 
-    /// From now on this is the device of that number.
+    /// Replaces the device of a number in the device table.
     pub(super) fn set_device(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
         let mut devices = Devices::clone(&self.devices.read());
         let there = devices.get_mut(usize::from(number));
@@ -364,19 +361,19 @@ impl Disks {
         Ok(())
     }
 
-    /// Everything on these devices was verified since this number of changes: they are as good as the
-    /// others. `false` where devices have come or gone since. Those that stood beside others take their
-    /// places, and spares that are not needed any more are given back.
+    /// Ends a resilver: marks these devices as complete after everything on them was verified, if the change counter
+    /// is still `changes`; returns `false` where devices have changed since. Replacing devices take over their
+    /// numbers, and spares that are no longer needed become inactive.
     ///
     /// # Errors
-    /// Those of writing labels.
+    /// Errors of writing labels.
     pub fn make_whole(&self, devices: &[u16], changes: u64) -> Result<bool> {
         if devices.is_empty() {
             return Ok(self.changes() == changes);
         }
         let mut same = false;
         self.change(|layout| {
-            // Whoever is lost now is not whole: that is done under the same lock.
+            // Under the lock, since a device may fail meanwhile.
             same = self.changes() == changes;
             if !same {
                 return;
@@ -396,7 +393,7 @@ impl Disks {
         Ok(same)
     }
 
-    /// The room in groups.
+    /// Space of a pool with groups.
     pub(super) fn room_in(&self, layout: &Layout, rooms: &Rooms) -> Room {
         let (free, total) = layout.segments_of(layout.taking_groups(), &rooms.slots);
         let runs = self.log_runs();
@@ -405,7 +402,7 @@ impl Disks {
             here.map(|(_, count)| u64::from(*count)).sum()
         };
         let (size, free_size) = layout.usable_slots(&rooms.slots, self.slot, &log);
-        // The log lies on some devices only: segments may be narrower there, but not fewer.
+        // The log is on some devices only: segments may be narrower there, but not fewer.
         let left = layout.segments_without(&rooms.slots, &log);
         let (width, reserved) = ((size / left.max(1)).max(1), total.saturating_sub(left));
         let of_data = |slot: &&crate::label::SlotAddress| !layout.is_special_device(slot.device);
@@ -420,7 +417,7 @@ impl Disks {
         }
     }
 
-    /// Makes everything written so far durable on all devices that are used.
+    /// Syncs all devices that are used: everything written so far is durable.
     pub(super) fn sync_used(&self) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         let layout = self.layout();

@@ -1,11 +1,11 @@
-//! The area of the intent log: slots set aside when the pool is made. One address space from 0 to
-//! its length; in groups it lies on as many devices as may be lost, and on one more.
+//! The area of the intent log (like ZFS' ZIL): slots reserved when the pool is created. It is one address space from
+//! 0 to its length; in groups it has as many copies on different devices as may be lost, and one more.
 //!
-//! Caller: the store's face of it. Invariants: the area never grows; what was written and synced is
-//! in all copies on devices that are used. A copy is added on a device that counts as stale until a
-//! commit has come after that, or on one that is for the log alone. As long as one of the latter is
-//! whole, only they are written; where the last of them fails, nothing is written before what it had
-//! is not needed any more, because what would follow it could not be reached.
+//! Caller: the store's log module. Invariants: the area never grows; written and synced bytes are in all copies on
+//! usable devices. A copy is added only on a device that counts as stale until a later commit, or on a dedicated log
+//! device (like ZFS' SLOG). As long as one dedicated log device is whole, only these are written; when the last of
+//! them fails, the log is not written until its lost entries are no longer needed, because later entries could not be
+//! reached.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Area for Disks {
 }
 
 impl Disks {
-    /// Its length, bytes.
+    /// Length of the log area, bytes.
     #[must_use]
     pub fn log_length(&self) -> u64 {
         let runs = self.log_runs();
@@ -51,21 +51,21 @@ impl Disks {
         if self.layout().is_plain() { lengths.sum() } else { lengths.min().unwrap_or(0) }
     }
 
-    /// How many copies there are of it.
+    /// Number of copies of the log area.
     #[must_use]
     pub fn log_copies(&self) -> usize {
         if self.layout().is_plain() { 1 } else { self.log_runs().len().max(1) }
     }
 
-    /// Reads from one of its copies.
+    /// Reads from one copy of the log area.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a range that is not in it.
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a range outside of the area.
     pub fn log_read(&self, copy: usize, position: u64, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout();
         let mut done = 0;
         for (slot, offset, length) in self.log_parts(&self.log_runs_of(copy), position, buffer.len() as u64)? {
-            // One that is stale has blocks of its own.
+            // A stale device has outdated blocks.
             self.whole_device(&layout, slot.device)?;
             if let Some(part) = buffer.get_mut(done..done + length) {
                 self.read_held(slot, false, offset, part).map(drop)?;
@@ -75,7 +75,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Reads from the first of its copies that can be read.
+    /// Reads from the first readable copy of the log area.
     ///
     /// # Errors
     /// As [`Self::log_read`].
@@ -90,7 +90,7 @@ impl Disks {
         read
     }
 
-    /// Writes to it; durable after [`Self::log_sync`].
+    /// Writes to the log area; durable after [`Self::log_sync`].
     ///
     /// # Errors
     /// As [`Self::log_read`].
@@ -118,32 +118,32 @@ impl Disks {
         if written { Ok(()) } else { Err(PoolError::Refused("no device has the intent log".to_owned())) }
     }
 
-    /// Whether anything may be written to it now; otherwise it is durable with a commit.
+    /// Whether the log may be written now; otherwise an fsync has to wait for a commit.
     #[must_use]
     pub fn log_is_open(&self) -> bool {
         let logging = self.logging.lock();
         logging.awaited == 0 && !logging.held
     }
 
-    /// Keeps everybody from writing to it, or lets them again.
+    /// Suspends or resumes writes to the log.
     pub fn hold_log(&self, held: bool) {
         self.logging.lock().held = held;
     }
 
-    /// A transaction group was committed.
+    /// Notes that a transaction group was committed.
     pub fn log_committed(&self) {
         let mut logging = self.logging.lock();
         logging.awaited = logging.awaited.saturating_sub(1);
     }
 
-    /// Devices that are for the log alone are written by themselves, if one of them is whole; the
-    /// labels and the newest root say so.
+    /// Switches the log to the dedicated log devices if one of them is whole; the labels and the newest root record
+    /// this already.
     pub(super) fn use_log_devices(&self, layout: &Layout) {
         self.logging.lock().apart = self.has_log_device(layout);
     }
 
-    /// Devices have failed. The commit that is under way may have looked at the log before, so that
-    /// only the one after it needs nothing of what they had.
+    /// Leaves the dedicated log devices after the last of them failed. The commit in progress may have read the log
+    /// state before, so that only the commit after it makes the lost entries unnecessary.
     pub(super) fn leave_log_devices(&self, layout: &Layout) {
         let mut logging = self.logging.lock();
         if logging.apart && !self.has_log_device(layout) {
@@ -166,7 +166,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Makes everything written to it durable.
+    /// Makes all writes to the log durable.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -189,21 +189,20 @@ impl Disks {
         })
     }
 
-    /// Where it lies: runs of slots.
+    /// The runs of slots that the log occupies.
     pub(super) fn log_runs(&self) -> Arc<Vec<(SlotAddress, u32)>> {
         Arc::clone(&self.log.read())
     }
 
-    /// The runs that a copy consists of.
+    /// The runs of slots of one copy.
     fn log_runs_of(&self, copy: usize) -> Vec<(SlotAddress, u32)> {
         let all = self.log_runs();
         if self.layout().is_plain() { all.to_vec() } else { all.get(copy..=copy).unwrap_or_default().to_vec() }
     }
 
-    /// Has the area as many copies as devices of its group may be lost, and one more, and one on each
-    /// device that is for the log alone: on a device that has become one of the group a copy is
-    /// added, what lay on one that was removed is none any more, and neither is one that is too much.
-    /// Answers where it lies now: the next root has to say so, and then [`Self::settled`] has to follow.
+    /// Adapts the log to the topology: as many copies as its group's devices may be lost, one more, and one on each
+    /// dedicated log device. New devices of the group get a copy; copies on removed devices and surplus copies are
+    /// dropped. Returns the log's new runs: the next root has to name them, and then [`Self::settled`] has to follow.
     #[must_use]
     pub fn settle_log(&self) -> Vec<(SlotAddress, u32)> {
         let mut rooms = self.rooms.lock();
@@ -231,8 +230,8 @@ impl Disks {
         runs
     }
 
-    /// Copies on devices that leave are none any more, and neither are those that are too many: the next
-    /// root has to say so, and then [`Self::settled`] has to follow.
+    /// Drops log copies on leaving devices, and surplus copies. Returns the log's new runs: the next root has to name
+    /// them, and then [`Self::settled`] has to follow.
     pub fn leave_log(&self) -> Vec<(SlotAddress, u32)> {
         let layout = self.layout();
         let mut runs = self.log_runs().to_vec();
@@ -244,7 +243,7 @@ impl Disks {
         runs
     }
 
-    /// The root does not name them any more: slots of copies that were too many are free.
+    /// Frees the slots of dropped log copies, after a root that does not name them.
     pub(super) fn free_unlogged(&self) {
         let unlogged = std::mem::take(&mut *self.unlogged.lock());
         let mut rooms = self.rooms.lock();
@@ -255,18 +254,18 @@ impl Disks {
         }
     }
 
-    /// The devices that it lies on.
+    /// The devices that hold the log.
     #[must_use]
     pub fn log_devices(&self) -> Vec<u16> {
         self.log_runs().iter().map(|(first, _)| first.device).collect()
     }
 
-    /// How many slots a copy of the area takes.
+    /// Number of slots of one log copy.
     pub(super) fn log_slots(&self) -> u32 {
         self.log_runs().iter().map(|(_, count)| *count).min().unwrap_or(0)
     }
 
-    /// The parts of a range of the area: slot, offset in it, length.
+    /// Splits a range of the log into parts: slot, offset in the slot, length.
     fn log_parts(
         &self,
         runs: &[(SlotAddress, u32)],
@@ -293,20 +292,19 @@ impl Disks {
     }
 }
 
-/// Whether a copy on a device is one that lasts: not where devices leave, nor where the log is apart.
+/// Whether a log copy on a device is permanent: the device is neither leaving nor a dedicated log device.
 fn lasts(layout: &Layout, device: u16) -> bool {
     !layout.is_log_device(device) && !layout.is_leaving(usize::from(device))
 }
 
-/// The group that the log lies on.
+/// The data group that holds the log.
 fn log_group(layout: &Layout, runs: &[(SlotAddress, u32)]) -> usize {
     let of_data = runs.iter().find(|(first, _)| lasts(layout, first.device));
     let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map(|own| own.group);
     group.or_else(|| layout.taking_groups().next()).unwrap_or(0)
 }
 
-/// Takes out the copies that are too many, where there are enough on devices of the log's group that have
-/// everything; answers which these were.
+/// Removes surplus log copies if enough copies are on complete devices of the log's group; returns the removed ones.
 fn give_up_surplus(layout: &Layout, group: usize, runs: &mut Vec<(SlotAddress, u32)>) -> Vec<(SlotAddress, u32)> {
     let counts = |device: u16| {
         let own = layout.standing(device).is_some_and(|own| own.group == group);

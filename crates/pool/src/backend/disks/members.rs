@@ -1,4 +1,4 @@
-//! Which devices a pool has: made of them, imported from them, with one more, with longer ones.
+//! The devices of a pool: creation, import, adding and growing devices.
 //!
 //! Caller: the store.
 
@@ -14,20 +14,19 @@ use crate::label::{
     self, Group, GroupKind, Identity, Member, MemberRole, MemberState, MemberStatus, PoolState, SlotAddress,
 };
 
-/// The shortest device that a pool lies on, bytes.
+/// Minimum length of a pool's device, bytes.
 pub const MINIMUM_DEVICE: u64 = 64 << 20;
 
 fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(PoolError::Refused(why.into()))
 }
 
-/// Where a device was when it was last seen. What is absurdly long would crowd the others out of
-/// the labels.
+/// Last known path of a device for the labels; empty if it is too long, since it would use up the label's space.
 pub(super) fn path_hint(device: &dyn Device) -> Vec<u8> {
     Some(device.name().as_bytes()).filter(|path| path.len() <= 1024).unwrap_or_default().to_vec()
 }
 
-/// A device's own number; told apart by the pool's and the device's place in it.
+/// Label entry of a new device; its GUID is derived from the pool's GUID and the device's number.
 fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
     let mut name = b"device ".to_vec();
     name.extend(pool.to_le_bytes());
@@ -37,29 +36,29 @@ fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
     Member { guid, length: device.length(), path: path_hint(device), state: MemberState::default() }
 }
 
-/// What a new pool's labels say of its devices, and what its root says of the log.
+/// Layout of a new pool: the label's device entries and the root's log runs.
 pub struct NewMembers {
-    /// The length of slots, bytes.
+    /// Length of slots, bytes.
     pub slot: u64,
-    /// The devices.
+    /// The devices' label entries.
     pub members: Vec<Member>,
-    /// The area of the log.
+    /// The runs of slots of the intent log.
     pub log: Vec<(SlotAddress, u32)>,
-    /// The groups; none where the devices are in none.
+    /// The groups; empty for a pool without groups.
     pub groups: Vec<Group>,
 }
 
-/// A group to be made of the next so many devices.
+/// A group to create from the next devices of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewGroup {
-    /// Its kind.
+    /// The group's kind.
     pub kind: GroupKind,
-    /// Of how many devices.
+    /// Number of its devices.
     pub devices: usize,
 }
 
 impl NewGroup {
-    /// How many columns of a segment there are for each that file content can take one of.
+    /// Number of data columns in its widest segment.
     pub(super) fn width(&self) -> usize {
         match self.kind {
             GroupKind::Plain | GroupKind::Mirror => 1,
@@ -67,7 +66,7 @@ impl NewGroup {
         }
     }
 
-    /// How many of them may be lost.
+    /// Number of its devices that may be lost.
     #[must_use]
     pub fn parity(&self) -> usize {
         match self.kind {
@@ -78,7 +77,7 @@ impl NewGroup {
     }
 }
 
-/// A device of the pool that is not there.
+/// Placeholder for a missing device.
 pub(super) struct Missing {
     pub(super) name: String,
     pub(super) length: u64,
@@ -123,10 +122,10 @@ impl Device for Missing {
 }
 
 impl Disks {
-    /// Lays out a pool of this number on devices; nothing is written.
+    /// Lays out a new pool with this GUID on devices; nothing is written.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are too short.
+    /// [`PoolError::Refused`] for devices that are too short, or none.
     pub fn lay_out(devices: &[Arc<dyn Device>], pool: u64) -> Result<NewMembers> {
         if devices.is_empty() {
             return refused("a pool needs a device");
@@ -149,7 +148,7 @@ impl Disks {
         Ok(NewMembers { slot, members, log, groups: Vec::new() })
     }
 
-    /// The same in groups, of one device after the other.
+    /// Lays out a new pool as [`Self::lay_out`], with its devices divided into groups in their order.
     ///
     /// # Errors
     /// As [`Self::lay_out`]; also for groups of fewer devices than their parity needs.
@@ -171,7 +170,7 @@ impl Disks {
             widest = widest.max(group.width());
             first += group.devices;
         }
-        // About as many segments as without groups; none longer than there may be any.
+        // About as many segments as without groups, and none longer than the segment table allows.
         let most = u64::from(crate::segment::table::LONGEST) / (widest as u64).next_power_of_two();
         let slot = (slots::length(usable) / (widest as u64).next_power_of_two()).clamp(1 << 20, most.max(1 << 20));
         let copies = groups.first().map_or(1, |group| group.parity() + 1);
@@ -183,7 +182,7 @@ impl Disks {
         Ok(NewMembers { slot, members, log, groups: groups.iter().map(|group| Group::new(group.kind)).collect() })
     }
 
-    /// The devices of a pool, in the order of its labels.
+    /// Opens the devices of a pool, which are in the order of its labels.
     #[must_use]
     pub fn new(devices: Vec<Arc<dyn Device>>, identity: &Identity) -> Self {
         let here = vec![false; identity.members.len()];
@@ -228,12 +227,11 @@ impl Disks {
         disks
     }
 
-    /// Looks whose devices these are, which may come in any order but must be all of one pool.
+    /// Finds the pool that these devices belong to; they may be in any order, but all have to belong to one pool.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere;
-    /// [`PoolError::Device`]; [`PoolError::Short`] for one that has become shorter and is to be
-    /// written to.
+    /// [`PoolError::Refused`] for devices that are missing or belong to another pool; [`PoolError::Device`];
+    /// [`PoolError::Short`] for a device that has become shorter and is to be written to.
     pub fn find(devices: Vec<Arc<dyn Device>>, writable: bool) -> Result<(Self, Identity)> {
         let grouped = devices.iter().filter_map(|device| label::probe(&**device).ok().flatten());
         if grouped.max_by_key(|identity| identity.revision).is_some_and(|newest| !newest.groups.is_empty()) {
@@ -243,15 +241,14 @@ impl Disks {
         Ok((Self::new(devices, &identity), identity))
     }
 
-    /// The same of a pool in groups: devices may be missing, or may have missed something, as long
-    /// as every group can do without.
+    /// Finds a pool with groups: devices may be missing or stale, as long as every group has enough redundancy.
     fn find_groups(devices: Vec<Arc<dyn Device>>, writable: bool) -> Result<(Self, Identity)> {
         let (mut found, mut unread) = (Vec::new(), None);
         for device in devices {
             match label::probe(&*device) {
                 Ok(Some(identity)) => found.push((identity, device)),
                 Ok(None) => return refused(format!("{}: not a device of a pool", device.name())),
-                // Done without, if that is possible.
+                // Treated as missing, if redundancy allows it.
                 Err(error) => unread = Some(error),
             }
         }
@@ -260,8 +257,8 @@ impl Disks {
         };
         let found: Vec<_> =
             found.into_iter().map(|(identity, device)| (generation(&identity, &device), identity, device)).collect();
-        // Devices that are about to join, or to take another one's place, have labels of the next
-        // revision before the others; if these went on without them, they have newer roots.
+        // Devices that are about to join or to take over a number have labels of the next revision before the others
+        // do; if the pool was used without them after that, the others have newer roots.
         let joins = |member: &Member| member.state.status == MemberStatus::Joining;
         let age = |(generation, identity, _): &&(Option<u64>, Identity, _)| {
             (identity.revision, !identity.members.iter().any(joins), *generation)
@@ -269,7 +266,7 @@ impl Disks {
         let newest = found.iter().max_by_key(age).map(|(_, identity, _)| identity.clone());
         let Some(mut newest) = newest else { return refused("a pool needs a device") };
         let said = newest.clone();
-        // What was about to join when the last one to know of it died has nothing of the pool.
+        // A device that was still joining when the pool crashed holds no data.
         newest.members.iter_mut().filter(|member| member.state.status == MemberStatus::Joining).for_each(vacate);
         let used =
             |group: usize, members: &[Member]| members.iter().any(|member| usize::from(member.state.group) == group);
@@ -282,7 +279,7 @@ impl Disks {
             if identity.pool != newest.pool {
                 return refused(format!("{}: belongs to another pool than the other devices", device.name()));
             }
-            // By its own number, not by its place among the others: it may have taken another one's.
+            // By its GUID, not its number in the labels: it may have taken over the number of another device.
             let own = identity.members.get(usize::from(identity.index)).map(|member| member.guid);
             let same = |member: &Member| member.state.status.belongs() && Some(member.guid) == own;
             let listed = newest.members.iter().enumerate().find(|(_, member)| same(member));
@@ -311,10 +308,10 @@ impl Disks {
             absent.push(there.is_none());
             let knows = |own: &Identity| Identity { index: said.index, ..own.clone() } == said;
             as_left.push(there.as_ref().is_none_or(|(own, _)| member.state.stale && knows(own)));
-            // A spare that nobody needs holds nothing.
+            // An inactive spare holds no data.
             let holds = member.state.status.belongs() && member.state.role != MemberRole::Spare;
             if let Some((identity, _)) = &there {
-                // A crash between two writings of labels leaves them one apart.
+                // A crash between two label writes leaves their revisions one apart.
                 member.state.stale |= holds && identity.revision.saturating_add(1) < revision;
                 if member.state.status == MemberStatus::Faulted {
                     member.state.status = MemberStatus::Online;
@@ -324,7 +321,7 @@ impl Disks {
             }
             ordered.push(there.map_or_else(
                 || {
-                    // Where it was, another one may be now.
+                    // Another device may have that path now.
                     let place = String::from_utf8_lossy(&member.path).into_owned();
                     let name = if names.contains(&place) { member.guid.to_string() } else { place };
                     Arc::new(Missing { name, length: member.length }) as Arc<dyn Device>
@@ -332,8 +329,8 @@ impl Disks {
                 |(_, device)| device,
             ));
         }
-        // Each root is on all devices that hold roots before the next is written: one that lacks two
-        // is older than the others.
+        // Each root is written to all devices that hold roots before the next one: a device that lacks two roots is
+        // older than the others.
         let now = Layout::new(newest.groups.clone(), standings(&newest, &absent), newest.change.clone());
         let holding = now.holding_roots();
         let whole = |index: u16| newest.members.get(usize::from(index)).is_some_and(|member| !member.state.stale);
@@ -349,7 +346,7 @@ impl Disks {
         let mut disks = Self::with_absent(ordered, &newest, absent);
         let layout = disks.layout();
         let as_left = disks.stale().into_iter().all(|at| as_left.get(usize::from(at)).copied().unwrap_or(false));
-        // Leaving in order writes them once more.
+        // A clean export writes the labels once more.
         let left_at = said.revision - u64::from(said.state == PoolState::Exported && said.revision > 0);
         disks.left_at = as_left.then_some(left_at);
         disks.lost_log = (0..layout.groups.len()).filter(|group| layout.is_log(*group)).any(|group| {
@@ -371,29 +368,28 @@ impl Disks {
             let names: Vec<String> = names.collect();
             return refused(format!("too many devices of pool {} cannot be used: {}", newest.name, names.join("; ")));
         }
-        // What they say of each other is written before anything else; and no root of a device that
-        // is stale may count.
+        // The new device states are written to the labels before anything else; and roots of stale devices must not
+        // count.
         disks.unlabelled.store(true, std::sync::atomic::Ordering::Release);
         disks.unwiped.lock().extend(disks.stale());
         Ok((disks, newest))
     }
 
-    /// A group of which too much is missing.
+    /// A group with too many missing devices.
     fn broken_group(&self) -> Option<usize> {
         let layout = self.layout();
         let holding = layout.data_groups().chain(layout.special_groups());
         holding.into_iter().find(|group| layout.lacking(*group) > layout.tolerance(*group))
     }
 
-    /// The revision of the labels when the pool was last in use, if all devices that may lack something
-    /// were so by then, and nothing has become of any device since: nobody else has written to them.
+    /// Label revision of the pool's last use, if all devices that may lack data were stale by then and no device has
+    /// changed its state since: they were not written to since.
     #[must_use]
     pub fn left_at(&self) -> Option<u64> {
         self.left_at.filter(|_| self.changes() == 0)
     }
 
-    /// What was made durable last may be on a device only that was for the log and is not there:
-    /// the names of such devices.
+    /// Names of missing dedicated log devices that may hold the only copy of the latest durable writes.
     #[must_use]
     pub fn lost_log(&self) -> Vec<String> {
         let layout = self.layout();
@@ -402,7 +398,7 @@ impl Disks {
         (0..).zip(devices.iter()).filter(|(at, _)| lost(*at)).map(|(_, device)| device.name().to_owned()).collect()
     }
 
-    /// Puts into an identity where the devices are now.
+    /// Updates the device paths in an identity.
     pub fn note_paths(&self, identity: &mut Identity) {
         let layout = self.layout();
         let devices = self.devices.read();
@@ -412,10 +408,10 @@ impl Disks {
         }
     }
 
-    /// The identity of the pool with one more device, and that device as it is told there.
+    /// The pool's identity with one more device, for a pool without groups.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short.
+    /// [`PoolError::Refused`] for a device that is too short, or for a pool with groups.
     pub fn with_device(&self, device: &dyn Device, identity: &Identity) -> Result<Identity> {
         if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
             return refused(format!("{}: too small for this pool: {} bytes", device.name(), device.length()));
@@ -428,7 +424,7 @@ impl Disks {
         Ok(identity)
     }
 
-    /// A device has become part of the pool, as its last one: segments go to it from now on.
+    /// Adds a device whose label was written as the pool's last one: segments are allocated on it from now on.
     pub fn join(&self, device: Arc<dyn Device>, identity: &Identity) {
         let count = identity.members.last().map_or(0, |member| slots::count(member.length, self.slot));
         let mut devices = Devices::clone(&self.devices.read());
@@ -449,16 +445,16 @@ impl Disks {
         *layout = Arc::new(new);
     }
 
-    /// Looks which devices have become longer, and puts that into the identity; answers their
-    /// numbers, each with how many slots it has now.
+    /// Measures the devices again, and records the longer ones in the identity; returns their numbers, each with its
+    /// new number of slots.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where the system does not tell a length.
+    /// [`PoolError::Device`] where the system does not report a length.
     pub fn measure(&self, identity: &mut Identity) -> Result<Vec<(usize, u32)>> {
         let devices = Arc::clone(&self.devices.read());
         let (mut grown, layout) = (Vec::new(), self.layout());
         for (number, (member, device)) in identity.members.iter_mut().zip(devices.iter()).enumerate() {
-            // One beside it may be shorter: it has to hold the same.
+            // A device of a pair may be shorter: both have to hold the same.
             if !member.is_own() || layout.holders(number as u16).count() > 1 {
                 continue;
             }
@@ -472,7 +468,7 @@ impl Disks {
         Ok(grown)
     }
 
-    /// Takes the room that devices have got, once the labels tell of it.
+    /// Adds the slots of devices that have grown, after the labels have recorded it.
     pub fn grow(&self, grown: &[(usize, u32)]) {
         let mut rooms = self.rooms.lock();
         grown.iter().for_each(|(number, count)| rooms.slots.grow(*number, *count));
@@ -482,8 +478,7 @@ impl Disks {
         *layout = Arc::new(new);
     }
 
-    /// What [`Self::measure`] would find, as far as is known without looking at the devices again,
-    /// bytes.
+    /// Growth that [`Self::measure`] would find, as far as known without measuring the devices again, bytes.
     #[must_use]
     pub fn expandable(&self, identity: &Identity) -> u64 {
         let devices = Arc::clone(&self.devices.read());
@@ -495,7 +490,7 @@ impl Disks {
     }
 }
 
-/// How devices are by the labels, and which are not there.
+/// Device states by the labels, with the missing devices.
 fn standings(identity: &Identity, absent: &[bool]) -> Vec<Standing> {
     let standing = |(member, absent): (&Member, &bool)| Standing {
         group: usize::from(member.state.group),
@@ -507,15 +502,15 @@ fn standings(identity: &Identity, absent: &[bool]) -> Vec<Standing> {
     identity.members.iter().zip(absent).map(standing).collect()
 }
 
-/// Leaves a number without a device, for another one: nothing lies on it by this number.
+/// Vacates a device number for reuse: no segment is stored under it.
 pub(super) fn vacate(member: &mut Member) {
     let state = MemberState { status: MemberStatus::Removed, ..MemberState::default() };
     *member = Member { guid: 0, length: 0, path: Vec::new(), state };
 }
 
-/// Sorts the devices by the newest identity among them, and checks that they are all and only those
-/// of one pool. Of one that has become shorter, what is left may be read; what lies behind its last
-/// whole MiB was never used.
+/// Sorts the devices by the newest identity among them, and checks that they are exactly the devices of one pool. A
+/// device that has become shorter can be read as far as it goes, but not written; the space after its last whole MiB
+/// was never used.
 fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     let mut found = Vec::new();
     for device in devices {
@@ -535,7 +530,7 @@ fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
         if identity.pool != newest.pool || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
             return refused(format!("{}: belongs to another pool than the other devices", device.name()));
         }
-        // A crash between two writings of labels leaves them one apart.
+        // A crash between two label writes leaves their revisions one apart.
         if identity.revision.saturating_add(1) < newest.revision {
             return refused(format!("{}: an older copy of a device of the pool than the others are", device.name()));
         }

@@ -1,14 +1,14 @@
-//! A range of a segment put together from pieces that different ways read, where no one of the ways
-//! reads all of it right: different columns are wrong in different places.
+//! Block-wise reconstruction: composes a range of a segment from pieces of different copies or reconstructions, where
+//! none of them is right as a whole because different columns are damaged in different blocks.
 //!
-//! Caller: the store, by [`Backend::piece_together`](super::super::Backend::piece_together), once the
-//! ways have all failed. Where a piece has more redundancy than is used up, that tells which columns are
-//! wrong there; where it has not, whoever asks is the judge of the whole.
+//! Caller: the store, by [`Backend::piece_together`](super::super::Backend::piece_together), after all copies and
+//! reconstructions have failed. Where a block has spare redundancy, parity shows which columns are wrong in it;
+//! otherwise the caller's check of the whole range decides.
 //!
 //! Invariants:
-//! - What is answered was judged right as a whole.
-//! - Only so much is judged: the cheapest guesses come first, those in which the columns that are left
-//!   out change seldom from one piece to the next.
+//! - A returned range was checked as a whole.
+//! - The number of checks is limited: the most likely guesses come first, in which the left-out columns
+//!   change seldom from one piece to the next.
 
 use std::ops::Range;
 
@@ -18,33 +18,33 @@ use super::{Columns, Disks, Result, SegmentAt};
 use crate::label::SlotAddress;
 use crate::parity;
 
-/// Devices lose whole blocks of this, bytes: pieces are no shorter.
+/// Devices lose whole blocks of this length, bytes: pieces are no shorter.
 const BLOCK: usize = 4096;
 
-/// What it costs to go on to one more piece, as if so much were judged, bytes.
+/// Cost of extending a guess by one more piece, in bytes of the budget for checks.
 const STEP: u64 = 64;
 
-/// One way of reading a piece: by what it differs from others, what it gives for which parts of the
-/// range, and which devices are wrong there if it is right.
+/// One variant of a piece: the set of columns that distinguishes it, its bytes for parts of the range, and the
+/// devices that are wrong in this piece if the variant is right.
 struct Source {
     id: Columns,
     parts: Vec<(Range<usize>, Vec<u8>)>,
     wrong: Vec<u16>,
 }
 
-/// A piece that can be read in several ways that give different bytes, and which block it is.
+/// A block with several differing variants.
 struct Piece {
     block: usize,
     sources: Vec<Source>,
 }
 
-/// Pieces that are read in the same way.
+/// Adjacent pieces that share a variant.
 struct Run {
     pieces: Range<usize>,
     ids: Vec<Columns>,
 }
 
-/// A part of a column as it was read, and which of its blocks could be read.
+/// A range of a column as read, and which of its blocks were readable.
 struct Found {
     bytes: Vec<u8>,
     readable: Vec<bool>,
@@ -60,24 +60,24 @@ impl Found {
     }
 }
 
-/// The search for pieces that fit each other.
+/// The search for the combination of variants that passes the check.
 struct Search<'a> {
     into: &'a mut [u8],
     pieces: Vec<Piece>,
-    /// How much may still be judged, bytes.
+    /// Remaining budget, bytes to check.
     left: &'a mut u64,
     is_right: &'a mut dyn FnMut(&[u8]) -> bool,
 }
 
 impl Search<'_> {
-    /// Whether pieces were found with which all of it is right; then they are in the buffer, and these
-    /// devices are wrong somewhere.
+    /// Searches the right combination: if found, it is in the buffer, and the devices that are wrong somewhere are
+    /// returned.
     fn run(mut self) -> Option<Vec<u16>> {
         let runs = self.runs();
         let each = (0..).zip(&self.pieces).map(|(at, piece)| Run { pieces: at..at + 1, ids: piece.ids() }).collect();
         let all = if runs.len() == self.pieces.len() { vec![runs] } else { vec![runs, each] };
         for (number, runs) in all.iter().enumerate() {
-            // What is damaged in one piece is damaged by one device, more likely than not.
+            // Damage in neighbouring blocks is more likely than not on one device.
             let kept = if number + 1 < all.len() { *self.left / 2 } else { 0 };
             for changes in 0..runs.len().max(1) {
                 if let Some(chosen) = self.choose(runs, changes, kept, &mut Vec::new()) {
@@ -91,7 +91,7 @@ impl Search<'_> {
         None
     }
 
-    /// Neighbours that one way could read.
+    /// Groups adjacent pieces that share a variant.
     fn runs(&self) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (at, piece) in self.pieces.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Search<'_> {
         runs
     }
 
-    /// Tries all choices for the runs behind those that are chosen, in which the way changes so often.
+    /// Tries all variants for the remaining runs, with exactly `changes` changes of the variant between runs.
     fn choose(&mut self, runs: &[Run], changes: usize, kept: u64, chosen: &mut Vec<Columns>) -> Option<Vec<u16>> {
         *self.left = self.left.saturating_sub(STEP);
         let Some(run) = runs.get(chosen.len()) else {
@@ -165,8 +165,8 @@ fn has(columns: Columns, column: usize) -> bool {
 }
 
 impl Disks {
-    /// Fills the buffer with a range of a segment, put together so that it is right; answers which
-    /// devices are wrong somewhere in it, or `None` where it cannot be done with what may be judged.
+    /// Fills the buffer with a range of a segment, composed so that the check accepts it; returns the devices that
+    /// are wrong somewhere in it, or `None` where it was not found within the budget.
     pub(super) fn put_together(
         &self,
         at: SegmentAt<'_>,
@@ -190,7 +190,7 @@ impl Disks {
         Ok(Some(wrong))
     }
 
-    /// Reads a part of a slot, block by block where it cannot be read at once.
+    /// Reads a range of a slot; block by block where it cannot be read at once.
     fn read_blocks(&self, from: u64, length: usize, read: &dyn Fn(u64, &mut [u8]) -> Result<()>) -> Found {
         let mut bytes = vec![0; length];
         if read(from, &mut bytes).is_ok() {
@@ -201,8 +201,8 @@ impl Disks {
         Found { bytes, readable }
     }
 
-    /// The pieces of copies in which these differ; the others are put into the buffer. `None` where a
-    /// part cannot be read from any.
+    /// Pieces of copies that differ; blocks in which all agree are put into the buffer. `None` where a block is
+    /// unreadable in all copies.
     fn pieces_of_copies(
         &self,
         layout: &Layout,
@@ -220,7 +220,7 @@ impl Disks {
         };
         let all = at.place.iter().flat_map(|slot| holders(slot).into_iter().map(move |holder| (holder, *slot)));
         let mut copies: Vec<(u16, SlotAddress)> = all.take(Columns::BITS as usize).collect();
-        // Those that may lack something come last.
+        // Copies that may lack data come last.
         copies.sort_by_key(|(holder, _)| !layout.has_all(*holder));
         let read = |(holder, slot): &(u16, SlotAddress)| {
             self.read_blocks(from, length, &|offset, bytes| self.read_of(*holder, *slot, offset, bytes))
@@ -251,8 +251,8 @@ impl Disks {
         Some((pieces, Vec::new()))
     }
 
-    /// The pieces of rows of which parity does not tell what is right; the others are put into the
-    /// buffer, and the devices told that are wrong there. `None` where a part cannot be computed.
+    /// Pieces of rows for which parity does not show what is right; the other blocks are put into the buffer, and
+    /// their wrong devices are returned. `None` where a block cannot be reconstructed.
     fn pieces_of_rows(
         &self,
         layout: &Layout,
@@ -281,7 +281,7 @@ impl Disks {
         let (mut pieces, mut wrong) = (Vec::new(), Vec::new());
         for block in 0..blocks {
             let start = from + (block * BLOCK) as u64;
-            // What the range has of this block, column by column.
+            // The parts of the range in this block, by column.
             let here: Vec<(usize, Range<usize>, Range<usize>)> = parts
                 .iter()
                 .filter_map(|part| {
@@ -314,7 +314,7 @@ impl Disks {
                     }
                 })
                 .collect();
-            // Those columns are left out first that may lack something.
+            // Variants that leave out the stale columns come first.
             sources.sort_by_key(|source| source.id & stale != stale);
             if here.is_empty() {
                 continue;
@@ -337,9 +337,8 @@ impl Disks {
     }
 }
 
-/// The sets of columns that may be wrong in a block, each with what the columns are then. Where
-/// parity is left over, it tells which; otherwise all that it can give back are possible, as far as what
-/// is wanted differs.
+/// Sets of columns that may be wrong in a block, each with the resulting data columns. With spare parity, only the
+/// sets that it confirms; otherwise all that parity can reconstruct, as far as wanted columns differ.
 fn candidates(
     rows: RowShape,
     columns: &[Found],
@@ -371,8 +370,7 @@ fn candidates(
     found
 }
 
-/// A block's columns, parity as well, where these columns are wrong, and whether all parity that is left
-/// fits them.
+/// All columns of a block, reconstructed as if the `wrong` ones were lost, and whether the remaining parity matches.
 fn rebuilt(rows: RowShape, columns: &[Found], block: usize, wrong: Columns) -> Option<(Vec<Vec<u8>>, bool)> {
     let mut all: Vec<Vec<u8>> = columns.iter().map(|column| column.block(block).to_vec()).collect();
     let lost: Vec<usize> = (0..all.len()).filter(|column| has(wrong, *column)).collect();

@@ -1,12 +1,12 @@
-//! Changes of shape: devices and whole groups that leave, groups of rows that become wider or narrower,
-//! groups that become others. What lies as it did before is moved by the store meanwhile.
+//! Topology changes: removing devices and whole groups, widening or narrowing raidz groups, converting groups to
+//! another kind. The store moves the segments that are stored in the old layout meanwhile.
 //!
 //! Caller: the store ([`crate::store`], `reshape.rs`). Invariants:
-//! - One change at a time. The labels tell of it before the first root with anything that lies in the
-//!   new shape, and until no kept root has anything in the old one.
-//! - Of a group that becomes another, no more devices are done without than both shapes allow.
-//! - New devices have labels before those of others count on them.
-//! - A device leaves when nothing that any kept root names lies on it.
+//! - One change at a time. The labels record it from before the first root with a segment in the new
+//!   layout until no retained root has a segment in the old one.
+//! - A group under conversion is degraded by no more devices than both layouts allow.
+//! - New devices have labels before the labels of other devices count on them.
+//! - A device leaves when no retained root names a segment on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,26 +29,26 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(PoolError::Refused(why.into()))
 }
 
-/// What a group is to become, or what is to leave it.
+/// A topology change of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewShape {
-    /// What the change makes of the pool.
+    /// Kind of change: removal, expansion or conversion.
     pub kind: ChangeKind,
-    /// The group.
+    /// The group's number.
     pub group: usize,
-    /// Its kind from now on.
+    /// The group's kind after the change.
     pub becomes: GroupKind,
-    /// Devices that leave.
+    /// Numbers of the devices that leave.
     pub leaving: Vec<u16>,
-    /// How many new devices come to it.
+    /// Number of new devices.
     pub coming: usize,
 }
 
-/// Tells, while no segment can begin, the number of the next one.
+/// Runs a function while no segment can be allocated, with the number of the next segment.
 pub type AtOnce<'a> = &'a dyn Fn(&mut dyn FnMut(u32));
 
 impl Disks {
-    /// The change of shape that is under way.
+    /// The topology change that is in progress.
     #[must_use]
     pub fn shape_change(&self) -> Option<ShapeChange> {
         self.layout().change.clone()
@@ -60,11 +60,10 @@ impl Disks {
         self.layout().groups.get(group).map_or(GroupKind::Plain, |group| group.kind)
     }
 
-    /// What the removal of these devices makes of the pool: all of a group, some of a group of rows, or
-    /// some that are each for themselves.
+    /// Plans the removal of devices: all of a group, some of a raidz group, or some of a group without redundancy.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the others could not be without them.
+    /// [`PoolError::Refused`] where the remaining devices do not form a valid topology.
     pub fn without(&self, leaving: &[u16]) -> Result<NewShape> {
         let layout = self.layout();
         let group = match leaving.first().map(|first| (first, layout.standing(*first))) {
@@ -95,10 +94,10 @@ impl Disks {
         Ok(NewShape { kind: ChangeKind::Removal, group, becomes: kind, leaving: leaving.to_vec(), coming: 0 })
     }
 
-    /// Whether a change can begin; what is wrong with it otherwise.
+    /// Checks whether a change can begin.
     ///
     /// # Errors
-    /// [`PoolError::Refused`].
+    /// [`PoolError::Refused`] with the reason.
     pub fn check_change(&self, new: &NewShape) -> Result<()> {
         let layout = self.layout();
         if let Some(change) = &layout.change
@@ -124,7 +123,7 @@ impl Disks {
         if then.lacking(new.group) > then.tolerance(new.group).min(then.parity(new.group)) {
             return refused("too many devices of the group are missing");
         }
-        // The intent log has as many copies there as may be lost, and one more.
+        // The intent log needs as many copies there as devices may be lost, and one more.
         let count = self.log_slots();
         let rooms = self.rooms.lock();
         let runs = self.log_runs();
@@ -150,7 +149,7 @@ impl Disks {
         Ok(())
     }
 
-    /// The room there would be after a change, where the devices that come are so long.
+    /// The space after a change, where new devices have these lengths.
     #[must_use]
     pub fn room_after(&self, new: &NewShape, lengths: &[u64]) -> Room {
         let layout = self.layout();
@@ -162,14 +161,14 @@ impl Disks {
         }
         then.measure(&rooms.slots, self.slot);
         let mut room = self.room_in(&then, &rooms);
-        // Copies of the log that are still to be made.
+        // Space of log copies that are still to be created.
         let lasting = self.log_runs().iter().any(|(first, _)| !then.is_leaving(usize::from(first.device)));
         let most = u64::from(self.log_slots()) * self.slot;
         room.size = room.size.saturating_sub(if lasting { 0 } else { most });
         room
     }
 
-    /// How many devices of a group could be lost now, meanwhile and after a change of it.
+    /// Number of devices that a group can lose: now, during a change, and after it.
     #[must_use]
     pub fn redundancy(&self, new: &NewShape) -> (usize, usize, usize) {
         let layout = self.layout();
@@ -177,20 +176,19 @@ impl Disks {
         (layout.tolerance(new.group), then.tolerance(new.group), then.parity(new.group))
     }
 
-    /// What so many bytes of metadata take of what file content can have, with all their copies, where they
-    /// lie on the groups that segments of every stream lie on.
+    /// Capacity for file content that a number of metadata bytes uses with all copies, in the data groups.
     #[must_use]
     pub fn cost_of_metadata(&self, bytes: u64) -> u64 {
         self.layout().cost_of_metadata(bytes)
     }
 
-    /// Whether a group is for metadata alone.
+    /// Whether a group is in the special class (metadata only).
     #[must_use]
     pub fn is_special_group(&self, group: usize) -> bool {
         self.layout().special_groups().any(|special| special == group)
     }
 
-    /// The groups as they are after a change has begun; devices that come have numbers behind the others.
+    /// The layout after a change has begun; new devices have the numbers after the existing ones.
     fn layout_after(&self, layout: &Layout, new: &NewShape) -> Layout {
         let mut then = layout.clone();
         if then.groups.is_empty() {
@@ -210,10 +208,10 @@ impl Disks {
         then
     }
 
-    /// Begins a change. The new devices have these numbers.
+    /// Begins a change. `guids` are the GUIDs of the new devices.
     ///
     /// # Errors
-    /// [`PoolError::Refused`]: nothing has changed; those of writing labels.
+    /// [`PoolError::Refused`]: nothing has changed; errors of writing labels.
     pub fn begin_change(
         &self,
         new: &NewShape,
@@ -243,7 +241,7 @@ impl Disks {
         }
         joining.incompatible |= Identity::SHAPES;
         joining.revision += 1;
-        // Refused before anything is done.
+        // Validated before anything is written.
         joining.check()?;
         self.enlist(devices, first, &joining)?;
         let coming = Standing {
@@ -267,16 +265,15 @@ impl Disks {
         self.write_identities(&joining)
     }
 
-    /// Devices have the newest root records before labels say that they hold such: with older ones they
-    /// would be taken for devices that were not there.
+    /// Writes the newest root records to devices before the labels name them as holders of roots: with older ones
+    /// they would be taken for devices that were missing for a while.
     fn guard_before_labels(&self) -> Result<()> {
         self.guard_rings().map(drop)
     }
 
-    /// Gives a change up: what has moved stays where it is, devices that were to leave stay.
-    ///
+    /// Cancels a change: moved segments stay where they are, and leaving devices stay.
     /// # Errors
-    /// [`PoolError::Refused`] where there is none, or where the old shape is not there any more; those of
+    /// [`PoolError::Refused`] where no change is in progress, or where the old layout no longer exists; errors of
     /// writing labels.
     pub fn give_up_change(&self) -> Result<()> {
         match self.layout().change.as_ref().map(|change| change.kind) {
@@ -290,11 +287,11 @@ impl Disks {
         self.relabel()
     }
 
-    /// Ends a change: nothing lies as it did before. Answers the devices that have left: their labels may
-    /// be cleared.
+    /// Completes a change, after no segment is stored in the old layout. Returns the devices that have left: their
+    /// labels may be cleared.
     ///
     /// # Errors
-    /// Those of writing labels.
+    /// Errors of writing labels.
     pub fn end_change(&self) -> Result<Devices> {
         let Some(change) = self.shape_change() else { return Ok(Devices::new()) };
         let layout = self.layout();
@@ -302,7 +299,7 @@ impl Disks {
             for (beside, other) in layout.holders(*device) {
                 match other.role {
                     MemberRole::SpareFor(_) => self.give_back(beside)?,
-                    // Nobody needs what it was to have.
+                    // A replacement of a leaving device is obsolete.
                     MemberRole::Successor(_) => self.unseat(beside)?,
                     MemberRole::Own | MemberRole::Spare => {}
                 }
@@ -336,21 +333,21 @@ impl Disks {
         Ok(left)
     }
 
-    /// Whether a segment lies as it did before the change that is under way.
+    /// Whether a segment is stored in the layout before the change in progress.
     #[must_use]
     pub fn is_misplaced(&self, at: SegmentAt<'_>, stream: WriteStream) -> bool {
         let layout = self.layout();
         layout.change.as_ref().is_some_and(|change| self.is_misplaced_by(&layout, change, at, stream))
     }
 
-    /// Tells of segments whether they would have to be moved for a change.
+    /// Returns a predicate: whether a segment would have to be moved for a change.
     pub fn moved_by(&self, new: &NewShape) -> impl Fn(SegmentAt<'_>, WriteStream) -> bool {
         let then = self.layout_after(&self.layout(), new);
         let change = ShapeChange { before: u32::MAX, ..change_of(new, 0, 0) };
         move |at, stream| self.is_misplaced_by(&then, &change, at, stream)
     }
 
-    /// A device that has left belongs to no pool.
+    /// Clears the labels of a device that has left.
     pub fn clear_left(device: &dyn Device) {
         clear(device);
     }
@@ -363,13 +360,14 @@ impl Disks {
         if change.kind == ChangeKind::Removal || layout.group_of(at.place) != group {
             return false;
         }
-        // What was written meanwhile while a device was missing may have too little for the new kind.
+        // A segment written during the change while a device was missing may have too little redundancy for the new
+        // kind.
         at.segment < change.before && !fits(layout, group, self.slot, at.place, stream)
             || layout.is_weaker(at.place, layout.parity(group))
     }
 
-    /// How full devices and groups are where so many bytes live on each device: the fullest and the emptiest
-    /// of those that new segments go to.
+    /// How full the devices and groups are, given the live bytes on each device: the fullest and the emptiest of
+    /// those that take new segments.
     #[must_use]
     pub fn evenness(&self, living: &BTreeMap<u16, u64>) -> Option<(Evenness, Evenness)> {
         let (rooms, layout) = (self.rooms.lock(), self.layout());
@@ -395,18 +393,18 @@ impl Disks {
     }
 }
 
-/// How full a device or group is.
+/// Fill level of a device or group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evenness {
-    /// What lives on it, as a part of all of it, thousandths.
+    /// Live bytes in thousandths of its capacity.
     pub taken: u64,
-    /// All slots.
+    /// Number of all its slots.
     pub slots: u64,
-    /// Its devices.
+    /// Numbers of its devices.
     pub devices: Vec<u16>,
 }
 
-/// Whether a place is as a segment of a group would lie now.
+/// Whether a location is as a new segment of the group would be allocated now.
 fn fits(layout: &Layout, group: usize, slot: u64, place: &Place, stream: WriteStream) -> bool {
     let takers = layout.takers(group).count();
     let columns = layout.columns(group, slot, stream).min(takers);
@@ -422,7 +420,7 @@ fn fits(layout: &Layout, group: usize, slot: u64, place: &Place, stream: WriteSt
     }
 }
 
-/// Groups that hold something else than segments of every stream do not become others.
+/// Refuses changes of groups that hold metadata or the log only.
 fn check_class(layout: &Layout, group: usize, kind: ChangeKind) -> Result<()> {
     match layout.groups.get(group).map(|group| group.class) {
         Some(GroupClass::Special) if kind != ChangeKind::Removal => {
@@ -433,8 +431,8 @@ fn check_class(layout: &Layout, group: usize, kind: ChangeKind) -> Result<()> {
     }
 }
 
-/// A group that is becoming one of another kind may become yet another, such as what it was. What was
-/// written since the first of these lies in neither shape, and no more devices may be lost than before.
+/// Whether a conversion may follow the one in progress, such as back to the former kind. Segments written since the
+/// first conversion are in neither layout, and no more devices may be lost than before it.
 fn is_another_conversion(change: &ShapeChange, new: &NewShape) -> bool {
     let kinds = (change.kind, new.kind);
     kinds == (ChangeKind::Conversion, ChangeKind::Conversion) && usize::from(change.group) == new.group
@@ -450,7 +448,7 @@ fn change_of(new: &NewShape, before: u32, tolerance: usize) -> ShapeChange {
     }
 }
 
-/// What a change is called.
+/// Name of a kind of change, for messages.
 #[must_use]
 pub fn name_of(kind: ChangeKind) -> &'static str {
     match kind {

@@ -1,9 +1,9 @@
 //! Root records and identities in the labels of devices, and the syncs between them.
 //!
-//! Caller: the store, by [`Backend`](super::super::Backend). A root's record is durable after the
-//! first of its two rounds; the second is made durable by the sync that the next commit begins
-//! with, so that it costs none. In groups it is durable on all devices of the first group that hold
-//! roots and are used: as many of them may be lost as of the group.
+//! Caller: the store, by [`Backend`](super::super::Backend). A root record (like ZFS' uberblock) is written in two
+//! rounds and durable after the first; the second is made durable by the sync that the next commit begins with, so
+//! that it costs none. In groups the root is durable on all usable devices of the first group that hold roots, so
+//! that as many of them may be lost as the group can lose.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::device::{Device, failed};
 use crate::error::PoolError;
 use crate::label::{self, Identity, Root, Round};
 
-/// Devices and their numbers.
+/// Devices with their numbers.
 type Numbered = Vec<(Arc<dyn Device>, u16)>;
 
 impl Disks {
-    /// Writes the first round of a root record, syncs that, and writes the second.
+    /// Writes the first round of a root record, syncs it, and writes the second.
     pub(super) fn write_root(&self, root: &Root) -> Result<()> {
         let record = root.encode()?;
         let written = self.write_round(self.holding_roots(), root.generation, &record, Round::First)?;
@@ -25,7 +25,7 @@ impl Disks {
         self.write_round(written, root.generation, &record, Round::Second).map(drop)
     }
 
-    /// The devices that hold roots, as far as they are used.
+    /// The usable devices that hold roots.
     fn holding_roots(&self) -> Numbered {
         let layout = self.layout();
         let devices = self.devices.read();
@@ -33,14 +33,14 @@ impl Disks {
         numbers.filter_map(|number| Some((Arc::clone(devices.get(usize::from(number))?), number))).collect()
     }
 
-    /// The same without those that may be older than the others.
+    /// The usable devices that hold roots and are not stale.
     fn telling_roots(&self) -> Devices {
         let layout = self.layout();
         let whole = self.holding_roots().into_iter().filter(|(_, number)| layout.has_all(*number));
         whole.map(|(device, _)| device).collect()
     }
 
-    /// Syncs devices, all at once; answers those that are used still.
+    /// Syncs devices in parallel; returns those that are still usable.
     pub(super) fn sync_each(&self, devices: &[(Arc<dyn Device>, u16)]) -> Result<Numbered> {
         if self.layout().is_plain() {
             sync_all(&devices.iter().map(|(device, _)| Arc::clone(device)).collect::<Vec<_>>())?;
@@ -51,7 +51,7 @@ impl Disks {
         for ((device, number), synced) in devices.iter().zip(synced) {
             match synced {
                 Ok(()) => left.push((Arc::clone(device), *number)),
-                // Nobody knows what it holds now.
+                // It is unknown what the device holds now.
                 Err(error) => self.lose(*number, &error).inspect_err(|error| {
                     self.tell_needed(*number, error, None);
                 })?,
@@ -60,8 +60,8 @@ impl Disks {
         Ok(left)
     }
 
-    /// Writes a round of a root record; answers where it could be written. One device that has it
-    /// is enough to find it: an import looks at all, and wants all of them.
+    /// Writes one round of a root record; returns the devices where it succeeded. One device with the record is
+    /// enough: an import reads all devices, and requires all of them.
     fn write_round(&self, labels: Numbered, generation: u64, record: &[u8], round: Round) -> Result<Numbered> {
         let (mut written, mut failed) = (Vec::new(), Ok(()));
         for (device, number) in labels {
@@ -77,8 +77,8 @@ impl Disks {
         if written.is_empty() { failed.map(|()| written) } else { Ok(written) }
     }
 
-    /// Makes the rings of root records whole, so that the roots from the next on are guarded
-    /// ([`Root::guarded`]). What a device refuses is passed over where another one takes it.
+    /// Completes the rings of root records, so that later roots are guarded ([`Root::guarded`]). A device that fails
+    /// is ignored where another one succeeds.
     pub(super) fn guard_rings(&self) -> Result<bool> {
         let holding = self.holding_roots();
         let devices: Devices = holding.iter().map(|(device, _)| Arc::clone(device)).collect();
@@ -95,7 +95,7 @@ impl Disks {
         if whole { Ok(true) } else { failed.map(|()| false) }
     }
 
-    /// A device has failed to write what others have as well. Answers whether it was written in the end.
+    /// Handles a failed write of a label that other devices have as well. Returns whether a retry succeeded.
     fn pass_over(&self, device: u16, error: &PoolError, again: Option<Again<'_>>) -> Result<bool> {
         let layout = self.layout();
         if layout.is_single(device) {
@@ -131,11 +131,11 @@ impl Disks {
         Ok(Some(NewestRoot { root, lost }))
     }
 
-    /// Verifies every copy of the identity and of the root records.
+    /// Verifies all copies of the identity and of the root records, and rewrites damaged ones.
     pub(super) fn scrub_labels(&self, identity: &Identity) -> Result<Vec<u64>> {
         let devices = Arc::clone(&self.devices.read());
         let layout = self.layout();
-        // In groups the labels say more than the store knows.
+        // In groups the labels record more than the store knows.
         let identity = if layout.is_plain() { identity.clone() } else { self.identity() };
         let holding = self.holding_roots();
         let rings =
@@ -156,7 +156,7 @@ impl Disks {
     }
 }
 
-/// Syncs devices, all at once.
+/// Syncs devices in parallel.
 pub(super) fn sync_all(devices: &[Arc<dyn Device>]) -> Result<()> {
     let sync = |device: &Arc<dyn Device>| device.sync().map_err(|error| failed(&**device, "syncing", error));
     if let [device] = devices {

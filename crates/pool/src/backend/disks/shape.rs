@@ -1,11 +1,11 @@
-//! Groups that are changed in use: a device more in a mirror, one less, further groups.
+//! Topology changes that take effect at once: attaching a device to a mirror, detaching one, adding groups.
 //!
-//! Caller: the store, which has the segments follow.
+//! Caller: the store, which moves or copies the segments afterwards.
 //!
 //! Invariants:
-//! - Devices of a new group have labels before those of others count on them: a crash before that
-//!   leaves the pool without the group.
-//! - A device that was attached is stale until it has a copy of everything.
+//! - Devices of a new group have labels before the labels of other devices count on them: a crash
+//!   before that leaves the pool without the group.
+//! - An attached device is stale until it has a copy of everything.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,8 +25,8 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 }
 
 impl Disks {
-    /// Has a pool without groups become one with a single group, in which each device is for itself,
-    /// if it is not one with groups; the next labels say so.
+    /// Converts a pool without groups into one with a single group of independent devices; the next label write
+    /// records it.
     pub(super) fn form_groups(&self) {
         if !self.layout().is_plain() {
             return;
@@ -41,12 +41,11 @@ impl Disks {
         self.unlabelled.store(true, Ordering::Release);
     }
 
-    /// Makes a device one more of the mirror that another is in; where that is for itself, they are a
-    /// mirror from now on.
+    /// Attaches a device to the mirror of another device; a device without redundancy becomes a mirror with it.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, and for devices of other groups;
-    /// [`PoolError::Device`]; those of writing labels.
+    /// [`PoolError::Refused`] for a device that is too short, and for devices of other kinds of groups;
+    /// [`PoolError::Device`]; errors of writing labels.
     pub fn attach(&self, beside: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         let layout = self.layout();
         let Some(group) = layout.standing(beside).filter(|own| own.is_own()).map(|own| own.group) else {
@@ -85,7 +84,7 @@ impl Disks {
         self.seat(device, guid, standing, &mirror).map(drop)
     }
 
-    /// Whether a device is one that can be taken out, whatever would be lost.
+    /// Checks whether a device can be detached at all, regardless of whether data would be lost.
     ///
     /// # Errors
     /// [`PoolError::Refused`] if not.
@@ -100,11 +99,11 @@ impl Disks {
         if detachable { Ok(()) } else { refused("only applicable to mirror and replacing vdevs") }
     }
 
-    /// Takes a device out of its mirror, or out of the pair that it stands in.
+    /// Detaches a device from its mirror, or from its replacing or spare pair.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for other devices, and where something would be lost;
-    /// [`PoolError::Device`]; those of writing labels.
+    /// [`PoolError::Refused`] for other devices, and where data would be lost; [`PoolError::Device`]; errors of
+    /// writing labels.
     pub fn detach(&self, device: u16) -> Result<()> {
         self.is_detachable(device)?;
         let layout = self.layout();
@@ -122,7 +121,7 @@ impl Disks {
         }
         let mut done = false;
         self.change(|layout| {
-            // Whoever is lost now counts: that is done under the same lock.
+            // Under the lock, since a device may fail meanwhile.
             let others = layout.members(group).any(|(at, _)| at != usize::from(device) && layout.is_whole(at as u16));
             if !others {
                 return;
@@ -146,12 +145,11 @@ impl Disks {
         Ok(())
     }
 
-    /// Adds groups of the next so many of these devices, for segments, for metadata or for the log alone.
+    /// Adds groups of these devices in their order, to the data, special or log class.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are too short, and for groups that cannot be;
-    /// [`PoolError::Device`] for a device that cannot be written, and then nothing has changed; those
-    /// of writing labels.
+    /// [`PoolError::Refused`] for devices that are too short, and for invalid groups; [`PoolError::Device`] for a
+    /// device that cannot be written, and then nothing has changed; errors of writing labels.
     pub fn add_groups(
         &self,
         devices: &[Arc<dyn Device>],
@@ -213,7 +211,7 @@ impl Disks {
         let new = |group: &NewGroup| Group { class, ..Group::new(group.kind) };
         joining.groups.extend(groups.iter().map(new));
         joining.revision += 1;
-        // Refused before anything is done.
+        // Validated before anything is written.
         joining.check()?;
         if joining.members.len() > usize::from(u16::MAX) {
             return refused("too many devices");
@@ -229,12 +227,12 @@ impl Disks {
         self.write_identities(&joining)
     }
 
-    /// Writes the labels of devices that are about to join, which get the numbers from `first` on, and
-    /// knows them from then on. What these labels say, nobody believes yet: with labels of the others
-    /// they do, and by then all of them have their own.
+    /// Writes the labels of joining devices, which get the numbers from `first` on, and adds them to the device
+    /// table. These labels do not count until the labels of the other devices name the new ones, and by then all new
+    /// devices have theirs.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a device that cannot be written, and then none has a label.
+    /// [`PoolError::Refused`] for a device that cannot be written, and then none keeps a label.
     pub(super) fn enlist(&self, devices: &[Arc<dyn Device>], first: usize, joining: &Identity) -> Result<()> {
         for (device, index) in devices.iter().zip(first..) {
             let own = Identity { index: index as u16, ..joining.clone() };
@@ -251,11 +249,11 @@ impl Disks {
         Ok(())
     }
 
-    /// Takes a group that is for the log alone out of the pool. Nobody writes to the log meanwhile
-    /// ([`Self::hold_log`]), and nothing of what is in it is needed any more.
+    /// Removes a group of dedicated log devices. The log is suspended meanwhile ([`Self::hold_log`]), and none of its
+    /// entries is needed any more.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a device of another group; those of writing labels.
+    /// [`PoolError::Refused`] for a device of another group; errors of writing labels.
     pub fn remove_log(&self, device: u16) -> Result<()> {
         let layout = self.layout();
         let Some(own) = layout.standing(device).filter(|own| own.is_own() && layout.is_log(own.group)) else {
@@ -279,13 +277,14 @@ impl Disks {
         Ok(())
     }
 
-    /// Whether a device is one of those for the log alone.
+    /// Whether a device is a dedicated log device.
     #[must_use]
     pub fn is_log_device(&self, device: u16) -> bool {
         self.layout().is_log_device(device)
     }
 
-    /// What lies on the devices is as the newest root says.
+    /// Notes that the newest root matches the layout on the devices: frees dropped log copies, and switches to
+    /// dedicated log devices.
     pub fn settled(&self) {
         self.free_unlogged();
         self.use_log_devices(&self.layout());

@@ -1,55 +1,53 @@
-//! Which slots of which device are in use, and by which segment.
+//! Allocation map: which slots of which device are in use, and by which segment.
 //!
-//! Callers: the backend of devices, under its lock. Invariant: a slot is claimed once; claiming one
-//! that is taken, or that a device does not have, is damage of the table that says so.
+//! Callers: the backend of devices, under its lock. Invariant: a slot is claimed once; claiming a slot that is taken
+//! or does not exist means that the segment table is damaged.
 
 use std::collections::BTreeSet;
 
 use crate::error::{Damage, PoolError};
 use crate::label::{self, SlotAddress};
 
-/// The slots of all devices.
+/// Allocation state of all slots of all devices.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
     devices: Vec<Device>,
-    /// Devices that are taken from where no other has room.
+    /// Devices that are used only where no other has free slots.
     avoided: BTreeSet<usize>,
 }
 
-/// The owner of a slot that nobody has.
+/// Owner of a free slot.
 const FREE: u32 = 0;
 
-/// Whose slots are that no segment has: those of the intent log, and those of which a device is
-/// being told. Segments have numbers from 1 on, and never come to this one.
+/// Owner of a used slot without a segment: slots of the intent log, and slots that are being discarded. Segment
+/// numbers start at 1 and never reach this value.
 pub const NO_SEGMENT: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 struct Device {
-    /// The owner of each slot.
+    /// Owner of each slot: a segment number.
     owners: Vec<u32>,
     free: usize,
-    /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays
-    /// compact.
+    /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays compact.
     next: usize,
 }
 
-/// How many slots a device of this length has.
+/// Number of slots of a device of this length.
 #[must_use]
 pub fn count(length: u64, slot: u64) -> u32 {
     let whole = length / label::ENDS * label::ENDS;
     u32::try_from(whole.saturating_sub(2 * label::ENDS) / slot).unwrap_or(u32::MAX)
 }
 
-/// The slots' length for devices of this length together: about five hundred slots, each 1 to 64
-/// MiB; from 256 MiB on at least 2 MiB, so that large frames leave little unused at the ends of
-/// slots.
+/// Slot length for devices of this total length: about five hundred slots, each 1 to 64 MiB; from 256 MiB on at least
+/// 2 MiB, so that large frames leave little unused at the ends of slots.
 #[must_use]
 pub fn length(total: u64) -> u64 {
     let least = if total < 256 << 20 { 1 << 20 } else { 2 << 20 };
     (total / 512).clamp(least, 64 << 20).next_power_of_two()
 }
 
-/// Where a slot begins on its device, bytes.
+/// Offset of a slot on its device, bytes.
 #[must_use]
 pub fn start(place: SlotAddress, slot: u64) -> u64 {
     label::ENDS + u64::from(place.slot) * slot
@@ -61,7 +59,7 @@ impl Slots {
         self.devices.push(Device { owners: vec![FREE; count as usize], free: count as usize, next: 0 });
     }
 
-    /// A device has become longer: it has this many slots now.
+    /// Grows a device to this many slots.
     pub fn grow(&mut self, device: usize, count: u32) {
         if let Some(device) = self.devices.get_mut(device) {
             let more = (count as usize).saturating_sub(device.owners.len());
@@ -70,44 +68,43 @@ impl Slots {
         }
     }
 
-    /// A number has no device any more.
+    /// Removes all slots of a device number.
     pub fn forget(&mut self, device: usize) {
         if let Some(device) = self.devices.get_mut(device) {
             *device = Device { owners: Vec::new(), free: 0, next: 0 };
         }
     }
 
-    /// From now on other devices are chosen before this one, until the next import; `false` where
-    /// that was so.
+    /// Deprioritizes a device in allocations until the next import; returns `false` if it was so already.
     pub fn avoid(&mut self, device: u16) -> bool {
         self.avoided.insert(usize::from(device))
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.devices.len()
     }
 
-    /// All slots there are.
+    /// Number of all slots.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.devices.iter().map(|device| device.owners.len() as u64).sum()
     }
 
-    /// Slots that are free.
+    /// Number of free slots.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.devices.iter().map(|device| device.free as u64).sum()
     }
 
-    /// Slots of a device, and how many of them are free.
+    /// Number of slots of a device, and how many of them are free.
     #[must_use]
     pub fn of_device(&self, device: usize) -> (u64, u64) {
         self.devices.get(device).map_or((0, 0), |device| (device.owners.len() as u64, device.free as u64))
     }
 
-    /// Takes the lowest free slot of a device.
+    /// Allocates the lowest free slot of a device.
     pub fn take_of(&mut self, number: usize, owner: u32) -> Option<SlotAddress> {
         let device = self.devices.get_mut(number)?;
         let slot = device.owners.iter().skip(device.next).position(|owner| *owner == FREE)? + device.next;
@@ -117,12 +114,12 @@ impl Slots {
         Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
-    /// Takes a free slot for a segment, from the device with the largest share of free ones.
+    /// Allocates a free slot for a segment on the device with the largest share of free slots.
     pub fn take(&mut self, owner: u32) -> Option<SlotAddress> {
         self.take_among(&|_| true, owner)
     }
 
-    /// The same, of some devices.
+    /// Allocates as [`Self::take`], on the devices selected by `among`.
     pub fn take_among(&mut self, among: &dyn Fn(usize) -> bool, owner: u32) -> Option<SlotAddress> {
         let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.owners.len() as u128).max(1);
         let (number, device) = self
@@ -138,13 +135,13 @@ impl Slots {
         Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
-    /// Takes a free slot for the copy of what lies at another: on another device where one has
-    /// room, else as far away as possible.
+    /// Allocates a slot for the second copy of a segment: on another device if one has a free slot, otherwise as far
+    /// away as possible on the same device.
     pub fn take_apart(&mut self, from: SlotAddress, owner: u32) -> Option<SlotAddress> {
         self.take_apart_among(&|_| true, from, owner)
     }
 
-    /// The same, of some devices.
+    /// Allocates as [`Self::take_apart`], on the devices selected by `among`.
     pub fn take_apart_among(
         &mut self,
         among: &dyn Fn(usize) -> bool,
@@ -159,7 +156,7 @@ impl Slots {
         let number = other.unwrap_or(usize::from(from.device));
         let device = self.devices.get_mut(number)?;
         let (total, free) = (device.owners.len(), |slot: &usize| device.owners.get(*slot) == Some(&FREE));
-        // Half of the device away and then on, round its end.
+        // Search from half of the device away, wrapping around at its end.
         let begin = from.slot as usize + total / 2;
         let slot = (0..total).map(|step| (begin + step) % total).find(free)?;
         *device.owners.get_mut(slot)? = owner;
@@ -167,9 +164,8 @@ impl Slots {
         Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
-    /// Takes the next free slots of a device from this one on, as many as lie side by side, but
-    /// `most`, and as `spare` others stay free; answers the first and how many. `None`: there are
-    /// none that could be taken.
+    /// Allocates the next run of adjacent free slots of a device from this one on, at most `most`, as long as `spare`
+    /// others stay free; returns the first and their number. `None` where there is no such run.
     pub fn take_run(&mut self, device: u16, from: u32, most: u32, spare: u64) -> Option<(u32, u32)> {
         let most = u64::from(most).min(self.free().saturating_sub(spare)) as usize;
         let device = self.devices.get_mut(usize::from(device))?;
@@ -184,7 +180,7 @@ impl Slots {
         Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
     }
 
-    /// The first of the lowest free slots of a device that lie side by side and are so many.
+    /// Finds the lowest run of `count` adjacent free slots of a device; returns its first slot.
     #[must_use]
     pub fn free_run(&self, device: u16, count: u32) -> Option<u32> {
         let device = self.devices.get(usize::from(device))?;
@@ -196,7 +192,7 @@ impl Slots {
         u32::try_from(last + 1).ok()?.checked_sub(count.max(1))
     }
 
-    /// Takes a slot that the table says is a segment's.
+    /// Marks a slot as used by the segment that the segment table names.
     ///
     /// # Errors
     /// [`PoolError::Format`] for a slot that is taken or does not exist.
@@ -211,14 +207,14 @@ impl Slots {
         Ok(())
     }
 
-    /// Whose a slot is; nobody's where it does not exist.
+    /// Owner of a slot; `None` where it is free or does not exist.
     #[must_use]
     pub fn owner(&self, place: SlotAddress) -> Option<u32> {
         let owner = self.devices.get(usize::from(place.device))?.owners.get(place.slot as usize)?;
         (*owner != FREE).then_some(*owner)
     }
 
-    /// A slot is no segment's any more, and not free yet.
+    /// Detaches a slot from its segment without freeing it.
     pub fn disown(&mut self, place: SlotAddress) {
         let device = self.devices.get_mut(usize::from(place.device));
         let owner = device.and_then(|device| device.owners.get_mut(place.slot as usize));
@@ -227,7 +223,7 @@ impl Slots {
         }
     }
 
-    /// All slots that segments have: device by device, in the order of the slots.
+    /// All slots of segments, with their owners: device by device, in slot order.
     pub fn owned(&self) -> impl Iterator<Item = (u32, SlotAddress)> {
         (0..).zip(&self.devices).flat_map(|(device, slots)| {
             let owned = (0..).zip(&slots.owners).filter(|(_, owner)| !matches!(**owner, FREE | NO_SEGMENT));
@@ -235,7 +231,7 @@ impl Slots {
         })
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub fn release(&mut self, place: SlotAddress) {
         if let Some(device) = self.devices.get_mut(usize::from(place.device))
             && let Some(owner) = device.owners.get_mut(place.slot as usize)

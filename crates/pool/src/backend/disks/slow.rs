@@ -1,8 +1,8 @@
-//! Devices that answer much later than the others of their group: what lies there is read from the
-//! others instead, as long as redundancy is left.
+//! Slow devices: a device that answers much later than the others of its group is not read as long as redundancy
+//! allows it.
 //!
-//! Callers: reads of slots, which tell how long they took; whoever chooses the columns to read.
-//! Invariant: only which copy is read depends on it, never what is answered.
+//! Callers: reads of slots, which report their latency; the code that chooses which columns to read. Invariant: only
+//! the choice of the copy depends on it, never the content that is returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,33 +13,33 @@ use parking_lot::RwLock;
 use super::layout::{Layout, Standing};
 use crate::patience;
 
-/// An answer within this is never late.
+/// A latency up to this is never slow.
 const NEVER_LATE: Duration = Duration::from_micros(500);
-/// A device is late that takes so many times as long as the one in the middle of the others.
+/// A device is slow from this multiple of the median of the others on.
 const TIMES: u64 = 4;
-/// So many reads are awaited before a device is judged.
+/// Number of reads before a device is judged.
 const JUDGED_AFTER: u64 = 8;
-/// A device that is left out is tried again after so long.
+/// A slow device is read again after this time, to see whether it has recovered.
 const TRIED_AGAIN: Duration = Duration::from_secs(5);
-/// What takes about as long as beginning to read, bytes.
+/// Bytes that take about as long to transfer as one read takes to start.
 const BEGINNING: u64 = 64 << 10;
 
-/// How late one device answers.
+/// Read latency of one device.
 #[derive(Debug, Default)]
 struct Pace {
     reads: AtomicU64,
-    /// The time of a read of little, on average; nanoseconds.
+    /// Moving average of the latency of a short read, nanoseconds.
     average: AtomicU64,
     is_slow: AtomicBool,
-    /// When one that is slow was tried last.
+    /// Time of the last trial read of a slow device.
     tried: parking_lot::Mutex<Option<Instant>>,
 }
 
-/// How late the devices answer, by their numbers.
+/// Read latencies of the devices, by device number.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
     devices: RwLock<Vec<Arc<Pace>>>,
-    /// Whether any is slow: readers look at that first.
+    /// Whether any device is slow; readers check this first.
     any: AtomicBool,
 }
 
@@ -55,21 +55,21 @@ impl Paces {
         devices.get(usize::from(device)).map(Arc::clone).unwrap_or_default()
     }
 
-    /// Another device has this number.
+    /// Resets a device number that another device has taken.
     pub(super) fn forget(&self, device: u16) {
         if let Some(pace) = self.devices.write().get_mut(usize::from(device)) {
             *pace = Arc::default();
         }
     }
 
-    /// A device has answered to a read of so many bytes.
+    /// Records the latency of a read of this many bytes.
     pub(super) fn note(&self, layout: &Layout, device: u16, bytes: usize, began: Instant) {
         let pace = self.of(device);
         let time = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let time = time / (1 + bytes as u64 / BEGINNING);
         let reads = pace.reads.fetch_add(1, Ordering::Relaxed);
         let before = if reads == 0 { time } else { pace.average.load(Ordering::Relaxed) };
-        // Two who write at once lose one of the two times, which is no loss.
+        // Of two concurrent updates one may be lost, which does not matter.
         pace.average.store(before - before / 8 + time / 8, Ordering::Relaxed);
         if reads >= JUDGED_AFTER && (reads.is_multiple_of(16) || pace.is_slow.load(Ordering::Relaxed)) {
             self.judge(layout, device, &pace);
@@ -93,7 +93,7 @@ impl Paces {
         }
     }
 
-    /// How late a device answers that had better not be read.
+    /// The latency record of the device that is read for this number, if it is slow.
     fn slow(&self, layout: &Layout, number: u16) -> Option<Arc<Pace>> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -103,13 +103,13 @@ impl Paces {
         pace.is_slow.load(Ordering::Relaxed).then_some(pace)
     }
 
-    /// Whether what lies on a device will most likely be read from others.
+    /// Whether reads of this device will most likely go to others.
     pub(super) fn is_slow(&self, layout: &Layout, number: u16) -> bool {
         self.slow(layout, number).is_some()
     }
 
-    /// Whether what lies on a device had better be read from others. Now and then it is not so: who
-    /// asks then, and reads, finds out whether the device is faster again.
+    /// Whether a read should go to another device. Returns `false` from time to time for a slow device: that read
+    /// measures whether it has recovered.
     pub(super) fn avoids(&self, layout: &Layout, number: u16) -> bool {
         let Some(pace) = self.slow(layout, number) else { return false };
         let mut tried = pace.tried.lock();

@@ -1,10 +1,9 @@
-//! Segments read with all copies and parity, past the page cache, by a thread for each device: what
-//! verifies everything. Devices go on while what was read before is verified, each in the order in
-//! which it is asked.
+//! Sequential scrub on devices: reads segments with all copies and parity by direct I/O, one thread per device. The
+//! devices read ahead while earlier ranges are verified, each in the order of the requests.
 //!
 //! Caller: the store, by [`Sweep`]. Invariants:
-//! - Nothing is written here, and nothing is answered of a device that may lack something.
-//! - The threads end with the sweep.
+//! - Nothing is written here, and devices that may lack data are not read.
+//! - The threads end with the scrub.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -22,7 +21,7 @@ use crate::error::{Damage, PoolError};
 use crate::label::Place;
 use crate::parity;
 
-/// A column to be read from a device.
+/// A request to read a column from a device.
 struct Job {
     device: Arc<dyn Device>,
     at: u64,
@@ -32,7 +31,7 @@ struct Job {
     answer: Sender<Answer>,
 }
 
-/// A column that was read.
+/// A column that was read, or failed.
 struct Answer {
     column: usize,
     device: Arc<dyn Device>,
@@ -44,7 +43,7 @@ impl Job {
     fn run(self) {
         let Self { device, at, length, mut memory, column, answer } = self;
         let read = device.read_past_caches(memory.of(length), at);
-        // Who asked may have gone.
+        // The requester may be gone.
         drop(answer.send(Answer { column, device, read, memory }));
     }
 }
@@ -59,7 +58,7 @@ impl Stream {
     fn start() -> Self {
         let (jobs, waiting) = unbounded::<Job>();
         let work = move || {
-            // Whoever starts it may be bound to one processor.
+            // The thread that starts it may be pinned to one processor.
             crate::workers::unpin_thread();
             waiting.into_iter().for_each(Job::run);
         };
@@ -67,7 +66,7 @@ impl Stream {
         Self { jobs: thread.is_some().then_some(jobs), thread }
     }
 
-    /// Where there is no thread, whoever asks reads.
+    /// Queues a read; without a thread the caller reads it itself.
     fn read(&self, job: Job) {
         match &self.jobs {
             Some(jobs) => {
@@ -83,27 +82,27 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.jobs = None;
-        // A panic of it was met by whoever waited for what it read.
+        // A panic of the thread was noticed by the consumer, which got no answer.
         drop(self.thread.take().map(JoinHandle::join));
     }
 }
 
-/// A range that was asked for.
+/// A queued range.
 struct Asked {
     place: Place,
     rows: Option<RowShape>,
     length: usize,
-    /// Devices that are there lack something of it.
+    /// Present devices lack a part of the range.
     lacking: bool,
-    /// So many columns are read.
+    /// Number of columns that are read.
     count: usize,
     answers: Receiver<Answer>,
 }
 
-/// Segments of devices being read.
+/// Sequential scrub of the segments on a pool's devices.
 pub(super) struct DiskSweep<'a> {
     disks: &'a Disks,
-    // Before the threads: whatever they still read is for nobody.
+    // Dropped before the threads: what they still read has no consumer.
     asked: VecDeque<Asked>,
     streams: BTreeMap<u16, Stream>,
     spare: Vec<Aligned>,
@@ -121,12 +120,12 @@ impl Disks {
         }
     }
 
-    /// Segments of a group are in one lane; where the group has no redundancy, those of each device.
+    /// Lane of a location: one per group, and one per device in groups without redundancy.
     pub(super) fn lane_of(&self, place: &Place) -> u64 {
         self.layout().lane(place)
     }
 
-    /// The devices to read a column from, and whether others are there that lack something.
+    /// The devices to read a column from, and whether present devices lack data.
     fn swept_holders(layout: &Layout, device: u16) -> (Vec<u16>, bool) {
         if layout.is_plain() {
             return (vec![device], false);
@@ -187,7 +186,7 @@ impl Sweep for DiskSweep<'_> {
                 None => {}
             }
         }
-        // A thread that is gone has answered nothing.
+        // A thread that has died sends no answers.
         agree &= answered == asked.count;
         let taken = match asked.rows {
             None => whole_copy(&mut columns, asked.length, bytes).map(|(bytes, same)| (bytes, agree && same)),
@@ -208,7 +207,7 @@ impl Sweep for DiskSweep<'_> {
     }
 }
 
-/// The first copy, and whether the others are the same.
+/// Returns the first copy, and whether the others are equal.
 fn whole_copy(columns: &mut [Option<Aligned>], length: usize, mut bytes: Vec<u8>) -> Option<(Vec<u8>, bool)> {
     let mut there = columns.iter_mut().flatten();
     bytes.clear();
@@ -217,8 +216,8 @@ fn whole_copy(columns: &mut [Option<Aligned>], length: usize, mut bytes: Vec<u8>
     Some((bytes, same))
 }
 
-/// Rows of which some columns may be missing, and whether what is there of parity fits; `None` where
-/// more are missing than there is parity.
+/// Returns rows of which some columns may be missing, and whether the spare parity matches; `None` where more columns
+/// are missing than there is parity.
 fn whole_rows(
     columns: &mut [Option<Aligned>],
     rows: RowShape,
@@ -239,7 +238,7 @@ fn whole_rows(
         parity::encode(data, &mut columns).ok()?;
         columns.iter().zip(parity.iter()).all(|(right, found)| **right == **found)
     } else {
-        // Nothing is left to compare.
+        // No spare parity to compare.
         true
     };
     let unit = rows.unit as usize;

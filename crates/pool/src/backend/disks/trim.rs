@@ -1,8 +1,6 @@
-//! Giving room back: a device is told of slots that hold nothing any more, so that a pool on a file
-//! takes no more than it holds.
+//! TRIM: discards slots that hold nothing, so that a pool on a file uses no more of the host than it stores.
 //!
-//! Callers: the store, for the engine's chores. Invariant: a slot is not used again while its device is being
-//! told.
+//! Callers: the store, for the engine's background work. Invariant: a slot is not reused while it is being discarded.
 
 use crate::device::failed;
 use crate::label::SlotAddress;
@@ -10,37 +8,36 @@ use crate::segment::cleaner;
 
 use super::{Disks, Result, slots};
 
-/// So many slots are told of in one step.
+/// Number of slots discarded in one step.
 const TRIMMED_AT_ONCE: usize = 16;
 
-/// So many bytes are taken away from writers at once, at most, while a device is told of free room.
+/// Number of bytes withheld from writers at once during a manual trim, at most.
 const TOLD_AT_ONCE: u64 = 64 << 20;
-/// So many slots more stay free than those with which the cleaner begins to hurry.
+/// Number of slots that stay free in addition to those below which the cleaner hurries.
 const SPARE: u64 = 8;
 
-/// What a step of going through the free room of a device has told.
+/// Result of one step of a manual trim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrimStep {
-    /// Bytes that the device was told of.
+    /// Number of discarded bytes.
     pub bytes: u64,
-    /// The slot to go on with; `None`: the device is at its end.
+    /// Slot at which the next step starts; `None` at the end of the device.
     pub next: Option<u32>,
 }
 
 impl Disks {
-    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state
-    /// that could be gone back to.
+    /// Discards a run of free slots from this one on: slots that neither the current state nor a retained root uses.
     ///
     /// # Errors
-    /// [`crate::PoolError::Device`]; no such device is refused.
+    /// [`crate::PoolError::Device`]; [`crate::PoolError::Format`] for a device number that does not exist.
     pub fn trim_free(&self, device: u16, from: u32) -> Result<TrimStep> {
         let known = self.device(device)?;
-        // Who finds no slot meanwhile waits for this.
+        // A writer that finds no slot meanwhile waits for this lock.
         let _turn = self.trim_turn.lock();
         let most = (TOLD_AT_ONCE / self.slot.max(1)).clamp(1, TRIMMED_AT_ONCE as u64) as u32;
         let end = slots::count(known.length(), self.slot);
-        // A slot that an older root still needs is not among the free ones: it is released by the
-        // commit after which no root that is kept names it.
+        // A slot that an older root still needs is not free: the commit after which no retained root names it
+        // releases it.
         let taken = {
             let mut rooms = self.rooms.lock();
             let spare = cleaner::hurry(rooms.slots.total()) + SPARE;
@@ -59,7 +56,7 @@ impl Disks {
         told.map(|()| TrimStep { bytes, next: (next < end).then_some(next) })
     }
 
-    /// Whether devices are told of freed slots from now on.
+    /// Enables or disables the discarding of freed slots (autotrim).
     pub fn set_autotrim(&self, on: bool) {
         self.rooms.lock().trims = on;
         if !on {
@@ -67,13 +64,13 @@ impl Disks {
         }
     }
 
-    /// Tells the devices of some freed slots; answers whether there are more. Where little else is
-    /// free, as many as lack are given to writers untold first.
+    /// Discards some freed slots; returns whether more are waiting. Where few other slots are free, as many as are
+    /// short are first given to writers without being discarded.
     ///
     /// # Errors
     /// [`crate::PoolError::Device`]; the slots are free all the same.
     pub fn trim_step(&self) -> Result<bool> {
-        // Who finds no slot meanwhile waits for this.
+        // A writer that finds no slot meanwhile waits for this lock.
         let _turn = self.trim_turn.lock();
         let (places, more) = {
             let mut rooms = self.rooms.lock();
@@ -92,7 +89,7 @@ impl Disks {
         told.map(|()| more)
     }
 
-    /// Waits until a device was told of free slots, if one is told now; answers whether it was so.
+    /// Waits for a running discard, if there is one; returns whether it waited.
     pub(super) fn wait_for_trim(&self) -> bool {
         if self.trim_turn.try_lock().is_some() {
             return false;
@@ -105,7 +102,7 @@ impl Disks {
         self.discard(place, self.slot)
     }
 
-    /// Tells all devices that hold what this one holds.
+    /// Discards a range on all devices that hold this slot's content.
     fn discard(&self, place: SlotAddress, bytes: u64) -> Result<()> {
         let layout = self.layout();
         let holders: Vec<u16> = if layout.is_plain() {
@@ -122,7 +119,7 @@ impl Disks {
         told
     }
 
-    /// Frees slots whose devices were not told yet; answers whether there were any.
+    /// Frees slots that were not discarded yet; returns whether there were any.
     pub(super) fn give_untrimmed(&self) -> bool {
         let mut rooms = self.rooms.lock();
         let places = std::mem::take(&mut rooms.trimming);

@@ -1,7 +1,7 @@
-//! What an object store must be able to do, and one in memory that loses requests and replies.
+//! Interface to an object store, and an implementation in memory that loses requests and replies.
 //!
-//! Callers: [`Objects`](super::Objects), and tests. Invariant of every bucket: an object is there
-//! whole or not at all, and whoever has a reply sees what it says from then on.
+//! Callers: [`Objects`](super::Objects), and tests. Invariant of every bucket: an object is complete or does not
+//! exist, and a client that got a reply sees its effect from then on.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,123 +13,122 @@ use parking_lot::Mutex;
 use crate::device::Random;
 use crate::frames::Reach;
 
-/// The longest object of the pool's own of this name, bytes. Others may put longer ones: no more than this is read.
+/// Maximum length of the pool's own objects with this name, bytes. Other programs may put longer ones: no more is
+/// read.
 #[must_use]
 pub fn longest_object(key: &str) -> u64 {
     match key.split('/').next() {
         Some("pool" | "roots" | "epochs" | "probe") => 1 << 20,
-        // A segment, or a block of the log with as much as the log may have.
+        // A segment, or a block of the log with the longest log content.
         _ => (64 << 20) + (64 << 10),
     }
 }
 
-/// How making an object went.
+/// Result of a conditional creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It is there now.
+    /// The object was created.
     Made,
-    /// One of this name is there already, or somebody else makes it at this moment.
+    /// An object of this name exists, or another client is creating it at this moment.
     Exists,
 }
 
-/// Which content of an object was read, as the store tells contents apart.
+/// Version of an object's content that was read, for conditional replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectTag {
-    /// Its entity tag.
+    /// Its entity tag (ETag).
     pub e_tag: Option<String>,
-    /// Its version, where the store's conditions are about these.
+    /// Its version, where the store's conditions use versions.
     pub version: Option<String>,
 }
 
-/// What was asked of a bucket so far. Sizes in bytes.
+/// Statistics of the requests to a bucket. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Objects made or replaced.
+    /// Objects created or replaced.
     pub puts: u64,
-    /// Objects read, or parts of them.
+    /// Reads of objects or ranges.
     pub gets: u64,
-    /// Pages of names.
+    /// Pages of names listed.
     pub lists: u64,
-    /// Objects removed.
+    /// Objects deleted.
     pub deletes: u64,
-    /// Those of all these that were made once more, because there was no reply or a refusal that
-    /// passes.
+    /// Retries among all these: there was no reply, or a temporary refusal.
     pub again: u64,
-    /// What was sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// What was received.
+    /// Bytes received.
     pub received: u64,
 }
 
-/// That a store gives no answer with which a request could end.
+/// State of a store that gives no usable answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// For so long.
+    /// Its duration.
     pub lasts: Duration,
-    /// What came instead, in words.
+    /// The last error, for messages.
     pub why: String,
 }
 
-/// Objects by their names. Each request waits for its reply; an error means that nobody knows
-/// whether it was carried out.
+/// Client of a bucket: objects by name. Each request waits for its reply; after an error it is unknown whether the
+/// request was carried out.
 pub trait Bucket: Send + Sync {
-    /// How people call it.
+    /// The bucket's name for messages.
     fn name(&self) -> &str;
 
-    /// How often a request is worth making that fails: once where the bucket itself does it again.
+    /// Number of attempts for a failing request: one where the bucket itself retries.
     fn attempts(&self) -> usize {
         6
     }
 
-    /// The pool is being let go: from now on a request fails soon where there is no reply, also those that
-    /// are under way.
+    /// Shortens timeouts during an export: requests fail soon where there is no reply, including those in progress.
     fn hurry(&self) {}
 
-    /// The end of a hurry: requests have their usual time again.
+    /// Restores the usual timeouts after [`Self::hurry`].
     fn take_time(&self) {}
 
-    /// How many requests are worth making at the same time.
+    /// Number of requests that are worth making in parallel.
     fn parallel(&self) -> usize {
         1
     }
 
-    /// What was asked of it so far.
+    /// Statistics of the requests so far.
     fn requests(&self) -> Requests {
         Requests::default()
     }
 
-    /// Since when it has answered nothing, while somebody waits for an answer; `None` where it answers.
+    /// How long the store has not answered a pending request; `None` where it answers.
     fn silence(&self) -> Option<Silence> {
         None
     }
 
-    /// Tells that a range of an object will be read soon.
+    /// Announces that a range of an object will be read soon (readahead).
     fn expect(&self, key: &str, range: Range<u64>) {
         let _ = (key, range);
     }
 
-    /// How far ahead of a reader that is worth doing.
+    /// How far readahead is worthwhile.
     fn ahead(&self) -> Reach {
         Reach::NONE
     }
 
-    /// Makes an object, or replaces it.
+    /// Creates or replaces an object.
     ///
     /// # Errors
-    /// No reply, or one that tells of a failure: as for all here.
+    /// No reply, or a reply that reports a failure; the same for all methods.
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()>;
 
-    /// A whole object, past what is kept of it, with what [`Self::put_if`] needs; `None` where there is none. No
-    /// more than [`longest_object`] of it.
+    /// Reads a whole object, bypassing the cache, with the tag that [`Self::put_if`] needs; `None` where it does not
+    /// exist. At most [`longest_object`] bytes.
     ///
     /// # Errors
-    /// As [`Self::put`]; a bucket that cannot tell contents apart.
+    /// As [`Self::put`]; [`io::ErrorKind::Unsupported`] for a bucket without content versions.
     fn get_tagged(&self, key: &str) -> io::Result<Option<(Vec<u8>, ObjectTag)>> {
         let _ = key;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Replaces an object if it is still what was read; whether it was.
+    /// Replaces an object if its content is still the one that was read; returns whether it was.
     ///
     /// # Errors
     /// As [`Self::get_tagged`].
@@ -138,31 +137,31 @@ pub trait Bucket: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes an object if there is none of this name.
+    /// Creates an object if none of this name exists.
     ///
     /// # Errors
     /// As [`Self::put`].
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put>;
 
-    /// An object, or as much of a range of it as there is; `None` where there is none. Without a range, no more
-    /// than [`longest_object`].
+    /// Reads an object, or the existing part of a range; `None` where it does not exist. Without a range, at most
+    /// [`longest_object`] bytes.
     ///
     /// # Errors
     /// As [`Self::put`].
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>>;
 
-    /// A range of an object as it comes: pieces in turn, each with its place in the object. Where it had to
-    /// be asked for again, they begin again. Whether there is such an object.
+    /// Streams a range of an object: pieces in order, each with its offset in the object. After a retry the pieces
+    /// start again. Returns whether the object exists.
     ///
     /// # Errors
-    /// As [`Self::put`]; what came before is right.
+    /// As [`Self::put`]; the pieces before the error are right.
     fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let found = self.get(key, Some(range.clone()))?;
         found.iter().for_each(|found| piece(range.start, found));
         Ok(found.is_some())
     }
 
-    /// The same, past what is kept of it, which is corrected.
+    /// Reads as [`Self::get`], bypassing the cache, and corrects the cache.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -170,23 +169,22 @@ pub trait Bucket: Send + Sync {
         self.get(key, range)
     }
 
-    /// Whether [`Self::get_anew`] may answer something else than [`Self::get`].
+    /// Whether [`Self::get_anew`] may return other bytes than [`Self::get`], because of a cache.
     fn keeps_parts(&self) -> bool {
         false
     }
 
-    /// The names that begin so and come after another one, in the order of their bytes. What they
-    /// begin with ends with a slash.
+    /// Lists the names with this prefix that come after another name, in byte order. The prefix ends with a slash.
     ///
     /// # Errors
     /// As [`Self::put`].
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>>;
 
-    /// The same page by page, so that a list of any length takes the memory of one page. A page may come again where a
-    /// reply was lost, and names are in the order of the store.
+    /// Lists as [`Self::list`], page by page, so that a list of any length needs the memory of one page. A page may
+    /// be repeated after a lost reply, and names are in the store's order.
     ///
     /// # Errors
-    /// As [`Self::put`]; that of `page`.
+    /// As [`Self::put`]; errors of `page`.
     fn list_pages(
         &self,
         prefix: &str,
@@ -196,15 +194,15 @@ pub trait Bucket: Send + Sync {
         page(self.list(prefix, after)?)
     }
 
-    /// Removes objects, many by one request where the store can do that.
+    /// Deletes objects, many by one request where the store supports that.
     ///
     /// # Errors
-    /// As [`Self::put`]: some of them may be gone.
+    /// As [`Self::put`]: some of them may be deleted.
     fn delete_all(&self, keys: &[String]) -> io::Result<()> {
         keys.iter().try_for_each(|key| self.delete(key))
     }
 
-    /// Removes an object; one that is not there is removed.
+    /// Deletes an object; succeeds if it does not exist.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -220,15 +218,15 @@ pub struct MemoryBucket {
 struct Memory {
     objects: BTreeMap<String, Vec<u8>>,
     random: Random,
-    /// Of so many requests one gets no reply; 0: none.
+    /// One of this many requests gets no reply; 0: none.
     loses: u64,
-    /// Requests that are still carried out.
+    /// Number of requests that are still carried out.
     allowed: Option<u64>,
-    /// Nothing is made whose name begins so.
+    /// Prefix of names whose creation is refused.
     refused: Option<String>,
-    /// Nothing is made beyond so many bytes of objects.
+    /// Limit of all objects, bytes.
     limit: Option<usize>,
-    /// So many replies about objects whose names begin so are damaged.
+    /// Prefix of names, and the number of replies about them that are damaged.
     damaged: (String, u64),
     requests: Requests,
 }
@@ -238,14 +236,14 @@ impl Memory {
         self.objects.values().map(Vec::len).sum()
     }
 
-    /// Whether something goes wrong that does so many times more seldom than losing a request.
+    /// Whether a failure occurs that is `times` as rare as a lost request.
     fn loses_one(&mut self, times: u64) -> bool {
         self.loses > 0 && self.random.below(self.loses * times) == 0
     }
 }
 
 impl MemoryBucket {
-    /// An empty one that loses one of so many requests or replies (0: none).
+    /// An empty bucket that loses one of this many requests or replies (0: none).
     #[must_use]
     pub fn new(seed: u64, loses: u64) -> Self {
         let state = Memory {
@@ -261,41 +259,39 @@ impl MemoryBucket {
         Self { state: Mutex::new(state), parallel: 1 }
     }
 
-    /// One that takes so many requests at a time: which of them are lost is no longer the same each
-    /// time.
+    /// Allows this many requests in parallel: which of them are lost is no longer deterministic.
     #[must_use]
     pub fn in_parallel(self, parallel: usize) -> Self {
         Self { parallel, ..self }
     }
 
-    /// Lets this many more requests be carried out; all after them fail, as for a machine that has
-    /// lost its network. `None` ends that.
+    /// Carries out this many more requests and fails all later ones, like a lost network. `None` ends that.
     pub fn fail_after(&self, requests: Option<u64>) {
         self.state.lock().allowed = requests;
     }
 
-    /// Of so many requests or replies one is lost from now on (0: none).
+    /// Loses one of this many requests or replies from now on (0: none).
     pub fn lose_one_of(&self, loses: u64) {
         self.state.lock().loses = loses;
     }
 
-    /// Refuses to make objects whose names begin so, and to give them, until the next call.
+    /// Refuses to create or return objects with this prefix, until the next call.
     pub fn refuse(&self, names: Option<&str>) {
         self.state.lock().refused = names.map(str::to_owned);
     }
 
-    /// Makes no object that all objects would take more than this with, bytes.
+    /// Refuses objects that would raise the total size above this, bytes.
     pub fn limit(&self, most: Option<usize>) {
         self.state.lock().limit = most;
     }
 
-    /// How long all objects are together, bytes.
+    /// Total size of all objects, bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.state.lock().size()
     }
 
-    /// Damages the next replies about objects whose names begin so, and no others; how many were still to be.
+    /// Damages this many replies about objects with this prefix; returns how many of the former setting were left.
     pub fn damage_replies(&self, names: &str, replies: u64) -> u64 {
         std::mem::replace(&mut self.state.lock().damaged, (names.to_owned(), replies)).1
     }
@@ -377,7 +373,7 @@ impl Bucket for MemoryBucket {
                 if state.objects.contains_key(key) {
                     return Put::Exists;
                 }
-                // A store that has to choose between two who make it at once may refuse both.
+                // A store that has to choose between two concurrent creators may refuse both.
                 if state.loses_one(4) {
                     return Put::Exists;
                 }

@@ -1,13 +1,13 @@
-//! A bucket of which parts are kept on this machine: each is fetched once, by whoever wants it first, and
-//! what will be read soon is fetched ahead.
+//! Local cache of a bucket: each part of an object is fetched once, by the first reader, and parts that will be read
+//! soon are fetched ahead.
 //!
-//! Callers: whoever opens a pool in a bucket that is far away. Only segments are kept: their names are
-//! never used again, and what is added to one leaves what it had.
+//! Callers: the code that opens a pool in a remote bucket. Only segments are cached: their names are never reused,
+//! and an append to a segment keeps its former content.
 //!
 //! Invariants:
-//! - A part that somebody has taken upon himself to fetch ([`Claim`]) is not fetched by another thread;
-//!   whoever wants it waits until it is there, which may be long before the reply is at its end.
-//! - What is put goes to the bucket first: what is kept is nobody's only copy.
+//! - A part that a thread has claimed ([`Claim`]) is not fetched by another one; readers wait until it has
+//!   arrived, which may be long before the reply is complete.
+//! - Writes go to the bucket first: the cache is never the only copy.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,41 +22,41 @@ use super::parts::{PART, Parts, name};
 use crate::frames::Reach;
 use crate::workers::Workers;
 
-/// The names of objects of which parts are kept begin so.
+/// Prefix of the names of cached objects.
 const KEPT: &str = "seg/";
-/// Requests made ahead of readers at the same time.
+/// Number of readahead requests in parallel.
 const AHEAD: usize = 8;
-/// Those that wait; what comes beyond is fetched when it is read.
+/// Number of queued readahead requests; parts beyond that are fetched when they are read.
 const WAITING: usize = 256;
-/// How much is fetched by one request where it is wanted now, parts.
+/// Number of parts in one request of a reader.
 const AT_ONCE: u64 = 8;
-/// And ahead of readers, parts; such requests begin and end at multiples of it where they can. Each costs
-/// the server and its price the same, whatever its length.
+/// Number of parts in one readahead request, aligned to this where possible. The latency and the price of a request
+/// do not depend on its length.
 const AT_ONCE_AHEAD: u64 = 32;
-/// So far ahead at once where somebody begins at the front of a file, bytes: who begins with much mostly goes
-/// on, and each step costs the wait for a reply.
+/// Readahead at the start of a file, bytes: a large first read is mostly followed by more, and each step costs the
+/// latency of a request.
 const BEGINS: u64 = 8 << 20;
-/// So far ahead of a reader it is fetched at most, bytes: as much as can be on its way.
+/// Maximum readahead, bytes: as much as can be in flight.
 const FURTHEST: u64 = AHEAD as u64 * AT_ONCE_AHEAD * PART;
-/// But not more than one of so many of what can be kept: it must still be here when it is read.
+/// Maximum share of the cache for readahead, as its divisor: a part must still be cached when it is read.
 const SHARE: u64 = 8;
 
-/// How a cache was used.
+/// Statistics of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheFigures {
-    /// Parts that were here when they were wanted.
+    /// Parts that were cached when they were read.
     pub hits: u64,
     /// Parts that had to be fetched.
     pub misses: u64,
-    /// Parts that could not be written here.
+    /// Parts that could not be written to the cache.
     pub failed: u64,
-    /// What is here now, at most, bytes.
+    /// Size of the cached parts, rounded up, bytes.
     pub bytes: u64,
-    /// The limit, bytes.
+    /// Size limit, bytes.
     pub limit: u64,
 }
 
-/// A bucket, and what is kept of it.
+/// A bucket with a local cache.
 pub struct Cached {
     far: Arc<Far>,
     ahead: Workers<Ahead>,
@@ -65,53 +65,52 @@ pub struct Cached {
 struct Far {
     bucket: Arc<dyn Bucket>,
     parts: Parts,
-    /// Parts that are on their way.
+    /// Parts that are being fetched.
     coming: Mutex<HashSet<u128>>,
     came: Condvar,
-    /// How often what was asked for ahead could not be had.
+    /// Number of failed readahead requests.
     in_vain: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
     failed: AtomicU64,
 }
 
-/// Parts that are fetched ahead.
+/// A readahead request.
 struct Ahead {
     claim: Claim,
-    /// [`Far::in_vain`] when they were asked for.
+    /// [`Far::in_vain`] when it was queued.
     in_vain: u64,
 }
 
 impl Ahead {
     fn run(self) {
         let far = Arc::clone(&self.claim.far);
-        // Whoever reads what cannot be had now meets the error, and does not wait for all that was asked
-        // for before.
+        // After a failure the queued requests are dropped: a reader meets the error at once, and does not wait for
+        // all of them.
         if far.in_vain.load(Relaxed) == self.in_vain && self.claim.fetch(&mut |_, _| {}).is_err() {
             far.in_vain.fetch_add(1, Relaxed);
         }
     }
 }
 
-/// Parts of an object that one has taken upon himself to fetch. Whatever becomes of it, nobody waits for
-/// them when it is gone.
+/// Parts of an object that a thread is fetching. Dropping it releases waiting readers in any case.
 struct Claim {
     far: Arc<Far>,
     key: String,
-    /// Those that are not here yet.
+    /// The parts that have not arrived yet.
     parts: Range<u64>,
 }
 
 impl Claim {
-    /// Fetches them, and keeps each as soon as it is there; `told` gets them in turn. Whether the object
-    /// is there.
+    /// Fetches the parts, and caches each as soon as it has arrived; `told` gets them in order. Returns whether the
+    /// object exists.
     fn fetch(mut self, told: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let (far, key) = (Arc::clone(&self.far), self.key.clone());
         let range = self.parts.start * PART..self.parts.end * PART;
         far.misses.fetch_add(self.parts.end - self.parts.start, Relaxed);
         let (mut came, mut begun) = (range.start, Vec::new());
         let found = far.bucket.get_by_pieces(&key, range, &mut |offset, piece| {
-            // Where it was asked for again, it begins again.
+            // After a retry the pieces start again.
             let mut piece = piece.get(came.saturating_sub(offset) as usize..).unwrap_or_default();
             came += piece.len() as u64;
             while !piece.is_empty() {
@@ -129,13 +128,13 @@ impl Claim {
             }
         })?;
         if !begun.is_empty() {
-            // The last one of the object.
+            // The last, short part of the object.
             self.arrived(&begun, told);
         }
         Ok(found)
     }
 
-    /// The next part is there.
+    /// Caches the next part and notifies its readers.
     fn arrived(&mut self, content: &[u8], told: &mut dyn FnMut(u64, &[u8])) {
         let part = self.parts.start;
         self.far.keep(&self.key, part, content);
@@ -155,13 +154,13 @@ impl Drop for Claim {
     }
 }
 
-/// The parts that hold a range.
+/// Numbers of the parts that hold a range.
 fn parts_of(range: &Range<u64>) -> Range<u64> {
     range.start / PART..range.end.div_ceil(PART)
 }
 
 impl Cached {
-    /// A bucket of which parts are kept here.
+    /// A bucket with a local cache.
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, parts: Parts) -> Self {
         let far = Far {
@@ -177,7 +176,7 @@ impl Cached {
         Self { far: Arc::new(far), ahead: Workers::start("pool-fetch", AHEAD, WAITING, Ahead::run) }
     }
 
-    /// How the cache was used so far.
+    /// Statistics of the cache so far.
     #[must_use]
     pub fn figures(&self) -> CacheFigures {
         let far = &*self.far;
@@ -193,13 +192,13 @@ impl Cached {
 
 impl Drop for Cached {
     fn drop(&mut self) {
-        // Nobody will read what no thread has begun to fetch.
+        // Queued readahead has no reader any more.
         while self.ahead.take().is_some() {}
     }
 }
 
 impl Far {
-    /// A range of an object.
+    /// Reads a range of an object from the cache, and fetches the missing parts.
     fn get(self: &Arc<Self>, key: &str, range: Range<u64>) -> io::Result<Option<Vec<u8>>> {
         let mut found = Vec::with_capacity((range.end.saturating_sub(range.start)) as usize);
         let wanted = parts_of(&range);
@@ -213,13 +212,13 @@ impl Far {
                 continue;
             }
             let Some(claim) = self.claim(key, part..wanted.end, range.end) else {
-                // It came meanwhile.
+                // It arrived meanwhile.
                 continue;
             };
             let end = claim.parts.end;
             let is_there = claim.fetch(&mut |part, content| {
                 let Range { start, end } = within(part);
-                // As much as there is of what is wanted.
+                // The existing bytes of the requested range.
                 found.extend_from_slice(
                     content.get(start as usize..content.len().min(end as usize)).unwrap_or_default(),
                 );
@@ -235,8 +234,8 @@ impl Far {
         Ok(Some(found))
     }
 
-    /// Takes parts upon itself that are not here, so many at most, beginning with the first one; where
-    /// somebody else fetches that, waits for it and takes none.
+    /// Claims missing parts, beginning with the first one, for one request; where another thread fetches the first
+    /// one, waits for it and returns `None`.
     fn claim(self: &Arc<Self>, key: &str, parts: Range<u64>, end: u64) -> Option<Claim> {
         let mut coming = self.coming.lock();
         if coming.contains(&name(key, parts.start)) {
@@ -255,8 +254,7 @@ impl Far {
         self.take(&mut coming, key, claimed)
     }
 
-    /// Takes all parts upon itself that are not here and that nobody fetches, those of one request each
-    /// together.
+    /// Claims all parts that are neither cached nor being fetched, one claim for each request.
     fn claim_missing(self: &Arc<Self>, key: &str, parts: Range<u64>) -> Vec<Claim> {
         let mut coming = self.coming.lock();
         let (mut claims, mut run) = (Vec::new(), parts.start..parts.start);
@@ -284,7 +282,7 @@ impl Far {
         Some(Claim { far: Arc::clone(self), key: key.to_owned(), parts })
     }
 
-    /// Keeps bytes of an object that begin with this part.
+    /// Caches the bytes of an object from this part on.
     fn keep(&self, key: &str, first: u64, bytes: &[u8]) {
         for (part, content) in (first..).zip(bytes.chunks(PART as usize)) {
             if !self.parts.keep(name(key, part), content) {
@@ -293,7 +291,7 @@ impl Far {
         }
     }
 
-    /// Corrects those parts that are kept already and are something else.
+    /// Replaces cached parts that differ.
     fn correct(&self, key: &str, first: u64, bytes: &[u8]) {
         for (part, content) in (first..).zip(bytes.chunks(PART as usize)) {
             let (name, mut kept) = (name(key, part), Vec::new());
@@ -395,7 +393,7 @@ impl Bucket for Cached {
         }
         let in_vain = self.far.in_vain.load(Relaxed);
         for claim in self.far.claim_missing(key, parts_of(&range)) {
-            // What finds no room is fetched when it is read.
+            // Requests that do not fit into the queue are fetched when they are read.
             drop(self.ahead.offer(Ahead { claim, in_vain }));
         }
     }

@@ -1,29 +1,29 @@
-//! Segments that no root names any more, until they are removed.
+//! Segments that no root names any more and that are still to be deleted.
 //!
-//! Caller: [`Objects`]. Invariant: a segment is removed [`READABLE`] after the first root of this writer that does not
-//! name it, and only if a list made after that shows no newer root.
+//! Caller: [`Objects`]. Invariant: a segment is deleted [`READABLE`] seconds after the first root of this writer that
+//! does not name it, and only if a list made after that shows no newer root.
 
 use super::{Objects, READABLE, REMOVED_AT_ONCE, Result, SWEEP, TOGETHER, attempt, in_parallel, segment_key};
 use crate::label::{Place, Root};
 
-/// A segment that is to be removed.
+/// A segment that is to be deleted.
 pub(super) struct Doomed {
     pub(super) id: u32,
     pub(super) place: Place,
-    /// When the first root was put that does not name it, seconds since 1970: from then on it stays for
-    /// [`READABLE`].
+    /// When the first root was put that does not name it, seconds since 1970: it is retained for [`READABLE`] seconds
+    /// after that.
     pub(super) since: Option<u64>,
 }
 
 impl Doomed {
-    /// Whether no reader can be at a root that names it.
+    /// Whether its retention time is over, so that no reader can be at a root that names it.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.since.is_some_and(|since| since.saturating_add(READABLE) <= now)
     }
 }
 
 impl Objects {
-    /// Removes what no root has named for long, without a new root; whether there was any.
+    /// Deletes segments whose retention time is over, without a new root; returns whether there were any.
     pub(super) fn make_room(&self) -> Result<bool> {
         let now = (self.writer.clock)();
         let (last, is_due) = {
@@ -38,7 +38,7 @@ impl Objects {
         Ok(true)
     }
 
-    /// Removes what no root has named for long.
+    /// Deletes segments whose retention time is over.
     pub(super) fn remove_doomed(&self, now: u64) -> Result<()> {
         let due: Vec<Doomed> = self.state.lock().doomed.extract_if(.., |doomed| doomed.is_due(now)).collect();
         let some: Vec<&[Doomed]> = due.chunks(REMOVED_AT_ONCE).collect();
@@ -47,14 +47,14 @@ impl Objects {
             attempt(&*self.bucket, "removing from", || self.bucket.delete_all(&keys))
         });
         if removed.is_err() {
-            // What is gone already is removed once more.
+            // Objects that are deleted already are deleted once more.
             self.state.lock().doomed.extend(due);
         }
         removed
     }
 
-    /// Removes what nobody needs once this root is there; `false` where another writer has put a newer
-    /// one: he decides then what is removed.
+    /// Deletes objects that became unnecessary with this root; returns `false` where another writer has put a newer
+    /// root: that writer then decides what is deleted.
     pub(super) fn tidy(&self, root: &Root, now: u64) -> Result<bool> {
         let first = self.state.lock().doomed.iter().filter_map(|doomed| doomed.since).min();
         if first.is_some_and(|since| since.saturating_add(READABLE + TOGETHER) <= now) {

@@ -1,18 +1,19 @@
-//! Epochs of a pool in a bucket: one for each writer, claimed by a new object, `epochs/EPOCH`.
+//! Epochs of a pool in a bucket: one for each writer (a fencing token), claimed by creating an object,
+//! `epochs/EPOCH`.
 //!
-//! Caller: [`Objects`], when a pool is made or imported, before the first root. Invariants:
-//! - An epoch is claimed once, whatever became of the roots of the writer that had it: a bucket may lack the newest
-//!   roots, and they may be given up. So what is left of its segments and of its log is never taken for another's.
-//! - Pools of older versions have no claims. Their epochs are in names of segments and logs: an epoch whose log has a
-//!   block is not claimed, and the store tells the latest one that is in names of segments.
-//! - A claim is not removed before [`FENCED`](super::sweeping) later epochs are there.
+//! Caller: [`Objects`], when a pool is created or imported, before the first root. Invariants:
+//! - An epoch is claimed once, whatever happened to the roots of its writer: a bucket may lack the newest roots,
+//!   and they may be discarded. So leftover segments and log blocks are never mistaken for another writer's.
+//! - Pools of older versions have no claims. Their epochs are in names of segments and logs: an epoch whose log
+//!   has a block is not claimed, and the store reports the latest one in segment names.
+//! - A claim is not deleted before [`FENCED`](super::sweeping) later epochs exist.
 
 use super::listing::{is_near, newest_keys};
 use super::{Objects, Result, make};
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// So many epochs that others have claimed at the same moment are passed over.
+/// Number of epochs claimed by others at the same moment that are skipped.
 const TAKEN_MOST: usize = 64;
 
 pub(super) const CLAIMS: &str = "epochs/";
@@ -21,7 +22,7 @@ fn claim_key(epoch: u32) -> String {
     format!("{CLAIMS}{epoch:010}")
 }
 
-/// The epoch of a claim.
+/// The epoch of a claim's name.
 pub(super) fn claimed_epoch(key: &str) -> Option<u32> {
     key.strip_prefix(CLAIMS)?.parse().ok()
 }
@@ -33,8 +34,8 @@ impl Objects {
         state.epoch.max(state.found)
     }
 
-    /// Claims an epoch that no writer had and that is later than `beyond` and the newest root's, unless this writer has
-    /// such a one.
+    /// Claims an unused epoch later than `beyond` and than the newest root's, unless this writer has claimed one
+    /// already. Returns whether it did.
     pub(super) fn claim_epoch(&self, beyond: u32) -> Result<bool> {
         let (own, found) = {
             let state = self.state.lock();
@@ -49,7 +50,7 @@ impl Objects {
         }
         let mut claim = Writer::default();
         claim.u64(self.writer.nonce);
-        // Processes that go on as one have one number.
+        // Processes that take over from each other share one writer number.
         claim.u32(std::process::id());
         claim.u64(self.writer.moment().uptime);
         claim.bytes(self.writer.host.as_bytes());

@@ -1,7 +1,7 @@
-//! The names of a pool's objects in a bucket, page by page.
+//! Listing the names of a pool's objects in a bucket, page by page.
 //!
-//! Callers: the other files of [`Objects`](super::Objects). Others may put any number of objects there. Invariant: what
-//! is kept of a list is bounded, but for lists of what this pool has made itself.
+//! Callers: the other files of [`Objects`](super::Objects). Other programs may put any number of objects there.
+//! Invariant: the memory for a list is bounded, except for lists of objects that this pool has created itself.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,16 +10,16 @@ use super::bucket::Bucket;
 use super::{Result, Unknown, failed, place_of};
 use crate::label::Place;
 
-/// So many names of a kind are kept, the newest ones.
+/// Number of the newest names of a kind that are kept.
 const NEWEST_MOST: usize = 4096;
-/// So many segments that no table knows are taken up at once. The others are at a later import.
+/// Number of unreferenced segments that one import handles; the others follow at a later import.
 const UNKNOWN_MOST: usize = 1 << 18;
-/// Epochs of imports that are not in any root which can be read, at most.
+/// Maximum distance of an epoch from the newest readable root's.
 const EPOCHS_AHEAD_MOST: u32 = 1 << 16;
 
-/// Gives the names of the pool's own objects of a kind that come after another one to `each`, page by page. Another
-/// pool may lie below a prefix that looks like a kind (one in `s3://bucket/tank`, one in `s3://bucket/tank/roots`). A
-/// name may come twice.
+/// Passes the names of the pool's own objects of a kind that come after another name to `each`, page by page. Another
+/// pool may be stored below a prefix that looks like a kind (one in `s3://bucket/tank`, one in
+/// `s3://bucket/tank/roots`). A name may be repeated.
 pub(super) fn each_page(
     bucket: &dyn Bucket,
     kind: &str,
@@ -40,7 +40,7 @@ pub(super) fn each_page(
     Err(failed(bucket, "listing", failure))
 }
 
-/// All names of a kind, in their order.
+/// Lists all names of a kind, sorted.
 pub(super) fn own_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
     let mut all = BTreeSet::new();
     each_page(bucket, kind, after, &mut |keys| {
@@ -50,7 +50,7 @@ pub(super) fn own_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<V
     Ok(all.into_iter().collect())
 }
 
-/// The last names of a kind, in their order.
+/// Lists the last names of a kind, sorted.
 pub(super) fn newest_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Result<Vec<String>> {
     let mut newest = BTreeSet::new();
     each_page(bucket, kind, after, &mut |keys| {
@@ -63,8 +63,8 @@ pub(super) fn newest_keys(bucket: &dyn Bucket, kind: &str, after: &str) -> Resul
     Ok(newest.into_iter().collect())
 }
 
-/// Segments that are there and that nobody knows, or as many of them as are taken up at once; and the latest epoch in
-/// names of segments, from `since` on.
+/// Finds stored segments that `is_known` does not know, up to the limit; and the latest epoch in segment names, from
+/// `since` on.
 pub(super) fn unknown_segments(
     bucket: &dyn Bucket,
     since: u32,
@@ -94,12 +94,12 @@ pub(super) fn unknown_segments(
     Ok(Unknown { segments, latest })
 }
 
-/// Whether a writer from this epoch on can have had that one. Others may put objects of any name.
+/// Whether a later writer may plausibly have this epoch: other programs may put objects with any name.
 pub(super) fn is_near(since: u32, epoch: u32) -> bool {
     (since..=since.saturating_add(EPOCHS_AHEAD_MOST)).contains(&epoch)
 }
 
-/// The epoch and the number of a segment.
+/// The epoch and the number in a segment's name.
 fn segment_of(key: &str) -> Option<(u32, u32)> {
     let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
     Some((epoch.parse().ok()?, id.parse().ok()?))

@@ -1,22 +1,22 @@
-//! The intent log of a pool in an object store on this machine (`log=local`): a file for each import,
-//! `EPOCH.log`, in a directory of the pool's own.
+//! Local intent log of a pool in an object store (`log=local`): a file for each import, `EPOCH.log`, in a directory
+//! of the pool's own on this machine.
 //!
 //! ```text
-//!  0     a head: where a replay begins, sealed by a checksum
-//!  4096  another one; the one with the higher number counts
+//!  0     a header: where a replay begins, with a checksum
+//!  4096  a second header; the one with the higher number is valid
 //!  8192  a ring of blocks, as on devices
 //! ```
 //!
-//! Callers: [`Objects`](super::Objects), which says in each root whose log goes with it, and
+//! Callers: [`Objects`](super::Objects), which records in each root whose log belongs to it, and
 //! [`Logs`](super::log::Logs), which appends.
 //!
 //! Invariants:
-//! - Nothing is appended before a root names this file; and as long as anything may be appended, every
-//!   root does. So a file that the newest root does not name has nothing that belongs to that state: it
-//!   is never replayed, and kept aside where it may hold what was synced.
-//! - Blocks are written over only when the head that is durable begins behind them.
-//! - One process has a file (an exclusive `flock`), as long as it may append.
-//! - After a write or sync that failed nothing is appended: only commits make anything durable then.
+//! - Nothing is appended before a root names this file; and as long as appends are possible, every root names
+//!   it. So a file that the newest root does not name has nothing that belongs to that state: it is never
+//!   replayed, and kept aside where it may hold synced writes.
+//! - Blocks are overwritten only after a durable header begins behind them.
+//! - One process owns a file (an exclusive `flock`) as long as it may append.
+//! - After a failed write or sync nothing is appended: an fsync waits for a commit from then on.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -34,17 +34,17 @@ use crate::error::PoolError;
 use crate::log::{Area, Blocks, Replayed, Ring, Start, Visit};
 use crate::pointer::Txg;
 
-/// The length of the ring, bytes.
+/// Length of the ring, bytes.
 const LENGTH: u64 = 64 << 20;
-/// The length of a head, bytes.
+/// Length of a header, bytes.
 const HEAD: u64 = 4096;
 const MAGIC: &[u8; 8] = b"nacreLog";
 const VERSION: u32 = 1;
-/// What ends the name of a log, and of one that is kept aside.
+/// File name extensions of a log, and of one that is kept aside.
 const LOG: &str = "log";
 const ASIDE: &str = "aside";
 
-/// The logs of a pool on this machine.
+/// The local logs of a pool.
 pub struct LocalLog {
     directory: PathBuf,
     pool: u64,
@@ -53,12 +53,12 @@ pub struct LocalLog {
 
 #[derive(Default)]
 struct State {
-    /// What is synced goes here.
+    /// Fsyncs go to the local log.
     wanted: bool,
-    /// The newest root names the own file.
+    /// The newest root names this import's file.
     named: bool,
     own: Option<LogFile>,
-    /// The log that was replayed, until a root holds what it says.
+    /// The replayed log, until a root contains its entries.
     before: Option<LogFile>,
     aside: Vec<PathBuf>,
 }
@@ -69,24 +69,24 @@ struct LogFile {
     head: Head,
 }
 
-/// The file that a ring lies in.
+/// The file of a ring.
 struct LocalArea {
     file: File,
     path: PathBuf,
     is_open: AtomicBool,
-    /// Why it is not open any more.
+    /// The error that ended its use.
     trouble: Mutex<Option<String>>,
 }
 
 struct OfFile(Arc<LocalArea>);
 
-/// What a head says.
+/// A header of the log file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Head {
     pool: u64,
     epoch: u32,
     number: u64,
-    /// The last txg that a root was known to hold.
+    /// The last txg that was known to be committed.
     committed: u64,
     start: Start,
 }
@@ -125,7 +125,7 @@ impl LocalArea {
         PoolError::Device { device: self.path.display().to_string(), doing, source: Arc::new(source) }
     }
 
-    /// A write or sync failed: nothing is appended any more.
+    /// Ends the use of the file after a failed write or sync.
     fn ends<T>(&self, doing: &'static str, done: io::Result<T>) -> Result<T, PoolError> {
         done.map_err(|error| {
             *self.trouble.lock() = Some(format!("'{}': {error}", self.path.display()));
@@ -166,7 +166,7 @@ impl LogFile {
         Ok(Self { area, ring, head })
     }
 
-    /// Makes the next head durable.
+    /// Writes the next header durably.
     fn put_head(&mut self, committed: u64, start: Start) -> Result<(), PoolError> {
         let head = Head { number: self.head.number + 1, committed, start, ..self.head };
         let at = head.number % 2 * HEAD;
@@ -176,10 +176,10 @@ impl LogFile {
         Ok(())
     }
 
-    /// Blocks whose records a root holds can be written over.
+    /// Frees blocks whose records are in a committed root.
     fn forget(&mut self, txg: Txg) {
         let start = self.ring.start_after(txg);
-        // Without the head they stay, and the ring fills: then each fsync is a commit.
+        // Without the header the blocks stay, and the ring fills: then each fsync waits for a commit.
         if start == self.head.start || self.put_head(txg.0, start).is_ok() {
             self.ring.forget(txg, start);
         }
@@ -198,31 +198,31 @@ fn open_file(path: &Path, more: OFlags) -> io::Result<File> {
 }
 
 impl LocalLog {
-    /// The logs of this pool in a directory, which is made.
+    /// Opens the logs of this pool in a directory, which is created if necessary.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn open(directory: &Path, pool: u64) -> io::Result<Self> {
         let new: Vec<&Path> = directory.ancestors().take_while(|place| !place.exists()).collect();
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // A file is as durable as the names that lead to it.
+        // A file is only as durable as the directory entries that lead to it.
         new.iter().filter_map(|place| place.parent()).try_for_each(|above| File::open(above)?.sync_all())?;
         Ok(Self { directory: directory.to_owned(), pool, state: Mutex::default() })
     }
 
-    /// Logs of earlier imports that are not replayed, because another machine has had the pool since,
-    /// or because they were given up.
+    /// Logs of earlier imports that were not replayed, because another machine has had the pool since, or because
+    /// they were given up.
     pub(super) fn aside(&self) -> Vec<PathBuf> {
         self.state.lock().aside.clone()
     }
 
-    /// Why nothing is appended to the own file any more.
+    /// Why this import's file is no longer used.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state.lock();
         state.own.as_ref().and_then(|own| own.area.trouble.lock().clone())
     }
 
-    /// Where the log of an import is.
+    /// Path of the log of an import.
     pub(super) fn path(&self, epoch: u32) -> PathBuf {
         self.directory.join(format!("{epoch}.{LOG}"))
     }
@@ -231,7 +231,7 @@ impl LocalLog {
         PoolError::Device { device: path.display().to_string(), doing, source: Arc::new(source) }
     }
 
-    /// The log of an earlier import; `None` where it is not there, or damaged.
+    /// Opens the log of an earlier import; `None` where it is missing or damaged.
     fn find(&self, epoch: u32) -> Result<Option<LogFile>, PoolError> {
         let path = self.path(epoch);
         let file = match open_file(&path, OFlags::empty()) {
@@ -254,16 +254,16 @@ impl LocalLog {
     /// Whether the log of an earlier import can be replayed.
     ///
     /// # Errors
-    /// It cannot be read, or another process has it.
+    /// The log cannot be read, or another process owns it.
     pub(super) fn has(&self, epoch: u32) -> Result<bool, PoolError> {
         Ok(self.find(epoch)?.is_some())
     }
 
-    /// Replays the log of an earlier import, which stays until [`Self::root_is_there`].
+    /// Replays the log of an earlier import, which is retained until [`Self::root_is_there`].
     pub(super) fn replay(&self, epoch: u32, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
         let Some(mut before) = self.find(epoch)? else { return Ok(Replayed::default()) };
         if before.head.committed > committed.0 {
-            // It builds on a root that is not there any more: the file is kept aside by the next import.
+            // The log builds on a root that no longer exists: the next import keeps the file aside.
             return Ok(Replayed { lost: Some(before.head.start.sequence), ..Replayed::default() });
         }
         let replayed = Blocks::replay(&mut before.ring, before.head.start, committed, visit)?;
@@ -271,7 +271,7 @@ impl LocalLog {
         Ok(replayed)
     }
 
-    /// Makes the file of this import, where there is none yet.
+    /// Creates this import's file if there is none yet.
     pub(super) fn make(&self, epoch: u32) -> Result<(), PoolError> {
         let mut state = self.state.lock();
         if state.own.is_none() {
@@ -282,7 +282,7 @@ impl LocalLog {
         Ok(())
     }
 
-    /// What is synced from now on goes to that file, once a root names it; or it does not.
+    /// Directs fsyncs to the local file, once a root names it, or elsewhere.
     pub(super) fn set_wanted(&self, wanted: bool) {
         self.state.lock().wanted = wanted;
     }
@@ -292,7 +292,7 @@ impl LocalLog {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let all = 2 * HEAD + LENGTH;
         match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, all) {
-            // A file system without it takes room as it comes.
+            // A file system without fallocate allocates space on write.
             Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(all)?,
             allocated => allocated?,
         }
@@ -303,12 +303,13 @@ impl LocalLog {
         Ok(file)
     }
 
-    /// Whether what is synced goes here.
+    /// Whether fsyncs go to the local log.
     pub(super) fn is_wanted(&self) -> bool {
         self.state.lock().wanted
     }
 
-    /// A root is durable: whether it names the own file, and whether it holds what the log before said.
+    /// Notes a durable root: whether it names this import's file, and whether it contains the entries of the previous
+    /// log.
     pub(super) fn root_is_there(&self, names_own: bool, holds_before: bool) {
         let mut state = self.state.lock();
         state.named = names_own;
@@ -317,12 +318,12 @@ impl LocalLog {
         }
     }
 
-    /// The pool is another writer's: nothing is appended any more.
+    /// Fences the log: the pool belongs to another writer, nothing is appended any more.
     pub(super) fn fence(&self) {
         self.state.lock().named = false;
     }
 
-    /// The pool is left, and everything is in the store.
+    /// Deletes the logs on export, when everything is in the object store.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         (state.wanted, state.named) = (false, false);
@@ -331,8 +332,7 @@ impl LocalLog {
         }
     }
 
-    /// Keeps aside what no root goes with any more, where it may hold what was synced, and removes what
-    /// does not.
+    /// Keeps logs aside that no root names, where they may hold synced writes, and deletes the empty ones.
     pub(super) fn set_aside(&self, but: u32) -> Result<(), PoolError> {
         let failed = |error| Self::failed(&self.directory, "reading", error);
         let mut aside = Vec::new();
@@ -344,7 +344,7 @@ impl LocalLog {
             let epoch =
                 path.file_name().and_then(|name| name.to_str()?.strip_suffix(LOG)?.strip_suffix('.')?.parse().ok());
             let Some(epoch) = epoch.filter(|epoch| *epoch != but) else { continue };
-            // One that a process has is not ours to judge.
+            // A file that another process has locked is left alone.
             let Ok(found) = self.find(epoch) else { continue };
             let records = match found {
                 Some(mut log) => {
@@ -367,7 +367,7 @@ impl LocalLog {
         Ok(())
     }
 
-    /// Appends a block to the own file; `false` where no root names it yet, or it is full or failed.
+    /// Appends a block; returns `false` where no root names the file yet, or it is full or has failed.
     pub(super) fn append(&self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
         let mut state = self.state.lock();
         match (state.named, &mut state.own) {
@@ -376,19 +376,19 @@ impl LocalLog {
         }
     }
 
-    /// A root that holds this txg is durable.
+    /// Frees blocks after a durable root that contains this txg.
     pub(super) fn forget(&self, txg: Txg) {
         if let Some(own) = &mut self.state.lock().own {
             own.forget(txg);
         }
     }
 
-    /// How much is in use, bytes.
+    /// Number of bytes in use.
     pub(super) fn used(&self) -> u64 {
         self.state.lock().own.as_ref().map_or(0, |own| own.ring.used())
     }
 
-    /// How much there can be, bytes.
+    /// Maximum number of bytes.
     pub(super) fn length() -> u64 {
         LENGTH
     }

@@ -1,24 +1,24 @@
-//! The intent log as objects: one for each block, `log/EPOCH/SEQUENCE`.
+//! Intent log as objects: one for each block, `log/EPOCH/SEQUENCE`.
 //!
-//! Callers: [`Objects`](super::Objects), by [`Logs`], which also has the log on this machine
-//! ([`LocalLog`]) and chooses between the two. A writer's blocks are in its own epoch. Who takes the pool
-//! over reads the blocks of the epoch before, and puts a *seal* where the next one would come: it
-//! names the own epoch, where the log goes on. From then on the writer before can append nothing,
-//! and everything that it has told to be durable was read.
+//! Callers: [`Objects`](super::Objects), by [`Logs`], which also has the local log ([`LocalLog`]) and chooses between
+//! the two. A writer's blocks are in its own epoch. A writer that takes the pool over reads the blocks of the
+//! previous epoch, and puts a *seal* under the name of the next block there: it names the new epoch, where the log
+//! continues. From then on the previous writer is fenced from appending, and everything that it has acknowledged as
+//! durable was read.
 //!
 //! Invariants:
-//! - An object is only made where none is. A block that meets a seal belongs to a writer that has
-//!   lost the pool.
-//! - Whoever has read the log of others makes sure then that there is no newer root: blocks that were not
-//!   there may have been removed by somebody who has read them before, and has put one.
-//! - Blocks go when a durable root names a later start, and only those that this writer has read or written.
-//!   A missing block before a later one is therefore damage, which an import reports. So is a block that builds on a
-//!   newer root than there is: its records may lack what only that root held.
-//! - Blocks that were left by a writer that is gone go with the last root whose log begins in their epoch, a day after
-//!   it; seals stay much longer (`sweeping.rs`). A writer that was stopped for so long may find a name free then; so
-//!   a writer that has put no root for an hour, by either clock of its machine, makes sure that there is no newer one,
-//!   before and after it puts a block.
-//! - Whether a block is there whose request has failed is unknown, and it may come late. So its name is passed over, and
+//! - Log objects are only created, never replaced. A block that collides with a seal belongs to a writer that
+//!   has lost the pool.
+//! - After reading another writer's log, the reader checks that there is no newer root: missing blocks may have
+//!   been deleted by a writer that has replayed them before and has put a root.
+//! - Blocks are deleted when a durable root names a later start, and only those that this writer has read or
+//!   written. A missing block before a later one is therefore damage, which an import reports. So is a block that
+//!   builds on a newer root than the existing one: its records may depend on that root.
+//! - Blocks of a crashed writer are deleted with the last root whose log begins in their epoch, a day after it;
+//!   seals stay much longer (`sweeping.rs`). A writer that was stopped for that long may find a name free then;
+//!   so a writer that has put no root for an hour, by either clock of its machine, checks that there is no newer
+//!   one, before and after it puts a block.
+//! - Whether the block of a failed request exists is unknown, and it may appear late. So its name is skipped, and
 //!   nothing is put after it before a durable root names a later start: replay never meets it, and misses nothing.
 
 use std::collections::VecDeque;
@@ -37,34 +37,34 @@ use crate::error::{Damage, PoolError};
 use crate::log::{Blocks, LogRecord, Removal, Replayed, Start, Visit, show};
 use crate::pointer::Txg;
 
-/// With so much in use, a commit is due, bytes.
+/// Bytes in use above which a commit is due.
 const LENGTH: u64 = 64 << 20;
-/// The lengths of what is before and after the records of a block, bytes.
+/// Lengths of the header and of the checksum of a block, bytes.
 const HEAD: usize = 17;
 const SUM: usize = 8;
-/// A block of an older version, which does not say what it builds on.
+/// A block of an older version, which does not record the txg that it builds on.
 const UNBASED_BLOCK: u8 = 1;
 const SEAL: u8 = 2;
 const BLOCK: u8 = 3;
 
-/// Whether an object of the log that begins with this byte is a block.
+/// Whether a log object that begins with this byte is a block.
 pub(super) fn is_block(kind: u8) -> bool {
     matches!(kind, BLOCK | UNBASED_BLOCK)
 }
 
-/// The log of one import.
+/// Log of one import in the bucket.
 pub(super) struct ObjectLog {
     bucket: Arc<dyn Bucket>,
     writer: Arc<WriterId>,
-    /// Which says the epoch of this writer, and when it was last known to have the pool.
+    /// Has the epoch of this writer, and when it was last known to own the pool.
     state: Arc<Mutex<State>>,
-    /// The newest root of this writer.
+    /// Generation of the newest root of this writer.
     root: Arc<AtomicU64>,
     next: Start,
     blocks: VecDeque<Block>,
-    /// Names that were passed over, and may hold a block or another writer's seal.
+    /// Names that were skipped, and may hold a block or another writer's seal.
     skipped: Vec<Start>,
-    /// Names of forgotten blocks that are not removed yet.
+    /// Names of freed blocks that are not deleted yet.
     doomed: Arc<Mutex<Vec<String>>>,
 }
 
@@ -74,9 +74,9 @@ struct Block {
     length: u64,
 }
 
-/// What is found under a name.
+/// A log object.
 enum Found {
-    /// It builds on the state after the txg `base`.
+    /// Builds on the state after the txg `base`.
     Block {
         txg: Txg,
         base: Txg,
@@ -97,7 +97,7 @@ fn key(Start { position, sequence, .. }: Start) -> String {
     format!("log/{position}/{sequence:020}")
 }
 
-/// The sum that ends an object, over what is before it and the sum of the block before.
+/// Checksum at the end of an object, over its content and the checksum of the previous block.
 fn sum(body: &[u8], chain: u64) -> u64 {
     let mut whole = chain.to_le_bytes().to_vec();
     whole.extend(body);
@@ -129,7 +129,7 @@ impl ObjectLog {
         u64::from(self.state.lock().epoch)
     }
 
-    /// Puts a seal behind whatever is in a log, without reading what that says.
+    /// Seals a log without reading its content.
     pub(super) fn end(&mut self, start: Start) -> Result<(), PoolError> {
         self.next = start;
         let own = self.epoch();
@@ -158,7 +158,7 @@ impl ObjectLog {
         Ok(())
     }
 
-    /// Whoever has put no root for long makes sure that nobody else has.
+    /// Fails if another writer has put a root, where this one has put none for long.
     fn assert_own(&self) -> Result<(), PoolError> {
         let now = self.writer.moment();
         let is_known = self.state.lock().last.is_none_or(|(_, when)| !when.is_long_before(now));
@@ -198,34 +198,34 @@ impl ObjectLog {
         })
     }
 
-    /// Makes an object where the next block comes; answers its sum, or nothing where another one is
-    /// there.
+    /// Creates an object under the name of the next block; returns its checksum, or `None` where another object
+    /// exists.
     fn put(&self, mut body: Vec<u8>) -> Result<Option<u64>, PoolError> {
         let sum = sum(&body, self.next.chain);
         body.extend(sum.to_le_bytes());
         Ok(make(&*self.bucket, &key(self.next), &body)?.then_some(sum))
     }
 
-    /// Ends the log of the writer before; `false` where it has written meanwhile.
+    /// Seals the previous writer's log; returns `false` where it has appended meanwhile.
     fn seal(&self) -> Result<bool, PoolError> {
         let mut to = Writer::default();
         to.u8(SEAL);
         to.u64(self.epoch());
-        // Tells this writer's own seal, whose reply was lost, from another's.
+        // Distinguishes this writer's own seal, after a lost reply, from another one's.
         to.u64(self.writer.nonce);
         Ok(self.put(to.finish())?.is_some())
     }
 
-    /// The sequence of the seal that ends an epoch's log, where blocks come after it: they are appended one
-    /// by one, so a block before them is lost.
+    /// The sequence number of the seal that ends an epoch's log, where blocks come after it: blocks are appended one
+    /// by one, so that a block before them is lost.
     fn gap(&self) -> Result<Option<u64>, PoolError> {
         let epoch = format!("log/{}/", self.next.position);
         let later = newest_keys(&*self.bucket, &epoch, &key(self.next))?;
         Ok((!later.is_empty()).then_some(self.next.sequence))
     }
 
-    /// Whether another writer has put a root after this one's. Its name is asked for as well: a list may be
-    /// late.
+    /// Whether another writer has put a root after this one's. Its name is requested as well, because a list may be
+    /// outdated.
     fn is_taken(&self) -> Result<bool, PoolError> {
         let (bucket, own) = (&*self.bucket, self.root.load(Ordering::Acquire));
         let next = root_key(own.saturating_add(1));
@@ -242,7 +242,7 @@ impl ObjectLog {
 
 impl Blocks for ObjectLog {
     fn begin(&mut self, _start: Start) -> Result<(), PoolError> {
-        // Nobody has written to this epoch.
+        // No writer has used this epoch.
         self.next = Start { position: self.epoch(), sequence: 0, chain: 0 };
         self.blocks.clear();
         Ok(())
@@ -255,7 +255,7 @@ impl Blocks for ObjectLog {
         let own = self.epoch();
         while self.next.position != own {
             match self.find(self.next)? {
-                // The root that it builds on is not there any more. Nor has any later block another one.
+                // The root that it builds on no longer exists, and the same holds for all later blocks.
                 Some(Found::Block { base, chain, .. }) if base > committed => {
                     replayed.lost = replayed.lost.or(Some(self.next.sequence));
                     self.next = Start { sequence: self.next.sequence.wrapping_add(1), chain, ..self.next };
@@ -319,7 +319,8 @@ impl Blocks for ObjectLog {
         let order = |start: Start| (start.position, start.sequence);
         let first = self.blocks.iter().position(|block| order(block.start) >= order(start));
         let forgotten = self.blocks.drain(..first.unwrap_or(self.blocks.len()));
-        // Another writer may have sealed at a name that was passed over, as long as no durable root of this one begins behind it.
+        // Another writer may have sealed under a skipped name, as long as no durable root of this writer begins after
+        // it.
         let passed = self.skipped.extract_if(.., |skipped| order(*skipped) < order(start));
         let doomed = forgotten.map(|block| key(block.start)).chain(passed.map(key));
         self.doomed.lock().extend(doomed);
@@ -332,7 +333,7 @@ impl Blocks for ObjectLog {
             let removed =
                 in_parallel(bucket.parallel(), &keys, |key| attempt(&*bucket, "removing from", || bucket.delete(key)));
             if removed.is_err() {
-                // A key that is gone already is removed once more.
+                // A key that is deleted already is deleted once more.
                 doomed.lock().extend(keys);
             }
         }))
@@ -347,18 +348,18 @@ impl Blocks for ObjectLog {
     }
 }
 
-/// The log of one import: objects, or a file of this machine where that is wanted.
+/// Log of one import: objects, or a local file where that is requested.
 pub(super) struct Logs {
     pub(super) objects: ObjectLog,
     pub(super) local: Option<Arc<LocalLog>>,
-    /// The import whose file goes with the newest root; 0: none.
+    /// The import whose local file belongs to the newest root; 0: none.
     pub(super) named: u32,
-    /// The last block went to the log on this machine, or was meant to.
+    /// The last block was appended to the local log, or should have been.
     pub(super) is_last_near: bool,
 }
 
 impl Logs {
-    /// The log on this machine, while what is synced goes there.
+    /// The local log, while fsyncs go there.
     fn near(&self) -> Option<&LocalLog> {
         self.local.as_deref().filter(|local| local.is_wanted())
     }
@@ -376,7 +377,7 @@ impl Blocks for Logs {
         if self.named == 0 {
             return Ok(far);
         }
-        // Who goes from one to the other commits in between: one of them has nothing.
+        // A change between the two logs commits in between: one of them has nothing.
         let both = || PoolError::Format(Damage::Structure("two logs that go on from the same state"));
         let mut near_visit = |record: &LogRecord<'_>| if far.records > 0 { Err(both()) } else { visit(record) };
         let near = local.replay(self.named, committed, &mut near_visit)?;
@@ -394,12 +395,12 @@ impl Blocks for Logs {
     }
 
     fn skip(&mut self) -> Option<Start> {
-        // Where blocks go may have changed since.
+        // The target of blocks may have changed since.
         if self.is_last_near { None } else { self.objects.skip() }
     }
 
     fn settle(&mut self, txg: Txg) {
-        // The log on this machine goes with the first root that holds what it says.
+        // The local log is dropped with the first root that contains its entries.
         self.objects.settle(txg);
     }
 

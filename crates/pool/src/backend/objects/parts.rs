@@ -1,9 +1,8 @@
-//! Parts of objects in files of this machine: what was read or written once need not be fetched again,
-//! also after a restart.
+//! Parts of objects cached in local files, also across restarts.
 //!
-//! Caller: [`Cached`](super::Cached). Two files in a directory of the pool's own: `data` has a slot of
-//! [`PART`] bytes for each part, of which a short part takes its length alone (the rest is a hole), `index` an
-//! entry of 64 bytes for each slot:
+//! Caller: [`Cached`](super::Cached). Two files in a directory of the pool's own: `data` has a slot of [`PART`] bytes
+//! for each part, of which a short part uses only its length (the remainder is a hole), `index` an entry of 64 bytes
+//! for each slot:
 //!
 //! ```text
 //!  0  16  the part's name: XXH3 of the object's name and the part's number
@@ -14,12 +13,11 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing here is needed: what cannot be read, written or believed is as if it were not here.
-//!   So nothing is synced.
-//! - A slot that an earlier run has filled is verified before its first use.
-//! - What parts take, in blocks of [`BLOCK`], is within the limit. There are [`SLOTS`] times as many slots as whole
-//!   parts that fit, so that small objects take no room of large ones.
-//! - One process has the files (an exclusive `flock`).
+//! - Nothing here is the only copy: unreadable or damaged parts count as missing. So nothing is synced.
+//! - A slot that an earlier process has filled is verified before its first use.
+//! - The size of the parts, in blocks of [`BLOCK`], is within the limit. There are [`SLOTS`] times as many slots as
+//!   whole parts that fit, so that small objects do not use the space of large ones.
+//! - One process owns the files (an exclusive `flock`).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -33,16 +31,16 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 
 use crate::checksum::structure;
 
-/// The length of a part, but for the last one of an object, bytes.
+/// Length of a part, except for the last one of an object, bytes.
 pub(super) const PART: u64 = 128 << 10;
-/// What a part takes is a multiple of it, bytes.
+/// Allocation unit of parts, bytes.
 const BLOCK: u64 = 4 << 10;
-/// So many slots there are for each whole part within the limit.
+/// Number of slots for each whole part within the limit.
 const SLOTS: u32 = 4;
-/// The length of an entry of the index, bytes.
+/// Length of an entry of the index, bytes.
 const ENTRY: usize = 64;
 
-/// The parts that are here.
+/// The cached parts.
 pub struct Parts {
     data: File,
     index: File,
@@ -52,29 +50,29 @@ pub struct Parts {
 #[derive(Default)]
 struct State {
     slots: Vec<Slot>,
-    /// Where parts are, by their names.
+    /// Slots of the parts, by name.
     found: HashMap<u128, u32>,
-    /// The slot that is looked at next for a part to put out.
+    /// Hand of the CLOCK eviction: the slot that is checked next.
     hand: usize,
-    /// Slots with nothing in them.
+    /// Empty slots.
     free: Vec<u32>,
-    /// What parts take, bytes.
+    /// Size of all parts, bytes.
     taken: u64,
-    /// And may take, bytes.
+    /// Maximum size of all parts, bytes.
     limit: u64,
 }
 
-/// What a part of this length takes, bytes.
+/// Allocated size of a part of this length, bytes.
 fn room(length: u32) -> u64 {
     u64::from(length).next_multiple_of(BLOCK)
 }
 
 impl State {
-    /// Empties a slot; what it took.
+    /// Empties a slot; returns the size that it used.
     fn empty(&mut self, at: u32) -> u64 {
         let Some(slot) = self.slots.get_mut(at as usize) else { return 0 };
         let taken = room(slot.length);
-        // A part that two have fetched at the same time may be in another slot as well.
+        // A part that two threads have fetched at the same time may be in another slot as well.
         if self.found.get(&slot.name) == Some(&at) {
             self.found.remove(&slot.name);
         }
@@ -83,7 +81,7 @@ impl State {
         taken
     }
 
-    /// The slot of a part that was not used since the hand came by.
+    /// Finds a slot to evict: one that was not used since the hand last passed it.
     fn least_used(&mut self) -> Option<u32> {
         let count = self.slots.len();
         for _ in 0..2 * count {
@@ -99,33 +97,33 @@ impl State {
     }
 }
 
-/// A slot that is being filled.
+/// A slot that was allocated for a new part.
 struct TakenSlot {
     at: u32,
     version: u32,
-    /// What of the file is to be given back before: where, and how much, bytes.
+    /// Ranges of the file to punch first: offset and length, bytes.
     holes: Vec<(u64, u64)>,
-    /// Slots that are free once that is done: a hole must not meet what another thread has written.
+    /// Slots that become free after that: a hole must not hit what another thread has written.
     freed: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    /// 0: nothing is in it.
+    /// 0: the slot is empty.
     name: u128,
     sum: [u8; 16],
     length: u32,
-    /// Grows with each part that was in it.
+    /// Grows with each part stored in it.
     version: u32,
-    /// It was used since the hand came by.
+    /// It was used since the hand last passed it.
     used: bool,
-    /// Its content is known to be what it was.
+    /// Its content was verified by this process.
     verified: bool,
-    /// Somebody fills it.
+    /// A thread is filling it.
     filling: bool,
 }
 
-/// The name of a part of an object; never 0.
+/// Name of a part of an object; never 0.
 pub(super) fn name(key: &str, part: u64) -> u128 {
     let mut whole = key.as_bytes().to_vec();
     whole.extend(part.to_le_bytes());
@@ -158,10 +156,10 @@ fn slot_of(entry: &[u8]) -> Option<Slot> {
 }
 
 impl Parts {
-    /// The parts in a directory, at most so many bytes of them; the directory is made.
+    /// Opens the cache in a directory, which is created if necessary, with a maximum size in bytes.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::WouldBlock`] where another process has it.
+    /// Errors of the system; [`io::ErrorKind::WouldBlock`] where another process owns it.
     pub fn open(directory: &Path, size: u64) -> io::Result<Self> {
         std::fs::create_dir_all(directory)?;
         let open = |name: &str| -> io::Result<File> {
@@ -173,10 +171,10 @@ impl Parts {
         Self::begin(index, open("data")?, size)
     }
 
-    /// None yet, in files that have no name and go with their process.
+    /// An empty cache in unnamed files that vanish with their process.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn unnamed(directory: &Path, size: u64) -> io::Result<Self> {
         let open = || -> io::Result<File> {
             let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -188,7 +186,7 @@ impl Parts {
     fn begin(index: File, data: File, size: u64) -> io::Result<Self> {
         let whole = u32::try_from(size.div_ceil(PART)).unwrap_or(u32::MAX).clamp(1, u32::MAX / SLOTS);
         let count = whole * SLOTS;
-        // The files may be of another size limit.
+        // The files may be from a cache with another limit.
         index.set_len(u64::from(count) * ENTRY as u64)?;
         data.set_len(u64::from(count) * PART)?;
         let mut entries = vec![0; count as usize * ENTRY];
@@ -197,7 +195,7 @@ impl Parts {
             State { slots: Vec::with_capacity(count as usize), limit: u64::from(whole) * PART, ..State::default() };
         let mut dropped = Vec::new();
         for (at, entry) in (0..count).zip(entries.chunks_exact(ENTRY)) {
-            // A part that was fetched again is there twice.
+            // A part that was fetched twice is in two slots.
             let is_new =
                 |slot: &Slot| !state.found.contains_key(&slot.name) && state.taken + room(slot.length) <= state.limit;
             let there = slot_of(entry);
@@ -220,29 +218,29 @@ impl Parts {
         Ok(parts)
     }
 
-    /// How many whole parts there can be.
+    /// Number of whole parts that fit.
     pub(super) fn most(&self) -> u64 {
         self.state.lock().limit / PART
     }
 
-    /// How many parts are here.
+    /// Number of cached parts.
     pub(super) fn count(&self) -> u64 {
         self.state.lock().found.len() as u64
     }
 
-    /// What they take, bytes.
+    /// Size of all parts, bytes.
     pub(super) fn taken(&self) -> u64 {
         self.state.lock().taken
     }
 
-    /// Whether a part is here that has something at this offset. It may be found damaged.
+    /// Whether a part is cached and reaches beyond this offset. It may turn out to be damaged.
     pub(super) fn has(&self, name: u128, offset: u64) -> bool {
         let state = self.state.lock();
         let slot = state.found.get(&name).and_then(|at| state.slots.get(*at as usize));
         slot.is_some_and(|slot| offset < u64::from(slot.length))
     }
 
-    /// Adds a range of a part to what was read so far; `false` where it is not here or is shorter.
+    /// Appends a range of a part to `into`; returns `false` where it is not cached or too short.
     pub(super) fn read(&self, name: u128, range: Range<u64>, into: &mut Vec<u8>) -> bool {
         let found = {
             let mut state = self.state.lock();
@@ -265,7 +263,7 @@ impl Parts {
         let same = state.slots.get_mut(at as usize).filter(|now| now.version == slot.version && !now.filling);
         match (right, same) {
             (true, Some(now)) => now.verified = true,
-            // Something else has taken its place.
+            // Another part has taken the slot.
             (_, None) => {
                 into.truncate(before);
                 return false;
@@ -292,15 +290,14 @@ impl Parts {
         self.data.read_exact_at(target, u64::from(at) * PART + range.start).is_ok()
     }
 
-    /// Keeps a part, in place of what was used least where there is no room. Whether it could be
-    /// written.
+    /// Caches a part, evicting the least used one where there is no space. Returns whether it could be written.
     pub(super) fn keep(&self, name: u128, content: &[u8]) -> bool {
         if content.is_empty() || content.len() as u64 > PART {
             return true;
         }
         let sum = structure(content);
         let length = content.len() as u32;
-        // All slots are being filled: it is not kept.
+        // All slots are being filled: the part is not cached.
         let Some(TakenSlot { at, version, holes, freed }) = self.take_slot(name, length) else { return true };
         self.give_back(&holes);
         let slot = Slot { name, sum, length, version, used: false, verified: true, filling: false };
@@ -320,7 +317,7 @@ impl Parts {
         written
     }
 
-    /// Punches holes where parts were; a file system that cannot do it keeps more than the limit says.
+    /// Punches holes where parts were; a file system without hole punching keeps more than the limit.
     fn give_back(&self, holes: &[(u64, u64)]) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for (offset, length) in holes {
@@ -330,14 +327,14 @@ impl Parts {
         }
     }
 
-    /// A slot for a part of this length: its own, a free one, or that of a part that was not used since the hand
-    /// came by. As many of these go as its room takes.
+    /// Allocates a slot for a part of this length: its former one, a free one, or that of an evicted part. Evicts as
+    /// many parts as the size limit requires.
     fn take_slot(&self, name: u128, length: u32) -> Option<TakenSlot> {
         let mut state = self.state.lock();
         let state = &mut *state;
         let needed = room(length);
         let own = state.found.get(&name).copied();
-        // What is emptied first becomes the slot.
+        // The slot that is emptied first is used.
         let mut emptied: Vec<(u32, u64)> = own.map(|at| (at, state.empty(at))).into_iter().collect();
         while state.taken + needed > state.limit || (emptied.is_empty() && state.free.is_empty()) {
             let Some(at) = state.least_used() else { break };
@@ -365,7 +362,7 @@ impl Parts {
         };
         let slot = state.slots.get_mut(at as usize)?;
         let version = slot.version.wrapping_add(1);
-        // Its room is taken from now on.
+        // Its size counts from now on.
         *slot = Slot { version, length, filling: true, ..Slot::default() };
         state.taken += needed;
         Some(TakenSlot { at, version, holes, freed })

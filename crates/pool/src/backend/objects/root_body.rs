@@ -1,7 +1,7 @@
-//! Root records as objects: what lies in one, and reading it.
+//! Root records as objects: their encoding, and reading them.
 //!
-//! Callers: [`Objects`](super::Objects) and what it consists of. Invariant: what a reply says counts as damaged only
-//! where several in a row are: one that was damaged on its way would cost whole states.
+//! Callers: [`Objects`](super::Objects) and its submodules. Invariant: an object counts as damaged only if several
+//! replies in a row are: a single reply that was damaged in transit would cost whole states.
 
 use super::bucket::Bucket;
 use super::{Result, attempt};
@@ -10,25 +10,25 @@ use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::label::Root;
 
-/// How many replies are damaged before the object counts as damaged.
+/// Number of damaged replies before the object counts as damaged.
 const READINGS: usize = 3;
 
-/// A root as it was put.
+/// The content of a root object.
 pub(super) struct RootBody {
     pub(super) root: Root,
     pub(super) epoch: u32,
-    /// The epoch of the import whose log, on its machine, has what was synced after this; 0: none.
+    /// The epoch of the import whose local log has the writes synced after this root; 0: none.
     pub(super) log: u32,
     pub(super) time: u64,
-    /// The number of its writer.
+    /// Number of its writer.
     pub(super) nonce: u64,
     pub(super) host: String,
 }
 
-/// The longest name of a machine that is kept, bytes.
+/// Maximum length of a machine's name, bytes.
 const HOST_MOST: usize = 255;
 
-/// The length of what ends a root's object, but for the sum, bytes.
+/// Length of the fields at the end of a root's object, without the checksum, bytes.
 const END: usize = 25;
 
 impl RootBody {
@@ -64,7 +64,7 @@ impl RootBody {
     }
 }
 
-/// Reads an object until a reply can be decoded, or several in a row cannot; `None` where there is none.
+/// Reads an object until a reply can be decoded, or several in a row cannot; `None` where it does not exist.
 pub(super) fn read_whole<T>(
     bucket: &dyn Bucket,
     doing: &'static str,
@@ -84,7 +84,7 @@ pub(super) fn read_whole<T>(
     Ok(found)
 }
 
-/// The root of this name.
+/// Reads the root of this name.
 pub(super) fn read_root(bucket: &dyn Bucket, key: &str) -> Result<Option<Result<RootBody>>> {
     read_whole(bucket, "reading", key, RootBody::decode)
 }

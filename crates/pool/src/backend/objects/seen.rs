@@ -1,9 +1,9 @@
-//! The newest root of a pool in a bucket that this machine has seen, in a file of this machine: so that a bucket that
-//! was rolled back, or whose newest roots were removed, is not taken for the pool as it is.
+//! Local record of the newest root of a pool in a bucket that this machine has seen: detects a bucket that was rolled
+//! back, or whose newest roots were deleted.
 //!
-//! Caller: [`Objects`](super::Objects). The file is 16 bytes: the generation, and a checksum of it. Invariants: it is a
-//! lower bound, as it is not synced; a file that is missing or damaged says nothing; what cannot be written is
-//! logged and does no harm.
+//! Caller: [`Objects`](super::Objects). The file is 16 bytes: the generation, and a checksum of it. Invariants: it is
+//! a lower bound, since it is not synced; a missing or damaged file has no effect; a failed write is logged and
+//! otherwise ignored.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use crate::checksum;
 use crate::error::PoolError;
 
-/// What a machine has seen of the roots of one pool.
+/// The newest root of one pool that this machine has seen.
 pub struct SeenRoots {
     path: PathBuf,
-    /// An older state is taken all the same.
+    /// Accepts an older state.
     accepts_older: bool,
     newest: Mutex<u64>,
 }
@@ -37,7 +37,7 @@ fn read(path: &Path) -> Option<u64> {
 }
 
 impl SeenRoots {
-    /// What the file says, if it is there.
+    /// Reads the file, if it exists.
     #[must_use]
     pub fn open(path: PathBuf, accepts_older: bool) -> Self {
         let newest = Mutex::new(read(&path).unwrap_or(0));
@@ -61,7 +61,7 @@ impl SeenRoots {
         )))
     }
 
-    /// A root of this generation is there.
+    /// Records a root of this generation.
     pub(super) fn note(&self, generation: u64) {
         let mut newest = self.newest.lock();
         if generation <= *newest {

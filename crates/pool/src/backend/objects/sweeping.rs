@@ -1,29 +1,29 @@
-//! What is removed of a bucket beside segments: old roots, logs that no root needs, old claims of epochs, and who the
-//! pool was.
+//! Garbage collection of a bucket apart from segments: old roots, logs that no root needs, old claims of epochs, and
+//! old identities.
 //!
-//! Caller: [`Objects`], after each so many roots. Invariants:
-//! - Each root's log begins in the epoch of the one before, or in a later one. So what is in epochs before
-//!   that of the oldest root that is left is needed by none, whoever puts roots meanwhile.
+//! Caller: [`Objects`], once per some number of roots. Invariants:
+//! - Each root's log begins in the epoch of the previous root's log, or in a later one. So objects of epochs before
+//!   that of the oldest remaining root are unnecessary, no matter which writers put roots meanwhile.
 //! - A writer that was stopped, and lost the pool meanwhile, acknowledges nothing: its next root has the name of the
-//!   first root of the epoch after its own, and its next block of the log that of the seal in its epoch. Both are
-//!   *fences*: those of the newest [`FENCED`] epochs stay, at any age. An age is a matter of two clocks, of which
-//!   either may be wrong.
-//! - A fence of an earlier epoch goes when it is a day old: between a writer of that epoch and this one there were so
-//!   many imports that its machine counts an hour (`log.rs`), or it was not running.
-//! - The first object that says who a pool is stays: no other pool is made here. So does the newest, and all
-//!   that were the newest within a day.
+//!   first root of the epoch after its own, and its next log block has the name of the seal in its epoch. Both are
+//!   *fences*: those of the newest [`FENCED`] epochs stay at any age. An age depends on two clocks, either of which
+//!   may be wrong.
+//! - A fence of an earlier epoch is deleted when it is a day old: between a writer of that epoch and this one there
+//!   were so many imports that its machine counts an hour (`log.rs`), or it was not running.
+//! - The first identity object of a pool stays: no other pool is created here. So do the newest one, and all that
+//!   were the newest within a day.
 
 use super::epochs::{CLAIMS, claimed_epoch};
 use super::log::is_block;
 use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
 use crate::label::Identity;
 
-/// Fences of so many epochs stay: a root of some KiB and a seal of some bytes for each import.
+/// Number of epochs whose fences stay: a root of some KiB and a seal of some bytes for each import.
 const FENCED: u64 = 256;
-/// With more roots that it does not give, the store is away.
+/// After more failed reads of roots than this, the store counts as unreachable.
 const REFUSED_MOST: u32 = 2;
 
-/// How old a root is, and what goes with it.
+/// Age of a root, and the epochs that belong to it.
 #[derive(Clone, Copy)]
 pub(super) struct RootAge {
     generation: u64,
@@ -42,7 +42,7 @@ impl RootAge {
 }
 
 impl Objects {
-    /// Removes what nobody can go back to, and no writer can still want to put.
+    /// Deletes objects that no retained state needs and that fence no writer.
     pub(super) fn sweep(&self, kept: u64, now: u64) -> Result<()> {
         if let Some(oldest) = self.sweep_roots(kept, now)? {
             self.sweep_logs(oldest)?;
@@ -51,9 +51,9 @@ impl Objects {
         self.sweep_identities(now)
     }
 
-    /// Removes old roots but for fences; answers where the log of the oldest that stays for its age begins, unless one
-    /// before it that cannot be read may stay for its age as well. No root is older than those before it: one whose
-    /// time is still to come, since a clock was ahead, is old where a later one is.
+    /// Deletes old roots except for fences; returns the epoch where the log of the oldest root retained for its age
+    /// begins, unless an unreadable root before it may be retained for its age as well. No root is newer than a later
+    /// one: a root whose time is in the future, because a clock was ahead, is old where a later one is.
     fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<u64>> {
         let (mut before, mut all_old, mut refused) = (None, true, 0);
         let mut ahead = Vec::new();
@@ -70,7 +70,7 @@ impl Objects {
                 Ok(Some(Ok(age))) => age,
                 Ok(None) => continue,
                 Err(error) if refused > REFUSED_MOST => return Err(error),
-                // One that is damaged, or that the store does not give, may be a fence.
+                // A damaged or unavailable root may be a fence.
                 Ok(Some(Err(error))) | Err(error) => {
                     tracing::debug!(root = key, %error, "an old root cannot be read, and stays");
                     all_old = false;
@@ -97,7 +97,7 @@ impl Objects {
         Ok(None)
     }
 
-    /// The age of a root; one whose time is still to come is read once.
+    /// The age of a root; one whose time is in the future is read once.
     fn age_of(&self, key: &str, now: u64) -> Result<Option<Result<RootAge>>> {
         if let Some(age) = self.ahead.lock().get(key).filter(|age| age.time > now) {
             return Ok(Some(Ok(*age)));
@@ -112,7 +112,7 @@ impl Objects {
         Ok(age)
     }
 
-    /// Removes logs of epochs before this one but for seals.
+    /// Deletes logs of epochs before this one, except for seals.
     fn sweep_logs(&self, needed: u64) -> Result<()> {
         for key in own_keys(&*self.bucket, "log/", "")? {
             let epoch = key.split('/').nth(1).and_then(|epoch| epoch.parse::<u64>().ok());
@@ -121,7 +121,7 @@ impl Objects {
                 continue;
             }
             let kind = attempt(&*self.bucket, "reading", || self.bucket.get(&key, Some(0..1)))?;
-            // What is damaged may be a seal.
+            // A damaged object may be a seal.
             let is_seal = kind.as_deref().is_some_and(|kind| !matches!(kind, [kind] if is_block(*kind)));
             if !is_seal || !self.keep_fence(&key, epoch) {
                 self.remove_object(&key)?;
@@ -130,7 +130,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes claims of epochs so old that fences of theirs are gone.
+    /// Deletes claims of epochs so old that their fences are deleted.
     fn sweep_claims(&self) -> Result<()> {
         let own = u64::from(self.state.lock().epoch);
         for key in own_keys(&*self.bucket, CLAIMS, "")? {
@@ -141,13 +141,13 @@ impl Objects {
         Ok(())
     }
 
-    /// The epoch of a fence that was found before and is to stay.
+    /// The epoch of a fence that was found before and stays.
     fn known_fence(&self, key: &str) -> Option<u64> {
         let epoch = *self.fences.lock().get(key)?;
         self.keep_fence(key, epoch).then_some(epoch)
     }
 
-    /// Whether a fence of this epoch stays; notes it.
+    /// Whether a fence of this epoch stays; remembers it.
     fn keep_fence(&self, key: &str, epoch: u64) -> bool {
         let stays = epoch.saturating_add(FENCED) >= u64::from(self.state.lock().epoch);
         let mut fences = self.fences.lock();
@@ -159,7 +159,7 @@ impl Objects {
         stays
     }
 
-    /// Removes what says who the pool was, a day after it has become another.
+    /// Deletes old identities, a day after they were replaced.
     fn sweep_identities(&self, now: u64) -> Result<()> {
         let keys = own_keys(&*self.bucket, "pool/", "")?;
         let later = keys.iter().skip(2);

@@ -1,8 +1,8 @@
-//! Taking a pool in a bucket over from its last writer: noting the newest root, and ending the turn of a writer that
-//! commits faster than the pool can be read.
+//! Taking a pool in a bucket over from its last writer: noting the newest root, and fencing a writer that commits
+//! faster than the pool can be read.
 //!
-//! Caller: [`Objects`], and who imports a pool. Invariant: a root that is put unread has the content of the newest one,
-//! and keeps what that says of its writer's log.
+//! Caller: [`Objects`], and the import of a pool. Invariant: a root that is put unread has the content of the newest
+//! one, and keeps its reference to its writer's log.
 
 use super::bucket::Put;
 use super::root_body::{RootBody, read_root};
@@ -10,19 +10,19 @@ use super::{Backend, Moment, NewestRoot, Objects, Result, host_name, root_key};
 use crate::error::PoolError;
 use crate::label::Root;
 
-/// So often it is tried to take a pool over unread, each time after a commit of its writer.
+/// Number of attempts to take a pool over unread, each after a commit of its writer.
 const TAKING_MOST: usize = 200;
-/// Of these tries one looks for the newest root of all, and the others for the one after the last.
+/// One of this many attempts looks for the newest root of all, the others for the one after the last.
 const STEPS: usize = 8;
 
 impl Objects {
-    /// Puts a root of the same content as the newest one, before anything else of the pool is read: its writer may
-    /// commit faster than the pool can be read. Does nothing where the import is to be refused, for the newest root or
-    /// the log on another machine, which `without_log` gives up.
+    /// Puts a root with the same content as the newest one before anything else of the pool is read, since its writer
+    /// may commit faster than the pool can be read. Does nothing where the import is to be refused because of the
+    /// newest root, or because of a log on another machine, which `without_log` gives up.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] where another writer than the expected one has the pool, or this
-    /// one commits faster than that.
+    /// [`PoolError::Device`]; [`PoolError::Refused`] where a writer other than the expected one has the pool, or
+    /// where this writer commits faster than that.
     pub fn take_over_unread(&self, without_log: bool) -> Result<()> {
         let Some(NewestRoot { root: mut newest, lost: 0 }) = self.newest_root()? else { return Ok(()) };
         for tries in 1..=TAKING_MOST {
@@ -31,14 +31,14 @@ impl Objects {
                 Some(_) => return Ok(()),
                 None => {}
             }
-            // Its writer may have gone on as another process meanwhile, in an epoch of its own.
+            // Its writer may have been taken over by another process meanwhile, with an epoch of its own.
             self.claim_epoch(0)?;
             let (now, state) = (self.writer.moment(), self.state.lock());
             let (epoch, log) = (state.epoch, state.inherited);
             drop(state);
             let root = Root { generation: newest.generation + 1, clean: false, ..newest.clone() };
             let key = root_key(root.generation);
-            // By few requests: its writer makes two for a commit.
+            // With few requests: its writer makes two for a commit.
             if matches!(self.bucket.put_new(&key, &self.encode(&root, epoch, log, now)?), Ok(Put::Made)) {
                 return Ok(());
             }
@@ -52,7 +52,7 @@ impl Objects {
         Err(PoolError::Refused(why.to_owned()))
     }
 
-    /// A root as it is put.
+    /// Encodes a root of this writer.
     pub(super) fn encode(&self, root: &Root, epoch: u32, log: u32, now: Moment) -> Result<Vec<u8>> {
         let (nonce, host) = (self.writer.nonce, self.writer.host.clone());
         RootBody { root: root.clone(), epoch, log, time: now.time, nonce, host }.encode()
@@ -70,7 +70,7 @@ impl Objects {
         }
         let mut state = self.state.lock();
         state.last = Some((body.root.generation, now));
-        // A root that was put unread says nothing of the writer before.
+        // A root that was put unread does not describe the previous writer.
         if !is_taken {
             (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);
             state.writer = body.nonce;

@@ -1,13 +1,12 @@
-//! Segments on their way to the bucket. Whole ones go at once, by threads of their own, so that a commit
-//! finds little left to do; what is left goes with it. Nothing names them before a root does: what a crash
-//! leaves of them is removed by the next import.
+//! Uploads of segments to the bucket. Complete segments are uploaded at once, by threads of their own, so that a
+//! commit has little left to upload. No root names them before that: after a crash the next import deletes them.
 //!
 //! Callers: [`Objects`](super::Objects). Invariants:
 //! - One upload of a segment at a time. It stays in memory, and is read there, until one has succeeded.
-//! - At most [`MOST`] whole segments are in memory; whoever writes waits for that. Only for uploads, which
-//!   need nothing that anybody holds: the piece that makes a segment whole may wait as well. Where none is
-//!   under way, because one has failed or nobody has begun, he makes one himself, and is told its error.
-//! - What failed ahead is tried again by the flush, whose error counts.
+//! - At most [`MOST`] complete segments are in memory; writers wait for that, and only for uploads, which need no lock
+//!   that a caller holds: the write that completes a segment may wait as well. Where no upload is in progress,
+//!   because one has failed or none was started, the writer uploads one itself, and gets its error.
+//! - A failed background upload is retried by the flush, whose error counts.
 //! - No request is made under a lock.
 
 use std::io;
@@ -21,12 +20,12 @@ use crate::checksum;
 use crate::label::Place;
 use crate::workers::Workers;
 
-/// So many whole segments wait in memory, at most.
+/// Maximum number of complete segments in memory.
 const MOST: usize = 16;
-/// From so many on, whoever can wait without being in anybody's way does.
+/// From this many on, background writers wait.
 const MANY: usize = 8;
 
-/// A segment that a thread is to upload.
+/// A segment for an upload thread.
 struct Job {
     shared: Arc<Shared>,
     id: u32,
@@ -35,29 +34,29 @@ struct Job {
 struct Shared {
     bucket: Arc<dyn Bucket>,
     state: Arc<Mutex<State>>,
-    /// An upload has ended.
+    /// Signalled when an upload has ended.
     ended: Condvar,
-    /// Nobody needs what waits.
+    /// Set when queued uploads are obsolete.
     closed: AtomicBool,
 }
 
-/// The threads that upload, and what they share with whoever waits for them.
+/// The upload threads, and the state shared with waiting threads.
 pub(super) struct Uploads {
     shared: Arc<Shared>,
     threads: OnceLock<Workers<Job>>,
 }
 
-/// Whom an upload is made for that another one may be making already.
+/// Behaviour where another upload of the segment is in progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Other {
-    /// It is good enough that somebody does it.
+    /// Return: the other upload is sufficient.
     Trusted,
-    /// The outcome counts.
+    /// Wait: the outcome counts.
     AwaitedFor,
 }
 
 impl Shared {
-    /// Has the bucket hold what was written of a segment so far.
+    /// Uploads the current content of a segment.
     fn upload(&self, id: u32, other: Other) -> Result<()> {
         let mut state = self.state.lock();
         let (place, bytes, version, is_new, tried) = loop {
@@ -77,7 +76,7 @@ impl Shared {
         let put = if is_new {
             self.make(&key, &bytes, &tried)
         } else {
-            // What is not finished is put again when there is more of it.
+            // An unfinished segment is put again when it has grown.
             attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))
         };
         if put.is_err() {
@@ -87,8 +86,8 @@ impl Shared {
         put
     }
 
-    /// Makes the object of a segment. Where one is there, it is put over only if its checksum is that of an upload
-    /// of this segment that was `tried` and had no reply.
+    /// Creates the object of a segment. An existing object is replaced only if its checksum is that of an upload of
+    /// this segment that was `tried` and had no reply.
     fn make(&self, key: &str, bytes: &[u8], tried: &[[u8; 16]]) -> Result<()> {
         if make(&*self.bucket, key, bytes)? {
             return Ok(());
@@ -104,14 +103,14 @@ impl Shared {
     }
 }
 
-/// An upload under way; whatever becomes of it, nobody waits for it when it is gone.
+/// An upload in progress. Dropping it releases waiting threads in any case.
 struct Upload<'a> {
     shared: &'a Shared,
     id: u32,
     place: Place,
     version: u64,
     put: bool,
-    /// The checksum of what it was to put, where it is unknown whether that is there.
+    /// Checksum of the content, where it is unknown whether it was stored.
     tried: Option<[u8; 16]>,
 }
 
@@ -130,7 +129,7 @@ impl Drop for Upload<'_> {
                 state.open.remove(&self.id);
             }
         } else if self.put && !state.doomed.iter().any(|doomed| doomed.id == self.id && doomed.place == self.place) {
-            // It was removed before it was there, and no reader can be at a root that names it.
+            // The segment was removed before its upload ended, and no reader can be at a root that names it.
             state.doomed.push(Doomed { id: self.id, place: self.place.clone(), since: Some(0) });
         }
         drop(state);
@@ -145,7 +144,7 @@ impl Uploads {
         Self { shared: Arc::new(shared), threads: OnceLock::new() }
     }
 
-    /// Waits while many whole segments are in memory and get fewer.
+    /// Waits while many complete segments are in memory and uploads are in progress.
     pub(super) fn await_room(&self) {
         let mut state = self.shared.state.lock();
         while state.open.values().filter(|open| open.waits()).count() >= MANY
@@ -155,7 +154,7 @@ impl Uploads {
         }
     }
 
-    /// Waits until there is room in memory for more.
+    /// Waits until there is memory for more.
     pub(super) fn make_room(&self) -> Result<()> {
         let mut state = self.shared.state.lock();
         loop {
@@ -174,7 +173,7 @@ impl Uploads {
         }
     }
 
-    /// Leaves what has become whole to the threads.
+    /// Hands complete segments to the upload threads.
     pub(super) fn go_ahead(&self) {
         let parallel = self.shared.bucket.parallel();
         if parallel <= 1 {
@@ -196,18 +195,18 @@ impl Uploads {
         }
         let run = |Job { shared, id }: Job| {
             if !shared.closed.load(Ordering::Relaxed) {
-                // An error is left to whoever needs the segment to be there.
+                // An error is left to the caller that needs the segment.
                 drop(shared.upload(id, Other::Trusted));
             }
         };
         let threads = self.threads.get_or_init(|| Workers::start("pool-upload", parallel, MOST, run));
         for id in whole {
-            // What finds no thread is uploaded by the flush, or by whoever needs room.
+            // A segment that does not fit into the queue is uploaded by the flush, or by a writer that needs memory.
             drop(threads.offer(Job { shared: Arc::clone(&self.shared), id }));
         }
     }
 
-    /// Has the bucket hold all that was written before the call.
+    /// Uploads everything that was written before the call.
     pub(super) fn flush(&self) -> Result<()> {
         let changed: Vec<u32> = {
             let state = self.shared.state.lock();
