@@ -1,16 +1,16 @@
-//! The store: frames in segments. It writes, reads and frees frames, commits, cleans, scrubs, and
-//! knows how much room there is.
+//! The store: frames (checksummed blocks) in segments, as in a log-structured file system. It writes, reads and frees
+//! frames, commits, cleans, scrubs, and accounts for space.
 //!
-//! Callers: trees (through [`Frames`]), the level of transaction groups (commit, free, log area),
-//! commands (scrub, inspect, add).
+//! Callers: trees (through [`Frames`]), the transaction group layer (commit, free, log area), commands (scrub,
+//! inspect, add).
 //!
 //! Invariants:
-//! - A root is written only after everything that it names is durable; what it names is not written
-//!   over while it is kept.
-//! - No lock that others need is held over I/O, compression or checksums. Order of locks: commit,
-//!   cleaning, stream, table.
-//! - A failed write or sync suspends the store: nothing further is accepted, and the last durable
-//!   root stays what it is.
+//! - A root is written only after everything that it names is durable; everything that it names is not
+//!   overwritten while the root is retained.
+//! - No shared lock is held over I/O, compression or checksums. Lock order: commit, cleaning, stream,
+//!   table.
+//! - A failed write or sync suspends the store: nothing further is accepted, and the last durable root
+//!   stays valid.
 
 mod appenders;
 mod blame;
@@ -73,97 +73,97 @@ use crate::segment::table_log::UncommittedRun;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// In which way something is read; `None`: in whichever is fastest now.
+/// Number of the copy or reconstruction to read; `None`: the fastest now ([`Backend::read_any`]).
 type Way = Option<usize>;
 
-/// The frames of one pool.
+/// The frame store of one pool.
 pub struct Store {
-    /// Where segments and roots lie.
+    /// Storage of segments and roots.
     backend: Arc<dyn Backend>,
-    /// The same, where it consists of devices: for what concerns these.
+    /// The backend as devices, for operations on devices; `None` in a bucket.
     disks: Option<Arc<Disks>>,
-    /// What a segment holds at least, bytes.
+    /// Minimum length of a segment, bytes.
     slot: u64,
-    /// What one holds at most, bytes.
+    /// Maximum length of a segment, bytes.
     longest: u64,
     writable: bool,
     closed: AtomicBool,
-    /// No label says yet that the pool was imported, or that later states are given up for the one that was opened.
+    /// The labels do not record yet that the pool was imported, or that later states were discarded for the opened
+    /// one.
     unconfirmed: AtomicBool,
     map: RwLock<Map>,
     /// The open segments.
     appenders: appenders::Appenders,
-    /// File systems that are made now have names of neighbouring numbers side by side.
+    /// New file systems use the ordered name hash, by which names with neighbouring numbers are adjacent.
     ordered_names: AtomicBool,
-    /// Segments that hold trees as well.
+    /// Segments that hold tree nodes among relocated file content.
     mixed: ditto::Mixed,
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
     suspended: Arc<write_queue::Suspension>,
-    /// Frames are taken also after a device has failed: see [`Self::keep_unwritten`].
+    /// Accept frames even after a device has failed: see [`Self::keep_unwritten`].
     keeps_unwritten: AtomicBool,
-    /// One writer at a time makes room for all that wait for slots.
+    /// Held by the one writer that frees space for all that wait for slots.
     relief: Mutex<()>,
-    /// Segments that cannot be cleaned: something in them is damaged.
+    /// Segments that cannot be cleaned because of damage.
     uncleanable: Mutex<BTreeSet<u32>>,
     sums: Sums,
-    /// The slop is never more than this; without effect outside tests of full pools.
+    /// Limits the slop space; used only by tests of full pools.
     slop_at_most: u64,
-    /// Hears of damage that readers meet.
+    /// Callback on damage that readers find.
     watcher: watch::Watcher,
-    /// Asks devices ahead of readers.
+    /// Readahead on devices.
     readahead: streaming::DeviceReadahead,
-    /// Writes content while others go on.
+    /// Asynchronous writes of content.
     write_queue: write_queue::WriteQueue,
-    /// Compresses content beside whoever writes it.
+    /// Compression threads.
     compressors: compressors::Compressors,
 }
 
-/// Where segments are and what is alive in them.
+/// Segment table, with sums for the space accounting.
 #[derive(Debug, Default)]
 struct Map {
     table: SegmentTable,
-    /// Frames of txgs that are not committed, as far as the table knows them.
+    /// Frames of uncommitted txgs, as far as the table knows them.
     uncommitted: Vec<UncommittedRun>,
     next_segment: u32,
-    /// Segments to which the cleaner has copied frames of which the table does not know yet.
+    /// Segments with relocated frames that the table does not know yet.
     arriving: BTreeSet<u32>,
-    /// What is lost at the ends of sealed segments, bytes; as of the last commit.
+    /// Space lost at the ends of sealed segments, bytes; as of the last commit.
     slack: u64,
-    /// What living frames take a second time, bytes; as of the last commit.
+    /// Additional space of live frames for second copies, bytes; as of the last commit.
     copies: u64,
-    /// What lies where metadata has groups of its own, bytes; as of the last commit.
+    /// Live metadata in the special class, bytes; as of the last commit.
     special: u64,
-    /// What living frames add to these three.
+    /// Contribution of the live segments to these three sums.
     living: commit::Extra,
-    /// At which revision of the labels all of these were summed up.
+    /// Label revision at which these sums were computed.
     summed_at: Option<u64>,
-    /// Of a reader that follows a writer: the table of the root that was in use before, for whoever still
-    /// reads that.
+    /// In a follower: the table of the previously used root, for readers that still use that root.
     before: Option<SegmentTable>,
 }
 
-/// What the last commit has left.
+/// State of the last commit.
 struct Committed {
     root: Root,
     identity: Identity,
-    /// Where the pages of the table lie.
+    /// Locations of the table's pages.
     tree: PageTree,
-    /// Pages with nothing in them: the number of the first operation that is not in them.
+    /// Empty pages, each with the number of the first operation that it does not contain.
     hollow: BTreeMap<u32, u64>,
-    /// The numbers of the first operations of the root's deltas.
+    /// First operation numbers of the root's deltas.
     firsts: Vec<u64>,
-    /// Where the log of a root begins that is given up.
+    /// Log start of the root that is discarded by a rewind.
     given_up: Option<LogStart>,
-    /// How the pool is to be taken over from its writer in a bucket, once it could be read.
+    /// Pending takeover of the pool from its writer in a bucket, once its state could be read.
     takes_over: Option<Import>,
     open_table: Option<u32>,
-    /// The next commit writes all of the table elsewhere.
+    /// The next commit rewrites the whole table.
     renew: bool,
 }
 
-/// A frame that is not used any more.
+/// A freed frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Freed {
     segment: u32,
@@ -171,7 +171,7 @@ struct Freed {
     units: u32,
 }
 
-/// Sums, in bytes.
+/// Byte counters.
 #[derive(Debug, Default)]
 struct Sums {
     allocated: AtomicU64,
@@ -181,9 +181,9 @@ struct Sums {
     written_relocated: AtomicU64,
     written_table: AtomicU64,
     mended: AtomicU64,
-    /// What was written twice since the last commit.
+    /// Written as second copies since the last commit.
     copies: AtomicU64,
-    /// What was written since then to groups for metadata alone.
+    /// Written to the special class since the last commit.
     special: AtomicU64,
 }
 
@@ -195,8 +195,7 @@ impl Frames for Store {
             let read = self
                 .read_at(pointer, &place, None, &mut first)
                 .or_else(|error| self.read_copy(pointer, &place, error, &first));
-            // The cleaner may have moved it meanwhile, and its old place may hold something else by
-            // now.
+            // The cleaner may have moved the frame meanwhile, and its old location may have been reused.
             match (read, self.find(pointer)?) {
                 (Err(_), now) if now != place => place = now,
                 (read, at) => return read.inspect_err(|error| self.report(pointer, &at, error, false)),
@@ -251,14 +250,13 @@ impl Frames for Store {
 }
 
 thread_local! {
-    // What is read compressed is decompressed at once: each read would otherwise allocate and clear
-    // a buffer.
+    // Buffer for compressed frames, which are decompressed at once: otherwise each read would allocate and clear one.
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Store {
-    /// The content of a frame that is at this place, read in this way; where it is damaged, the reading
-    /// is kept.
+    /// Reads the content of a frame at a location, from copy or reconstruction `way`; a damaged reading is kept in
+    /// `kept`.
     fn read_at(&self, pointer: &Pointer, place: &Location, way: Way, kept: &mut Reading) -> Result<Arc<[u8]>> {
         if u64::from(pointer.logical) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
@@ -271,8 +269,7 @@ impl Store {
         Ok(content)
     }
 
-    /// Fills a buffer, as long as the content, with the content of a frame that is at this place; where
-    /// it is damaged, the reading is kept.
+    /// Fills a buffer of the content's length from a frame at a location; a damaged reading is kept in `kept`.
     fn fill(&self, pointer: &Pointer, place: &Location, way: Way, target: &mut [u8], kept: &mut Reading) -> Result<()> {
         let length = pointer.stored as usize;
         if u64::from(pointer.stored) > self.longest {
@@ -316,7 +313,7 @@ impl Store {
         }
     }
 
-    /// Gives a compressed frame its place.
+    /// Appends a compressed frame to a segment.
     fn put(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         let appender = match frame.stream {
             WriteStream::Metadata => &self.appenders.metadata,
@@ -336,7 +333,7 @@ impl Store {
         let charged = pointer.charged();
         let claim = if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata };
         match self.admit(charged, claim) {
-            // No commit will name it.
+            // Accepted in memory only: no commit will name it.
             Err(PoolError::NoSpace) if self.keeps_in_memory() => {}
             admitted => admitted?,
         }
@@ -351,7 +348,7 @@ impl Store {
 }
 
 impl Store {
-    /// Counts what metadata in a segment takes besides what it is charged, or does not take of that.
+    /// Accounts for metadata in a segment: additional space for copies, or space in the special class.
     fn count_place(&self, segment: u32, charged: u64) {
         let map = self.map.read();
         let Some(place) = map.table.segments().get(&segment).map(|segment| &segment.place) else { return };
@@ -363,14 +360,14 @@ impl Store {
         }
     }
 
-    /// The longest content of a frame in this pool, bytes. Records of a quarter of that or less
-    /// waste little at the ends of segments.
+    /// Maximum content length of a frame in this pool, bytes. Records of a quarter of that or less waste little at
+    /// the ends of segments.
     #[must_use]
     pub fn largest_frame(&self) -> u64 {
         (self.slot - 4096).min(16 << 20)
     }
 
-    /// The length of slots, bytes.
+    /// Length of slots, bytes.
     #[must_use]
     pub fn slot(&self) -> u64 {
         self.slot
@@ -382,20 +379,19 @@ impl Store {
         Txg(self.durable.load(Ordering::Acquire))
     }
 
-    /// Why the store has stopped, if it has.
+    /// The reason why the store is suspended, if it is.
     #[must_use]
     pub fn suspended(&self) -> Option<&str> {
         self.suspended.reason().map(String::as_str)
     }
 
-    /// The pool's identity, as on the labels.
+    /// The pool's identity as the labels record it.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.committed.lock().identity.clone()
     }
 
-    /// Whether nobody commits, or has done within this time: what asks for roots and labels waits for
-    /// whoever does.
+    /// Whether the commit lock becomes free within this time: reading roots and labels waits for a running commit.
     #[must_use]
     pub fn answers_within(&self, time: std::time::Duration) -> bool {
         self.committed.try_lock_for(time).is_some()
@@ -407,27 +403,26 @@ impl Store {
         self.committed.lock().root.clone()
     }
 
-    /// A frame is not used any more from this txg on: neither by its trees nor by a snapshot. Its
-    /// room is free once that txg is durable and no kept root can reach it.
+    /// Frees a frame as of this txg: neither its trees nor a snapshot use it any more. Its space is available once
+    /// that txg is durable and no retained root reaches it.
     pub fn free(&self, pointer: &Pointer, txg: Txg) {
         self.free_named(pointer.segment, pointer.index, pointer.charged(), txg);
     }
 
-    /// As [`Self::free`], with what lists of dead frames keep of a pointer: the name, and what it
-    /// was charged, bytes.
+    /// Frees as [`Self::free`], with the parts of a pointer that deadlists keep: the name, and the charged bytes.
     pub fn free_named(&self, segment: u32, index: u32, charged: u64, txg: Txg) {
         let units = (charged / u64::from(Pointer::UNIT)) as u32;
         self.sums.freeing.fetch_add(charged, Ordering::Relaxed);
         self.frees.lock().entry(txg).or_default().push(Freed { segment, index, units });
     }
 
-    /// Before anything is written: the labels say that the pool is imported.
+    /// Checks that the pool is writable, and writes the labels of the import if they are still pending.
     fn ready(&self) -> Result<()> {
         self.usable()?;
         self.confirm()
     }
 
-    /// Nothing is written to a pool that is read-only, closed or has failed.
+    /// Fails for a pool that is read-only, closed or suspended.
     fn usable(&self) -> Result<()> {
         if let Some(reason) = self.suspended.reason() {
             return Err(PoolError::Suspended { durable: self.durable(), reason: reason.clone() });
@@ -438,36 +433,35 @@ impl Store {
         Ok(())
     }
 
-    /// Whether frames are taken although the store is suspended.
+    /// Whether frames are accepted although the store is suspended.
     fn keeps_in_memory(&self) -> bool {
         self.suspended.reason().is_some() && self.keeps_unwritten.load(Ordering::Acquire)
     }
 
-    /// Whether the store takes frames.
+    /// Fails if the store accepts no frames.
     fn accepts_frames(&self) -> Result<()> {
         if self.keeps_in_memory() { Ok(()) } else { self.usable() }
     }
 
-    /// What frames take in memory that are not on devices, bytes: writes under way, and those that failed.
+    /// Memory of frames that are not on devices, bytes: writes in progress, and failed ones.
     #[must_use]
     pub fn held_unwritten(&self) -> u64 {
         self.appenders.all().map(|appender| appender.lock().unsettled()).sum()
     }
 
-    /// Whether frames are taken also while the store is suspended. What devices do not take stays in memory
-    /// and is read from there; no commit makes it durable.
+    /// Accepts frames while the store is suspended. They stay in memory and are read from there; no commit makes them
+    /// durable.
     pub fn keep_unwritten(&self, on: bool) {
         self.keeps_unwritten.store(on, Ordering::Release);
     }
 
-    /// Stops everything: after a failed write nobody knows what the device holds.
+    /// Suspends the store: after a failed write it is unknown what the device holds.
     pub(crate) fn suspend(&self, error: &PoolError) -> PoolError {
         let reason = self.suspended.stop(error);
         PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
     }
 
-    /// The place of the frame's header: which segment holds it, where that lies, the offset in it
-    /// in bytes.
+    /// Location of a frame's header: the segment, its location, and the offset in it in bytes.
     fn find(&self, pointer: &Pointer) -> Result<Location> {
         let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
         let found = {
@@ -496,7 +490,7 @@ impl Store {
         self.read_range(pointer.birth, at, way, u64::from(Pointer::HEADER), buffer, sources)
     }
 
-    /// Reads a part of a frame: from below, or what is not there yet from memory.
+    /// Reads a part of a frame: from the backend, or from memory where it is not written yet.
     fn read_range(
         &self,
         birth: Txg,
@@ -508,8 +502,8 @@ impl Store {
     ) -> Result<()> {
         let offset = at.offset + skip;
         let missing: Vec<Range<usize>> = match at.stream {
-            // What was committed is on the device; and moved frames are found at their new place
-            // only once they are.
+            // Committed frames are on the device; and moved frames are found at their new location only once they are
+            // written.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
             WriteStream::Metadata => self.appenders.metadata.read(at.segment, offset, buffer),
             WriteStream::Data => self.appenders.read_data(at.segment, offset, buffer),
@@ -526,7 +520,7 @@ impl Store {
         Ok(())
     }
 
-    /// Why a frame's content is not what it should be: this, or what its header tells.
+    /// The kind of damage of a frame: `damage`, or a wrong header.
     fn diagnose(&self, pointer: &Pointer, at: &Location, way: Way, damage: Damage) -> Damage {
         let mut header = [0; Pointer::HEADER as usize];
         let read = self.read_range(pointer.birth, at, way, 0, &mut header, &mut Sources::default());
@@ -536,8 +530,7 @@ impl Store {
         }
     }
 
-    /// Appends to a stream: opens segments as needed, and writes what is full after the lock is
-    /// given up.
+    /// Appends to a stream: opens segments as needed, and writes full pieces after the lock is released.
     fn append<T>(
         &self,
         appender: &Appender,
@@ -564,7 +557,7 @@ impl Store {
         Ok(appended)
     }
 
-    /// Finds a place, ends the stream's segment and begins one there.
+    /// Allocates a segment for a stream, sealing its open one.
     fn open_segment(&self, appender: &Appender) -> Result<()> {
         let (id, place) = self.take_place(appender.stream)?;
         let mut full = Vec::new();
@@ -582,7 +575,7 @@ impl Store {
         Shape { capacity: self.backend.capacity(place), row: self.backend.row(place) }
     }
 
-    /// The number of a new segment, and its place.
+    /// Allocates a segment: its number and its location.
     fn take_place(&self, stream: WriteStream) -> Result<(u32, Place)> {
         loop {
             {
@@ -595,7 +588,7 @@ impl Store {
                     return Ok((id, place));
                 }
             }
-            // Whoever is in need takes room that is held back.
+            // A writer in need uses held-back space.
             if self.backend.reclaim() {
                 continue;
             }
@@ -615,8 +608,7 @@ impl Store {
         Ok(Some((id, place)))
     }
 
-    /// Tells the table what a stream has added; under the stream's lock, so that nothing comes
-    /// between.
+    /// Applies the growth of a stream to the table; under the stream's lock, to keep the order.
     fn learn(&self, growth: Growth) -> Result<()> {
         if growth.ops.is_empty() {
             return Ok(());
@@ -658,7 +650,7 @@ impl Store {
         }
     }
 
-    /// Writes all that a stream holds back, and waits until it is on the device (not durable).
+    /// Writes all pieces of a stream, and waits until they are on the device (not durable).
     fn flush(&self, appender: &Appender) -> Result<()> {
         let mut full = Vec::new();
         let mut state = appender.lock();
@@ -676,7 +668,7 @@ impl Store {
     }
 }
 
-/// Where a frame was found.
+/// Location of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Location {
     segment: u32,

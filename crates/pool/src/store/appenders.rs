@@ -1,5 +1,5 @@
-//! The open segments of a store, by the stream that each takes. Content has several, where devices can
-//! be written at the same time that do not depend on each other: parts of a file go to them in turn.
+//! The open segments of a store, one per stream. File content has several, where independent devices can be written
+//! in parallel: parts of a file are distributed over them.
 //!
 //! Invariant: the segments of the table itself are not among them: `commit.rs` writes those.
 
@@ -10,33 +10,33 @@ use crate::backend::Backend;
 use crate::frames::{Owner, WriteStream};
 use crate::segment::stream::Appender;
 
-/// So much of a file goes to one segment before the next one takes over, bytes.
+/// Length of the part of a file that goes to one segment before the next one, bytes.
 const PART: u64 = 1 << 20;
-/// Segments that content goes to at the same time, at most.
+/// Maximum number of open segments for file content.
 const MOST: u64 = 4;
-/// Segments that there is room for, for each of them: a small pool has none to leave half empty.
+/// Number of segments in the pool per open segment: a small pool has none to leave half empty.
 const ROOM: u64 = 64;
 
-/// Where new frames go.
+/// The appenders of all streams.
 pub(super) struct Appenders {
-    /// Nodes of trees, large values.
+    /// Tree nodes, large values.
     pub(super) metadata: Appender,
-    /// File content; shared with the threads that write it. One at least.
+    /// File content, at least one; shared with the write threads.
     data: Vec<Arc<Appender>>,
-    /// What the cleaner has moved.
+    /// Relocated frames.
     pub(super) relocated: Appender,
-    /// What the cleaner has moved of trees, where metadata lies twice.
+    /// Relocated frames of trees, where metadata is written twice.
     pub(super) relocated_metadata: Appender,
 }
 
-/// How many segments content goes to at the same time.
+/// Number of open segments for file content.
 pub(super) fn of_content(backend: &dyn Backend) -> usize {
     let by_room = backend.room().total / ROOM;
     (backend.independent() as u64).min(by_room).clamp(1, MOST) as usize
 }
 
 impl Appenders {
-    /// Without any open segment.
+    /// Appenders without an open segment.
     pub(super) fn new(of_content: usize) -> Self {
         Self {
             metadata: Appender::new(WriteStream::Metadata),
@@ -46,24 +46,24 @@ impl Appenders {
         }
     }
 
-    /// All of them.
+    /// All appenders.
     pub(super) fn all(&self) -> impl Iterator<Item = &Appender> {
         let others = [&self.metadata, &self.relocated, &self.relocated_metadata];
         self.data.iter().map(|data| &**data).chain(others)
     }
 
-    /// Those of content.
+    /// The appenders for file content.
     pub(super) fn of_data(&self) -> &[Arc<Appender>] {
         &self.data
     }
 
-    /// Copies what is still here of a range of a segment of content (offset in bytes) into the buffer,
-    /// and tells which parts of it must come from below.
+    /// Copies the part of a range that is still in memory into the buffer (offset in bytes in a content segment), and
+    /// returns the ranges that have to be read from the backend.
     pub(super) fn read_data(&self, segment: u32, offset: u64, buffer: &mut [u8]) -> Vec<Range<usize>> {
         let all = 0..buffer.len();
         for appender in &self.data {
             let missing = appender.read(segment, offset, buffer);
-            // No other one has any of it.
+            // No other appender has any of it.
             if missing.first() != Some(&all) {
                 return missing;
             }
@@ -71,8 +71,8 @@ impl Appenders {
         vec![all]
     }
 
-    /// Where content of this owner goes that takes so much; where segments are few (`scarce`), to one
-    /// that has room for it.
+    /// The appender for content of this owner and size; where segments are few (`scarce`), one whose segment has
+    /// space for it.
     pub(super) fn data(&self, owner: &Owner, charged: u64, scarce: impl FnOnce() -> bool) -> Option<&Arc<Appender>> {
         let turn = (owner.object.wrapping_add(owner.offset / PART) % self.data.len().max(1) as u64) as usize;
         let wanted = self.data.get(turn);

@@ -1,12 +1,12 @@
-//! Which device is to blame for a frame that was read damaged.
+//! Attribution of a damaged frame to devices.
 //!
-//! Callers: the store's reads and its scrub. A reading keeps what it got from which device; once another
-//! way of reading has given what is right, the devices are wrong whose bytes differ in that reading.
+//! Callers: the store's reads and its scrub. A reading records which device its bytes are from; once another copy or
+//! reconstruction is right, the devices whose bytes differ in the reading are wrong.
 //!
 //! Invariants:
-//! - A device that has answered rightly is not blamed, whichever way of reading was the first that gave
-//!   what is right: bits may flip in one reading only.
-//! - Nor is one that is known to lack something.
+//! - A device that has returned right bytes is not blamed, whichever copy or reconstruction was right
+//!   first: bits may flip in one reading only.
+//! - Devices that are known to lack data are not blamed.
 
 use std::collections::BTreeSet;
 
@@ -17,41 +17,41 @@ use crate::frame::Header;
 use crate::pointer::Pointer;
 use crate::{checksum, compress};
 
-/// What was read of a frame's stored content, and from which devices.
+/// Stored bytes of a frame as read, and the devices that they are from.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) stored: Vec<u8>,
     pub(super) sources: Sources,
 }
 
-/// A frame that is whole, as it is stored.
+/// An undamaged frame in its stored form.
 pub(super) struct WholeFrame {
-    /// Its header and what is stored.
+    /// Its header and the stored bytes.
     bytes: Vec<u8>,
-    /// Whether the header is the frame's own.
+    /// Whether the header belongs to this frame.
     has_header: bool,
     pub(super) content: Vec<u8>,
 }
 
 impl WholeFrame {
-    /// What is stored, without the header.
+    /// The stored bytes, without the header.
     pub(super) fn stored(&self) -> &[u8] {
         self.bytes.get(Pointer::HEADER as usize..).unwrap_or_default()
     }
 }
 
 impl Store {
-    /// A frame read in one way, in which its content is whole.
+    /// Reads a frame from copy or reconstruction `way` and verifies it.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Frame`] where it is not.
+    /// [`PoolError::Device`]; [`PoolError::Frame`] where it is damaged.
     pub(super) fn read_whole(&self, pointer: &Pointer, at: &Location, way: Way) -> Result<WholeFrame> {
         let mut bytes = vec![0; (u64::from(Pointer::HEADER) + u64::from(pointer.stored)) as usize];
         self.read_range(pointer.birth, at, way, 0, &mut bytes, &mut Sources::default())?;
         self.verified(pointer, bytes)
     }
 
-    /// The same of bytes that were read.
+    /// Verifies the bytes of a frame.
     fn verified(&self, pointer: &Pointer, bytes: Vec<u8>) -> Result<WholeFrame> {
         let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
         if u64::from(pointer.logical) > self.longest {
@@ -69,7 +69,7 @@ impl Store {
         Ok(WholeFrame { bytes, has_header, content })
     }
 
-    /// The same of a frame at a place that no table knows.
+    /// Reads and verifies a frame at a location that the table does not know.
     pub(super) fn read_whole_at(
         &self,
         pointer: &Pointer,
@@ -82,8 +82,8 @@ impl Store {
         self.verified(pointer, bytes)
     }
 
-    /// Makes all copies of a frame what it is. The frame's header goes with it unless that is damaged
-    /// here. `None` if it was not there any more.
+    /// Repairs all copies of a frame with its content, and with its header unless that is damaged here. `None` if the
+    /// frame is no longer there.
     pub(super) fn heal_frame(&self, frame: &WholeFrame, at: SegmentAt<'_>, offset: u64) -> Result<Option<Healed>> {
         if self.usable().is_err() {
             return Ok(None);
@@ -92,8 +92,8 @@ impl Store {
         self.heal(at, offset + skip as u64, frame.bytes.get(skip..).unwrap_or_default())
     }
 
-    /// The devices that gave wrong bytes in a reading of what should have been `right`, as far as they are
-    /// not known to lack something; `None` where what is wrong was computed from several.
+    /// The devices that returned wrong bytes in a reading that should have been `right`, except those known to lack
+    /// data; `None` where the wrong bytes were reconstructed from several devices.
     pub(super) fn blamed_in(&self, at: SegmentAt<'_>, reading: &Reading, right: &[u8]) -> Option<BTreeSet<u16>> {
         let mut wrong = reading.sources.wrong(0, &reading.stored, right);
         if wrong.is_empty() {

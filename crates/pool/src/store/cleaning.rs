@@ -1,10 +1,8 @@
-//! Cleaning: frames that live are copied out of segments in which much is dead, so that whole slots
-//! become free.
+//! Cleaner: live frames are copied out of segments of low utilization, so that whole slots become free.
 //!
-//! Callers: a background thread of the level above (with a budget), and writers that find no slot.
-//! A moved frame is copied with its header, is checked before, and is believed at its new place
-//! only once it is on the device; the old place is given back when the commit that names the new
-//! one is durable.
+//! Callers: a background thread of the engine (with a budget), and writers that find no slot. A moved frame is copied
+//! with its header, is verified before, and counts at its new location only once it is on the device; the old
+//! location is freed when the commit that names the new one is durable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,26 +17,26 @@ use crate::segment::table::{Op, Segment};
 use super::scrub::{Walked, check};
 use super::{Map, Result, Store};
 
-/// Frames are told to the table after so many bytes were copied.
+/// Number of copied bytes after which the table is updated.
 const BATCH: u64 = 4 << 20;
 
-/// What a step of cleaning has done.
+/// Result of a cleaning step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// Frames moved.
+    /// Number of moved frames.
     pub frames: u64,
-    /// What these are charged, bytes.
+    /// Their charged size, bytes.
     pub bytes: u64,
-    /// Segments from which everything was moved; their slots are free after the next commits.
+    /// Number of emptied segments; their slots are free after the next commits.
     pub segments: u64,
-    /// Whether there is more to do now.
+    /// Whether more cleaning is due now.
     pub more: bool,
 }
 
-/// So many segments that nobody needs stay where nobody writes: each commit leaves some of its own.
+/// Number of dead segments that may remain in an idle pool: each commit leaves some of its own.
 const LEFT: usize = 16;
 
-/// A frame on its way.
+/// A frame that is being moved.
 struct Moving {
     segment: u32,
     index: u32,
@@ -48,7 +46,7 @@ struct Moving {
 }
 
 impl Store {
-    /// Cleans while it pays, moving about this many bytes. Cheap when there is nothing to do.
+    /// Cleans victims as long as it pays, moving about this many bytes. Cheap when there is nothing to do.
     ///
     /// # Errors
     /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
@@ -69,13 +67,14 @@ impl Store {
                 match cleaner::pressure(free + self.coming(map, true), all) {
                     _ if all == 0 => Pressure::None,
                     Pressure::None if !cleaner::untidy(&map.table, &self.capacity()) => Pressure::None,
-                    // Where these are full, there are others: nothing is won at any price.
+                    // When the special class is full, metadata goes to other groups: cleaning it urgently is not
+                    // worth the cost.
                     _ => Pressure::Tidy,
                 }
             };
             self.clean(budget, true, &mut uncleanable, &mut done, &special)?;
             let pressed = {
-                // Taken once: a second time would wait for a writer that waits for the first.
+                // The lock is taken once: a second time would wait for a writer that waits for the first.
                 let map = self.map.read();
                 [pressure(&map), special(&map)] != [Pressure::None; 2]
             };
@@ -87,8 +86,7 @@ impl Store {
         Ok(done)
     }
 
-    /// Commits where nobody else does, and many segments wait for nothing else to be removed: where nobody
-    /// writes any more, they would stay.
+    /// Commits in an idle pool where many dead segments wait for a commit in order to be freed.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -102,17 +100,17 @@ impl Store {
         self.commit_root(&mut self.committed.lock(), None, false, false)
     }
 
-    /// How many places are free after the next commits, of those for metadata alone or of the others.
+    /// Number of locations that become free with the next commits, in the special class or in the others.
     fn coming(&self, map: &Map, of_special: bool) -> u64 {
         cleaner::coming(&map.table, &|segment| self.backend.is_special(&segment.place) == of_special)
     }
 
-    /// How long segments may be, by their places.
+    /// Capacity of a segment, by its location.
     fn capacity(&self) -> impl Fn(&Segment) -> u64 {
         |segment| self.backend.capacity(&segment.place)
     }
 
-    /// Cleans segments that lie where metadata has groups of its own, or the others.
+    /// Cleans segments of the special class, or of the others.
     pub(super) fn clean(
         &self,
         budget: u64,
@@ -134,7 +132,7 @@ impl Store {
             };
             let Some(id) = chosen else { break };
             let outcome = match self.move_out(id, budget, false, done) {
-                // What is damaged here may be whole in the copy.
+                // A copy of the damaged part may be right.
                 Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, false, done),
                 outcome => outcome,
             };
@@ -150,8 +148,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves what lives in a segment, until the budget is used up; perhaps only what trees consist
-    /// of.
+    /// Moves the live frames out of a segment, within the budget; or only frames of trees.
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let mut intact = true;
         let stream = self.map.read().table.segments().get(&id).map_or(WriteStream::Data, |segment| segment.stream);
@@ -170,7 +167,7 @@ impl Store {
             mover.copy(&frame, done)?;
             Ok(done.bytes < budget)
         });
-        // What was copied before anything went wrong is copied.
+        // Frames copied before an error are published.
         mover.publish(done)?;
         let complete = walked?;
         let left = self.map.read().table.segments().get(&id).is_some_and(|segment| segment.live_frames > 0);
@@ -178,7 +175,7 @@ impl Store {
             false => Outcome::Empty,
             true if intact && done.bytes >= budget => Outcome::Budget,
             true if only_trees => Outcome::Empty,
-            // Something could not be read, or the walk could not get past it.
+            // A part could not be read, or the walk could not get past it.
             true => {
                 tracing::warn!(segment = id, complete, "a segment cannot be cleaned: something in it is damaged");
                 Outcome::Damaged
@@ -186,7 +183,7 @@ impl Store {
         })
     }
 
-    /// Where what is moved goes: trees to where they lie twice, if they do.
+    /// Appender for moved frames: frames of trees go to the redundant one, if metadata is written twice.
     fn relocated_appender(&self, from: WriteStream, kind: FrameKind) -> &Appender {
         let metadata = from.is_metadata() || is_of_trees(kind);
         if self.has_redundant_metadata() && metadata {
@@ -196,8 +193,8 @@ impl Store {
         }
     }
 
-    /// Tells the table of copied frames, once they are on the device. Those freed or moved
-    /// meanwhile are left out.
+    /// Publishes copied frames in the table, once they are on the device. Frames freed or moved meanwhile are left
+    /// out.
     fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
         self.flush(&self.appenders.relocated)?;
         self.flush(&self.appenders.relocated_metadata)?;
@@ -220,13 +217,13 @@ impl Store {
                     .fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
             }
         }
-        // Only one moves frames at a time: to what is sealed no other is on its way.
+        // Only one thread moves frames at a time: no other frame is on its way to a sealed segment.
         let Map { table, arriving, .. } = &mut *map;
         arriving.retain(|id| table.segments().get(id).is_some_and(|segment| !segment.sealed));
         Ok(published)
     }
 
-    /// Gets slots for a writer that found none: cleans, and commits the moves.
+    /// Frees slots for a writer that found none: cleans, and commits the moves.
     pub(super) fn relieve(&self, stream: WriteStream) -> Result<()> {
         let enough = || self.backend.room().free > cleaner::reserve(stream);
         let _one = self.relief.lock();
@@ -239,7 +236,7 @@ impl Store {
             self.clean(self.longest * 8, false, &mut self.uncleanable.lock(), &mut done, &pressure)?;
             self.commit_moves()?;
             self.backend.reclaim();
-            // Relocated frames may fill a whole slot before the first is won.
+            // Relocated frames may fill a whole slot before the first one is freed.
             fruitless = if self.backend.room().free > before { 0 } else { fruitless + 1 };
             if (done.bytes == 0 && fruitless > 1) || fruitless > 16 {
                 break;
@@ -249,7 +246,7 @@ impl Store {
     }
 }
 
-/// Copies frames of a segment to where they go, and tells the table of them.
+/// Copies frames out of a segment, and publishes them in the table.
 pub(super) struct Mover<'a> {
     store: &'a Store,
     id: u32,
@@ -263,7 +260,7 @@ impl<'a> Mover<'a> {
         Self { store, id, stream, moving: Vec::new(), held: 0 }
     }
 
-    /// Copies a frame that lives there and is whole.
+    /// Copies a live, verified frame.
     pub(super) fn copy(&mut self, frame: &Walked<'_>, done: &mut Cleaned) -> Result<()> {
         let Pointer { segment, index, birth, kind, .. } = frame.header.pointer;
         let charged = frame.header.pointer.charged();
@@ -278,7 +275,7 @@ impl<'a> Mover<'a> {
         if self.held >= BATCH { self.publish(done) } else { Ok(()) }
     }
 
-    /// Tells the table of what was copied.
+    /// Publishes the copied frames in the table.
     pub(super) fn publish(&mut self, done: &mut Cleaned) -> Result<()> {
         self.held = 0;
         done.frames += self.store.publish(&mut self.moving)?;
@@ -286,12 +283,12 @@ impl<'a> Mover<'a> {
     }
 }
 
-/// Whether trees consist of frames of this kind.
+/// Whether this kind of frame belongs to trees.
 fn is_of_trees(kind: FrameKind) -> bool {
     matches!(kind, FrameKind::Leaf | FrameKind::Inner | FrameKind::Value)
 }
 
-/// How a segment was left.
+/// Result of moving frames out of a segment.
 pub(super) enum Outcome {
     Empty,
     Budget,
@@ -299,7 +296,7 @@ pub(super) enum Outcome {
 }
 
 impl<'a> Walked<'a> {
-    /// The frame as it lies there, for a copy.
+    /// A frame as it is stored, for a copy.
     pub(super) fn new(header: crate::frame::Header, offset: u32, raw_header: &'a [u8], stored: &'a [u8]) -> Self {
         Self { header, offset, raw_header, stored }
     }
@@ -307,7 +304,7 @@ impl<'a> Walked<'a> {
 
 #[cfg(test)]
 impl Store {
-    /// Moves what lives in a segment, whether it pays or not.
+    /// Moves the live frames out of a segment, whether it pays or not.
     pub(super) fn move_out_for_tests(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<()> {
         let _alone = self.uncleanable.lock();
         self.move_out(id, budget, false, done).map(|_| ())

@@ -1,10 +1,9 @@
-//! Commits: everything a root names is written and synced, then the root; then what no kept root
-//! reaches is free.
+//! Commits: everything that a root names is written and synced, then the root; then space that no retained root
+//! reaches is freed.
 //!
-//! Besides the upper level's commits the store makes its own, of the same txg with the upper
-//! level's part unchanged, to make moves of the cleaner durable and so to get slots back. Frames of
-//! txgs that are not committed are named as uncommitted in the table's record: an import of this
-//! root takes them for dead.
+//! In addition to the engine's commits the store makes its own, of the same txg with the engine's part unchanged, to
+//! make moves of the cleaner durable and so to free slots. Frames of uncommitted txgs are recorded as uncommitted in
+//! the table: an import of this root frees them.
 
 use std::sync::atomic::Ordering;
 
@@ -17,30 +16,29 @@ use crate::segment::table::{Counted, Op};
 
 use super::{Committed, Freed, Map, Result, Store};
 
-/// Frees done under one hold of the table's lock.
+/// Number of frees under one hold of the table's lock.
 const FREES_AT_ONCE: usize = 4096;
 
-/// What the upper level commits.
+/// Content of a commit by the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Commit<'a> {
     /// The txg; later than the last one.
     pub txg: Txg,
-    /// The root of its tree.
+    /// The root of its catalog tree (like ZFS' MOS).
     pub catalog: Option<Pointer>,
-    /// What it wants to find again; at most [`UPPER_LIMIT`] bytes.
+    /// The engine's own data in the root; at most [`UPPER_LIMIT`] bytes.
     pub upper: &'a [u8],
-    /// Where replay of the log begins.
+    /// Position at which replay of the log begins.
     pub log_start: LogStart,
-    /// Now, seconds since 1970.
+    /// Current time, seconds since 1970.
     pub time: u64,
 }
 
 impl Store {
-    /// Commits a txg: all frames of it were written, all frees of it were told. Durable when it
-    /// returns.
+    /// Commits a txg: all of its frames were written, and all of its frees were recorded. Durable when it returns.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] when anything fails; the last durable root is then what counts.
+    /// [`PoolError::Suspended`] when anything fails; the last durable root is then the valid one.
     /// [`PoolError::Refused`] for a txg that is not later.
     pub fn commit(&self, new: &Commit<'_>) -> Result<()> {
         self.ready()?;
@@ -56,14 +54,14 @@ impl Store {
         Ok(())
     }
 
-    /// Makes moves of the cleaner durable, and gives back all that only older roots reach.
+    /// Makes moves of the cleaner durable, and frees everything that only older roots reach.
     pub(super) fn commit_moves(&self) -> Result<()> {
         self.ready()?;
         let mut committed = self.committed.lock();
         self.commit_root(&mut committed, None, false, true)
     }
 
-    /// Leaves the pool in order: a last root, and the label's state when it is exported. Nothing is
+    /// Closes the pool cleanly: a last root, and the exported state in the labels where it is exported. Nothing is
     /// accepted afterwards.
     ///
     /// # Errors
@@ -135,7 +133,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes everything durable that a root names, and then the root.
+    /// Flushes everything that a root names, and then writes the root.
     pub(super) fn write_root(&self, root: &Root) -> Result<()> {
         self.backend.flush()?;
         match self.backend.put_root(root)? {
@@ -144,13 +142,13 @@ impl Store {
         }
     }
 
-    /// Makes sure that damage of the roots from the next on is seen.
+    /// Prepares for the detection of damage in later roots.
     pub(super) fn guard(&self, committed: &mut Committed) -> Result<()> {
         committed.root.guarded = self.backend.guard()?;
         Ok(())
     }
 
-    /// Marks dead what was freed up to this txg; returns how much, bytes.
+    /// Applies the frees up to this txg to the table; returns the freed bytes.
     fn apply_frees(&self, txg: Txg) -> Result<u64> {
         let mut all: Vec<Freed> = Vec::new();
         {
@@ -177,7 +175,7 @@ impl Store {
     }
 }
 
-/// Takes all that is dead in every kept root out of the table; answers what it was, to be removed.
+/// Removes the segments that are dead in every retained root from the table; returns them for deletion.
 pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<Vec<(u32, Place)>> {
     let mut removed = map.table.releasable(root.kept);
     for (id, _) in &removed {
@@ -193,14 +191,13 @@ pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<Vec<(u32, Place)
     Ok(removed)
 }
 
-/// What segments take beside what lives in them, and what lives where metadata has groups of its own;
-/// bytes.
+/// Additional space of segments beyond their live frames, and live frames in the special class; bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extra {
-    /// Lost at the ends of segments that were filled: a frame did not fit any more. Segments sealed
-    /// early are won back by the cleaner.
+    /// Lost at the ends of filled segments, where the next frame did not fit. Segments sealed early are reclaimed by
+    /// the cleaner.
     slack: u64,
-    /// What living frames take besides themselves: as copies, as parity where rows are narrow.
+    /// Additional space of live frames: copies, and parity where rows are narrow.
     copies: u64,
     special: u64,
 }
@@ -214,8 +211,8 @@ impl Extra {
         let capacity = backend.capacity(&segment.place);
         let is_filled = segment.sealed && u64::from(segment.bytes) * 4 >= capacity * 3;
         let slack = if is_filled {
-            // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with
-            // it.
+            // In proportion to the live frames: the remainder of the segment is reclaimed by the cleaner, with its
+            // tail.
             let rest = capacity.saturating_sub(u64::from(segment.bytes));
             let lost = u128::from(rest) * u128::from(live) / u128::from(segment.bytes.max(1));
             backend.cost(&segment.place, lost as u64)
@@ -233,8 +230,8 @@ impl Extra {
 }
 
 impl Map {
-    /// Sums up what segments take beside what lives in them: only those that have changed, unless the
-    /// shape of the pool may have, which the revision of its labels tells.
+    /// Sums up the additional space of segments: only changed segments, unless the pool's topology may have changed,
+    /// which is recognized by the label revision.
     pub(super) fn sum_up(&mut self, revision: u64, tree: &PageTree, root: &Root, backend: &dyn Backend) {
         let changed = self.table.take_counted();
         let mut sums = self.living.all();
@@ -260,7 +257,7 @@ impl Map {
     }
 }
 
-/// What of the table lies where metadata has groups of its own.
+/// The part of the segment table in the special class, bytes.
 fn special_of_table(tree: &PageTree, root: &Root, backend: &dyn Backend) -> u64 {
     if backend.special_room().1 == 0 {
         return 0;

@@ -1,13 +1,12 @@
-//! Compression of frames before they are written: by whoever brings them, and by threads that are
-//! there for it.
+//! Compression of frames before they are written, by the calling thread and a pool of threads.
 //!
 //! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
-//! - No lock is held while anything is compressed, and nothing is taken of the pool.
-//! - The caller compresses its frames from the front; from the back it leaves copies to the threads
-//!   as long as fewer than [`WAITING`] wait for each of them, so that a thread always has the next
-//!   one. When it gets there it does what no thread has begun, its own or another caller's. So
-//!   nobody waits but for what is being compressed.
-//! - What a thread loses is compressed by the caller that left it there.
+//! - No lock is held during compression, and no space of the pool is used.
+//! - The caller compresses its frames from the front; from the back it queues copies for the threads as
+//!   long as fewer than [`WAITING`] wait for each thread, so that a thread always has the next one. When
+//!   the two meet, the caller runs queued jobs, its own or another caller's. So it waits only for running
+//!   compressions.
+//! - Frames that a crashed thread has lost are compressed by the caller that queued them.
 //! - The threads end with the store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,16 +23,16 @@ use crate::frames::{Compressed, CompressionSetting, NewFrame};
 use crate::pointer::{ChecksumKind, Compression, Pointer};
 use crate::workers::{Workers, processors};
 
-/// From so many bytes on, several threads compress.
+/// Minimum number of bytes for which several threads compress.
 const WORTH_A_THREAD: usize = 512 << 10;
-/// Groups that wait at most, for each thread.
+/// Maximum number of waiting groups per thread.
 const WAITING: usize = 3;
-/// Frames that are left to a thread together.
+/// Number of frames in a group for a thread.
 const GROUP: usize = 2;
-/// Buffers kept for the next groups, and what one of them is long at most, bytes.
+/// Number of buffers kept for reuse, and their maximum length, bytes.
 const SPARE: (usize, usize) = (4, 1 << 20);
 
-/// What becomes of a content.
+/// Checksum of a content, and its compressed form.
 type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
 
 fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
@@ -43,11 +42,11 @@ fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, conte
         .collect()
 }
 
-/// Copies of contents, for a thread to compress.
+/// Copies of contents that a thread is to compress.
 struct Job {
-    /// Where the caller waits; it sees a job that is lost by this end of it being gone.
+    /// Channel to the waiting caller; it recognizes a lost job by this end being dropped.
     results: Sender<(usize, Vec<Content>)>,
-    /// Which of the caller's groups it is.
+    /// Number of the caller's group.
     group: usize,
     bytes: Vec<u8>,
     lengths: Vec<usize>,
@@ -57,7 +56,7 @@ struct Job {
 }
 
 impl Job {
-    /// Compresses it, and leaves its buffer for the next.
+    /// Compresses the group, and returns its buffer for reuse.
     fn run(mut self) {
         let mut rest = &*self.bytes;
         let mut contents = Vec::with_capacity(self.lengths.len());
@@ -67,7 +66,7 @@ impl Job {
             rest = behind;
         }
         let compressed = compress_group(self.compression, self.checksum, &contents);
-        // The caller is there: it waits for all that it has left.
+        // The caller waits for all groups that it has queued.
         let _ = self.results.send((self.group, compressed));
         let mut spare = self.spare.lock();
         if spare.len() < SPARE.0 && self.bytes.capacity() <= SPARE.1 {
@@ -77,17 +76,17 @@ impl Job {
     }
 }
 
-/// The threads that compress.
+/// The compression threads.
 #[derive(Default)]
 pub(super) struct Compressors {
     running: OnceLock<Running>,
-    /// What came last did compress.
+    /// The last contents were compressible.
     hope: AtomicBool,
 }
 
 struct Running {
     workers: Workers<Job>,
-    /// Buffers for the next groups.
+    /// Buffers for reuse.
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
@@ -98,7 +97,7 @@ impl std::fmt::Debug for Compressors {
 }
 
 impl Compressors {
-    /// The threads, where there are any. Whoever brings frames is one more.
+    /// The threads, if there are any, in addition to the calling thread.
     fn running(&self) -> Option<&Running> {
         let start = || {
             let threads = processors() - 1;
@@ -110,10 +109,10 @@ impl Compressors {
 }
 
 impl Running {
-    /// Leaves a group to the threads, where there is room for it.
+    /// Queues a group for the threads, if there is space in the queue.
     fn leave(&self, results: &Sender<(usize, Vec<Content>)>, group: usize, frames: &[NewFrame<'_>]) -> bool {
         let Some(first) = frames.first() else { return false };
-        // Nothing is copied in vain, but where another caller was faster.
+        // Checked first to avoid a needless copy, except where another caller is faster.
         if self.workers.is_full() {
             return false;
         }
@@ -126,7 +125,7 @@ impl Running {
             .is_ok()
     }
 
-    /// Compresses groups of frames, with the threads.
+    /// Compresses groups of frames, with the help of the threads.
     fn compress(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
         let (results, came) = bounded(groups.len());
         let mut done: Vec<Vec<Content>> = groups.iter().map(|_| Vec::new()).collect();
@@ -153,7 +152,7 @@ impl Running {
                 *place = compressed;
             }
         }
-        // What was lost.
+        // Lost by a thread.
         for (place, group) in done.iter_mut().zip(groups) {
             if place.len() != group.len() {
                 *place = compress_frames(group);
@@ -163,7 +162,7 @@ impl Running {
     }
 }
 
-/// Compresses frames that are compressed and checked alike.
+/// Compresses frames with the same compression and checksum settings.
 fn compress_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
     let Some(first) = frames.first() else { return Vec::new() };
     let contents: Vec<&[u8]> = frames.iter().map(|frame| frame.content).collect();
@@ -171,7 +170,7 @@ fn compress_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
 }
 
 impl Store {
-    /// Checks and compresses a frame; takes nothing of the pool yet.
+    /// Checks and compresses a frame; uses no space of the pool yet.
     pub(super) fn compress(&self, frame: &NewFrame<'_>) -> Result<Compressed> {
         self.check_new(frame)?;
         let checksum = checksum::content(frame.checksum, frame.content);
@@ -190,8 +189,8 @@ impl Store {
         Ok(())
     }
 
-    /// Compresses frames. What does not compress is no work for several: where nothing of what came
-    /// before has compressed, the first are tried alone.
+    /// Compresses frames. Incompressible data is not worth several threads: where the previous frames were not
+    /// compressible, the first ones are tried alone.
     pub(super) fn compress_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Compressed>> {
         let alike = |one: &NewFrame<'_>, next: &NewFrame<'_>| {
             (one.compression, one.checksum) == (next.compression, next.checksum)

@@ -1,9 +1,8 @@
-//! Metadata in two places: segments of trees and of the segment table lie twice, on different
-//! devices where there are several. A copy that is damaged is told, and written anew from the one
-//! that is whole: by whoever reads it, by a scrub, by the cleaner.
+//! Redundant metadata: segments of trees and of the segment table have two copies, on different devices where there
+//! are several. A damaged copy is reported, and rewritten from the right one: by readers, by a scrub, by the cleaner.
 //!
-//! Callers: the store's reads, its scrub and its cleaner. Only whoever checks frames knows which copy
-//! is right: that is here; writing the others anew is the backend's ([`crate::backend::Backend::heal`]).
+//! Callers: the store's reads, its scrub and its cleaner. Only checksums of frames show which copy is right: that is
+//! done here; the backend rewrites the others ([`crate::backend::Backend::heal`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,30 +20,30 @@ use crate::frames::Owner;
 use crate::label::{Place, Root};
 use crate::pointer::Pointer;
 
-/// The name of a frame: segment and number.
+/// Name of a frame: segment and number.
 type Name = (u32, u32);
 
-/// What is wrong with a frame of the segment table.
+/// Damage of a frame of the segment table.
 pub(super) struct TableDamage {
     pub(super) damage: Damage,
-    /// The devices that gave wrong bytes; none where that is not known.
+    /// The devices that returned wrong bytes; empty where that is unknown.
     pub(super) devices: BTreeSet<u16>,
-    /// What was written anew.
+    /// The rewritten parts.
     pub(super) healed: Option<Healed>,
 }
 
-/// What is damaged at one place of a segment, and whose it is as far as headers tell.
+/// Damaged frames in one copy of a segment, with their owners as far as headers name them.
 type Damages = BTreeMap<Name, (Damage, Option<Owner>)>;
 
 impl Store {
-    /// How many damaged copies were written anew since the pool was opened.
+    /// Number of damaged copies that were rewritten since the pool was opened.
     #[must_use]
     pub fn mended(&self) -> u64 {
         self.sums.mended.load(Ordering::Relaxed)
     }
 
-    /// A frame's content in another way, where the first reading was damaged; what is damaged is written
-    /// anew.
+    /// Reads a frame from another copy or reconstruction after the first reading was damaged; rewrites the damaged
+    /// one.
     pub(super) fn read_copy(
         &self,
         pointer: &Pointer,
@@ -58,7 +57,7 @@ impl Store {
         let chosen = self.backend.chooses(at.at());
         for way in usize::from(!chosen)..self.backend.ways(at.at()) {
             let Ok(frame) = self.read_whole(pointer, at, Some(way)) else { continue };
-            // Its place may have been given to others meanwhile: then nothing is damaged.
+            // Its location may have been reused meanwhile: then nothing is damaged.
             if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
                 let healed = self.told(self.heal_frame(&frame, at.at(), at.offset));
                 let wrong = match (&error, self.blamed_in(at.at(), first, frame.stored()), healed) {
@@ -67,7 +66,7 @@ impl Store {
                     (_, None, Some(healed)) if !healed.wrong.is_empty() => {
                         healed.devices().into_iter().map(Some).collect()
                     }
-                    // What was wrong was computed from several, or nothing is wrong there any more.
+                    // The wrong bytes were reconstructed from several devices, or nothing is wrong any more.
                     (PoolError::Frame { .. }, None, _) => vec![None],
                     (_, None, Some(_)) => Vec::new(),
                     (_, None, None) if chosen => self.damaged_copy(pointer, at, way).map(Some).into_iter().collect(),
@@ -77,7 +76,7 @@ impl Store {
             }
             return Ok(frame.content.into());
         }
-        // What has moved is not damaged.
+        // A moved frame is not damaged.
         if self.find(pointer).is_ok_and(|now| now == *at)
             && let Some(content) = self.read_pieces(pointer, at, &error, first)?
         {
@@ -86,15 +85,14 @@ impl Store {
         Err(error)
     }
 
-    /// The device whose copy cannot be read, where the copy that was read was chosen among several, and
-    /// this way reads a whole one.
+    /// The device whose copy is unreadable, where the first read chose among several copies and copy `good` is right.
     fn damaged_copy(&self, pointer: &Pointer, at: &Location, good: usize) -> Option<u16> {
         let mut others = (0..self.backend.ways(at.at())).filter(|way| *way != good);
         let bad = others.find(|way| self.read_whole(pointer, at, Some(*way)).is_err())?;
         Some(self.backend.member(at.at(), bad))
     }
 
-    /// A frame's content from pieces that are whole in different ways; what is damaged is written anew.
+    /// Reconstructs a frame block by block from different copies; rewrites the damaged blocks.
     fn read_pieces(
         &self,
         pointer: &Pointer,
@@ -119,18 +117,17 @@ impl Store {
         Ok(Some(content.into()))
     }
 
-    /// What was mended; that it could not be is no error of whoever has the content.
+    /// Logs a failed repair, which is no error for a reader that has the content.
     fn told(&self, mended: Result<Option<Healed>>) -> Option<Healed> {
         mended.inspect_err(|error| tracing::warn!(%error, "a damaged copy cannot be written anew")).ok().flatten()
     }
 
-    /// Makes all copies of a frame what it is in one way, in which its content is whole. `None` if it was
-    /// not there any more.
+    /// Rewrites all copies of a frame from copy `good`, which is right. `None` if the frame is no longer there.
     fn mend(&self, pointer: &Pointer, at: SegmentAt<'_>, offset: u64, good: usize) -> Result<Option<Healed>> {
         if self.usable().is_err() {
             return Ok(None);
         }
-        // Another device may have failed or come back meanwhile: then this way reads something else.
+        // Another device may have failed or returned meanwhile: then this number reads other columns.
         match self.read_whole_at(pointer, at, offset, good) {
             Ok(frame) => self.heal_frame(&frame, at, offset),
             Err(PoolError::Frame { .. }) => Ok(None),
@@ -138,15 +135,14 @@ impl Store {
         }
     }
 
-    /// Makes all copies of a part of a segment what it should be; `None` if it was not there any more.
+    /// Repairs all copies of a part of a segment; `None` if it is no longer there.
     pub(super) fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Healed>> {
         let healed = self.backend.heal(at, offset, right, &|image| self.is_whole(at, image))?;
         self.sums.mended.fetch_add(healed.as_ref().map_or(0, |healed| healed.columns), Ordering::Relaxed);
         Ok(healed)
     }
 
-    /// Looks at a frame of the table in all ways; answers what is wrong with it, if anything is, and
-    /// mends that.
+    /// Reads a frame of the table from all copies; returns its damage, if there is any, and repairs it.
     pub(super) fn look_at_table_frame(&self, root: &Root, pointer: &Pointer) -> Option<TableDamage> {
         let at = table_place(root, pointer)?;
         let (mut good, mut found, mut bad) = (None, None, Vec::new());
@@ -176,8 +172,8 @@ impl Store {
         Some(TableDamage { damage, devices, healed })
     }
 
-    /// Makes all copies of a frame of the table what it is in one way, or, without any in which it is
-    /// whole, what can be put together.
+    /// Rewrites all copies of a frame of the table from copy `good`, or, without a right copy, from a block-wise
+    /// reconstruction.
     fn mend_table(
         &self,
         root: &Root,
@@ -186,12 +182,12 @@ impl Store {
         good: Option<usize>,
     ) -> Result<Option<Healed>> {
         let mut committed = self.committed.lock();
-        // Segments of the table are given back under this lock.
+        // Segments of the table are freed under this lock.
         let now = table_place(&committed.root, pointer).map(|at| at.place);
         if now != table_place(root, pointer).map(|at| at.place) || self.usable().is_err() {
             return Ok(None);
         }
-        // Parity that covers more than this frame is right again in the segment that comes next.
+        // Parity that covers more than this frame is right again in the next table segment.
         if at.place.parity() > 0 {
             (committed.open_table, committed.renew) = (None, true);
         }
@@ -204,8 +200,8 @@ impl Store {
         self.heal(at, content, &stored)
     }
 
-    /// Mends what it can of a segment that lies twice; answers whether there was anything. The
-    /// damage is told.
+    /// Repairs the damaged frames of a segment with two copies, as far as possible, and reports the damage; returns
+    /// whether there was any.
     pub(super) fn mend_segment(&self, id: u32) -> Result<bool> {
         let Some(place) = self.place_of(id) else { return Ok(false) };
         if self.backend.ways(SegmentAt { segment: id, place: &place }) < 2 {
@@ -243,8 +239,8 @@ impl Store {
         map.table.segments().get(&id).map(|segment| segment.place.clone()).filter(|place| !place.is_empty())
     }
 
-    /// Verifies these frames of a segment that lies twice, at both places, and mends what is
-    /// damaged at one of them. All of them must be on the devices.
+    /// Verifies these frames in both copies of a segment, and repairs frames that are damaged in one of them. All
+    /// frames have to be on the devices.
     pub(super) fn scrub_copies(
         &self,
         id: u32,
@@ -267,7 +263,7 @@ impl Store {
                     Some(damage) => drop(damaged.insert(name, (damage, Some(frame.header.owner)))),
                     None => drop(damaged.remove(&name)),
                 }
-                // Once for each frame; the other copy only asks whether to go on.
+                // Once per frame; for the second copy the visitor only decides whether to continue.
                 let header = (way == 0).then_some(frame.header);
                 let bytes = header.map_or(0, |header| header.pointer.charged());
                 let owner = Some(frame.header.owner);
@@ -288,8 +284,7 @@ impl Store {
             && self.tell_lost(id, first, &at_first, &at_second, visit))
     }
 
-    /// Mends frames that are damaged on a device from the other copy, as far as they are whole
-    /// there.
+    /// Repairs frames that are damaged on a device from the other copy, as far as they are right there.
     fn mend_from(
         &self,
         at: SegmentAt<'_>,
@@ -315,7 +310,7 @@ impl Store {
         Ok(go_on)
     }
 
-    /// Tells of the frames that are whole nowhere.
+    /// Reports the frames that are damaged in both copies.
     fn tell_lost(
         &self,
         id: u32,

@@ -1,11 +1,11 @@
-//! Second copies that are missing: of what was written before a pool had them, while slots were
-//! short, or to a place where a write has failed.
+//! Missing second copies (like ZFS' ditto blocks): of metadata written before the pool had them, while slots were
+//! short, or where a write failed in one slot.
 //!
-//! Callers: the store's writers, which tell of failed writes; its cleaner, which moves such frames
-//! to where they lie twice; commands.
+//! Callers: the store's writers, which report failed writes; its cleaner, which moves such frames to segments with
+//! two copies; commands.
 //!
-//! Invariant: a write that fails at one of two places stops nobody: what is written next goes
-//! elsewhere, and what the segment holds is moved to where it lies twice.
+//! Invariant: a write that fails in one of two slots does not fail the operation: the next writes go to another
+//! segment, and the segment's frames are moved to one with two copies.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::segment::cleaner::Pressure;
 use crate::segment::stream::{Appender, Piece};
 use crate::segment::table::Segment;
 
-/// Segments of relocated frames that hold trees as well, from a time when the pool had no copies;
-/// nobody has looked yet: none.
+/// Segments of relocated file content that hold tree nodes as well, from a time when the pool had no second copies;
+/// `None` until they are searched.
 pub(super) type Mixed = Mutex<Option<BTreeSet<u32>>>;
 
 impl Store {
@@ -34,25 +34,23 @@ impl Store {
         self.backend.copies(WriteStream::Metadata) > 1
     }
 
-    /// Whether file systems that are made now have names of neighbouring numbers side by side.
+    /// Whether new file systems use the ordered name hash, by which names with neighbouring numbers are adjacent.
     #[must_use]
     pub fn has_ordered_names(&self) -> bool {
         self.ordered_names.load(Ordering::Acquire)
     }
 
-    /// Whether there is, or was, a file system in which names are the same though their bytes
-    /// differ.
+    /// Whether a file system with folded names (case or normalization insensitive) was ever created in the pool.
     #[must_use]
     pub fn is_folding(&self) -> bool {
         self.identity().incompatible & Identity::FOLDED != 0
     }
 
-    /// Before the first file system is made in which names are the same though their bytes differ:
-    /// programs that do not know of such cannot import the pool any more. `time` is now, seconds
-    /// since 1970.
+    /// Allows file systems with folded names (case or normalization insensitive), before the first of them is
+    /// created: programs without this feature cannot import the pool any more. `time` is now, seconds since 1970.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] if labels cannot be written.
+    /// [`PoolError::Suspended`] if the labels cannot be written.
     pub fn allow_folding(&self, time: u64) -> Result<()> {
         if self.is_folding() {
             return Ok(());
@@ -60,19 +58,18 @@ impl Store {
         self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
     }
 
-    /// From now on the pool has everything that this program knows: metadata is written twice, and
-    /// what there is gets its second copies by cleaning; new file systems have names of
-    /// neighbouring numbers side by side. Answers whether anything is new. Programs that do not
-    /// know of it cannot import the pool any more.
+    /// Enables all features of this version: metadata is written twice, and existing metadata gets its second copies
+    /// by cleaning; new file systems use the ordered name hash. Returns whether a feature is new. Programs
+    /// without these features cannot import the pool any more.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] if labels cannot be written.
+    /// [`PoolError::Suspended`] if the labels cannot be written.
     pub fn upgrade(&self, time: u64) -> Result<bool> {
         let single = self.disks.as_ref().filter(|_| !self.has_redundant_metadata());
         if single.is_none() && self.has_ordered_names() {
             return Ok(false);
         }
-        // The labels first: nothing lies twice in a pool that does not say so.
+        // The labels first: no second copy exists before they record the feature.
         let new = Identity::ORDERED_NAMES | if single.is_some() { Identity::REDUNDANT_METADATA } else { 0 };
         self.relabel(time, |identity| identity.incompatible |= new)?;
         self.ordered_names.store(true, Ordering::Release);
@@ -87,7 +84,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Ends a stream's open segment; what is written next goes to another one.
+    /// Seals a stream's open segment; the next writes go to another one.
     pub(super) fn end_segment(&self, appender: &Appender) -> Result<()> {
         let mut full = Vec::new();
         let mut state = appender.lock();
@@ -98,7 +95,7 @@ impl Store {
         learnt.map_err(|error| self.suspend(&error))
     }
 
-    /// What lies once and should lie twice, bytes.
+    /// Live metadata with one copy that should have two, bytes.
     #[must_use]
     pub fn lies_once(&self) -> u64 {
         if !self.has_redundant_metadata() {
@@ -117,8 +114,8 @@ impl Store {
         of_trees(&map) + mixed.iter().filter_map(|id| map.table.segments().get(id)).map(bytes).sum::<u64>()
     }
 
-    /// Writes a piece. Where that leaves its segment with less redundancy, the segment ends: what is
-    /// cut of it by that is to be written next.
+    /// Writes a piece. Where its segment gets less redundancy by that, it is sealed: the pieces cut off by the seal
+    /// are returned and have to be written next.
     pub(super) fn write_piece(&self, appender: &Appender, piece: &Piece) -> Result<Vec<Arc<Piece>>> {
         if self.backend.write(piece.at(), appender.stream, u64::from(piece.start), &piece.bytes)? == Copies::All {
             return Ok(Vec::new());
@@ -132,7 +129,7 @@ impl Store {
         Ok(full)
     }
 
-    /// How many writes have failed of what was written at another place all the same.
+    /// Number of writes that failed in one slot and succeeded in another.
     #[must_use]
     pub fn unwritten(&self) -> u64 {
         self.disks.as_ref().map_or(0, |disks| disks.unwritten())
@@ -143,7 +140,7 @@ impl Store {
         segment.live_frames > 0 && !segment.place.is_empty() && self.backend.is_weak(at, segment.stream)
     }
 
-    /// Segments of relocated frames with frames whose names are of trees' segments.
+    /// Segments of relocated file content that hold frames of metadata segments.
     fn mixed_segments(&self, map: &Map) -> BTreeSet<u32> {
         let mut mixed = self.mixed.lock();
         let segments = map.table.segments();
@@ -158,8 +155,7 @@ impl Store {
         found.clone()
     }
 
-    /// A segment to be moved to where it lies twice; and whether only trees are to be moved out of
-    /// it.
+    /// The next segment to move to one with two copies, and whether only its frames of trees are to be moved.
     fn next_single(&self, excluded: &BTreeSet<u32>) -> Option<(u32, bool)> {
         let (durable, map) = (self.durable().0, self.map.read());
         if !self.has_redundant_metadata() || self.urgency() != Pressure::None {
@@ -175,12 +171,12 @@ impl Store {
         mixed.into_iter().find(|id| segments.get(id).is_some_and(|segment| may(id, segment))).map(|id| (id, true))
     }
 
-    /// Whether there is anything for [`Self::double`].
+    /// Whether [`Self::double`] has anything to do.
     pub(super) fn is_single(&self, excluded: &BTreeSet<u32>) -> bool {
         self.next_single(excluded).is_some()
     }
 
-    /// Moves what lies once to where it lies twice, about so much.
+    /// Moves metadata with one copy to segments with two, within the budget.
     pub(super) fn double(&self, budget: u64, uncleanable: &mut BTreeSet<u32>, done: &mut Cleaned) -> Result<()> {
         while done.bytes < budget
             && let Some((id, only_trees)) = self.next_single(uncleanable)

@@ -1,8 +1,7 @@
-//! A store that another program writes to, and that is only read here, goes on to that one's newer roots.
+//! Follower: a read-only store that switches to newer roots of the machine that writes to the pool.
 //!
-//! Called by whoever follows a writer. Invariant: what the root says that the caller uses stays readable
-//! until he uses another one, however often he fails to go on; the writer's backend keeps its segments for
-//! some time.
+//! Caller: the engine of a follower. Invariant: everything that the root in use names stays readable until the caller
+//! uses another root, however often a switch fails; the writer's backend retains its segments for some time.
 
 use std::sync::atomic::Ordering;
 
@@ -13,12 +12,12 @@ use crate::error::PoolError;
 use crate::label::Root;
 
 impl Store {
-    /// Goes on to the newest root, where another program has put one since; answers that. What the root of
-    /// the generation `used` says can be read until this is called with a later one.
+    /// Switches to the newest root, if another process has put one; returns it. The content of the root of generation
+    /// `used` stays readable until this is called with a later one.
     ///
     /// # Errors
-    /// [`PoolError::Device`], also where parts of that root are gone already: the next one is newer.
-    /// [`PoolError::Refused`] for a store that writes itself.
+    /// [`PoolError::Device`], also where parts of that root are deleted already: the next one is newer.
+    /// [`PoolError::Refused`] for a store that is opened for writing.
     pub fn follow(&self, used: u64) -> Result<Option<Root>> {
         if self.writable {
             return Err(PoolError::Refused("a pool that is written to here follows nobody".to_owned()));
@@ -33,12 +32,12 @@ impl Store {
         self.sums.table.store(loaded.charged(&root), Ordering::Relaxed);
         self.sums.allocated.store(loaded.table.live_bytes(), Ordering::Relaxed);
         let mut map = Map { table: loaded.table, next_segment: root.next_segment, ..Map::default() };
-        // What is dead in all roots that are kept is in none of them: the writer removes it.
+        // Segments that are dead in all retained roots are in none of them: the writer deletes them.
         release(&mut map, &mut root)?;
         map.sum_up(committed.identity.revision, &loaded.tree, &root, &*self.backend);
         {
             let mut now = self.map.write();
-            // Where nobody has come to use the root before this one, what is used is older.
+            // If the previous root was never used, the root in use is older.
             let is_used = used == committed.root.generation || now.before.is_none();
             map.before = if is_used { Some(std::mem::take(&mut now.table)) } else { now.before.take() };
             *now = map;

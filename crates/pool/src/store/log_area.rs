@@ -1,7 +1,6 @@
-//! The log area: slots set aside when the pool is made, for the intent log. One address space from
-//! 0 to its length.
+//! The log area: slots reserved for the intent log when the pool is created. One address space from 0 to its length.
 //!
-//! Callers: the intent log, which knows what is in it. Invariant: what fails suspends the store.
+//! Callers: the intent log, which knows its content. Invariant: a failure suspends the store.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use crate::log::{Area, Blocks, Ring, Start};
 
 use super::{Result, Store};
 
-/// The log area as the intent log sees it.
+/// The log area for the intent log.
 struct LogArea(Arc<Store>);
 
 impl Area for LogArea {
@@ -58,10 +57,10 @@ impl From<LogStart> for Start {
 }
 
 impl Store {
-    /// The blocks of the intent log, wherever the pool lies.
+    /// Opens the blocks of the intent log, on devices or in a bucket.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a pool whose log has no room.
+    /// [`PoolError::Format`] for a pool without space for the log.
     pub fn log(self: &Arc<Self>) -> Result<Box<dyn Blocks>> {
         Ok(match self.backend.log()? {
             Some(blocks) => blocks,
@@ -69,7 +68,7 @@ impl Store {
         })
     }
 
-    /// Length of the log area, bytes; 0 where the log does not lie on devices.
+    /// Length of the log area, bytes; 0 where the log is not on devices.
     #[must_use]
     pub fn log_length(&self) -> u64 {
         self.disks.as_ref().map_or(0, |disks| disks.log_length())
@@ -78,7 +77,7 @@ impl Store {
     /// Reads from the log area.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a range that is not in it.
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a range outside of the area.
     pub fn log_read(&self, position: u64, buffer: &mut [u8]) -> Result<()> {
         self.log_disks()?.log_read_any(position, buffer)
     }
@@ -91,7 +90,7 @@ impl Store {
         self.ready()?;
         let disks = self.log_disks()?;
         match disks.log_write(position, bytes) {
-            // A range that is not there is nobody's failure; nor is a device that is for the log alone.
+            // A range outside of the area is not a failure of the store; nor is a failed dedicated log device.
             Err(error @ PoolError::Device { .. }) if disks.log_is_open() => Err(self.suspend(&error)),
             written => written,
         }

@@ -1,11 +1,10 @@
-//! Making a pool, importing one, adding devices.
+//! Creating and importing a pool, adding devices.
 //!
-//! An import reads labels, takes the newest root, reads the table that it names, and takes the
-//! frames of txgs after it for dead. Unless the pool was closed in order, nothing is appended to
-//! segments that were open: they are sealed where the root left them. Labels are written last, when the
-//! level above could read what it needs ([`Store::confirm`]): an import that is refused writes none. In a
-//! bucket, where others may write at any time, a root comes first then: it is put only if the root that was read is
-//! still the newest.
+//! An import reads labels, takes the newest root, reads the table that it names, and frees the frames of later txgs.
+//! Unless the pool was closed cleanly, nothing is appended to segments that were open: they are sealed where the root
+//! ends them. Labels are written last, after the engine could read everything that it needs ([`Store::confirm`]): a
+//! refused import writes none. In a bucket, where other machines may write at any time, a root comes first then: it
+//! is put only if the root that was read is still the newest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,21 +25,21 @@ use super::commit::release;
 use super::table_read::{Loaded, load, settle};
 use super::{Committed, Map, Result, Store, Sums};
 
-/// So many imports at the same moment let one of them through.
+/// Number of attempts to write the identity while other machines try to import the pool.
 const AT_ONCE_MOST: usize = 8;
 
-/// What a new pool is to be.
+/// Parameters of a new pool.
 #[derive(Clone, Debug)]
 pub struct NewPool {
-    /// Its name.
+    /// The pool's name.
     pub name: String,
-    /// Its number: random.
+    /// The pool's GUID: random.
     pub guid: u64,
-    /// The machine: a number and a name.
+    /// The machine: its number and name.
     pub host: (u64, String),
-    /// Now, seconds since 1970.
+    /// Current time, seconds since 1970.
     pub time: u64,
-    /// Whether metadata is written twice: a damaged copy is mended by the other.
+    /// Whether metadata is written twice: a damaged copy is repaired from the other.
     pub redundant_metadata: bool,
 }
 
@@ -65,20 +64,20 @@ impl NewPool {
     }
 }
 
-/// What an import may do.
+/// Access mode of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everything, from the newest root on.
+    /// Read and write, from the newest root.
     ReadWrite,
-    /// Nothing is written, not even a label.
+    /// Read only: nothing is written, not even a label.
     ReadOnly,
-    /// The same, from the newest root that can be read on, also where later ones are lost.
+    /// Read only, from the newest readable root, even where later ones are lost.
     Salvage,
-    /// Everything, also where devices for the log are missing: what only they had is given up.
+    /// Read and write, even where dedicated log devices are missing: entries that only they had are discarded.
     WithoutLog,
-    /// Everything, from the state after this txg on. Later roots are given up for good.
+    /// Read and write, from the state after this txg. Later roots are discarded for good (a rewind).
     Rewind(Txg),
-    /// Nothing is written, from the state after this txg on.
+    /// Read only, from the state after this txg.
     ReadOnlyAt(Txg),
 }
 
@@ -89,23 +88,23 @@ impl Access {
         !matches!(self, Self::ReadOnly | Self::Salvage | Self::ReadOnlyAt(_))
     }
 
-    /// Whether it is of the newest root that can be read.
+    /// Whether it starts from the newest readable root.
     #[must_use]
     pub fn is_of_newest(self) -> bool {
         !matches!(self, Self::Rewind(_) | Self::ReadOnlyAt(_))
     }
 }
 
-/// How a pool is imported.
+/// Parameters of an import.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// What may be done.
+    /// The access mode.
     pub access: Access,
-    /// A new name for it.
+    /// A new name for the pool.
     pub name: Option<String>,
-    /// The machine: a number and a name.
+    /// The machine: its number and name.
     pub host: (u64, String),
-    /// Now, seconds since 1970.
+    /// Current time, seconds since 1970.
     pub time: u64,
 }
 
@@ -114,7 +113,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 }
 
 impl Store {
-    /// Makes a pool on these devices; what was on them is lost.
+    /// Creates a pool on devices; their content is lost.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for devices that are too short or too many, [`PoolError::Device`].
@@ -124,10 +123,10 @@ impl Store {
         Self::create_of(devices, new, members, redundant)
     }
 
-    /// Makes a pool on groups of devices, which come one after the other; what was on them is lost.
+    /// Creates a pool on groups of devices, in the order of the list; their content is lost.
     ///
     /// # Errors
-    /// As [`Self::create`]; [`PoolError::Refused`] for groups that cannot be.
+    /// As [`Self::create`]; [`PoolError::Refused`] for invalid groups.
     pub fn create_groups(devices: Vec<Arc<dyn Device>>, groups: &[NewGroup], new: &NewPool) -> Result<(Self, Root)> {
         let members = Disks::lay_out_groups(&devices, new.guid, groups)?;
         Self::create_of(devices, new, members, Identity::REDUNDANT_METADATA | Identity::GROUPS)
@@ -148,11 +147,10 @@ impl Store {
         Self::create_on(Arc::clone(&disks) as _, Some(disks), identity, log)
     }
 
-    /// Makes a pool in what is no device; nothing may be there. Frames may take as much as `size`,
-    /// bytes.
+    /// Creates a pool in an empty backend without devices (a bucket); its segments use at most `size` bytes.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where a pool is there already; [`PoolError::Device`].
+    /// [`PoolError::Refused`] where a pool exists already; [`PoolError::Device`].
     pub fn create_in(backend: Arc<dyn Backend>, new: &NewPool, size: u64) -> Result<(Self, Root)> {
         let member = Member { guid: new.guid, length: size, path: Vec::new(), state: MemberState::default() };
         let identity = new.identity(backend.segment_length(), vec![member], 0);
@@ -198,22 +196,21 @@ impl Store {
         Ok((store, root))
     }
 
-    /// Imports the pool on these devices, which may come in any order but must be all of it.
+    /// Imports the pool on these devices; they may be in any order, but have to be complete.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a
-    /// txg that is not kept; [`PoolError::Format`] and [`PoolError::Frame`] for damage;
-    /// [`PoolError::Device`].
+    /// [`PoolError::Refused`] for devices that are missing or belong to another pool, a newer format, a txg that is
+    /// not retained; [`PoolError::Format`] and [`PoolError::Frame`] for damage; [`PoolError::Device`].
     pub fn open(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Self, Root)> {
         let (disks, identity) = Disks::find(devices, import.access.writes())?;
         let disks = Arc::new(disks);
         Self::open_on(Arc::clone(&disks) as _, Some(disks), identity, import)
     }
 
-    /// Imports the pool of this identity in what is no device.
+    /// Imports the pool of this identity from a backend without devices (a bucket).
     ///
     /// # Errors
-    /// As [`Self::open`]. That another program imports it at the same moment is found by [`Self::confirm`].
+    /// As [`Self::open`]. A simultaneous import by another process is detected by [`Self::confirm`].
     pub fn open_in(backend: Arc<dyn Backend>, identity: Identity, import: &Import) -> Result<(Self, Root)> {
         Self::open_on(backend, None, identity, import)
     }
@@ -266,8 +263,8 @@ impl Store {
         Ok((store, root))
     }
 
-    /// Others may write to the pool: a root of the same content as the newest one ends that. Only then is it known
-    /// which segments no root needs.
+    /// Takes over a pool in a shared backend: a root with the same content as the newest one fences other writers.
+    /// Only then is it known which segments no root needs.
     fn take_over(&self, committed: &mut Committed) -> Result<()> {
         self.backend.begin_epoch(0)?;
         self.put_same_root(committed)?;
@@ -280,7 +277,8 @@ impl Store {
                 |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
             self.backend.list_unknown(&|id, place| of_table(id, place) || known(id, place))?
         };
-        // Segments of a writer whose roots are all gone, and that has claimed no epoch: it was of an older version.
+        // Leftover segments of a writer of an older version, which has claimed no epoch and whose roots are all
+        // deleted.
         if self.backend.begin_epoch(unknown.latest)? {
             self.put_same_root(committed)?;
         }
@@ -295,8 +293,8 @@ impl Store {
         Ok(())
     }
 
-    /// Says whose the pool is now. Somebody who tried to import it at the same moment, and has lost it to this
-    /// root, may have said it was his.
+    /// Writes the identity with this machine as the owner. A process that tried to import the pool at the same
+    /// moment, and has lost it to this root, may have written its own.
     fn tell_identity(&self, committed: &mut Committed, import: &Import) -> Result<()> {
         for _ in 0..AT_ONCE_MOST {
             match self.backend.put_identity(&committed.identity) {
@@ -320,14 +318,14 @@ impl Store {
         self.backend.put_identity(&committed.identity)
     }
 
-    /// Goes on from an older root: the log begins behind everything that it ever held,
-    /// so that nothing of what is given up is replayed. In a bucket an epoch is claimed for it; nothing else is
-    /// written before [`Self::confirm`], so that a state that cannot be read does not cost the others.
+    /// Rewinds to an older root: the log begins after everything that it ever held, so that no discarded entry is
+    /// replayed. In a bucket an epoch is claimed for it; nothing else is written before [`Self::confirm`], so that a
+    /// state that cannot be read does not cost the others.
     fn begin_again(&self, given_up: LogStart) -> Result<()> {
         let mut committed = self.committed.lock();
         committed.given_up = Some(given_up);
         if self.backend.is_shared() {
-            // Roots that are given up may say no more which epochs there were.
+            // Discarded roots may no longer show which epochs exist.
             self.backend.begin_epoch(self.backend.list_unknown(&|_, _| true)?.latest)?;
         }
         committed.root.log_start = self.backend.fresh_log()?;
@@ -335,18 +333,18 @@ impl Store {
         Ok(())
     }
 
-    /// The state that was opened can be read: the labels say that the pool is imported. Whoever calls this
-    /// before anything else is written has an import that is refused leave the devices as they were; otherwise
-    /// the first commit, or change of labels, does it.
+    /// Confirms an import after the opened state could be read: the labels record that the pool is imported. If it is
+    /// called before anything else is written, a refused import leaves the devices unchanged; otherwise the first
+    /// commit or change of the labels calls it.
     ///
-    /// In a bucket, the pool is taken over from its last writer, if the root that was opened is still the newest.
+    /// In a bucket, the pool is taken over from its last writer, if the opened root is still the newest.
     ///
-    /// Where the state is an older one ([`Access::Rewind`]), all that came after it is given up now, by one
-    /// root record that is newer than all others: nothing was written over before it. Whoever still writes to
-    /// the log of these states cannot do that any more when this returns.
+    /// For an older state ([`Access::Rewind`]), all later states are discarded now, by one root record that is newer
+    /// than all others: nothing was overwritten before. A process that still writes to the log of these states is
+    /// fenced when this returns.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] if it cannot be written. In a bucket: [`PoolError::Refused`] where another program
+    /// [`PoolError::Suspended`] if it cannot be written. In a bucket: [`PoolError::Refused`] where another process
     /// has put a root since or imports the pool at the same moment, [`PoolError::Overtaken`], [`PoolError::Device`];
     /// it can be called again.
     pub fn confirm(&self) -> Result<()> {
@@ -373,25 +371,25 @@ impl Store {
         Ok(())
     }
 
-    /// Adds a device; frames go to it from now on.
+    /// Adds a device; segments are allocated on it from now on.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short or cannot be written;
-    /// [`PoolError::Suspended`] if the labels of the others cannot be.
+    /// [`PoolError::Refused`] for a device that is too short or cannot be written; [`PoolError::Suspended`] if the
+    /// labels of the others cannot be written.
     pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
         self.ready()?;
         let disks = self.disks()?;
         let mut committed = self.committed.lock();
         let mut identity = disks.with_device(&*device, &committed.identity)?;
         (identity.revision, identity.time) = (identity.revision + 1, time);
-        // Refused before anything is written.
+        // Validated before anything is written.
         identity.check()?;
-        // The new device first: the others must not name one that does not know of it.
+        // The new device first: the others must not name a device whose label does not know the pool.
         let index = u16::try_from(identity.members.len() - 1).or_else(|_| refused("too many devices"))?;
         if let Err(error) = label::write_first_identity(&*device, &Identity { index, ..identity.clone() }) {
             let Err(left) = label::clear(&*device) else { return refused(error.to_string()) };
-            // What it keeps must not count as newest. An import asks that labels are one revision
-            // apart at most, so the others go past it step by step.
+            // Its leftover label must not count as the newest. An import requires label revisions at most one apart,
+            // so the others are advanced beyond it step by step.
             for _ in 0..2 {
                 committed.identity.revision += 1;
                 self.backend.put_identity(&committed.identity).map_err(|error| self.suspend(&error))?;
@@ -401,19 +399,18 @@ impl Store {
         self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
         disks.join(device, &identity);
         committed.identity = identity;
-        // The new one has no root records yet.
+        // The new device has no root records yet.
         self.guard(&mut committed).map_err(|error| self.suspend(&error))
     }
 
-    /// Takes the room that devices have got since they became part of the pool; answers which, by
-    /// their numbers.
+    /// Uses the space that devices have gained since they were added; returns the numbers of these devices.
     ///
-    /// The labels tell of the room before anything lies there. Those at the old end are overwritten
-    /// one day; the new end has its own.
+    /// The labels record the new size before anything is stored there. The labels at the old end are overwritten
+    /// eventually; the new end has its own.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where the system does not tell a length, [`PoolError::Suspended`] if
-    /// labels cannot be written.
+    /// [`PoolError::Device`] where the system does not report a length, [`PoolError::Suspended`] if labels cannot be
+    /// written.
     pub fn expand(&self, time: u64) -> Result<Vec<usize>> {
         self.ready()?;
         let mut committed = self.committed.lock();
@@ -431,33 +428,32 @@ impl Store {
         self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
         disks.grow(&grown);
         committed.identity = identity;
-        // Nor have labels at a new end.
+        // The labels at a new end have no root records yet either.
         self.guard(&mut committed).map_err(|error| self.suspend(&error))?;
         Ok(grown.into_iter().map(|(number, _)| number).collect())
     }
 
-    /// What [`Self::expand`] would add, as far as is known without looking at the devices again,
-    /// bytes.
+    /// Growth that [`Self::expand`] would add, as far as known without measuring the devices again, bytes.
     #[must_use]
     pub fn expandable(&self) -> u64 {
         self.disks.as_ref().map_or(0, |disks| disks.expandable(&self.identity()))
     }
 
-    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state
-    /// that could be gone back to.
+    /// Discards a run of free slots of a device from this one on: slots that neither the current state nor a retained
+    /// root uses.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; no such device is refused.
+    /// [`PoolError::Device`]; an error for a device number that does not exist.
     pub fn trim_free(&self, device: u16, from: u32) -> Result<TrimStep> {
         self.disks()?.trim_free(device, from)
     }
 
-    /// Whether devices are told of freed slots from now on.
+    /// Enables or disables the discarding of freed slots (autotrim).
     pub fn set_autotrim(&self, on: bool) {
         self.disks.iter().for_each(|disks| disks.set_autotrim(on));
     }
 
-    /// Tells the devices of some freed slots; answers whether there are more.
+    /// Discards some freed slots; returns whether more are waiting.
     ///
     /// # Errors
     /// [`PoolError::Device`]; the slots are free all the same.
@@ -465,12 +461,12 @@ impl Store {
         self.disks.as_ref().map_or(Ok(false), |disks| disks.trim_step())
     }
 
-    /// The devices that the pool lies on.
+    /// The pool's devices; an error for a pool in a bucket.
     pub(super) fn disks(&self) -> Result<&Disks> {
         self.disks.as_deref().ok_or_else(|| PoolError::Refused("the pool does not lie on devices".to_owned()))
     }
 
-    /// Gives the pool another name.
+    /// Renames the pool.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
@@ -478,8 +474,7 @@ impl Store {
         self.relabel(time, |identity| identity.name = name.to_owned())
     }
 
-    /// Marks the pool as destroyed, after it was closed or instead of that: no import takes it
-    /// without being told to.
+    /// Marks the pool as destroyed, after it was closed or instead of that: it is imported only on explicit request.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
@@ -584,18 +579,18 @@ impl Store {
     }
 }
 
-/// Who the pool is, imported so.
+/// The identity after this import.
 fn taken(mut identity: Identity, import: &Import) -> Identity {
     identity.name = import.name.clone().unwrap_or(identity.name);
     (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
     identity.revision += 1;
-    // Before the first root of which the table is in pages, and inodes say what their rows are charged.
+    // Before the first root with a paged segment table, and before inodes record the charge of their rows.
     identity.incompatible |= Identity::PAGED_TABLE | Identity::ROW_CHARGES;
     identity
 }
 
-/// The root to begin with, and where the log of the newest one begins. Where later ones are given up
-/// ([`Access::Rewind`]), it is newer than they are and the only one that is kept.
+/// Chooses the root that an import starts from, and the log start of the newest root. Where later roots are discarded
+/// ([`Access::Rewind`]), the chosen one gets a newer generation and is the only one retained.
 fn choose_root(backend: &dyn Backend, access: Access) -> Result<(Root, LogStart)> {
     let Some(NewestRoot { root: newest, lost }) = backend.newest_root()? else {
         return refused("no root record of the pool can be read");

@@ -1,20 +1,19 @@
-//! Frames of which different parts are damaged in different copies or columns, put together.
+//! Block-wise reconstruction of frames that are damaged in different parts in different copies or columns.
 //!
-//! Callers: the store's reads and an import, for frames that no way of reading gives back whole. Which
-//! parts go together the backend tries ([`Backend::piece_together`]); whether they are right is judged
-//! here, by the frame's checksum.
+//! Callers: the store's reads and an import, for frames that no copy or reconstruction returns undamaged. The backend
+//! tries the combinations of parts ([`Backend::piece_together`]); the frame's checksum decides here whether one is
+//! right.
 
 use super::Result;
 use crate::backend::{Backend, SegmentAt};
 use crate::pointer::Pointer;
 use crate::{checksum, compress};
 
-/// What is judged at most to put together one frame of which different parts are damaged in different
-/// copies, bytes.
+/// Limit of the bytes that are checked to reconstruct one frame.
 const MOST_JUDGED: u64 = 1 << 30;
 
-/// What is stored of a frame that is whole in none of the ways, and its content, if it can be put
-/// together; and the devices that are wrong.
+/// Reconstructs a frame that is damaged in all copies: its stored bytes and content, if that succeeds, and the wrong
+/// devices.
 #[expect(clippy::type_complexity, reason = "a tuple that is taken apart at once")]
 pub(super) fn put_together(
     backend: &dyn Backend,

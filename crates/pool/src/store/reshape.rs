@@ -1,12 +1,12 @@
-//! Changes of shape: what lies as it did before is moved, segment by segment, to where it would be
-//! written now; then the change is over. The same evens out devices after others were added.
+//! Topology changes: segments in the old layout are moved, one by one, to where they would be allocated now; then the
+//! change is complete. Rebalancing after adding devices works the same way.
 //!
-//! Callers: the job of a pool that changes its shape, commands that ask what a change would give.
+//! Callers: the background job of a topology change, and commands that ask for its effects.
 //!
 //! Invariants:
-//! - What is written after a change has begun lies in the new shape, so the work ends.
-//! - A change is over, and devices leave, only when no kept root names anything in the old shape.
-//! - What is lost stays where it is, and holds the end of the change up until it is freed.
+//! - Everything written after a change has begun is in the new layout, so the work ends.
+//! - A change is complete, and devices leave, only when no retained root names anything in the old layout.
+//! - Lost frames stay where they are, and delay the completion of the change until they are freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,57 +24,56 @@ use crate::segment::cleaner::Pressure;
 use crate::segment::table::Segment;
 use crate::space::slop;
 
-/// Devices are even when the fullest has no more than so many thousandths above the emptiest.
+/// Devices are balanced when the fullest is at most this many thousandths above the emptiest.
 const EVEN: u64 = 20;
 
-/// What a step has done.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MoveStep {
-    /// What was moved, bytes.
+    /// Number of moved bytes.
     pub bytes: u64,
     /// Nothing more can be moved now.
     pub idle: bool,
-    /// There was no room for what is to be moved.
+    /// There was no space for the frames to be moved.
     pub no_room: bool,
 }
 
-/// What is still to be moved.
+/// Remaining work of a topology change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Segments that something lives in.
+    /// Number of segments with live frames.
     pub segments: u64,
-    /// What lives in them, bytes.
+    /// Number of live bytes in them.
     pub bytes: u64,
 }
 
-/// What a change would give.
+/// Effects of a planned topology change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outlook {
-    /// What file content can take in all, bytes: now and afterwards.
+    /// Capacity for file content, bytes: now and afterwards.
     pub usable: (u64, u64),
-    /// What ordinary writes may still have: now and afterwards.
+    /// Space available to ordinary writes: now and afterwards.
     pub available: (u64, u64),
-    /// How much is to be moved, bytes.
+    /// Number of bytes to be moved.
     pub moves: u64,
-    /// How many devices of the group may be lost: now, meanwhile, afterwards.
+    /// Number of devices that the group can lose: now, meanwhile, afterwards.
     pub losses: (usize, usize, usize),
-    /// How much there is too little for it, bytes.
+    /// Missing space for the change, bytes.
     pub lacking: u64,
 }
 
 impl Store {
-    /// The change of shape that is under way.
+    /// The topology change that is in progress.
     #[must_use]
     pub fn shape_change(&self) -> Option<ShapeChange> {
         self.disks.as_ref().and_then(|disks| disks.shape_change())
     }
 
-    /// Begins a change of shape; what is written from then on lies in the new one. The rest has to be
-    /// moved ([`Self::reshape_step`]). The new devices come with a random number each.
-    ///
+    /// Begins a topology change; later writes are in the new layout. Existing segments have to be moved
+    /// ([`Self::reshape_step`]). `guids` are random GUIDs of the new devices.
     /// # Errors
-    /// [`PoolError::Refused`] where there is too little room, or the change cannot be: nothing has
-    /// changed then; those of writing labels.
+    /// [`PoolError::Refused`] where there is too little space, or the change is impossible: nothing has changed then;
+    /// errors of writing labels.
     pub fn begin_change(&self, new: &NewShape, devices: &[Arc<dyn Device>], guids: &[u64]) -> Result<()> {
         let lengths: Vec<u64> = devices.iter().map(|device| device.length()).collect();
         let outlook = self.outlook(new, &lengths)?;
@@ -89,10 +88,10 @@ impl Store {
         })
     }
 
-    /// What a change would give.
+    /// Computes the effects of a change.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that cannot be.
+    /// [`PoolError::Refused`] for an impossible change.
     pub fn outlook(&self, new: &NewShape, lengths: &[u64]) -> Result<Outlook> {
         let disks = self.disks()?;
         disks.check_change(new)?;
@@ -103,7 +102,7 @@ impl Store {
             let moved = |(id, segment): &(&u32, &Segment)| moved_by(at(**id, segment), segment.stream);
             map.table.segments().iter().filter(moved).map(|(_, segment)| bytes(segment)).sum()
         };
-        // What lies where metadata has groups of its own takes nothing of these, unless it leaves them.
+        // The special class uses nothing of this space, unless its metadata moves out of it.
         let comes = if disks.is_special_group(new.group) { disks.cost_of_metadata(moves) } else { 0 };
         let needed = allocated.saturating_sub(special) + comes + slack + copies + slop(after).min(self.slop_at_most);
         Ok(Outlook {
@@ -115,15 +114,15 @@ impl Store {
         })
     }
 
-    /// Gives the change up that is under way.
+    /// Cancels the change that is in progress.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where there is none that can be; those of writing labels.
+    /// [`PoolError::Refused`] where no change can be cancelled; errors of writing labels.
     pub fn give_up_change(&self) -> Result<()> {
         self.change_shape(false, Disks::give_up_change)
     }
 
-    /// What is still to be moved for the change that is under way.
+    /// Remaining work of the change in progress.
     #[must_use]
     pub fn left_to_move(&self) -> Left {
         let Some(disks) = self.disks.as_ref().filter(|disks| disks.shape_change().is_some()) else {
@@ -140,8 +139,8 @@ impl Store {
         left
     }
 
-    /// Moves about so much of what lies as it did before, without those segments that cannot be moved;
-    /// one that is found to be so is put among them.
+    /// Moves about `budget` bytes of the segments in the old layout, except those in `stuck`; segments that cannot be
+    /// moved are added to it.
     ///
     /// # Errors
     /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
@@ -149,8 +148,8 @@ impl Store {
         self.move_some(budget, stuck, &|stuck| self.next_misplaced(stuck))
     }
 
-    /// Moves about so much from the fullest device or group to others, as long as that is fuller than the
-    /// emptiest; it is idle when they are even.
+    /// Moves about `budget` bytes from the fullest device or group to others, as long as it is fuller than the
+    /// emptiest; the step is idle when they are balanced.
     ///
     /// # Errors
     /// As [`Self::reshape_step`].
@@ -158,15 +157,14 @@ impl Store {
         self.move_some(budget, stuck, &|stuck| self.next_uneven(stuck))
     }
 
-    /// How much more than the emptiest the fullest device or group has, of what it has too much of: about
-    /// so many bytes are to be moved.
+    /// Approximate number of bytes to move until the fullest device or group is balanced with the emptiest.
     #[must_use]
     pub fn uneven(&self) -> u64 {
         let Some((most, least)) = self.evenness() else { return 0 };
         if most.taken <= least.taken + EVEN {
             return 0;
         }
-        // What lies in copies is moved once, and so is parity not.
+        // Only content is moved; its copies and parity are written along with it.
         let (mut content, mut all) = (0, 0);
         for segment in self.map.read().table.segments().values().filter(|segment| !segment.place.is_empty()) {
             content += bytes(segment);
@@ -204,11 +202,11 @@ impl Store {
                 break;
             };
             let outcome = match self.move_out(id, budget, false, &mut done) {
-                // What is damaged here may be whole in the copy.
+                // A copy of the damaged part may be right.
                 Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, false, &mut done),
                 outcome => outcome,
             };
-            // Whatever is whole does not wait for what is not.
+            // Undamaged frames do not wait for damaged ones.
             let outcome = match outcome {
                 Ok(Outcome::Damaged) | Err(PoolError::Device { doing: "reading", .. }) => {
                     self.salvage(id, &mut done).map(|all| if all { Outcome::Empty } else { Outcome::Damaged })
@@ -220,7 +218,7 @@ impl Store {
                 Ok(Outcome::Damaged) => drop(stuck.insert(id)),
                 Ok(Outcome::Budget) => break,
                 Err(PoolError::NoSpace) if !relieved => {
-                    // What was moved gives its places back, and so does what is dead.
+                    // Moved segments release their locations, and so do dead ones.
                     relieved = true;
                     let mut cleaned = Cleaned::default();
                     let urgent = |_: &Map| Pressure::Urgent;
@@ -239,7 +237,7 @@ impl Store {
         Ok(moved)
     }
 
-    /// A segment that lies as it did before, and is settled.
+    /// The next movable segment in the old layout.
     fn next_misplaced(&self, stuck: &BTreeSet<u32>) -> Option<u32> {
         let disks = self.disks.as_ref()?;
         disks.shape_change()?;
@@ -252,7 +250,7 @@ impl Store {
         map.table.segments().iter().find(is_next).map(|(id, _)| *id)
     }
 
-    /// A settled segment of the fullest device or group.
+    /// The next movable segment of the fullest device or group.
     fn next_uneven(&self, stuck: &BTreeSet<u32>) -> Option<u32> {
         let (most, least) = self.evenness()?;
         if most.taken <= least.taken + EVEN {
@@ -266,7 +264,7 @@ impl Store {
         map.table.segments().iter().find(is_next).map(|(id, _)| *id)
     }
 
-    /// Makes moves durable; where slots are short, no older state is kept.
+    /// Commits the moves; where slots are short, no older state is retained.
     ///
     /// # Errors
     /// [`PoolError::Suspended`].
@@ -276,12 +274,12 @@ impl Store {
         self.commit_root(&mut committed, None, false, false)
     }
 
-    /// Ends the change that is under way, if nothing lies as it did before any more; answers whether that
-    /// was so. Before that two transaction groups were committed since everything was moved, so that
-    /// nothing of the intent log is needed that only devices have which leave.
+    /// Completes the change in progress, if no segment is in the old layout any more; returns whether it is complete.
+    /// Before, two transaction groups have to be committed since everything was moved, so that no log entry on a
+    /// leaving device is needed.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`]; those of writing labels.
+    /// [`PoolError::Suspended`]; errors of writing labels.
     pub fn end_change(&self) -> Result<bool> {
         self.ready()?;
         let disks = self.disks()?;
@@ -294,7 +292,7 @@ impl Store {
             (committed.open_table, committed.renew) = (None, true);
         }
         committed.root.log = disks.leave_log();
-        // The first writes the table elsewhere, the second keeps no root that names it where it was.
+        // The first commit rewrites the table elsewhere, the second retains no root that names its old location.
         for _ in 0..2 {
             self.commit_root(&mut committed, None, false, true)?;
         }
@@ -313,7 +311,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether anything that the newest root names lies as it did before.
+    /// Whether anything that the newest root names is in the old layout.
     fn names_old_shape(&self, committed: &Committed, disks: &Disks, change: &ShapeChange) -> bool {
         let leaves = |place: &Place| place.iter().any(|slot| change.leaving.contains(&slot.device));
         let map = self.map.read();

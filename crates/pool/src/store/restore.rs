@@ -1,14 +1,13 @@
-//! Segments of groups made whole: every frame that lives is verified, in other ways where the first
-//! finds it damaged; then all columns are compared with what they should be, parity as well, and
-//! written where they differ. That is what a scrub does with each of them, and what makes a device
-//! whole that comes back or is new.
+//! Scrub and resilver of segments in groups: every live frame is verified, from other copies or reconstructions where
+//! the first is damaged; then all columns are compared with the right content, including parity, and rewritten where
+//! they differ.
 //!
-//! Callers: scrubs; commands that bring devices. Invariants:
-//! - Only what was verified is written, frames that do not live any more among it: a move or a free
-//!   is not durable before a commit, and the last root needs them.
-//! - Parity is computed again only of rows that were verified whole: otherwise it is what lost frames
-//!   may still be computed from.
-//! - A device counts as whole when every segment that lies on it was verified after it had come.
+//! Callers: scrubs; commands that bring devices back. Invariants:
+//! - Only verified bytes are written, including frames that are no longer alive: a move or a free is not durable
+//!   before a commit, and the last root needs them.
+//! - Parity is recomputed only for rows that were verified completely: otherwise lost frames may still be
+//!   reconstructed from the old parity.
+//! - A device counts as complete when every segment on it was verified after it had returned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,18 +25,17 @@ use crate::label::Place;
 use crate::pointer::Pointer;
 use crate::segment::table::{Op, Segment};
 
-/// So much is read at once, bytes.
+/// Number of bytes read in one step.
 const AT_ONCE: u64 = 1 << 20;
-/// So many times as much is announced ahead.
+/// Readahead, in steps.
 const AHEAD: usize = 4;
 
 type Name = (u32, u32);
 
-/// What is judged at most to put together frames of one segment of which different parts are damaged in
-/// different columns, bytes.
+/// Limit of the bytes that are checked to reconstruct frames of one segment block by block.
 const MOST_JUDGED: u64 = 2 << 30;
 
-/// A frame that was found, by its header.
+/// A frame that was found by its header.
 #[derive(Clone)]
 struct Found {
     name: Name,
@@ -58,19 +56,19 @@ impl Found {
     }
 }
 
-/// The frames of a segment that were verified, by their offsets.
+/// The verified frames of a segment, by offset.
 struct Verified {
     frames: BTreeMap<usize, Found>,
     written: WrittenSoFar,
-    /// Whether frames are numbered here in their order: not those that have moved.
+    /// Whether frame numbers are in the order of the offsets: not for relocated frames.
     numbered: bool,
-    /// What the segment is filled up to with zeros at the end of a commit, bytes.
+    /// Alignment to which the segment is padded with zeros at the end of a commit, bytes.
     row: usize,
 }
 
 impl Verified {
-    /// Adds a frame, if it is new. Content may look like a frame where the header before it is
-    /// damaged: answers what turns out to be that.
+    /// Adds a new frame. File content may look like a frame where the header before it is damaged: returns the names
+    /// of supposed frames that lie inside of this one.
     fn add(&mut self, found: Found) -> Option<Vec<Name>> {
         let Range { start, end } = found.range();
         let before = self.frames.range(..end).rev();
@@ -88,7 +86,7 @@ impl Verified {
         Some(inside.into_iter().map(|(_, name)| name).collect())
     }
 
-    /// Whether these are all that were ever written to the segment, also those that do not live.
+    /// Whether these are all frames ever written to the segment, including dead ones.
     fn is_all(&self) -> bool {
         let in_order = || self.frames.values().zip(0..).all(|(found, number)| found.name.1 == number);
         let mut end = 0;
@@ -98,13 +96,13 @@ impl Verified {
             && self.frames.values().all(adjoin)
     }
 
-    /// Whether a frame that begins here may be the next one behind one that ends there.
+    /// Whether a frame at `start` may follow one that ends at `end`.
     fn fits_behind(&self, end: usize, start: usize) -> bool {
         start == end.next_multiple_of(Pointer::UNIT as usize) || start == end.next_multiple_of(self.row)
     }
 
-    /// The parts of a segment that are right: frames that were verified, and the zeros behind them.
-    /// Nothing verifies those: they are told by there being no frame, and put into the image.
+    /// Ranges of a segment that are right: verified frames, and the zero padding behind them. Padding has no
+    /// checksum: it is recognized by the absence of a frame, and written to the image.
     fn runs(&self, image: &mut [u8]) -> Vec<Range<usize>> {
         let (all, length) = (self.is_all(), image.len());
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -136,32 +134,32 @@ impl Verified {
     }
 }
 
-/// The content of a segment, read in one way.
+/// The content of a segment as read from one copy or reconstruction.
 struct SegmentImage {
     bytes: Vec<u8>,
-    /// The parts that could not be read.
+    /// The unreadable ranges.
     unread: Vec<Range<usize>>,
     sources: Sources,
 }
 
-/// The frames of a segment that were wrong and are right now, each on the devices that gave wrong bytes.
+/// Frames of a segment that were damaged and are repaired, per device that returned wrong bytes.
 #[derive(Default)]
 struct Mended {
     frames: BTreeMap<(Name, Option<u16>), MendedFrame>,
 }
 
-/// How a frame was wrong on a device.
+/// Damage of a frame on a device.
 #[derive(Default)]
 struct MendedFrame {
     header: Option<Header>,
-    /// As far as it is known.
+    /// The kind of damage, as far as known.
     damage: Option<Damage>,
-    /// What was written to the device, bytes.
+    /// Number of bytes written to the device.
     repaired: u64,
 }
 
 impl Mended {
-    /// A frame was damaged in a reading; these devices are to blame.
+    /// Records that a frame was damaged in a reading, and the devices to blame.
     fn damaged(&mut self, found: &Found, damage: &Damage, devices: impl IntoIterator<Item = Option<u16>>) {
         for device in devices {
             let frame = self.frames.entry((found.name, device)).or_default();
@@ -169,8 +167,7 @@ impl Mended {
         }
     }
 
-    /// A part of the segment was wrong on a device, and was written anew: the frames in it, or the one
-    /// before it, were wrong there.
+    /// Records a rewritten part: the frames in it, or the one before it, were damaged on that device.
     fn healed(&mut self, part: &HealedPart, frames: &BTreeMap<usize, Found>) {
         let (from, to) = (part.range.start as usize, part.range.end as usize);
         let before = frames.range(..=from).next_back().map(|(offset, _)| *offset).unwrap_or(from);
@@ -185,8 +182,7 @@ impl Mended {
         }
     }
 
-    /// The reports of a scrub. A frame of which a wrong device is known needs no report of an unknown
-    /// one.
+    /// Converts to reports of a scrub. Frames with a known wrong device are not reported for an unknown one.
     fn reports(self) -> Vec<Checked> {
         let known: BTreeSet<Name> =
             self.frames.keys().filter(|(_, device)| device.is_some()).map(|(name, _)| *name).collect();
@@ -207,27 +203,27 @@ impl Mended {
     }
 }
 
-/// Whether these bytes are a whole frame with this header.
+/// Whether these bytes are an undamaged frame with this header.
 fn is_frame(frame: &[u8], header: &Header) -> bool {
     let Some((raw_header, stored)) = frame.split_at_checked(frame::LENGTH) else { return false };
     Header::decode(raw_header).is_ok_and(|found| found == *header)
         && check(&Walked::new(*header, 0, raw_header, stored)).is_none()
 }
 
-/// Whether more copies may be added to a segment.
+/// Whether copies may be added to a segment.
 fn may_widen(segment: &Segment) -> bool {
     segment.sealed && segment.live_frames > 0 && !segment.place.is_empty()
 }
 
 impl Store {
-    /// What a segment holds, read in one way, and which parts of it cannot be read.
+    /// Reads a segment from copy or reconstruction `way`, with its unreadable ranges.
     fn image(&self, at: SegmentAt<'_>, way: usize, length: usize) -> SegmentImage {
         let row = u64::from(self.backend.row(at.place)).max(1);
         let step = ((AT_ONCE / row).max(1) * row) as usize;
         let (mut image, mut unread, mut sources) = (vec![0; length], Vec::new(), Sources::default());
         for (number, part) in image.chunks_mut(step).enumerate() {
             let start = number * step;
-            // Copies to choose from are announced where they are chosen.
+            // Where copies are chosen per read, readahead happens at the choice.
             if way == 0 && number.is_multiple_of(AHEAD) && !self.backend.chooses(at) {
                 let (from, to) = (if number == 0 { 0 } else { start + AHEAD * step }, start + 2 * AHEAD * step);
                 let (from, to) = (from.min(length), to.min(length));
@@ -242,8 +238,8 @@ impl Store {
         SegmentImage { bytes: image, unread, sources }
     }
 
-    /// Whether these bytes are a segment of which nothing more is to come, with all frames that were ever
-    /// written to it and zeros between them.
+    /// Whether these bytes are a complete, sealed segment, with all frames that were ever written to it and zeros
+    /// between them.
     pub(super) fn is_whole(&self, at: SegmentAt<'_>, image: &[u8]) -> bool {
         let known = {
             let map = self.map.read();
@@ -266,9 +262,8 @@ impl Store {
         matches!(walked, Ok(true)) && is_clean && rest && verified.is_all()
     }
 
-    /// Verifies a segment and makes it whole, as far as it was written when that was asked; these
-    /// frames of it live, and all of that is on the devices. Frames that do not live any more are
-    /// verified as well: the last root may still need them.
+    /// Verifies and repairs a segment up to its written length `written`; `living` are its live frames, and all of it
+    /// is on the devices. Dead frames are verified as well: the last root may still need them.
     pub(super) fn restore_segment(
         &self,
         id: u32,
@@ -289,7 +284,7 @@ impl Store {
         let (numbered, row) = (!stream.is_of_moved(), (self.backend.row(&place) as usize).max(1));
         let mut verified = Verified { frames: BTreeMap::new(), written, numbered, row };
         let (mut go_on, device) = (true, self.backend.member(at, 0));
-        // By what headers say that are whole in some way, of what is not.
+        // Damaged frames by the headers that are right in some copy.
         let mut torn: BTreeMap<usize, Found> = BTreeMap::new();
         self.walk_image(at, &image, &mut |frame| {
             let found = Found::of(&frame);
@@ -312,7 +307,7 @@ impl Store {
             return Ok(false);
         }
         let mut mended = Mended::default();
-        // The devices that gave wrong bytes of a frame in the first reading.
+        // The devices that returned wrong bytes of a frame in the first reading.
         let blamed = |read: &[u8], right: &[u8], offset: usize| -> Vec<Option<u16>> {
             let wrong = sources.wrong(offset, read, right);
             if wrong.is_empty() && read != right {
@@ -379,13 +374,13 @@ impl Store {
             }
         }
         let mut runs = verified.runs(&mut image);
-        // What was freed meanwhile is not missed.
+        // Frames that were freed meanwhile are not missed.
         if !damaged.is_empty() {
             let now = self.living(id);
             damaged.retain(|name, _| now.contains(name));
         }
-        // What is left has been freed, and no way of reading gives it back: whatever is there, parity
-        // has to fit it, because others of the row are computed from both.
+        // The remaining damaged frames were freed and cannot be reconstructed: parity has to match whatever is there,
+        // because other columns of the row are reconstructed from both.
         let covers = |runs: &[Range<usize>]| length == 0 || matches!(runs, [run] if *run == (0..length));
         if damaged.is_empty() && unread.is_empty() && !covers(&runs) {
             tracing::debug!(segment = id, "what was freed in a segment is damaged");
@@ -416,10 +411,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes the devices whole that are there and may lack something, segment by segment; `done` is
-    /// told of each that is finished. What is written meanwhile is whole already. Answers whether it
-    /// came to the end; then a commit has to follow, [`Self::strengthen`], another commit, and
-    /// [`Self::resilvered`].
+    /// Resilvers the present devices that may lack data, segment by segment; `done` is called for each finished
+    /// segment. Segments written meanwhile are complete already. Returns whether it reached the end; then a commit
+    /// has to follow, [`Self::strengthen`], another commit, and [`Self::resilvered`].
     ///
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Suspended`].
@@ -427,8 +421,8 @@ impl Store {
         self.resilver_from(0, visit, done)
     }
 
-    /// The segment with which a resilver may go on that has finished all before this one, and a commit
-    /// came after that: an earlier one, where copies are to be added that have nothing yet.
+    /// The segment at which a resilver can resume that has finished all segments before `first` and was followed by a
+    /// commit: an earlier one where missing copies have to be added.
     #[must_use]
     pub fn resilver_goes_on(&self, first: u32) -> u32 {
         let map = self.map.read();
@@ -439,8 +433,8 @@ impl Store {
         map.table.segments().range(..first).find_map(adds).unwrap_or(first)
     }
 
-    /// As [`Self::resilver`], from a segment on that [`Self::resilver_goes_on`] has answered. Whoever
-    /// goes on after an import has made sure that no device was written by others meanwhile
+    /// Resumes a resilver as [`Self::resilver`], from a segment that [`Self::resilver_goes_on`] has returned. After
+    /// an import the caller has to make sure that no other system has written to a device meanwhile
     /// ([`Disks::left_at`]).
     ///
     /// # Errors
@@ -455,7 +449,7 @@ impl Store {
         if stale.is_empty() {
             return Ok(true);
         }
-        // What was begun while they were away goes on where they are.
+        // Segments opened while these devices were absent are sealed, so that new ones include them.
         for appender in self.appenders.all() {
             self.end_segment(appender)?;
         }
@@ -487,8 +481,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Gives segments of mirrors a place on devices that were attached; what lies there is written when
-    /// they are verified.
+    /// Extends segments of mirrors by a location on attached devices; the copy is written when the segment is
+    /// verified.
     fn widen(&self) -> Result<()> {
         self.ready()?;
         let mut map = self.map.write();
@@ -500,15 +494,15 @@ impl Store {
         widened.into_iter().try_for_each(|(id, place)| map.table.apply(Op::Widen { id, place }))
     }
 
-    /// Moves what was written with less redundancy than there could be now to where it has more, as
-    /// far as it is durable; what is damaged beyond that stays.
+    /// Moves segments with less redundancy than possible now, as far as they are durable; segments that are damaged
+    /// beyond repair stay.
     ///
     /// # Errors
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     pub fn strengthen(&self) -> Result<()> {
         self.ready()?;
         let mut uncleanable = self.uncleanable.lock();
-        // What could not be moved may have been mended since.
+        // Segments that could not be moved may have been repaired since.
         uncleanable.clear();
         let mut tried = false;
         while let Some(id) = self.weak_segment(&uncleanable) {
@@ -523,7 +517,7 @@ impl Store {
                 Ok(Outcome::Empty) => tried = false,
                 Ok(Outcome::Damaged | Outcome::Budget) => drop(uncleanable.insert(id)),
                 Err(PoolError::NoSpace) if !tried => {
-                    // What was moved gives its places back.
+                    // Moved segments release their locations.
                     tried = true;
                     self.commit_moves()?;
                     self.backend.reclaim();
@@ -543,23 +537,22 @@ impl Store {
         map.table.segments().iter().find(is_weak).map(|(id, _)| *id)
     }
 
-    /// The devices that are there and may lack something, and a number that grows with each that
-    /// comes or goes: looked at before [`Self::resilver`].
+    /// The present devices that may lack data, and the change counter of the devices: to be read before
+    /// [`Self::resilver`].
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a pool that does not lie on devices.
+    /// [`PoolError::Refused`] for a pool that is not on devices.
     pub fn stale_devices(&self) -> Result<(Vec<u16>, u64)> {
         let disks = self.disks()?;
         let changes = disks.changes();
         Ok((disks.stale(), changes))
     }
 
-    /// Everything on these devices was verified, and a commit came after that, so that nothing of
-    /// the intent log is needed that they lack: they are whole. `false` where devices have come or
-    /// gone meanwhile.
+    /// Ends a resilver: everything on these devices was verified, and a commit followed, so that no log entry is
+    /// needed that they lack. They are complete; `false` where devices have changed meanwhile.
     ///
     /// # Errors
-    /// Those of writing labels.
+    /// Errors of writing labels.
     pub fn resilvered(&self, devices: &[u16], changes: u64) -> Result<bool> {
         self.ready()?;
         let mut whole = false;
@@ -573,23 +566,22 @@ impl Store {
     /// Takes a device offline.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where something would be lost; those of writing labels.
+    /// [`PoolError::Refused`] where data would be lost; errors of writing labels.
     pub fn offline(&self, device: u16) -> Result<()> {
         self.ready()?;
         self.of_devices(|disks| disks.offline(device))
     }
 
-    /// A device is there again.
+    /// Brings a device back.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for another one; those of writing labels.
+    /// [`PoolError::Refused`] for a different device; errors of writing labels.
     pub fn online(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
         self.ready()?;
         self.of_devices(|disks| disks.online(number, device))
     }
 
-    /// Does something with the devices that changes what the labels say of them. Commits wait
-    /// meanwhile.
+    /// Runs an operation that changes the devices' labels. Commits wait meanwhile.
     pub(super) fn of_devices(&self, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
         self.change_devices(&mut self.committed.lock(), change)
     }
@@ -602,14 +594,14 @@ impl Store {
         let disks = self.disks()?;
         let changed = change(disks);
         committed.identity = disks.identity();
-        // Refused before anything was done.
+        // Refusals come before any change.
         changed.map_err(|error| match error {
             PoolError::Refused(_) | PoolError::Short { .. } => error,
             error => self.suspend(&error),
         })
     }
 
-    /// The pool's devices, for what concerns them alone: how they are.
+    /// The pool's devices, for operations on their health.
     #[must_use]
     pub fn on_devices(&self) -> Option<&Disks> {
         self.disks.as_deref()

@@ -1,10 +1,9 @@
-//! Segments of which a part cannot be read, moved as far as the rest can: whatever is whole behind a
-//! damaged header or an unreadable range is found by its own header.
+//! Salvage: moves the readable frames of a segment that is partly unreadable. Undamaged frames behind a damaged
+//! header or an unreadable range are found by their own headers.
 //!
-//! Callers: changes of shape (`reshape.rs`), of segments that have to leave their devices; whoever tells
-//! what is left of these. Invariant:
-//! content may look like a frame where the header before it is damaged. What is found twice by the same
-//! name is not believed, so nothing that is whole is taken for something else.
+//! Callers: topology changes (`reshape.rs`), for segments on leaving devices; reports of frames that remain there.
+//! Invariant: file content may look like a frame where the header before it is damaged. Frames that are found twice
+//! with the same name are ignored, so no undamaged frame is confused with content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +13,14 @@ use super::{Result, Store};
 use crate::backend::SegmentAt;
 use crate::pointer::Pointer;
 
-/// So much is read at once where a device refuses some of it, in rows of the segment.
+/// Number of rows that are read at once where a device cannot read some of them.
 const ROWS: usize = 4;
 
 impl Store {
-    /// Moves what is whole in a segment; answers whether nothing lives there any more.
+    /// Moves the undamaged frames out of a segment; returns whether no live frames remain.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn salvage(&self, id: u32, done: &mut Cleaned) -> Result<bool> {
         let found = self
             .map
@@ -53,7 +52,7 @@ impl Store {
                 }
                 Ok(true)
             });
-            // What was copied before anything went wrong is copied.
+            // Frames copied before an error are published.
             mover.publish(done)?;
             walked?;
             if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.live_frames == 0) {
@@ -63,7 +62,7 @@ impl Store {
         Ok(false)
     }
 
-    /// The frames that live in segments that could not be emptied, each with the device that it lies on.
+    /// The live frames in segments that could not be emptied, each with its device.
     #[must_use]
     pub fn left_behind(&self, stuck: &BTreeSet<u32>) -> Vec<((u32, u32), u16)> {
         let each = stuck.iter().flat_map(|id| {
@@ -74,7 +73,7 @@ impl Store {
         each.collect()
     }
 
-    /// What a segment holds, read in one way; zeros where that cannot be read.
+    /// Reads a segment from copy or reconstruction `way`, with zeros for unreadable parts.
     fn readable(&self, at: SegmentAt<'_>, way: usize, length: usize) -> Vec<u8> {
         let (mut image, mut unread) = (vec![0; length], 0);
         let step = self.backend.row(at.place).max(1) as usize * ROWS;

@@ -1,7 +1,7 @@
-//! Walks over segments: to verify every frame that lives, and to show what is there.
+//! Walks over segments: to verify every live frame, and to list the frames of a segment.
 //!
-//! Callers: `nacre pool scrub` and `nacre pool inspect` through the level above; the cleaner. No
-//! tree is needed: headers name frames and owners.
+//! Callers: `nacre pool scrub` and `nacre pool inspect` through the engine; the cleaner. No tree is needed: headers
+//! name frames and owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,18 +20,17 @@ use super::copies::TableDamage;
 use super::table_read::table_place;
 use super::{Result, Store};
 
-/// How much of a segment is read at once, bytes.
+/// Number of bytes of a segment read at once.
 const WINDOW: usize = 4 << 20;
-/// So many pages of the segment table are looked at before commits are asked where the next ones are.
+/// Number of pages of the segment table that are verified between two accesses to the commit state.
 const TABLE_AT_ONCE: usize = 256;
 
-/// How far a segment was written at some moment. With as much as the table knows of, that ends with a
-/// whole row.
+/// How far a segment was written at some moment; the length ends with a whole row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WrittenSoFar {
     pub(super) frames: u32,
     pub(super) bytes: u32,
-    /// Nothing more was to come.
+    /// Whether it was sealed.
     pub(super) sealed: bool,
 }
 
@@ -41,16 +40,16 @@ impl WrittenSoFar {
     }
 }
 
-/// A part of a segment in memory, which moves on with a walk.
+/// The sliding window of a walk over a segment.
 pub(super) trait WalkedPart {
-    /// From now on it holds this range, and nothing before it; the segment ends at `end`.
+    /// Moves the window to this range, and drops everything before it; the segment ends at `end`.
     fn slide(&mut self, from: usize, to: usize, end: usize) -> Result<()>;
 
-    /// A range that it holds.
+    /// Returns a range inside of the window.
     fn get(&self, from: usize, to: usize) -> Option<&[u8]>;
 }
 
-/// The part of a segment that a walk has read in one of its ways.
+/// A window that is read from one copy or reconstruction.
 struct Window<'a> {
     backend: &'a dyn Backend,
     at: SegmentAt<'a>,
@@ -74,7 +73,7 @@ impl WalkedPart for Window<'_> {
     }
 }
 
-/// All of a segment.
+/// A window over a whole segment in memory.
 struct Image<'a>(&'a [u8]);
 
 impl WalkedPart for Image<'_> {
@@ -87,83 +86,82 @@ impl WalkedPart for Image<'_> {
     }
 }
 
-/// What a walk has met that verifies a segment.
+/// Result of verifying a segment.
 pub(super) struct Met {
-    /// The frames that live there and are whole.
+    /// The undamaged live frames.
     pub(super) found: BTreeSet<(u32, u32)>,
-    /// All that live there are among them, or were told to be damaged.
+    /// Whether all live frames are among them, or were reported as damaged.
     pub(super) whole: bool,
-    /// The visitor has not stopped it.
+    /// Whether the visitor has not stopped it.
     pub(super) go_on: bool,
 }
 
-/// A frame met on a walk.
+/// A frame found on a walk.
 pub(super) struct Walked<'a> {
     pub(super) header: Header,
-    /// Where its header is in the segment, bytes.
+    /// Offset of its header in the segment, bytes.
     pub(super) offset: u32,
     pub(super) raw_header: &'a [u8],
     pub(super) stored: &'a [u8],
 }
 
-/// What a scrub says of a frame.
+/// Report of a scrub on one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// The frame's name: segment and number.
     pub name: (u32, u32),
-    /// Whose it is; `None` where the header is lost.
+    /// Its owner; `None` where the header is lost.
     pub owner: Option<Owner>,
-    /// What the header says; `None` where it is lost, and for what must be compared with the
-    /// pointer.
+    /// Its header; `None` where it is lost, or where the frame was verified by its pointer.
     pub header: Option<Header>,
-    /// The bytes that were read for it.
+    /// Number of bytes that were read for it.
     pub bytes: u64,
-    /// On which of the pool's devices it lies, or has given wrong bytes; `None` where that is not known.
+    /// The device that holds it or has returned wrong bytes; `None` where that is unknown.
     pub device: Option<u16>,
-    /// What is wrong with it, if anything is.
+    /// Its damage, if there is any.
     pub damage: Option<Damage>,
-    /// Another copy was whole: nothing is lost, and the damaged one was written anew.
+    /// Whether it was repaired from another copy: nothing is lost.
     pub mended: bool,
-    /// How much was written anew, bytes of the device.
+    /// Number of bytes rewritten on the device.
     pub repaired: u64,
 }
 
 impl Checked {
-    /// A frame that lies on this device, of which nothing else is known.
+    /// A report on a frame on this device, without further details.
     pub(super) fn of(name: (u32, u32), device: u16) -> Self {
         let device = Some(device);
         Self { name, owner: None, header: None, bytes: 0, device, damage: None, mended: false, repaired: 0 }
     }
 }
 
-/// What is known of a segment.
+/// Description of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// Its number.
     pub id: u32,
     /// Its stream.
     pub stream: WriteStream,
-    /// Whether it is full (or was left).
+    /// Whether it is full, or was sealed early.
     pub sealed: bool,
-    /// Where it lies; nowhere when all in it has moved.
+    /// Its location; empty when all of its frames have moved.
     pub place: Place,
-    /// Frames written to it.
+    /// Number of frames written to it.
     pub frames: u32,
-    /// How far it is written, bytes.
+    /// Written length, bytes.
     pub bytes: u32,
-    /// Frames alive in it.
+    /// Number of live frames in it.
     pub live_frames: u32,
-    /// What these are charged, bytes.
+    /// Their charged size, bytes.
     pub live_bytes: u64,
-    /// Frames of its name that live elsewhere.
+    /// Number of frames with its name that were moved to other segments.
     pub moved: u64,
-    /// The newest birth in it.
+    /// The newest birth txg in it.
     pub newest: Txg,
     /// The generation since which it is dead.
     pub dead_since: Option<u64>,
 }
 
-/// What is wrong with a frame by its own header.
+/// Checks a frame against its own header; returns the damage.
 pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
     let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
     if compression == Compression::Off && frame.stored.len() == logical as usize {
@@ -177,7 +175,7 @@ pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
 }
 
 impl Store {
-    /// All segments but the table's own.
+    /// All segments except those of the segment table.
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
         let map = self.map.read();
@@ -197,11 +195,11 @@ impl Store {
         map.table.segments().iter().map(info).collect()
     }
 
-    /// Shows the frames that lie in a segment, in their order, as far as it was committed: their
-    /// headers, offsets (bytes) and whether they live. Stops when the visitor returns `false`.
+    /// Lists the frames of a segment in order, as far as it was committed: their headers, offsets (bytes) and whether
+    /// they are alive. Stops when the visitor returns `false`.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Refused`] for a segment that is not there.
+    /// [`PoolError::Device`]; [`PoolError::Refused`] for a segment that does not exist.
     pub fn inspect(&self, id: u32, visit: &mut dyn FnMut(&Header, u32, bool) -> bool) -> Result<()> {
         if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.place.is_empty()) {
             return Err(PoolError::Refused(format!("there is no segment {id} in the pool")));
@@ -214,8 +212,8 @@ impl Store {
         shown.map(|_| ())
     }
 
-    /// Verifies the labels: every copy of the identity and of the root records, which are written
-    /// anew where they are damaged. Answers how many were, for each device. Commits wait meanwhile.
+    /// Verifies the labels: every copy of the identity and of the root records; rewrites damaged ones. Returns how
+    /// many were damaged on each device. Commits wait meanwhile.
     ///
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Suspended`].
@@ -225,8 +223,8 @@ impl Store {
         self.backend.scrub_roots(&committed.identity)
     }
 
-    /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop
-    /// it by `false`. What is written meanwhile is not looked at. Damage is told, not returned.
+    /// Verifies every live frame, segment by segment, and reports it to the visitor, which stops the scrub by
+    /// returning `false`. Frames written meanwhile are not verified. Damage is reported, not returned as an error.
     ///
     /// # Errors
     /// [`PoolError::Device`] for a device that cannot be read at all.
@@ -234,9 +232,8 @@ impl Store {
         self.scrub_from(0, visit, &mut |_| {}).map(drop)
     }
 
-    /// The same from a position on; `done` is told each position up to which all is finished, with
-    /// which a scrub may go on later. What is written meanwhile is not looked at. Answers whether it
-    /// came to the end.
+    /// Scrubs as [`Self::scrub`], from a position on; `done` gets each position up to which everything is finished,
+    /// at which a later scrub can resume. Returns whether it reached the end.
     ///
     /// # Errors
     /// As [`Self::scrub`].
@@ -249,7 +246,7 @@ impl Store {
         self.scrub_some(first, &|_| true, visit, done)
     }
 
-    /// The segments in which these frames live.
+    /// The segments that hold these frames.
     #[must_use]
     pub fn segments_of<'a>(&self, frames: impl IntoIterator<Item = &'a (u32, u32)>) -> BTreeSet<u32> {
         let map = self.map.read();
@@ -260,7 +257,7 @@ impl Store {
         frames.into_iter().filter_map(holder).collect()
     }
 
-    /// As [`Self::scrub_from`], of some segments only.
+    /// Scrubs as [`Self::scrub_from`], only the segments selected by `wanted`.
     ///
     /// # Errors
     /// As [`Self::scrub`].
@@ -277,7 +274,7 @@ impl Store {
         let living = |segment: &SegmentInfo| segment.live_frames > 0 && wanted(segment);
         let segments = self.segments().into_iter().filter(living);
         let stops = segments.map(|segment| self.stop(segment)).filter(|stop| stop.position >= first).collect();
-        // What they hold now is on the devices.
+        // Waits until their current content is on the devices.
         for appender in self.appenders.all() {
             self.wait_written(appender.stream)?;
         }
@@ -327,7 +324,7 @@ impl Store {
                 let parts = healed.iter().flat_map(|healed| &healed.wrong);
                 parts.filter(|part| part.device == device).map(|part| part.bytes).sum()
             };
-            // It is one frame, however many devices are wrong.
+            // It counts as one frame, on however many devices it is damaged.
             let each = (0..).zip(devices).map(|(number, device)| Checked {
                 device: Some(device),
                 repaired: repaired(device),
@@ -347,7 +344,7 @@ impl Store {
         };
         if copied {
             let living = self.living_by_headers(id)?;
-            // Not before: nothing lives that it does not reach.
+            // Read after `living`: every live frame lies before this end.
             let Some(written) = self.map.read().table.segments().get(&id).map(WrittenSoFar::of) else {
                 return Ok(true);
             };
@@ -367,8 +364,8 @@ impl Store {
         self.verify(at, (stream, verified, false), &mut window, visit).map(|met| met.go_on)
     }
 
-    /// Verifies the frames that live in a segment of a stream, as far as it was written at some moment;
-    /// where it is `copied`, what is damaged is not told: another copy may be whole.
+    /// Verifies the live frames of a segment up to a written length; where it is `copied`, damage is not reported,
+    /// because another copy may be right.
     pub(super) fn verify(
         &self,
         at: SegmentAt<'_>,
@@ -408,11 +405,10 @@ impl Store {
             Ok(met.go_on)
         })?;
         if met.go_on && (met.found.len() != lives || self.lives_in(id) != lives) {
-            // Some came or went while we looked, or are not to be found by their headers. Only now
-            // their names are asked for, which takes long.
+            // Some frames came or went meanwhile, or cannot be found by their headers. Only now the names are
+            // computed, which is slow.
             for name in self.living_of(id, written).difference(&met.found) {
-                // Frames that move are in their new segment before the table says that they live
-                // there.
+                // A relocated frame is in its new segment before the table records it there.
                 let came = |units: &u32| self.map.read().table.lives_at(name.0, name.1, id, *units);
                 if dead.get(name).is_some_and(came) {
                     continue;
@@ -431,14 +427,14 @@ impl Store {
         Ok(met)
     }
 
-    /// Waits until what the table knows now of a stream is on the devices: it knows frames before
-    /// the threads that write have come to them.
+    /// Waits until the current frames of a stream are on the devices: the table knows them before the write threads
+    /// are finished.
     fn wait_written(&self, stream: WriteStream) -> Result<()> {
         let mut of = self.appenders.all().filter(|appender| appender.stream == stream);
         if of.all(Appender::wait_settled) { Ok(()) } else { self.usable() }
     }
 
-    /// Whether what is damaged of a segment may be whole elsewhere.
+    /// Whether damage in a segment may be repairable from another copy.
     pub(super) fn is_copied(&self, at: SegmentAt<'_>) -> bool {
         self.backend.ways(at) > 1 || self.backend.is_paired(at)
     }
@@ -447,9 +443,9 @@ impl Store {
         self.map.read().table.segments().get(&id).map_or(0, |segment| segment.live_frames as usize)
     }
 
-    /// The same as [`Self::living`], by the headers in the segment where all can be found by them.
-    /// For a segment of frames that have moved, whose names are with the segments that they are of:
-    /// all of those would have to be looked through.
+    /// Names of the live frames as [`Self::living`], by the headers in the segment where that finds all of them. For
+    /// a segment of relocated frames, whose names are recorded in their original segments: all of these would have to
+    /// be searched.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -469,12 +465,12 @@ impl Store {
         Ok(if found.len() == lives { found } else { self.living(id) })
     }
 
-    /// The names of all committed frames that live in a segment.
+    /// Names of all committed live frames of a segment.
     pub(super) fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
         self.living_of(id, WrittenSoFar { frames: u32::MAX, bytes: u32::MAX, sealed: true })
     }
 
-    /// The same of those that were in the segment when so much of it was written.
+    /// Names of the live frames that were in the segment at this written length.
     fn living_of(&self, id: u32, written: WrittenSoFar) -> BTreeSet<(u32, u32)> {
         let map = self.map.read();
         let segments = map.table.segments();
@@ -496,9 +492,9 @@ impl Store {
         }
     }
 
-    /// Visits the frames of a segment, read in one of its ways, in their order; `true` if it came to
-    /// the end. What is no header is passed over in search of the next one, unless `strict`: then
-    /// the walk ends there, because file content may look like a frame.
+    /// Visits the frames of a segment in order, read from one copy or reconstruction; returns whether it reached the
+    /// end. Bytes that are no header are skipped in search of the next one, unless `strict`: then the walk ends
+    /// there, because file content may look like a frame.
     pub(super) fn walk(
         &self,
         id: u32,
@@ -519,7 +515,7 @@ impl Store {
         self.walk_part(id, &mut window, stream, end as usize, strict, visit)
     }
 
-    /// The same of a segment's bytes.
+    /// Walks over a segment's bytes in memory.
     pub(super) fn walk_image(
         &self,
         at: SegmentAt<'_>,
@@ -578,8 +574,7 @@ impl Store {
 }
 
 impl Store {
-    /// The names of all frames that live, the segment table's own left out. For checks: it takes
-    /// memory for each of them.
+    /// Names of all live frames, except those of the segment table. For checks: it uses memory for each of them.
     #[must_use]
     pub fn living_frames(&self) -> std::collections::HashSet<(u32, u32)> {
         let map = self.map.read();
@@ -593,8 +588,7 @@ impl Store {
         alive
     }
 
-    /// When these frames were born, by their headers; those without one that can be read are left
-    /// out.
+    /// Birth txgs of these frames, by their headers; frames without a readable header are omitted.
     ///
     /// # Errors
     /// [`PoolError::Device`].

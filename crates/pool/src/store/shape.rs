@@ -1,9 +1,9 @@
-//! Devices and groups of a pool that is in use: others take the places of devices, mirrors get more or
-//! fewer, groups and spares are added.
+//! Topology changes of a pool in use that take effect at once: replacing devices, attaching and detaching, adding
+//! groups and spares.
 //!
-//! Caller: commands. What is done here is durable when it returns; that segments follow is the work
-//! of a resilver ([`Store::resilver`]). Invariant: commits wait meanwhile, so that no root names what
-//! lies on a device before the labels know that.
+//! Caller: commands. Changes are durable when a function returns; copying the segments is the work of a resilver
+//! ([`Store::resilver`]). Invariant: commits wait meanwhile, so that no root names a segment on a device before the
+//! labels record that device.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use crate::error::PoolError;
 use crate::label::{GroupClass, Place};
 
 impl Store {
-    /// Makes a device one more copy of the mirror that the device `beside` is in; a device that is for
-    /// itself is a mirror of two from then on. A resilver has to follow. `guid` is a random number. A
-    /// pool without groups becomes one with groups, which older programs do not import.
+    /// Attaches a device to the mirror of the device `beside`; a device without redundancy becomes a mirror of two. A
+    /// resilver has to follow. `guid` is a random number. A pool without groups becomes one with groups, which older
+    /// programs do not import.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, or beside a device of rows; those of writing
+    /// [`PoolError::Refused`] for a device that is too short, or for a raidz device as `beside`; errors of writing
     /// labels.
     pub fn attach(&self, beside: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         self.change_shape(false, |disks| disks.attach(beside, device, guid))
     }
 
-    /// Takes a device out of its mirror; or out of a pair: the new device of a replacement that is
-    /// given up, the old one that is not waited for, a spare that stands in. Its label is cleared.
+    /// Detaches a device from its mirror, or from a pair: the new device of a cancelled replacement, the old one
+    /// without waiting for the resilver, or an active spare. Its label is cleared.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for other devices, and where something would be lost ("no valid
-    /// replicas"); those of writing labels.
+    /// [`PoolError::Refused`] for other devices, and where data would be lost ("no valid replicas"); errors of
+    /// writing labels.
     pub fn detach(&self, device: u16) -> Result<()> {
         self.ready()?;
         let disks = self.disks()?;
@@ -47,28 +47,28 @@ impl Store {
         self.change_shape(true, |disks| disks.detach(device))
     }
 
-    /// Has another device take the place of one, once it has everything that lies there: a resilver
-    /// has to follow. Until then the old one is read and written as before.
+    /// Replaces a device: the new one takes its number once a resilver, which has to follow, has copied everything.
+    /// Until then the old one is read and written as before.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, or a device that is being replaced already;
-    /// those of writing labels.
+    /// [`PoolError::Refused`] for a device that is too short, or one that is being replaced already; errors of
+    /// writing labels.
     pub fn replace(&self, number: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         self.change_shape(false, |disks| disks.replace(number, device, guid))
     }
 
-    /// Adds groups of the next so many of these devices, each with a random number; what is written
-    /// goes to them from then on.
+    /// Adds groups of these devices in their order, each device with a random GUID; segments are allocated on them
+    /// from then on.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are too short or cannot be written, and for groups
-    /// that cannot be: nothing has changed then; those of writing labels.
+    /// [`PoolError::Refused`] for devices that are too short or cannot be written, and for invalid groups: nothing
+    /// has changed then; errors of writing labels.
     pub fn add_groups(&self, devices: &[Arc<dyn Device>], guids: &[u64], groups: &[NewGroup]) -> Result<()> {
         self.change_shape(false, |disks| disks.add_groups(devices, guids, groups, GroupClass::Data))
     }
 
-    /// Adds groups for the intent log alone, mirrors or devices for themselves: from then on it is
-    /// written to them only. If they fail, it is written where it was before.
+    /// Adds dedicated log devices (like ZFS' SLOG), as mirrors or single devices: the log is written only to them
+    /// from then on. If they fail, it is written to the data groups again.
     ///
     /// # Errors
     /// As [`Self::add_groups`].
@@ -76,9 +76,8 @@ impl Store {
         self.change_shape(false, |disks| disks.add_groups(devices, guids, groups, GroupClass::Log))
     }
 
-    /// Adds groups for metadata alone, mirrors or devices for themselves: what is written of it goes
-    /// there from then on, as long as they have room. Programs that do not know of such groups do not
-    /// import the pool any more.
+    /// Adds groups of the special class (metadata only), as mirrors or single devices: new metadata is stored there
+    /// as long as they have space. Programs without this feature cannot import the pool any more.
     ///
     /// # Errors
     /// As [`Self::add_groups`].
@@ -86,47 +85,46 @@ impl Store {
         self.change_shape(false, |disks| disks.add_groups(devices, guids, groups, GroupClass::Special))
     }
 
-    /// Keeps everybody from writing to the log, or lets them again: what is to be durable meanwhile
-    /// waits for a commit.
+    /// Suspends or resumes writes to the log: an fsync waits for a commit meanwhile.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a pool that does not lie on devices.
+    /// [`PoolError::Refused`] for a pool that is not on devices.
     pub fn hold_log(&self, held: bool) -> Result<()> {
         self.disks()?.hold_log(held);
         Ok(())
     }
 
-    /// Takes the group of a device that is for the log alone out of the pool. Before that the log is
-    /// held ([`Self::hold_log`]), and two transaction groups were committed since. Labels are cleared.
+    /// Removes the group of a dedicated log device. Before, the log has to be suspended ([`Self::hold_log`]), and two
+    /// transaction groups committed since. Labels are cleared.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for any other device; those of writing labels.
+    /// [`PoolError::Refused`] for any other device; errors of writing labels.
     pub fn remove_log(&self, device: u16) -> Result<()> {
         self.change_shape(true, |disks| disks.remove_log(device))
     }
 
-    /// Has a device as a spare.
+    /// Adds a hot spare.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is shorter than all others; those of writing labels.
+    /// [`PoolError::Refused`] for a device that is shorter than all others; errors of writing labels.
     pub fn add_spare(&self, device: Arc<dyn Device>, guid: u64) -> Result<()> {
         self.change_shape(false, |disks| disks.add_spare(device, guid))
     }
 
-    /// Takes a spare that is not in use out of the pool. Its label is cleared.
+    /// Removes an inactive spare. Its label is cleared.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for any other device; those of writing labels.
+    /// [`PoolError::Refused`] for any other device; errors of writing labels.
     pub fn remove_spare(&self, number: u16) -> Result<()> {
         self.ready()?;
         self.of_devices(|disks| disks.remove_spare(number))
     }
 
-    /// Has spares stand in for devices that have failed or are not there. Answers which for whom (the
-    /// device, the spare): where there are any, a resilver has to follow.
+    /// Activates spares for failed and missing devices. Returns pairs of device and spare: where there are any, a
+    /// resilver has to follow.
     ///
     /// # Errors
-    /// Those of writing labels.
+    /// Errors of writing labels.
     pub fn engage_spares(&self) -> Result<Vec<(u16, u16)>> {
         self.ready()?;
         let mut engaged = Vec::new();
@@ -137,8 +135,8 @@ impl Store {
         Ok(engaged)
     }
 
-    /// Changes which devices there are, and has what is written next lie as they are now. Where a
-    /// device goes for good, no older state is kept: it may have lain there.
+    /// Changes the topology, and moves all open segments to the new layout. Where a device is removed for good, no
+    /// older state is retained: it may be stored there.
     pub(super) fn change_shape(&self, gives_up: bool, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
         self.ready()?;
         let mut committed = self.committed.lock();

@@ -1,7 +1,7 @@
-//! How much room there is, and who may have it.
+//! Space accounting of a pool, and the admission of new frames.
 //!
-//! Invariant: what frames are charged adds up to the byte: `allocated` is the sum over all frames
-//! written and not yet freed by a durable commit.
+//! Invariant: charges add up to the byte: `allocated` is the sum over all frames written and not yet freed by a
+//! durable commit.
 
 use std::sync::atomic::Ordering;
 
@@ -12,58 +12,57 @@ use crate::space::slop;
 
 use super::{Result, Store};
 
-/// For what room is wanted; the later the kind, the further into the slop it may go.
+/// Purpose of an allocation; later kinds may use more of the slop space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// An ordinary write: not into the slop. Asked for before a write is accepted.
+    /// An ordinary write: nothing of the slop. Checked before a write is accepted.
     Write,
-    /// A change that frees room in the end (unlink, truncate): half of the slop.
+    /// A change that frees space in the end (unlink, truncate): half of the slop.
     Delete,
-    /// Content that was admitted already, at the latest by what frees room in the end: three
-    /// quarters of the slop, so that whatever was admitted fits.
+    /// Content that was admitted already, at the latest by an operation that frees space in the end: three quarters
+    /// of the slop, so that everything admitted fits.
     Accepted,
     /// Destroying file systems and snapshots: three quarters of the slop.
     Destroy,
-    /// Nodes of trees, written by a commit: three quarters of the slop and a half of the last.
+    /// Tree nodes, written by a commit: three quarters of the slop and half of the remainder.
     Metadata,
 }
 
-/// The room in a pool. All in bytes.
+/// Space of a pool. All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// What frames can have at most: all slots but those of the log.
+    /// Capacity for frames: all slots except the log's.
     pub size: u64,
-    /// What frames are charged now, the segment table's among them.
+    /// Charged size of all frames, including the segment table.
     pub allocated: u64,
-    /// The part of `allocated` that the segment table takes.
+    /// The part of `allocated` used by the segment table.
     pub table: u64,
-    /// The part of `allocated` that is freed by the commits to come.
+    /// The part of `allocated` that the next commits free.
     pub freeing: u64,
-    /// What is lost at the ends of full segments.
+    /// Lost at the ends of full segments.
     pub slack: u64,
-    /// What living frames of trees take a second time. Nobody is charged for it.
+    /// Additional space for second copies of live tree frames. It is charged to nobody.
     pub copies: u64,
-    /// The part of `allocated` that lies where metadata has groups of its own: it takes nothing of
-    /// `size`.
+    /// The part of `allocated` in the special class: it uses nothing of `size`.
     pub special: u64,
-    /// `size` less `allocated` but `special`, `slack` and `copies`.
+    /// `size` minus `allocated` (except `special`), `slack` and `copies`.
     pub free: u64,
-    /// What ordinary writes must leave.
+    /// Reserve that ordinary writes must not use.
     pub slop: u64,
-    /// What ordinary writes may still have: `free` less the slop.
+    /// Space for ordinary writes: `free` minus the slop.
     pub available: u64,
-    /// Slots with nothing in them.
+    /// Number of empty slots.
     pub free_slots: u64,
-    /// What file content can have of them, bytes.
+    /// Capacity for file content in the empty slots, bytes.
     pub free_whole: u64,
-    /// All slots but the log's.
+    /// Number of all slots except the log's.
     pub slots: u64,
 }
 
-/// What was written since the pool was opened, bytes: to see how much the cleaner adds.
+/// Bytes written since the pool was opened: shows the write amplification of the cleaner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Frames as callers wrote them.
+    /// Frames written by callers.
     pub frames: u64,
     /// Frames moved by the cleaner.
     pub relocated: u64,
@@ -72,11 +71,11 @@ pub struct Traffic {
 }
 
 impl Store {
-    /// The room in the pool.
+    /// Space of the pool.
     #[must_use]
     pub fn space(&self) -> Space {
         let room = self.backend.room();
-        // As of one moment: commits change both sums under this lock.
+        // Under one lock: commits change both sums under it.
         let map = self.map.read();
         let (slack, copies) = (map.slack, map.copies);
         let special = map.special + self.sums.special.load(Ordering::Relaxed);
@@ -105,8 +104,7 @@ impl Store {
         }
     }
 
-    /// Whether so many bytes may be had for this. Asked before anything is accepted; it takes
-    /// nothing.
+    /// Checks whether this many bytes may be allocated for a purpose, before anything is accepted; allocates nothing.
     ///
     /// # Errors
     /// [`PoolError::NoSpace`].
@@ -121,20 +119,20 @@ impl Store {
         if free.saturating_sub(kept) >= bytes { Ok(()) } else { Err(PoolError::NoSpace) }
     }
 
-    /// How urgent cleaning is.
+    /// Urgency of cleaning.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
         let room = self.backend.room();
         cleaner::pressure(room.empty(), room.total)
     }
 
-    /// The same, of what writers can have at once.
+    /// Urgency by the slots that writers can use at once.
     pub(super) fn urgency(&self) -> Pressure {
         let room = self.backend.room();
         cleaner::pressure(room.free, room.total)
     }
 
-    /// How much file content can be written before a writer must wait for the cleaner, bytes.
+    /// Number of bytes of file content that can be written before a writer must wait for the cleaner.
     #[must_use]
     pub fn room(&self) -> u64 {
         let (open, room) =
@@ -143,7 +141,7 @@ impl Store {
         open + room.free_size.saturating_sub(cleaner::reserve(WriteStream::Data) * each)
     }
 
-    /// What was written since the pool was opened.
+    /// Bytes written since the pool was opened.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         Traffic {

@@ -1,12 +1,9 @@
-//! Streams of frames: many read at once to where they are wanted, and requests to devices made
-//! ahead of their readers.
+//! Streaming reads: many frames read at once into their targets, and readahead on devices.
 //!
-//! Callers: the store as [`Frames`](crate::frames::Frames), for content that is read from front to
-//! back. Invariants:
-//! - What is handed out was checked as by [`Frames::read`](crate::frames::Frames::read), which is
-//!   asked for every frame that cannot be had in the short way.
-//! - The thread that goes ahead holds devices only while it makes a request, and ends with the
-//!   store.
+//! Callers: the store as [`Frames`](crate::frames::Frames), for content that is read sequentially. Invariants:
+//! - Returned content was verified as by [`Frames::read`](crate::frames::Frames::read), which is used for every
+//!   frame that the fast path cannot read.
+//! - The readahead thread holds a backend only during a request, and ends with the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -21,12 +18,12 @@ use crate::pointer::{Compression, Pointer};
 use crate::workers::Workers;
 use crate::{checksum, compress};
 
-/// Frames this near to each other are asked for in one request, bytes.
+/// Maximum gap between frames that are requested together, bytes.
 const NEAR: u64 = 64 << 10;
-/// Requests that wait for the thread; what comes beyond is not asked for ahead.
+/// Number of queued readahead requests; further ones are dropped.
 const WAITING: usize = 64;
 
-/// A part of a segment, and what holds it.
+/// A range of a segment, with its backend.
 struct Part {
     backend: Arc<dyn Backend>,
     segment: u32,
@@ -35,7 +32,7 @@ struct Part {
     until: u64,
 }
 
-/// The thread that makes requests to devices ahead of readers.
+/// The readahead thread.
 #[derive(Default)]
 pub(super) struct DeviceReadahead(OnceLock<Workers<Vec<Part>>>);
 
@@ -46,8 +43,7 @@ impl std::fmt::Debug for DeviceReadahead {
 }
 
 impl DeviceReadahead {
-    /// Has the thread make the requests, unless it has enough to do; makes them itself where there
-    /// is no thread.
+    /// Queues the requests for the thread, unless its queue is full; makes them itself where there is no thread.
     fn request(&self, ranges: Vec<Part>) {
         let thread = self.0.get_or_init(|| Workers::start("pool-ahead", 1, WAITING, ask));
         if thread.count() == 0 {
@@ -65,7 +61,7 @@ fn ask(ranges: Vec<Part>) {
 }
 
 impl Store {
-    /// Where frames lie, neighbours together, in the order of the caller.
+    /// Locations of frames in the caller's order, with neighbours merged.
     fn ranges(&self, pointers: &[Pointer]) -> Vec<Part> {
         let mut ranges: Vec<Part> = Vec::with_capacity(pointers.len());
         let map = self.map.read();
@@ -90,9 +86,9 @@ impl Store {
         ranges
     }
 
-    /// Where frames of a stream lie, neighbours together, segment by segment: threads that compress write
-    /// the frames of a file in another order than it has. Of blocks that hold little but the stream (those
-    /// `beyond` count) all is asked for: the rest is wanted next, and what is asked for in parts takes longer.
+    /// Locations of a stream's frames, with neighbours merged, segment by segment: compression threads write the
+    /// frames of a file in another order. Where a block holds little but the stream (with the frames `beyond`), the
+    /// whole block is requested: the remainder is read next, and partial requests take longer.
     fn ranges_of_stream(&self, pointers: &[Pointer], beyond: &[Pointer]) -> Vec<Part> {
         let block = self.backend.ahead().block;
         let mut pointers = pointers.to_vec();
@@ -130,25 +126,25 @@ impl Store {
         whole
     }
 
-    /// Asks the devices for frames.
+    /// Makes readahead requests for frames.
     pub(super) fn expect_now(&self, pointers: &[Pointer]) {
         ask(self.ranges(pointers));
     }
 
-    /// Has another thread ask the devices for frames.
+    /// Queues readahead requests for frames.
     pub(super) fn expect_soon(&self, pointers: &[Pointer], beyond: &[Pointer]) {
         if !pointers.is_empty() {
             self.readahead.request(self.ranges_of_stream(pointers, beyond));
         }
     }
 
-    /// Reads frames to where they are wanted. By one thread: a stream's requests come several at a
-    /// time, and each has its own.
+    /// Reads frames into their targets, by one thread: a stream has several requests at a time, each with its own
+    /// thread.
     pub(super) fn read_wanted(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
         wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted))
     }
 
-    /// What is stored of a frame, checked; `None` where it has to be read in another way.
+    /// Reads and verifies the stored bytes of a frame; `None` where it has to be read with its content.
     pub(super) fn read_packed(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let length = u64::from(pointer.stored).max(pointer.logical.into());
         if pointer.compression == Compression::Off || length > self.slot {
@@ -162,7 +158,7 @@ impl Store {
         let mut content = vec![0; pointer.logical as usize];
         let whole = compress::decompress(pointer.compression, &stored, &mut content)
             && checksum::content(pointer.checksum_kind, &content) == pointer.checksum;
-        // It may have been moved meanwhile, or be damaged: whoever reads its content is told.
+        // It may have been moved meanwhile, or be damaged: a reader of its content gets the error.
         Ok(whole.then_some(stored))
     }
 
@@ -183,7 +179,7 @@ impl Store {
             target.copy_from_slice(&content);
             return Ok(());
         }
-        // If it is damaged, that is reported.
+        // Reports the damage, if it is damaged.
         target.copy_from_slice(&self.read(pointer)?);
         Ok(())
     }

@@ -1,11 +1,10 @@
-//! Segments verified one after the other in the order in which they lie, read ahead with all copies and
-//! parity; those of different lanes at the same time.
+//! Sequential scrub: verifies segments one after the other in the order of their locations, read ahead with all
+//! copies and parity; segments of different lanes in parallel.
 //!
 //! Caller: `scrub.rs`. Invariants:
-//! - What agrees in all copies and is whole is read once and never written. Everything else is left to
-//!   [`Store::scrub_segment`], which looks for itself.
-//! - The visitor is called by the thread of the caller. Lanes wait for it, so whoever slows it slows
-//!   the devices.
+//! - A segment whose copies agree and that is undamaged is read once and never written. Everything else is left to
+//!   [`Store::scrub_segment`], which reads it again.
+//! - The visitor runs on the caller's thread. Lanes wait for it, so a slow visitor slows down the devices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::ErrorKind;
@@ -21,16 +20,16 @@ use crate::frames::WriteStream;
 use crate::label::Place;
 use crate::workers::unpin_thread;
 
-/// So much of each column is read at once, bytes.
+/// Number of bytes of each column read at once.
 const AT_ONCE: u64 = 1 << 20;
-/// So many reads are asked for ahead.
+/// Number of reads requested ahead.
 const AHEAD: usize = 4;
-/// So many lanes are gone along at the same time, at most.
+/// Maximum number of lanes in parallel.
 const LANES: usize = 8;
-/// So many frames that were verified wait for the visitor.
+/// Number of verified frames queued for the visitor.
 const WAITING: usize = 64;
 
-/// A segment to be verified, as it was when that began.
+/// A segment to be verified, as it was at the start.
 #[derive(Debug)]
 pub(super) struct SweepStop {
     id: u32,
@@ -39,17 +38,17 @@ pub(super) struct SweepStop {
     place: Place,
     stream: WriteStream,
     written: WrittenSoFar,
-    /// How much is read at once, bytes.
+    /// Number of bytes read at once.
     step: u64,
 }
 
-/// The segments of a lane being read.
+/// The segments of a lane that are being read.
 struct Lane<'a> {
     stops: &'a [SweepStop],
     sweep: Box<dyn Sweep + 'a>,
-    /// What was asked for: of which segment, from where.
+    /// Requested ranges: index of the segment, and offset.
     asked: VecDeque<(usize, u64)>,
-    /// What is asked for next.
+    /// The next range to request.
     next: (usize, u64),
 }
 
@@ -74,7 +73,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// What comes next of a segment; `None` behind its end.
+    /// Returns the next range of a segment; `None` after its end.
     fn take(&mut self, number: usize) -> Option<Result<(u64, SweptRange)>> {
         loop {
             self.ask_ahead();
@@ -86,14 +85,14 @@ impl<'a> Lane<'a> {
             let swept = self.sweep.take();
             match swept {
                 swept if of == number => return Some(swept.map(|swept| (offset, swept))),
-                // Of a segment before it, which was left.
+                // Of an earlier segment that was left.
                 Ok(swept) => self.sweep.give_back(swept.bytes),
                 Err(_) => {}
             }
         }
     }
 
-    /// Nothing more is asked for of the segments up to this one.
+    /// Requests nothing more of the segments up to this one.
     fn leave(&mut self, number: usize) {
         if self.next.0 <= number {
             self.next = (number + 1, 0);
@@ -101,7 +100,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// The part of a segment that was read last.
+/// The window over the last read ranges of a segment.
 struct Sweeping<'l, 'a> {
     lane: &'l mut Lane<'a>,
     number: usize,
@@ -111,7 +110,7 @@ struct Sweeping<'l, 'a> {
 }
 
 impl Sweeping<'_, '_> {
-    /// Reads on; answers whether there was anything.
+    /// Reads the next range; returns whether there was one.
     fn read_on(&mut self, from: usize) -> Result<bool> {
         let Some(taken) = self.lane.take(self.number) else { return Ok(false) };
         let (offset, SweptRange { bytes, agree }) = taken?;
@@ -145,15 +144,15 @@ impl WalkedPart for Sweeping<'_, '_> {
     }
 }
 
-/// What a lane tells.
+/// A message of a lane to the caller's thread.
 enum Told {
     Checked(Checked),
-    /// All before this position is done in this lane.
+    /// Everything before this position is verified in this lane.
     Reached(usize, u64),
 }
 
 impl Store {
-    /// A segment as it is now.
+    /// Describes a segment as it is now.
     pub(super) fn stop(&self, segment: SegmentInfo) -> SweepStop {
         let SegmentInfo { id, stream, sealed, place, frames, bytes, .. } = segment;
         let at = SegmentAt { segment: id, place: &place };
@@ -163,8 +162,8 @@ impl Store {
         SweepStop { id, position, lane, place, stream, written: WrittenSoFar { frames, bytes, sealed }, step }
     }
 
-    /// Verifies these segments; `done` is told the positions up to which all is done. Answers whether
-    /// the visitor has let it come to the end.
+    /// Verifies these segments; `done` gets the positions up to which everything is verified. Returns whether the
+    /// visitor let it reach the end.
     pub(super) fn sweep(
         &self,
         stops: Vec<SweepStop>,
@@ -201,7 +200,7 @@ impl Store {
                 !stopped.load(Ordering::Relaxed) && tell.send(Told::Checked(checked.clone())).is_ok()
             };
             let swept = self.sweep_lane(stops, &mut visit, &mut |position| {
-                // Nobody who has stopped it needs to know.
+                // A caller that has stopped the scrub does not need this.
                 let _ = tell.send(Told::Reached(number, position));
             });
             if matches!(swept, Ok(true)) {
@@ -248,7 +247,7 @@ impl Store {
                 Ok(thread) => thread.join().unwrap_or_else(|_| failed("a thread that verified segments is gone")),
                 Err(_) => failed("no thread can be started to verify segments"),
             });
-            // A lane may have come to its end before the visitor came to what it has told.
+            // A lane may reach its end before the visitor has processed its reports.
             ended.reduce(|all, one| Ok(all? && one?)).unwrap_or(Ok(true)).map(|all| all && !refused)
         })
     }
@@ -278,19 +277,19 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether this is the store's word that the object of a segment is not there, or is too short.
+    /// Whether the object store has reported that a segment's object is missing or too short.
     pub(super) fn is_gone(&self, error: &PoolError) -> bool {
         let PoolError::Device { source, .. } = error else { return false };
         let is_word = matches!(source.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
-        // Without the bucket nothing is known of its objects.
+        // A missing bucket is no statement about its objects.
         self.backend.is_shared() && is_word && !source.to_string().starts_with("there is no")
     }
 
-    /// Every frame that lives in a segment whose object is gone is lost; whether to go on.
+    /// Reports every live frame of a segment whose object is missing as lost; returns whether to continue.
     fn tell_gone(&self, stop: &SweepStop, error: &PoolError, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
         let now = self.map.read().table.segments().get(&stop.id).map(|segment| segment.place.clone());
         if now.as_ref() != Some(&stop.place) {
-            // It was removed with its segment.
+            // It was deleted with its segment.
             return true;
         }
         let at = SegmentAt { segment: stop.id, place: &stop.place };
@@ -336,7 +335,7 @@ impl Store {
         match agree {
             Ok(agree) if !copied || met.whole && agree => Ok(true),
             Err(error) if !copied => Err(error),
-            // It is looked at once more, in all ways.
+            // It is verified once more, from all copies.
             _ => self.scrub_segment(stop.id, &mut |checked| {
                 checked.damage.is_none() && met.found.contains(&checked.name) || visit(checked)
             }),

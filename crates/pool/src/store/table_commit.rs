@@ -1,12 +1,12 @@
-//! What a commit writes of the segment table: its changes, and pages that changed some commits ago.
+//! Writing of the segment table by a commit: its changes, and pages that changed some commits ago.
 //!
 //! Caller: `commit.rs`. Invariants:
-//! - What a root names is the table whole: its pages, and its deltas from the first operation on that is
-//!   missing in a page. No page is written over; what only older roots name stays until they are not kept.
-//! - How much is written follows from how much has changed, not from how much there is: a page is
-//!   written when the oldest delta that it needs has to go. Segments of the table of which little is used
-//!   are emptied, no faster than others are filled.
-//! - Pages are made under the lock of the table, a few at a time, and written without it.
+//! - A root names the complete table: its pages, and its deltas from the first operation on that a page lacks. No page
+//!   is overwritten; pages that only older roots name stay until those roots are no longer retained.
+//! - The amount written depends on the amount changed, not on the size of the table: a page is written when the oldest
+//!   delta that it needs has to be dropped. Segments of the table with low utilization are emptied, no faster than
+//!   others are filled.
+//! - Pages are encoded under the lock of the table, a few at a time, and written without it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -23,24 +23,24 @@ use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer};
 use crate::segment::cleaner;
 use crate::segment::pages::{self, NodeName, TOP};
 
-/// Roots that stay importable behind the newest.
+/// Number of older roots that stay importable.
 const KEPT: u64 = 3;
-/// Deltas that a root names, at most.
+/// Maximum number of deltas that a root names.
 pub const DELTAS: usize = 24;
-/// The same where each commit begins a segment of the table.
+/// Maximum number of deltas where each commit begins a segment of the table (object stores).
 const DELTAS_OF_OBJECTS: usize = 8;
-/// So many pages are made under one hold of the table's lock.
+/// Number of pages encoded under one hold of the table's lock.
 const AT_ONCE: usize = 8;
-/// So often pages are written while operations come faster than a delta could hold them.
+/// Number of rounds in which pages are written while operations arrive faster than a delta could hold them.
 const ROUNDS: usize = 3;
-/// So much is written at once, bytes.
+/// Size of the write buffer, bytes.
 const HELD: usize = 1 << 20;
-/// So many segments may hold pages beyond twice what these need.
+/// Number of segments that may hold pages beyond twice the number that these need.
 const SPARE: u64 = 2;
-/// The same where each commit begins one.
+/// The same number where each commit begins a segment of the table.
 const SPARE_OBJECTS: u64 = 12;
 
-/// A page as it is to be written: its number, of which operations it knows, whether nothing is in it.
+/// An encoded page: its number, the first operation that it lacks (`known`), and whether it is empty.
 struct Image {
     page: u32,
     known: u64,
@@ -58,25 +58,25 @@ fn images(map: &mut Map, wanted: &[u32]) -> Vec<Image> {
     each.collect()
 }
 
-/// Frames of the table on their way.
+/// Writer of the table's frames in one commit.
 struct TableFrames<'a> {
     store: &'a Store,
     committed: &'a mut Committed,
     root: &'a mut Root,
     /// The nodes that have to be written.
     changed: BTreeSet<NodeName>,
-    /// What follows what was written in the open segment.
+    /// Buffer of bytes that follow the written part of the open segment.
     held: Vec<u8>,
 }
 
 impl Store {
-    /// Writes what has changed in the table, and puts that into the root.
+    /// Writes the changes of the table, and records them in the root.
     pub(super) fn write_table(&self, committed: &mut Committed, root: &mut Root, urgent: bool) -> Result<()> {
         let open = committed.open_table;
         if let Some(open) = root.table_segments.iter_mut().find(|segment| Some(segment.id) == open) {
             open.bytes = open.bytes.next_multiple_of(4096);
         }
-        // What earlier versions wrote is read, and written in pages.
+        // A table of earlier versions is rewritten in pages.
         let renew = std::mem::take(&mut committed.renew) || root.table.is_some();
         let mut to = TableFrames { store: self, committed, root, changed: BTreeSet::new(), held: Vec::new() };
         let wanted = if renew { to.everything() } else { to.due() };
@@ -93,7 +93,7 @@ impl Store {
             let mut map = self.map.write();
             let room = self.backend.room();
             let Map { table, arriving, uncommitted, .. } = &mut *map;
-            // What was copied there the table learns later; until then the place is no other's.
+            // The table learns of frames copied there later; until then their segment must not be freed.
             table.finish(to.root.generation, arriving)?;
             uncommitted.retain(|run| run.birth > to.root.txg);
             let short = urgent || cleaner::pressure(room.empty(), room.total) == cleaner::Pressure::Urgent;
@@ -118,12 +118,12 @@ impl Store {
         to.put_list()
     }
 
-    /// How long a frame of the table may be, bytes.
+    /// Maximum length of a frame of the table, bytes.
     fn longest_piece(&self) -> usize {
         (self.slot / 4).min(8 << 20) as usize
     }
 
-    /// Whether a delta could not hold what has changed.
+    /// Whether the changes do not fit into one delta.
     fn is_much(&self, map: &Map) -> bool {
         map.table.recorded() > self.longest_piece() as u64
     }
@@ -140,7 +140,7 @@ impl Store {
 }
 
 impl TableFrames<'_> {
-    /// All pages, where all of the table has to be written elsewhere.
+    /// All pages, for rewriting the whole table elsewhere.
     fn everything(&mut self) -> Vec<u32> {
         let mut wanted = self.store.map.read().table.pages();
         for (name, _) in self.committed.tree.from((0, 0)) {
@@ -153,8 +153,8 @@ impl TableFrames<'_> {
         wanted.into_iter().collect()
     }
 
-    /// The pages that it is time for: those that the oldest delta is kept for, when there are as many as
-    /// there may be, and those in segments that are to be emptied.
+    /// The pages that are due: those that need the oldest delta when the number of deltas is at its limit, and those
+    /// in segments that are to be emptied.
     fn due(&mut self) -> Vec<u32> {
         let extends = self.store.backend.extends();
         let most = if extends { DELTAS } else { DELTAS_OF_OBJECTS };
@@ -169,7 +169,7 @@ impl TableFrames<'_> {
                 }
             }
         }
-        // No delta says anything any more of what was in these.
+        // No delta contains anything of these pages any more.
         let oldest = self.committed.firsts.first().copied().unwrap_or(0);
         let gone: Vec<u32> =
             self.committed.hollow.iter().filter(|(_, known)| **known <= oldest).map(|(page, _)| *page).collect();
@@ -181,7 +181,7 @@ impl TableFrames<'_> {
         wanted.into_iter().collect()
     }
 
-    /// Segments of which so little is used that it is written elsewhere.
+    /// Segments with such low utilization that their pages are written elsewhere.
     fn sparse(&self, spare: u64) -> Vec<u32> {
         let charged = self.committed.tree.charged();
         let full = (charged.values().sum::<u64>() * 2).div_ceil(self.store.longest.max(1));
@@ -203,7 +203,7 @@ impl TableFrames<'_> {
         sparse
     }
 
-    /// Whether something else than pages keeps a segment.
+    /// Whether a segment is kept by anything other than pages.
     fn is_held(&self, id: u32) -> bool {
         let listed = self.root.deltas.iter().chain(&self.root.table_list).any(|pointer| pointer.segment == id);
         listed || self.committed.open_table == Some(id)
@@ -231,7 +231,7 @@ impl TableFrames<'_> {
         Ok(())
     }
 
-    /// Writes the nodes above what has changed.
+    /// Writes the nodes above the changed pages.
     fn put_nodes(&mut self) -> Result<()> {
         while let Some(name) = self.changed.pop_first() {
             let tree = &self.committed.tree;
@@ -247,8 +247,8 @@ impl TableFrames<'_> {
         Ok(())
     }
 
-    /// Adds a delta that begins with this operation; those before it go of which nothing is needed, which
-    /// is what comes before `needed`.
+    /// Adds a delta that begins with operation `first`; drops the oldest deltas that contain only operations before
+    /// `needed`.
     fn put_delta(&mut self, delta: &[u8], first: u64, needed: u64) -> Result<()> {
         if self.root.table.take().is_some() {
             self.root.deltas.clear();
@@ -263,7 +263,7 @@ impl TableFrames<'_> {
         Ok(())
     }
 
-    /// Tells what is not used any more, and sums up what is.
+    /// Marks unused segments of the table as dead, and updates its charged size.
     fn end(&mut self) -> Result<()> {
         let charged = self.committed.tree.charged();
         let others = self.root.deltas.iter().chain(&self.root.table_list);
@@ -278,7 +278,7 @@ impl TableFrames<'_> {
         Ok(())
     }
 
-    /// Where the record has no room for all segments of the table, they are listed.
+    /// Writes the list of the table's segments where the root record has no space for all of them.
     fn put_list(&mut self) -> Result<()> {
         if self.root.encode().is_ok() {
             return Ok(());
@@ -295,7 +295,7 @@ impl TableFrames<'_> {
         content.chunks(self.store.longest_piece()).map(|piece| self.put(piece)).collect()
     }
 
-    /// Adds a frame to the open segment, or to another one.
+    /// Appends a frame to the open segment, or to a new one.
     fn put(&mut self, content: &[u8]) -> Result<Pointer> {
         let compressed = compress::compress(CompressionSetting::Zstd(1), content);
         let (compression, stored) =
@@ -343,7 +343,7 @@ impl TableFrames<'_> {
         found.ok_or(PoolError::Format(Damage::Structure("no open segment for the table")))
     }
 
-    /// Writes what is held.
+    /// Writes the buffer.
     fn flush(&mut self) -> Result<()> {
         if self.held.is_empty() {
             return Ok(());
@@ -353,7 +353,7 @@ impl TableFrames<'_> {
         let (id, place, offset) = (segment.id, segment.place.clone(), u64::from(segment.bytes) - held.len() as u64);
         let at = SegmentAt { segment: id, place: &place };
         if self.store.backend.write(at, WriteStream::Table, offset, &held)? == Copies::Fewer {
-            // This frame has fewer copies: the next commit writes all of the table elsewhere.
+            // This frame has fewer copies: the next commit rewrites the whole table elsewhere.
             (self.committed.open_table, self.committed.renew) = (None, true);
         }
         self.store.sums.written_table.fetch_add(held.len() as u64, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Reading the segment table that a root names.
 //!
-//! Callers: imports, readers that follow a writer, `scrub.rs` and `copies.rs` for single frames.
-//! Invariant: what cannot be read in any way, or does not fit what it should be, is an error.
+//! Callers: imports, followers, `scrub.rs` and `copies.rs` for single frames. Invariant: unreadable or inconsistent
+//! parts are an error.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,16 +22,16 @@ use crate::segment::pages::{NodeName, PageTree, ReadTable, TOP, TableReader, rea
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
-/// So many pages are in memory at once, as bytes.
+/// Number of pages in memory at once, in encoded form.
 const AT_ONCE: usize = 4096;
-/// Frames that lie side by side are read together, up to this, bytes.
+/// Maximum length of adjacent frames that are read together, bytes.
 const TOGETHER: u64 = 1 << 20;
-/// So much that nobody wants may lie between them, bytes.
+/// Maximum unused gap between such frames, bytes.
 const BETWEEN: u64 = 64 << 10;
-/// So many reads are under way at the same time.
+/// Number of parallel reads.
 const READS: usize = 8;
 
-/// What was read of the table.
+/// The table as read.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
     pub(super) table: SegmentTable,
@@ -42,7 +42,7 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// What the table takes itself, bytes.
+    /// Charged size of the table itself, bytes.
     pub(super) fn charged(&self, root: &Root) -> u64 {
         let others = root.deltas.iter().chain(&root.table).chain(&root.table_list);
         self.tree.charged().values().sum::<u64>() + others.map(Pointer::charged).sum::<u64>()
@@ -53,7 +53,7 @@ fn structure<T>(what: &'static str) -> Result<T> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
-/// Reads the table, and completes what the root says of the table's own segments.
+/// Reads the table, and completes the root's list of the table's own segments.
 pub(super) fn load(backend: &dyn Backend, root: &mut Root) -> Result<Loaded> {
     let listed = match root.table_list.as_slice() {
         [] => Vec::new(),
@@ -108,25 +108,25 @@ fn load_pages(backend: &dyn Backend, root: &Root) -> Result<Loaded> {
     Ok(Loaded { table, uncommitted, tree, hollow, firsts })
 }
 
-/// Reads what earlier versions have written.
+/// Reads the format of earlier versions.
 fn load_full(backend: &dyn Backend, root: &Root, table: &Pointer) -> Result<Loaded> {
     let pieces = table_log::read_index(&read_frame(backend, root, table)?)?;
     let body = read_frames(backend, root, &pieces)?.concat();
     let (mut table, mut uncommitted) = table_log::read_full(&body)?;
     for delta in &root.deltas {
-        // Only what the last commit names is uncommitted still.
+        // Only the runs of the last delta are still uncommitted.
         uncommitted = table_log::replay_delta(&read_frame(backend, root, delta)?, &mut table)?;
     }
     Ok(Loaded { table, uncommitted, ..Loaded::default() })
 }
 
-/// Where a frame of the table lies, which only the root's own list can tell.
+/// Location of a frame of the table, which only the root's own list knows.
 pub(super) fn table_place<'a>(root: &'a Root, pointer: &Pointer) -> Option<SegmentAt<'a>> {
     let segment = root.table_segment(pointer.segment)?;
     Some(SegmentAt { segment: segment.id, place: &segment.place }).filter(|at| !at.place.is_empty())
 }
 
-/// Frames of one segment that lie side by side: which of those wanted, from where to where.
+/// Adjacent frames of one segment: their indices in the request, start and end.
 struct Run<'a> {
     at: SegmentAt<'a>,
     start: u64,
@@ -134,7 +134,7 @@ struct Run<'a> {
     frames: Vec<usize>,
 }
 
-/// Reads frames of the table, those that lie side by side together and several at the same time.
+/// Reads frames of the table, adjacent ones together and several runs in parallel.
 fn read_frames(backend: &dyn Backend, root: &Root, wanted: &[Pointer]) -> Result<Vec<Vec<u8>>> {
     let mut order: Vec<(u32, u64, usize)> = wanted
         .iter()
@@ -208,7 +208,7 @@ fn read_run(backend: &dyn Backend, root: &Root, wanted: &[Pointer], run: &Run<'_
     .collect()
 }
 
-/// Reads a frame of the table, in the first of the ways in which it is whole.
+/// Reads a frame of the table from the first copy or reconstruction that is right.
 fn read_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
     let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
     let mut read = Err(missing);
@@ -228,7 +228,7 @@ fn read_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<V
     read
 }
 
-/// Reads a frame of the table in one of the ways; the reading is kept.
+/// Reads a frame of the table from copy or reconstruction `way`, and keeps the reading.
 pub(super) fn read_table_copy(
     backend: &dyn Backend,
     at: SegmentAt<'_>,
@@ -248,7 +248,7 @@ pub(super) fn read_table_copy(
     content(pointer, stored)
 }
 
-/// The content of a frame.
+/// Decompresses and verifies the content of a frame.
 fn content(pointer: &Pointer, stored: &[u8]) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
     let mut content = vec![0; pointer.logical as usize];
@@ -261,7 +261,7 @@ fn content(pointer: &Pointer, stored: &[u8]) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Takes uncommitted frames for dead, and seals what was open unless it may be gone on with.
+/// Frees uncommitted frames, and seals open segments unless they may be resumed.
 pub(super) fn settle(loaded: &mut Loaded, resume: bool, of_content: usize) -> Result<()> {
     for run in std::mem::take(&mut loaded.uncommitted) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;

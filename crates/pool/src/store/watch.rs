@@ -1,8 +1,7 @@
-//! Telling somebody of damage as it is met: who reads gets the error, whoever administers the pool
-//! hears of it as well.
+//! Notification of damage: the reader gets the error, and the pool's administration is notified as well.
 //!
-//! Caller: the process that owns the pool, once. Invariant: what is told is what readers were told;
-//! being told changes nothing.
+//! Caller: the process that owns the pool, once. Invariant: notifications match the errors that readers get; they
+//! have no other effect.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -19,20 +18,19 @@ use crate::pointer::Pointer;
 pub struct Damaged {
     /// Its pointer.
     pub pointer: Pointer,
-    /// Whose it is; `None` where its header cannot be read.
+    /// Its owner; `None` where its header is unreadable.
     pub owner: Option<Owner>,
-    /// Which of the pool's devices has given wrong bytes; `None` where that is not known.
+    /// The device that returned wrong bytes; `None` where that is unknown.
     pub device: Option<u16>,
-    /// What is wrong; `None` where the device could not read it at all.
+    /// Its damage; `None` where the device could not read it at all.
     pub damage: Option<Damage>,
-    /// Another copy was whole: nothing is lost, and the damaged one was written anew where the pool
-    /// may be written to.
+    /// Another copy was right: nothing is lost, and the damaged copy was rewritten if the pool is writable.
     pub mended: bool,
 }
 
 type Tell = Box<dyn Fn(&Damaged) + Send + Sync>;
 
-/// Who is told.
+/// The callback.
 #[derive(Default)]
 pub(super) struct Watcher(OnceLock<Tell>);
 
@@ -43,9 +41,9 @@ impl fmt::Debug for Watcher {
 }
 
 impl Store {
-    /// Has somebody told of each frame that a reader finds damaged. The first one stays.
+    /// Registers the callback for each frame that a reader finds damaged. Only the first registration counts.
     pub fn watch(&self, tell: impl Fn(&Damaged) + Send + Sync + 'static) {
-        // A second one has nobody to report to.
+        // A second registration is ignored.
         let _ = self.watcher.0.set(Box::new(tell));
     }
 
@@ -57,7 +55,7 @@ impl Store {
         self.report_of(pointer, at, error, (Some(self.backend.member(at.at(), 0)), mended));
     }
 
-    /// The same of what is damaged on this device.
+    /// Reports a frame that is damaged on this device.
     pub(super) fn report_of(
         &self,
         pointer: &Pointer,
@@ -68,7 +66,7 @@ impl Store {
         let Some(tell) = self.watcher.0.get() else { return };
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
-            // A store that is away, or refuses, says nothing of what is there.
+            // An unavailable store, or one that refuses access, is no statement about the content.
             PoolError::Device { .. } if self.backend.is_shared() && !error.is_of_content() => return,
             PoolError::Device { .. } => None,
             _ => return,

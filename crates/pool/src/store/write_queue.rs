@@ -1,13 +1,12 @@
-//! Full pieces of file content on their way to devices, written by threads of their own: whoever
-//! has filled them goes on meanwhile, with the next request or with compression.
+//! Asynchronous writes: full pieces of file content are written to the devices by threads of their own, while the
+//! caller continues with the next request or with compression.
 //!
-//! Callers: the store, for the stream of content. Invariants:
-//! - A piece counts as settled only when its write has returned, and is read from memory until
-//!   then. A commit waits for all of them ([`Appender::wait_settled`]) before it syncs.
-//! - A write that fails suspends the store: the next one to write is told, and no commit succeeds
-//!   any more.
-//! - When [`WAITING`] pieces wait for each thread, the caller writes the next one itself. So memory is bounded, and
-//!   nobody writes faster than devices do.
+//! Callers: the store, for the content stream. Invariants:
+//! - A piece counts as settled only when its write has returned, and is read from memory until then. A commit waits for
+//!   all of them ([`Appender::wait_settled`]) before it syncs.
+//! - A failed write suspends the store: the next writer gets the error, and no commit succeeds any more.
+//! - When [`WAITING`] pieces are queued per thread, the caller writes the next one itself. So memory is bounded, and
+//!   nobody writes faster than the devices do.
 //! - The threads end with the store, after the last write.
 
 use std::sync::{Arc, OnceLock};
@@ -18,13 +17,12 @@ use crate::error::PoolError;
 use crate::segment::stream::{Appender, Piece};
 use crate::workers::Workers;
 
-/// Pieces that wait at most, for each thread.
+/// Maximum number of queued pieces per thread.
 const WAITING: usize = 3;
-/// A device has the next piece before it has told that one is done: so many more threads write than
-/// there are segments to be written.
+/// Number of threads beyond the number of open segments: one spare write per device keeps it busy.
 const MORE: usize = 1;
 
-/// Why a store has stopped, if it has.
+/// The reason why a store is suspended, if it is.
 #[derive(Debug, Default)]
 pub(super) struct Suspension(OnceLock<String>);
 
@@ -34,7 +32,7 @@ impl Suspension {
         self.0.get()
     }
 
-    /// Stops it, if it was not stopped before; answers the first reason.
+    /// Suspends the store, unless it is suspended already; returns the first reason.
     pub(super) fn stop(&self, error: &PoolError) -> &String {
         self.0.get_or_init(|| {
             tracing::error!(%error, "the pool is suspended");
@@ -43,7 +41,7 @@ impl Suspension {
     }
 }
 
-/// A piece, and where it goes.
+/// A piece to be written.
 struct Job {
     backend: Arc<dyn Backend>,
     piece: Arc<Piece>,
@@ -54,7 +52,7 @@ struct Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Whoever waits for it must not wait forever.
+        // Threads that wait for the piece must not wait forever.
         if !self.settled {
             self.stopped.stop(&PoolError::Refused("a thread that wrote is gone".to_owned()));
             self.appender.settle(&self.piece, false);
@@ -65,7 +63,7 @@ impl Drop for Job {
 impl Job {
     fn run(mut self) {
         let Piece { start, bytes, .. } = &*self.piece;
-        // Where it has less redundancy than it should, the backend knows, and the cleaner moves it.
+        // If it has less redundancy than it should, the backend records that, and the cleaner moves the frames.
         let written = self.backend.write(self.piece.at(), self.appender.stream, u64::from(*start), bytes);
         let written = written.map_err(|error| self.stopped.stop(&error)).is_ok();
         self.settled = true;
@@ -78,7 +76,7 @@ impl Job {
     }
 }
 
-/// The threads that write.
+/// The write threads.
 #[derive(Default)]
 pub(super) struct WriteQueue(OnceLock<Workers<Job>>);
 
@@ -89,7 +87,7 @@ impl std::fmt::Debug for WriteQueue {
 }
 
 impl Store {
-    /// Has a full piece of content written.
+    /// Queues a full piece of content for writing.
     pub(super) fn write_behind(&self, appender: &Appender, piece: Arc<Piece>) -> Result<()> {
         let mut shared = self.appenders.of_data().iter();
         let Some(shared) = shared.find(|shared| std::ptr::eq(&raw const ***shared, appender)) else {
