@@ -1,14 +1,13 @@
-//! Devices: what a pool lies on. A device has a length and is read, written, synced and discarded;
-//! it knows nothing of what it holds.
+//! Devices of a pool: a device has a length and is read, written, synced and discarded; it knows nothing of its
+//! content.
 //!
-//! Callers: labels and the store. Two kinds: files and block devices ([`FileDevice`]) and a
-//! simulator that crashes, tears, reorders and rots ([`Simulator`]), by which every module above is
-//! tested.
+//! Callers: labels and the store. Two kinds: files and block devices ([`FileDevice`]), and a simulator with crashes,
+//! torn and reordered writes and bit rot ([`Simulator`]), by which every module above is tested.
 //!
 //! Invariants:
-//! - A write is durable when a later [`Device::sync`] has returned, not before; until then any part
-//!   of it may be there after a crash.
-//! - Reads and writes are whole or an error; nothing is read short.
+//! - A write is durable when a later [`Device::sync`] has returned, not before; until then any part of it may
+//!   survive a crash.
+//! - Reads and writes are complete or fail; there are no short reads.
 
 mod file;
 mod simulator;
@@ -24,32 +23,31 @@ use std::sync::Arc;
 
 use crate::error::PoolError;
 
-/// Something that holds bytes.
+/// A storage device, or a file in its place.
 pub trait Device: Send + Sync {
-    /// How people call it: its path.
+    /// The device's name for messages: its path.
     fn name(&self) -> &str;
 
     /// Its length, bytes.
     fn length(&self) -> u64;
 
-    /// Looks how long it is now, and answers that: bytes. Where it has become longer,
-    /// [`Self::length`] follows; it never falls.
+    /// Measures the device again, and returns its length in bytes. [`Self::length`] follows where it has grown; it
+    /// never shrinks.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     fn look_again(&self) -> io::Result<u64> {
         Ok(self.length())
     }
 
-    /// Fills the buffer from this place.
+    /// Fills the buffer from an offset.
     ///
     /// # Errors
-    /// The system's; also where the range ends behind the device.
+    /// Errors of the system; also where the range ends beyond the device.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// As [`Self::read_at`], from the medium and not from a cache of it where that can be, and without
-    /// leaving anything in one. Offset, length and memory lie at multiples of 4 KiB, or it goes the
-    /// ordinary way.
+    /// Reads as [`Self::read_at`], from the medium and not from a cache where possible, and without filling one.
+    /// Offset, length and memory have to be aligned to 4 KiB, otherwise it is an ordinary read.
     ///
     /// # Errors
     /// As [`Self::read_at`].
@@ -57,15 +55,14 @@ pub trait Device: Send + Sync {
         self.read_at(buffer, offset)
     }
 
-    /// Writes all bytes at this place; not durable yet.
+    /// Writes all bytes at an offset; not durable yet.
     ///
     /// # Errors
     /// As [`Self::read_at`].
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Writes all bytes at this place, as [`Self::write_at`], where it is much that will not be
-    /// read soon: it may go to the medium past all caches. Offset, length and memory lie at
-    /// multiples of 4 KiB, or it goes the ordinary way.
+    /// Writes as [`Self::write_at`] a large range that will not be read soon: it may bypass all caches. Offset,
+    /// length and memory have to be aligned to 4 KiB, otherwise it is an ordinary write.
     ///
     /// # Errors
     /// As [`Self::write_at`].
@@ -78,55 +75,53 @@ pub trait Device: Send + Sync {
     /// Makes everything written so far durable.
     ///
     /// # Errors
-    /// The system's. What was written before is then in an unknown state.
+    /// Errors of the system. Everything written since the last sync is then in an unknown state.
     fn sync(&self) -> io::Result<()>;
 
-    /// Tells that the content of a range is not needed any more. It reads as anything afterwards.
+    /// Discards a range whose content is not needed any more. It has arbitrary content afterwards.
     ///
     /// # Errors
-    /// The system's; a device that cannot discard returns `Ok`.
+    /// Errors of the system; a device that cannot discard returns `Ok`.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Whether it takes what [`Self::discard`] tells, as far as is known: one that cannot shows it
-    /// when it is told first.
+    /// Whether [`Self::discard`] is supported, as far as known: a device without support is only recognized at the
+    /// first discard.
     fn can_discard(&self) -> bool {
         true
     }
 
-    /// Where it can still be read, if it was deleted: it has no name any more, and is gone with
-    /// whoever has it open.
+    /// Path at which a deleted file can still be read: it has no name any more, and vanishes when the last process
+    /// closes it.
     fn deleted(&self) -> Option<PathBuf> {
         None
     }
 
-    /// Whether it stands for one that is not there.
+    /// Whether this is a placeholder for a missing device.
     fn is_missing(&self) -> bool {
         false
     }
 
-    /// The number of the descriptor that holds its lock, where there is one: a process that shares the
-    /// table of descriptors goes on with it ([`FileDevice::adopt`]).
+    /// The file descriptor that holds the device's lock, if any: in a failover, a process that shares the descriptor
+    /// table adopts it ([`FileDevice::adopt`]).
     fn descriptor(&self) -> Option<i32> {
         None
     }
 
-    /// Whether others than root could have written what is on it, or could put something else at
-    /// its path.
+    /// Whether users other than root could have written the device's content, or could replace it under its path.
     fn is_anybodys(&self) -> bool {
         false
     }
 
-    /// Tells that a range will be read soon.
+    /// Announces that a range will be read soon (readahead).
     fn expect(&self, offset: u64, length: u64);
 
-    /// Tells that a range was written that will be synced: it may go to the medium now, so that the
-    /// sync has little left to do.
+    /// Starts writeback of a range that was written and will be synced, so that the sync has little left to do.
     fn begin_sync(&self, offset: u64, length: u64) {
         let _ = (offset, length);
     }
 }
 
-/// Wraps a device's error with the device's name.
+/// Wraps a device's error with its name.
 pub(crate) fn failed(device: &dyn Device, doing: &'static str, source: io::Error) -> PoolError {
     PoolError::Device { device: device.name().to_owned(), doing, source: Arc::new(source) }
 }

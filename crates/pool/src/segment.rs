@@ -1,11 +1,11 @@
-//! Segments: where frames lie. A segment is a slot's worth of frames, one behind the other; it is
-//! written once, front to back, and then only read until it is freed whole.
+//! Segments: a segment is a slot's worth of frames, one after the other; it is written once, front to back, and then
+//! only read until it is freed as a whole.
 //!
-//! Callers: the store. The parts: [`table`] (what is known of each segment), [`pages`] and
-//! [`table_log`] (how that is kept on the pool), [`stream`] (open segments being filled), [`cleaner`] (which segments are worth moving).
+//! Callers: the store. The parts: [`table`] (the state of each segment), [`pages`] and [`table_log`] (its storage on
+//! the pool), [`stream`] (open segments being filled), [`cleaner`] (the choice of victims).
 //!
-//! Invariant: frame numbers and places are only ever changed through [`table::Op`], so that what is
-//! in memory is what a replay gives.
+//! Invariant: frame numbers and locations are only changed through [`table::Op`], so that the state in memory equals
+//! that of a replay.
 
 pub mod cleaner;
 pub mod moved;

@@ -1,10 +1,9 @@
 //! A device that is a file or a block device of the system.
 //!
-//! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL`
-//! too, which also keeps mounted ones out); readers share it among themselves, and a writer waits for
-//! them for a moment. I/O goes through the
-//! page cache, but for streams that are written, and for what is verified: kept there, they would cost a
-//! copy, memory and the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
+//! Invariants: one process has it open for writing (an exclusive `flock`; block devices also `O_EXCL`, which excludes
+//! mounted ones); readers share it among themselves, and a writer waits for them for a moment. I/O uses the page
+//! cache, except for streaming writes and verification: caching these would cost a copy, memory and writeback, and
+//! they are not read soon. All of this I/O is aligned to 4 KiB.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -20,14 +19,14 @@ use rustix::io::Errno;
 use super::Device;
 use crate::patience;
 
-/// What lies at multiples of this may be written past the page cache, bytes.
+/// Alignment of direct I/O, bytes.
 const ALIGN: usize = 4096;
-/// So much is announced in one call, bytes.
+/// Maximum readahead in one call, bytes.
 const EXPECTED: u64 = 512 << 10;
 
-/// How long a writer waits for readers of a device.
+/// Time limit of a writer that waits for readers of a device.
 const READ_LIMIT: Duration = Duration::from_secs(2);
-/// The time between two attempts of that.
+/// Pause between two attempts.
 const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// A file or block device.
@@ -35,22 +34,22 @@ const READ_PAUSE: Duration = Duration::from_millis(1);
 pub struct FileDevice {
     name: String,
     file: File,
-    /// The same past the page cache, where the file system can.
+    /// A descriptor of the same file for direct I/O, where the file system supports that.
     direct: Option<File>,
     length: AtomicU64,
     block: bool,
-    /// It has refused to give room back.
+    /// The device has refused to discard.
     keeps_room: AtomicBool,
 }
 
-/// The same file once more, past the page cache.
+/// Opens the same file again for direct I/O.
 fn direct(file: &File) -> Option<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
     rustix::fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), flags, Mode::empty()).ok().map(File::from)
 }
 
-/// Locks a device: for a writer against all other processes, for a reader against writers. A writer waits for
-/// readers: a process that looks for pools reads the labels of every device that it finds.
+/// Locks a device: exclusively for a writer, shared for a reader. A writer waits for readers: a process that searches
+/// for pools reads the labels of every device that it finds.
 ///
 /// # Errors
 /// [`io::ErrorKind::ResourceBusy`] if a writer has the device, or readers have it for longer than `limit`.
@@ -73,10 +72,10 @@ fn lock(file: &File, writable: bool, limit: Duration) -> io::Result<()> {
 }
 
 impl FileDevice {
-    /// Makes a new sparse file of this length (bytes) for a pool to lie on.
+    /// Creates a new sparse file of this length (bytes) for a pool.
     ///
     /// # Errors
-    /// The system's: the file exists, the directory does not, and so on.
+    /// Errors of the system: the file exists, the directory does not, and so on.
     pub fn create(path: &Path, length: u64) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
@@ -97,36 +96,36 @@ impl FileDevice {
         })
     }
 
-    /// Opens a file or block device that is there.
+    /// Opens an existing file or block device.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::ResourceBusy`] when another process (or a mount) uses it.
+    /// Errors of the system; [`io::ErrorKind::ResourceBusy`] when another process (or a mount) uses it.
     pub fn open(path: &Path, writable: bool) -> io::Result<Self> {
         Self::open_within(path, writable, READ_LIMIT)
     }
 
-    /// Opens a file or block device for reading its labels, without a lock: also while a pool on it is
-    /// imported. Labels that are being written meanwhile fail their checksums.
+    /// Opens a file or block device for reading its labels, without a lock: even while a pool on it is imported.
+    /// Labels that are being written meanwhile fail their checksums.
     ///
     /// # Errors
-    /// The system's; it is neither a file nor a block device.
+    /// Errors of the system; the path is neither a file nor a block device.
     pub fn open_unlocked(path: &Path) -> io::Result<Self> {
         Self::of_file(path, Self::open_file(path, false)?)
     }
 
-    /// The same as [`Self::open`]; readers are waited for so long.
+    /// Opens as [`Self::open`]; readers are waited for up to `limit`.
     pub(super) fn open_within(path: &Path, writable: bool, limit: Duration) -> io::Result<Self> {
         let file = Self::open_file(path, writable)?;
         lock(&file, writable, limit)?;
-        // After a failed sync the page cache may hold what the medium does not have, and call it
-        // clean: what is read from here on comes from the medium. Where the system does not do it
-        // (memory file systems), there is nothing behind the cache.
+        // After a failed sync the page cache may hold data that the medium does not have, and consider it clean: drop
+        // it, so that reads come from the medium. Where the system does not support that (memory file systems), there
+        // is no medium behind the cache.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         let direct = if writable { direct(&file) } else { None };
         Ok(Self { direct, ..Self::of_file(path, file)? })
     }
 
-    /// The device of a file that is open, without a second descriptor past the page cache.
+    /// Creates the device of an open file, without a second descriptor for direct I/O.
     fn of_file(path: &Path, file: File) -> io::Result<Self> {
         let length = AtomicU64::new(rustix::fs::seek(&file, SeekFrom::End(0))?);
         let block = file.metadata()?.file_type().is_block_device();
@@ -140,8 +139,8 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
         }
-        // Whose directory it lies in may put a pipe in its place at this moment, or hold a lease on
-        // it: nobody is waited for.
+        // The owner of the directory may replace the path by a pipe at this moment, or hold a lease on it: the open
+        // must not block.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK | if writable { OFlags::RDWR } else { OFlags::RDONLY };
         if kind.is_block_device() && writable {
             flags |= OFlags::EXCL;
@@ -159,11 +158,11 @@ impl FileDevice {
         Ok(file)
     }
 
-    /// Goes on with what a process before this one has opened for writing under this name. Its lock
-    /// stays: nobody else can take it meanwhile.
+    /// Takes over the descriptor that a previous process has opened for writing (failover). Its lock stays in force:
+    /// no other process can take it meanwhile.
     ///
     /// # Errors
-    /// It is neither a file nor a block device, or its length cannot be had.
+    /// The descriptor is neither a file nor a block device, or its length is unavailable.
     pub fn adopt(name: String, descriptor: OwnedFd) -> io::Result<Self> {
         let file = File::from(descriptor);
         let kind = file.metadata()?.file_type();
@@ -176,15 +175,14 @@ impl FileDevice {
     }
 }
 
-/// Whether nobody but root may write a file that is open; to a block device the group that the
-/// system has for that may, too.
+/// Whether only root may write an open file; for a block device, the group that the system has for that may, too.
 fn is_written_by_root(file: &Metadata) -> bool {
     let others = if file.file_type().is_block_device() { 0o002 } else { 0o022 };
     file.uid() == 0 && file.mode() & others == 0
 }
 
-/// Whether nobody but root can put something else at a path: of the directories above it that
-/// others may write, each is one where they cannot remove what is root's (sticky).
+/// Whether only root can replace the file at a path: directories above it that others may write are sticky, so that
+/// others cannot remove root's files.
 fn is_named_by_root(path: &Path) -> io::Result<bool> {
     for directory in path.ancestors().skip(1) {
         let there = std::fs::symlink_metadata(directory)?;
@@ -196,15 +194,15 @@ fn is_named_by_root(path: &Path) -> io::Result<bool> {
 }
 
 impl FileDevice {
-    /// Judges what is open, whatever is at its path by now.
+    /// Whether the open file is controlled by root, regardless of what is at its path by now.
     fn is_roots(&self) -> Option<bool> {
         let file = self.file.metadata().ok()?;
-        // As the kernel has it: without symbolic links.
+        // The kernel's path, without symbolic links.
         let path = std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()?;
         if !(is_written_by_root(&file) && is_named_by_root(&path).ok()?) {
             return Some(false);
         }
-        // A loop device is as good as the file that it shows.
+        // A loop device is as trusted as its backing file.
         let (major, minor) = (rustix::fs::major(file.rdev()), rustix::fs::minor(file.rdev()));
         let shown = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/backing_file"));
         match shown.ok().filter(|_| self.block) {
@@ -217,7 +215,7 @@ impl FileDevice {
     }
 }
 
-/// Whether it can go past the page cache.
+/// Whether direct I/O is possible.
 fn lies_aligned(bytes: &[u8], offset: u64) -> bool {
     bytes.as_ptr().align_offset(ALIGN) == 0 && bytes.len().is_multiple_of(ALIGN) && offset.is_multiple_of(ALIGN as u64)
 }
@@ -232,7 +230,7 @@ impl Device for FileDevice {
     }
 
     fn look_again(&self) -> io::Result<u64> {
-        // Nobody reads or writes at the descriptor's position.
+        // Nothing else uses the descriptor's file position.
         let now = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
         Ok(self.length.fetch_max(now, Ordering::AcqRel).max(now))
     }
@@ -251,8 +249,7 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        // A file must not grow by a write behind its end: the place of its last labels is told by
-        // its length.
+        // A file must not grow by a write beyond its end: its length determines the location of its last labels.
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.length()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write behind the end of the device"));
         }
@@ -265,8 +262,8 @@ impl Device for FileDevice {
             && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length())
         {
             match direct.write_all_at(bytes, offset) {
-                // It wants larger blocks, or had written a part: all of it once more, the ordinary
-                // way.
+                // The device needs larger blocks, or has written a part: write all of it again through the page
+                // cache.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 outcome => return outcome,
             }
@@ -310,20 +307,20 @@ impl Device for FileDevice {
     }
 
     fn is_anybodys(&self) -> bool {
-        // What cannot be looked at is not known to be root's.
+        // What cannot be examined is not known to be root's.
         self.is_roots().is_none_or(|roots| !roots)
     }
 
     fn begin_sync(&self, offset: u64, length: u64) {
-        // A hint: the sync that follows tells whether it could be written.
+        // A hint: the sync that follows reports whether the range could be written.
         let _ = nacre_sys::writeback::start(self.file.as_fd(), offset, length);
     }
 
     fn expect(&self, offset: u64, length: u64) {
-        // The system takes no more at once than one request of the device can have.
+        // The kernel reads ahead no more at once than one request of the device can hold.
         for from in (0..length).step_by(EXPECTED as usize) {
             let part = std::num::NonZeroU64::new(EXPECTED.min(length - from));
-            // A hint: what it says about failing changes nothing for the read that follows.
+            // A hint: a failure does not affect the read that follows.
             let _ = rustix::fs::fadvise(&self.file, offset + from, part, Advice::WillNeed);
         }
     }

@@ -1,8 +1,8 @@
 //! A device in memory that fails as real ones do: for tests of every module of the engine.
 //!
-//! Callers: tests here and in the crates above. Until a sync, writes are kept apart sector by
-//! sector; [`Simulator::crash`] lets any subset of these sectors survive, in any order, so writes
-//! are lost, torn and reordered. Errors, bit rot and latency are put in on demand.
+//! Callers: tests here and in the crates above. Until a sync, writes are kept sector by sector; [`Simulator::crash`]
+//! lets any subset of these sectors survive, in any order, so writes are lost, torn and reordered. Errors, bit rot
+//! and latency are injected on demand.
 //!
 //! Invariant: the same seed gives the same crash.
 
@@ -17,7 +17,7 @@ use super::Device;
 
 /// Sectors are written whole or not at all, bytes.
 const SECTOR: usize = 512;
-/// So much is shared with copies of a device until one of them writes it, bytes.
+/// Size of pages that copies of a device share until one of them writes, bytes.
 const PAGE: usize = 64 << 10;
 
 static ZEROS: [u8; PAGE] = [0; PAGE];
@@ -32,13 +32,13 @@ pub struct Simulator {
 
 #[derive(Debug, Default)]
 struct SimulatorState {
-    /// What a read sees.
+    /// The content as a read returns it.
     pages: Pages,
-    /// Writes since the last sync, oldest first: where, and what was there before.
+    /// Writes since the last sync, oldest first: offset, and the former bytes.
     unsynced: Vec<(usize, Vec<u8>)>,
-    /// Operations (writes and syncs) that still succeed.
+    /// Number of operations (writes and syncs) that still succeed.
     allowed: Option<u64>,
-    /// Operations so far.
+    /// Number of operations so far.
     operations: u64,
     syncs: u64,
     failing_reads: bool,
@@ -47,7 +47,7 @@ struct SimulatorState {
     reads: u64,
 }
 
-/// The bytes of a device, in pages; those that were never written are zeros.
+/// The bytes of a device, in pages; pages that were never written are zeros.
 #[derive(Clone, Debug, Default)]
 struct Pages(Vec<Option<Arc<[u8; PAGE]>>>);
 
@@ -56,7 +56,7 @@ impl Pages {
         Self(vec![None; usize::try_from(length).unwrap_or(0).div_ceil(PAGE)])
     }
 
-    /// The parts of a range: the page, where in it, where in the range.
+    /// Splits a range into parts: the page, the range in it, and the range in the whole.
     fn parts(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);
         pages.map(move |page| {
@@ -92,13 +92,12 @@ impl Pages {
     }
 }
 
-/// Random numbers from a seed (SplitMix64), for whatever has to be the same in each run: crashes
-/// here, and tests.
+/// Deterministic random numbers from a seed (SplitMix64), for crashes here and for tests.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
+    /// The next random number.
     #[expect(clippy::should_implement_trait, reason = "it never ends: an iterator would make each call unwrap")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -113,7 +112,7 @@ impl Random {
         if limit == 0 { 0 } else { self.next() % limit }
     }
 
-    /// One of these.
+    /// A random element.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
         let at = self.below(from.len() as u64);
         from.get(usize::try_from(at).ok()?)
@@ -131,7 +130,7 @@ impl Simulator {
         Self { name: name.to_owned(), length, state: Mutex::new(SimulatorState { pages, ..SimulatorState::default() }) }
     }
 
-    /// A device that holds these bytes, durably.
+    /// A device with this content, durably.
     #[must_use]
     pub fn with_bytes(name: &str, bytes: impl AsRef<[u8]>) -> Self {
         let bytes = bytes.as_ref();
@@ -142,26 +141,25 @@ impl Simulator {
         Self::of(name, bytes.len() as u64, pages)
     }
 
-    /// Another device, that holds durably what a read of this one would see. What neither writes takes
-    /// memory once.
+    /// A copy of the device with its current content as durable. Unwritten pages are shared in memory.
     #[must_use]
     pub fn copy(&self) -> Self {
         Self::of(&self.name, self.length, self.state.lock().pages.clone())
     }
 
-    /// What a read would see of the whole device.
+    /// The current content of the whole device.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         self.state.lock().pages.copy(0, self.length as usize)
     }
 
-    /// The power fails: of the sectors written since the last sync any subset is kept, chosen by
-    /// the seed. The device works again afterwards. Every fourth seed keeps all, every fourth none.
+    /// Simulates a power failure: of the sectors written since the last sync any subset survives, chosen by the seed.
+    /// The device works again afterwards. Every fourth seed keeps all, every fourth none.
     pub fn crash(&self, seed: u64) {
         let mut random = Random(seed);
         let mut state = self.state.lock();
         let SimulatorState { pages, unsynced, .. } = &mut *state;
-        // Back to the last sync, newest write first, keeping what each write had put there.
+        // Roll back to the last sync, newest write first, keeping the bytes of each write.
         let mut news = Vec::new();
         for (offset, old) in std::mem::take(unsynced).into_iter().rev() {
             news.push((offset, pages.copy(offset, old.len())));
@@ -198,13 +196,12 @@ impl Simulator {
         state.failing_reads = false;
     }
 
-    /// Lets this many more writes and syncs succeed; all after them fail, as on a device that was
-    /// unplugged.
+    /// Lets this many more writes and syncs succeed; all later ones fail, as on a device that was unplugged.
     pub fn fail_after(&self, operations: u64) {
         self.state.lock().allowed = Some(operations);
     }
 
-    /// Lets reads fail, or not any more.
+    /// Makes reads fail, or succeed again.
     pub fn fail_reads(&self, failing: bool) {
         self.state.lock().failing_reads = failing;
     }
@@ -233,7 +230,7 @@ impl Simulator {
         self.state.lock().reads
     }
 
-    /// Flips a bit; unnoticed, as on a medium that rots.
+    /// Flips a bit silently, as on a rotting medium.
     pub fn rot(&self, offset: u64, bit: u8) {
         let Ok(Range { start, .. }) = self.range(offset, 1) else { return };
         let mut state = self.state.lock();
@@ -241,14 +238,14 @@ impl Simulator {
         state.pages.write(start, &[byte ^ 1 << (bit % 8)]);
     }
 
-    /// Something else stands in a range, and nobody was told: somebody wrote past the pool.
+    /// Overwrites a range silently, as a write that bypasses the pool.
     pub fn overwrite(&self, offset: u64, other: &[u8]) {
         if let Ok(Range { start, .. }) = self.range(offset, other.len()) {
             self.state.lock().pages.write(start, other);
         }
     }
 
-    /// Every operation takes this long from now on.
+    /// Sets the latency of every operation.
     pub fn slow_down(&self, latency: Duration) {
         self.state.lock().latency = latency;
     }
@@ -331,7 +328,7 @@ impl Device for Simulator {
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        // A discarded range reads as anything: here as a pattern that no structure has.
+        // A discarded range has arbitrary content: here a pattern that no structure has.
         let range = self.range(offset, usize::try_from(length).map_err(|_| outside())?)?;
         let mut state = self.state.lock();
         let old = state.pages.copy(range.start, range.len());

@@ -1,21 +1,21 @@
-//! Which segments are worth moving, and when.
+//! Choice of the cleaner's victims, and of the time to clean.
 //!
-//! Callers: the store's cleaning. The rule is that of log-structured file systems: benefit is the
-//! room won times the age of what is in the segment (old frames will not die soon, so moving them
-//! pays for long), cost is reading it and writing what lives. When slots run short, age does not
-//! matter: the emptiest goes first.
+//! Callers: the store's cleaning. The policy is cost-benefit, as in log-structured file systems: benefit is the freed
+//! space times the age of the segment's content (old frames will not die soon, so moving them pays for long), cost is
+//! reading the segment and writing the live frames. When slots run short, age is ignored: the emptiest segment is
+//! first.
 
 use crate::frames::WriteStream;
 
 use super::table::{Segment, SegmentTable};
 
-/// How much room there is, in slots.
+/// Urgency of cleaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pressure {
     /// Nothing to do.
     None,
-    /// There is room, but much of what is taken holds nothing: a pool on a file takes more of its
-    /// disk than it must.
+    /// There is space, but many used segments are nearly empty: a pool on a file uses more of its disk than
+    /// necessary.
     Tidy,
     /// Cleaning pays: few slots are free.
     Some,
@@ -23,8 +23,8 @@ pub enum Pressure {
     Urgent,
 }
 
-/// How many slots stay free for others when a stream wants one: the table may take the last,
-/// ordinary data must leave enough for commits and for the cleaner.
+/// Number of slots that stay free for others when a stream allocates one: the table may use the last, ordinary data
+/// must leave enough for commits and for the cleaner.
 #[must_use]
 pub fn reserve(stream: WriteStream) -> u64 {
     match stream {
@@ -35,13 +35,13 @@ pub fn reserve(stream: WriteStream) -> u64 {
     }
 }
 
-/// With so few free slots, or fewer, of so many cleaning is urgent.
+/// Number of free slots, of `total`, at or below which cleaning is urgent.
 #[must_use]
 pub fn hurry(total: u64) -> u64 {
     reserve(WriteStream::Data) + 3 + total / 64
 }
 
-/// How urgent cleaning is with so many slots free of so many.
+/// Urgency of cleaning with this many free slots of `total`.
 #[must_use]
 pub fn pressure(free: u64, total: u64) -> Pressure {
     let low = hurry(total);
@@ -54,13 +54,13 @@ pub fn pressure(free: u64, total: u64) -> Pressure {
     }
 }
 
-/// Of these segments' slots, those that are free after the next commits: nothing in them lives any more.
+/// Number of selected segments that become free with the next commits: no frame in them is alive any more.
 #[must_use]
 pub fn coming(table: &SegmentTable, counts: &dyn Fn(&Segment) -> bool) -> u64 {
     table.without_life().filter(|segment| counts(segment)).count() as u64
 }
 
-/// Whether more than a third of what segments take holds nothing, and enough to be worth the work.
+/// Whether more than a third of the used segments' space is dead, and enough to be worth the work.
 #[must_use]
 pub fn untidy(table: &SegmentTable, capacity: &dyn Fn(&Segment) -> u64) -> bool {
     const WORTH: u64 = 256 << 20;
@@ -74,8 +74,7 @@ pub fn untidy(table: &SegmentTable, capacity: &dyn Fn(&Segment) -> u64) -> bool 
     taken.saturating_sub(lives) > lives / 2 + WORTH
 }
 
-/// The segment to be moved next, of those sealed whose frames are all committed (`durable`);
-/// `excluded` are those that cannot be moved.
+/// The next victim among the sealed segments whose frames are all committed (`durable`), except the `excluded` ones.
 #[must_use]
 pub fn choose(
     table: &SegmentTable,
@@ -94,8 +93,8 @@ pub fn choose(
             _ => won * age.min(1 << 32) / (1000 + used),
         }
     };
-    // In need a little is worth it too: what stays dead would be room that was promised and cannot
-    // be had.
+    // Under pressure a small gain is worth it too: dead space would otherwise be space that was promised and is
+    // unavailable.
     let least = |slot: u64| if pressure == Pressure::Urgent { slot / 512 } else { slot / 64 };
     let may = |segment: &Segment| {
         let slot = capacity(segment);

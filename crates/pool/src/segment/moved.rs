@@ -1,27 +1,26 @@
-//! Where frames of one name are that have moved: frame numbers and their places, in little memory.
+//! Compact map of moved frames: frame numbers and their current locations.
 //!
-//! Callers: the segment table, which has one of these for each segment. A pool that is cleaned for
-//! years has moved most of its frames, and every one of them is found through this: neighbours move
-//! together, so numbers are kept as differences, about five bytes for a frame.
+//! Callers: the segment table, which has one of these maps for each segment. A pool that is cleaned for years has
+//! moved most of its frames, and every one of them is found through this: neighbours move together, so numbers are
+//! stored as differences, about five bytes per frame.
 //!
-//! Invariants: chunks are sorted and do not overlap; each has 1 to [`CHUNK`] entries; a chunk's
-//! bytes give its entries, and nothing else.
+//! Invariants: chunks are sorted and do not overlap; each has 1 to [`CHUNK`] entries; a chunk's bytes determine its
+//! entries.
 
 use std::fmt;
 
-/// Entries of a chunk at most. Finding one reads half of them.
+/// Maximum number of entries in a chunk. A lookup reads half of them on average.
 const CHUNK: usize = 128;
-/// Two neighbours that have no more together become one.
+/// Two neighbouring chunks with at most this many entries together are merged.
 const LITTLE: usize = CHUNK / 2;
 
-/// Where a frame is: the segment, and the offset there in units of 16 bytes.
+/// Location of a frame: the segment, and the offset in it in units of 16 bytes.
 pub type At = (u32, u32);
 
-/// A frame's number and where it is.
+/// A frame's number and its location.
 type Entry = (u32, At);
 
-/// Frames that have moved, by their numbers. Equal where the same frames are in the same places,
-/// however they came there.
+/// Moved frames by number. Maps are equal if they have the same entries, regardless of their chunks.
 #[derive(Clone, Default)]
 pub struct Moved {
     chunks: Vec<Chunk>,
@@ -33,11 +32,11 @@ struct Chunk {
     first: u32,
     last: Entry,
     count: usize,
-    /// The first entry's place, then differences.
+    /// The first entry's location, then differences.
     bytes: Vec<u8>,
 }
 
-/// Differences of both signs as numbers that are small where these are.
+/// Zigzag encoding: maps small signed differences to small numbers.
 fn fold(difference: i32) -> u32 {
     ((difference << 1) ^ (difference >> 31)) as u32
 }
@@ -54,7 +53,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u32) {
     bytes.push(number as u8);
 }
 
-/// Reads a number; zeros behind the end, where none is read.
+/// Reads a number; returns zero bits after the end of the input.
 fn take(bytes: &mut &[u8]) -> u32 {
     let (mut number, mut shift) = (0, 0);
     while let Some((byte, rest)) = bytes.split_first() {
@@ -76,7 +75,7 @@ impl Chunk {
         chunk
     }
 
-    /// All of these, which are sorted; none of none.
+    /// A chunk of these sorted entries; `None` if there are none.
     fn of_all(entries: &[Entry]) -> Option<Self> {
         let (first, rest) = entries.split_first()?;
         let mut chunk = Self::of(*first);
@@ -85,7 +84,7 @@ impl Chunk {
         Some(chunk)
     }
 
-    /// One behind all others.
+    /// Appends an entry after all others.
     fn push(&mut self, entry: Entry) {
         let (last, (segment, offset)) = (self.last, entry.1);
         put(&mut self.bytes, entry.0.wrapping_sub(last.0));
@@ -126,19 +125,19 @@ impl Iterator for Entries<'_> {
 }
 
 impl Moved {
-    /// How many there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Where a frame is, if it has moved.
+    /// Location of a frame, if it has moved.
     #[must_use]
     pub fn get(&self, index: u32) -> Option<At> {
         let chunk = self.chunks.get(self.place(index)?)?;
@@ -148,10 +147,10 @@ impl Moved {
         chunk.entries().find(|(at, _)| *at >= index).filter(|(at, _)| *at == index).map(|(_, to)| to)
     }
 
-    /// A frame is there from now on.
+    /// Sets the location of a frame.
     pub fn insert(&mut self, index: u32, to: At) {
         let Some(place) = self.place(index) else {
-            // Before all others, or the first one.
+            // Before all others, or the first entry.
             self.chunks.insert(0, Chunk::of((index, to)));
             self.count += 1;
             return self.join(0);
@@ -178,7 +177,7 @@ impl Moved {
         self.chunks.splice(place..=place, Chunk::of_all(front).into_iter().chain(Chunk::of_all(back)));
     }
 
-    /// A frame is gone.
+    /// Removes a frame.
     pub fn remove(&mut self, index: u32) {
         let Some(place) = self.place(index) else { return };
         let Some(chunk) = self.chunks.get(place) else { return };
@@ -188,17 +187,17 @@ impl Moved {
         self.join(place.saturating_sub(1));
     }
 
-    /// All with their places, by their numbers.
+    /// All entries, by frame number.
     pub fn iter(&self) -> impl Iterator<Item = (u32, At)> + '_ {
         self.chunks.iter().flat_map(Chunk::entries)
     }
 
-    /// The chunk in which a number is, if it is in any.
+    /// Index of the chunk that may hold a number.
     fn place(&self, index: u32) -> Option<usize> {
         self.chunks.partition_point(|chunk| chunk.first <= index).checked_sub(1)
     }
 
-    /// Makes one of two neighbours, or of the second and the one behind it, that have little left.
+    /// Merges a chunk with its successor, or that one with the next, where few entries are left.
     fn join(&mut self, place: usize) {
         for place in [place + 1, place] {
             let Some([left, right]) = self.chunks.get(place..).and_then(|chunks| chunks.first_chunk()) else {
@@ -211,7 +210,7 @@ impl Moved {
         }
     }
 
-    /// What it takes in memory, bytes.
+    /// Memory use, bytes.
     #[cfg(test)]
     fn memory(&self) -> usize {
         self.chunks.capacity() * size_of::<Chunk>()

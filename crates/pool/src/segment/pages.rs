@@ -1,13 +1,13 @@
-//! The segment table as it is stored: pages, nodes above them, deltas, and the list of the segments in
-//! which these lie.
+//! Storage format of the segment table: pages, nodes above them, deltas, and the list of the segments that store
+//! these.
 //!
-//! A page holds the segments of [`PAGE`] numbers in a row, as they were after all operations before the
-//! number that it names. Nodes name pages by number, [`FAN`] of them each, and the nodes at [`TOP`] are one.
-//! A delta holds the operations from some number on. So all pages, and all deltas from the lowest number on
-//! that an operation missing in a page has, are the table, at whatever moments the pages were written.
+//! A page holds [`PAGE`] segments with consecutive numbers, in the state after all operations before the number that
+//! it records. Nodes name [`FAN`] pages each, by number, up to a single node at [`TOP`]. A delta holds the operations
+//! from some number on. So the table is the union of all pages, and of all deltas from the lowest operation on that a
+//! page lacks, no matter when each page was written.
 //!
-//! Callers: the store's commit and import. Bytes are in `docs/pool-format.md`. Invariant: any bytes give
-//! a table that could be, or an error.
+//! Callers: the store's commit and import. The format is in `docs/pool-format.md`. Invariant: any input gives a
+//! possible table or an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,24 +27,23 @@ const NODE: u8 = 5;
 const DELTA: u8 = 6;
 const LIST: u8 = 7;
 
-/// Children of a node.
+/// Number of children of a node.
 pub const FAN: u32 = 64;
-/// The height of the one node above all others: pages have height 0, and there are as many as numbers of
-/// segments need.
+/// Height of the single top node: pages have height 0, and the levels cover all possible segment numbers.
 pub const TOP: u8 = 5;
-/// Frames of a page or node, at most.
+/// Maximum number of frames of a page or node.
 const MOST_FRAMES: u64 = 4096;
 
-/// A page or node: its height, and its number among those of this height.
+/// Name of a page or node: its height, and its number at this height.
 pub type NodeName = (u8, u32);
 
-/// The node above.
+/// Name of the parent node.
 #[must_use]
 pub fn parent((height, number): NodeName) -> NodeName {
     (height + 1, number / FAN)
 }
 
-/// A page as it is now.
+/// Encodes a page in its current state.
 #[must_use]
 pub fn write_page(table: &SegmentTable, page: u32) -> Vec<u8> {
     let mut to = begin(PAGE_KIND, table.next());
@@ -57,7 +56,7 @@ pub fn write_page(table: &SegmentTable, page: u32) -> Vec<u8> {
     to.finish()
 }
 
-/// A node, of the frames of its children.
+/// Encodes a node from the frames of its children.
 #[must_use]
 pub fn write_node<'a>(
     generation: u64,
@@ -76,7 +75,7 @@ pub fn write_node<'a>(
     to.finish()
 }
 
-/// The children of a node with their frames.
+/// Decodes the children of a node, with their frames.
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are not this node.
@@ -112,7 +111,7 @@ fn read_pointers(from: &mut Reader<'_>) -> Result<Vec<Pointer>, PoolError> {
     (0..count).map(|_| Pointer::decode(from)).collect()
 }
 
-/// A delta: operations from this number on.
+/// Encodes a delta: operations from number `first` on.
 #[must_use]
 pub fn write_delta(generation: u64, first: u64, ops: &[Op], uncommitted: &[UncommittedRun]) -> Vec<u8> {
     let mut to = begin(DELTA, generation);
@@ -125,7 +124,7 @@ pub fn write_delta(generation: u64, first: u64, ops: &[Op], uncommitted: &[Uncom
     to.finish()
 }
 
-/// The list of the table's own segments.
+/// Encodes the list of the table's own segments.
 #[must_use]
 pub fn write_list(generation: u64, segments: &[TableSegment]) -> Vec<u8> {
     let mut to = begin(LIST, generation);
@@ -134,10 +133,10 @@ pub fn write_list(generation: u64, segments: &[TableSegment]) -> Vec<u8> {
     to.finish()
 }
 
-/// Reads that list.
+/// Decodes the list of the table's own segments.
 ///
 /// # Errors
-/// [`PoolError::Format`] for bytes that are none.
+/// [`PoolError::Format`] for other bytes.
 pub fn read_list(bytes: &[u8]) -> Result<Vec<TableSegment>, PoolError> {
     let mut from = Reader::new(bytes);
     expect_kind(&mut from, LIST)?;
@@ -152,13 +151,13 @@ pub fn read_list(bytes: &[u8]) -> Result<Vec<TableSegment>, PoolError> {
     Ok(segments)
 }
 
-/// A table being read: first all pages, then all deltas, then [`TableReader::finish`].
+/// Reader of a table: first all pages, then all deltas, then [`TableReader::finish`].
 #[derive(Debug, Default)]
 pub struct TableReader {
     segments: BTreeMap<u32, Segment>,
-    /// What of each page is known: all operations before this number.
+    /// For each page, the number of the first operation that it lacks.
     known: BTreeMap<u32, u64>,
-    /// The same of pages with nothing in them.
+    /// The same number for empty pages.
     hollow: BTreeMap<u32, u64>,
     replayed: Option<Replayed>,
 }
@@ -170,21 +169,21 @@ struct Replayed {
     firsts: Vec<u64>,
 }
 
-/// What all pages and deltas give.
+/// The table as read from all pages and deltas.
 #[derive(Debug, Default)]
 pub struct ReadTable {
     /// The table.
     pub table: SegmentTable,
-    /// What the last delta says of frames that are not committed.
+    /// The uncommitted frames recorded in the last delta.
     pub uncommitted: Vec<UncommittedRun>,
-    /// The numbers of the first operations of the deltas.
+    /// First operation numbers of the deltas.
     pub firsts: Vec<u64>,
-    /// Pages with nothing in them: the number of the first operation that is not in them.
+    /// Empty pages, each with the number of the first operation that it lacks.
     pub hollow: BTreeMap<u32, u64>,
 }
 
 impl TableReader {
-    /// A page of this number.
+    /// Adds the page with this number.
     ///
     /// # Errors
     /// [`PoolError::Format`] for bytes that are not that page.
@@ -207,7 +206,7 @@ impl TableReader {
         Ok(())
     }
 
-    /// The next delta.
+    /// Applies the next delta.
     ///
     /// # Errors
     /// [`PoolError::Format`] for bytes that are not the next delta of this table.
@@ -240,10 +239,10 @@ impl TableReader {
         Ok(())
     }
 
-    /// The table.
+    /// Checks and returns the table.
     ///
     /// # Errors
-    /// [`PoolError::Format`] where pages and deltas do not fit each other.
+    /// [`PoolError::Format`] where pages and deltas are inconsistent.
     pub fn finish(self) -> Result<ReadTable, PoolError> {
         let Some(Replayed { table, uncommitted, firsts }) = self.replayed else {
             return wrong("a segment table without a delta");
@@ -251,7 +250,7 @@ impl TableReader {
         if self.known.values().any(|known| *known > table.next()) {
             return wrong("a page of the segment table is newer than its deltas");
         }
-        // Pages were checked when they were read.
+        // Other pages were checked when they were read.
         for page in table.dirty_before(u64::MAX) {
             table.page(page).try_for_each(|(_, segment)| check_segment(segment))?;
         }
@@ -260,18 +259,18 @@ impl TableReader {
     }
 }
 
-/// Where pages and nodes lie.
+/// Locations of pages and nodes.
 #[derive(Clone, Debug, Default)]
 pub struct PageTree {
     frames: BTreeMap<NodeName, Box<[Pointer]>>,
-    /// What lies in which segment.
+    /// Pages and nodes by segment.
     lying: BTreeSet<(u32, NodeName)>,
-    /// What these are charged in each segment, bytes.
+    /// Charged size of the pages and nodes in each segment, bytes.
     charged: BTreeMap<u32, u64>,
 }
 
 impl PageTree {
-    /// Its frames.
+    /// The frames of a page or node.
     #[must_use]
     pub fn frames(&self, name: NodeName) -> Option<&[Pointer]> {
         self.frames.get(&name).map(|frames| &**frames)
@@ -282,13 +281,13 @@ impl PageTree {
         self.frames.range(name..)
     }
 
-    /// How many pages and nodes there are.
+    /// Number of pages and nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
@@ -304,7 +303,7 @@ impl PageTree {
             .map(|((_, child), frames)| (*child, &**frames))
     }
 
-    /// It lies there from now on; nowhere without frames.
+    /// Sets the frames of a page or node; removes it if there are none.
     pub fn set(&mut self, name: NodeName, frames: Vec<Pointer>) {
         for pointer in self.frames.remove(&name).unwrap_or_default() {
             self.lying.remove(&(pointer.segment, name));
@@ -324,13 +323,13 @@ impl PageTree {
         }
     }
 
-    /// What lies in segments, bytes.
+    /// Charged size of the pages and nodes in each segment, bytes.
     #[must_use]
     pub fn charged(&self) -> &BTreeMap<u32, u64> {
         &self.charged
     }
 
-    /// The pages and nodes of which something lies in a segment.
+    /// The pages and nodes with a frame in a segment.
     pub fn lying_in(&self, segment: u32) -> impl Iterator<Item = NodeName> {
         self.lying.range((segment, (0, 0))..=(segment, (u8::MAX, u32::MAX))).map(|(_, name)| *name)
     }

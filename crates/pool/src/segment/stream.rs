@@ -1,13 +1,13 @@
-//! Open segments being filled: one per stream, several for content. Frames are numbered and placed
-//! under the stream's lock and copied into pieces of 1 MiB, which are written to the device without
-//! it, by whoever filled them or by threads of their own; until then they are read from here.
+//! Open segments being filled: one per stream, several for content. Frames are numbered and placed under the stream's
+//! lock and copied into pieces of 1 MiB, which are written to the device without the lock, by the caller or by
+//! threads of their own; until then they are read from here.
 //!
 //! Callers: the store. Invariants:
 //! - No I/O and no compression under the lock.
-//! - Pieces begin and end at multiples of a row, which is at least 4 KiB: what was committed is never
-//!   written over, not even with the same bytes, and no row is written in parts.
+//! - Pieces begin and end at multiples of a row, which is at least 4 KiB: committed bytes are never
+//!   overwritten, not even with the same bytes, and no row is written in parts.
 //! - The table learns of frames when a segment is sealed and when a stream is flushed ([`Growth`]),
-//!   never of half of them.
+//!   never of incomplete ones.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,31 +23,31 @@ use crate::pointer::{Pointer, Txg};
 use super::table::Op;
 use super::table_log::UncommittedRun;
 
-/// How much is written at once, bytes.
+/// Length of a full piece, bytes.
 pub const PIECE: usize = 1 << 20;
-/// Buffers begin at multiples of this, bytes.
+/// Alignment of buffers, bytes.
 pub const ALIGN: u32 = 4096;
-/// Buffers kept for the next pieces.
+/// Number of buffers kept for reuse.
 const SPARE: usize = 8;
 
-/// One stream.
+/// The open segment of one stream.
 #[derive(Debug)]
 pub struct Appender {
-    /// Which.
+    /// The stream.
     pub stream: WriteStream,
     state: Mutex<AppenderState>,
     changed: Condvar,
 }
 
-/// What is being filled.
+/// State of an appender.
 #[derive(Debug, Default)]
 pub struct AppenderState {
     open: Option<Open>,
-    /// Somebody is looking for a slot.
+    /// A thread is allocating a segment.
     opening: bool,
     /// Full pieces that are not on the device yet, in the order in which they were filled.
     unsettled: Vec<Arc<Piece>>,
-    /// What they take, bytes.
+    /// Their total length, bytes.
     unsettled_bytes: u64,
     next_piece: u64,
     failed: bool,
@@ -62,34 +62,33 @@ struct Open {
     shape: Shape,
     frames: u32,
     bytes: u32,
-    /// Where the piece being filled begins.
+    /// Offset of the piece being filled.
     start: u32,
     piece: Buffer,
-    /// What the table does not know yet.
+    /// Growth that the table does not know yet.
     units: u32,
     newest: Txg,
     uncommitted: Vec<UncommittedRun>,
 }
 
-/// How a segment is filled, bytes.
+/// Geometry of a segment, bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Its longest length.
+    /// Maximum length of the segment.
     pub capacity: u64,
-    /// What pieces are multiples of.
+    /// Alignment of pieces.
     pub row: u32,
 }
 
 impl Shape {
-    /// A full piece.
+    /// Length of a full piece.
     fn piece(self) -> usize {
         let row = (self.row as usize).max(1);
         (PIECE / row).max(1) * row
     }
 }
 
-/// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows
-/// beyond a piece.
+/// A buffer aligned to [`ALIGN`] for direct I/O. It never grows beyond a piece.
 #[derive(Debug, Default)]
 pub struct Buffer {
     memory: Vec<u8>,
@@ -99,7 +98,7 @@ pub struct Buffer {
 impl Buffer {
     fn aligned() -> Self {
         let mut memory: Vec<u8> = Vec::with_capacity(PIECE + ALIGN as usize);
-        // Where it cannot be told, it is as good as any other memory.
+        // Without a known alignment it is an ordinary buffer.
         let skip = memory.as_ptr().align_offset(ALIGN as usize).min(ALIGN as usize);
         memory.resize(skip, 0);
         Self { memory, skip }
@@ -122,49 +121,49 @@ impl std::ops::Deref for Buffer {
 #[derive(Debug)]
 pub struct Piece {
     number: u64,
-    /// Whose part it is.
+    /// The segment's number.
     pub segment: u32,
-    /// Where the segment lies.
+    /// The segment's location.
     pub place: Place,
-    /// Where the piece begins in it, bytes.
+    /// Offset of the piece in the segment, bytes.
     pub start: u32,
-    /// What is to be written.
+    /// The bytes to be written.
     pub bytes: Buffer,
-    /// It is as long as pieces are.
+    /// Whether it has the full length of a piece.
     pub is_full: bool,
 }
 
 impl Piece {
-    /// The segment and its place.
+    /// The segment and its location.
     #[must_use]
     pub fn at(&self) -> SegmentAt<'_> {
         SegmentAt { segment: self.segment, place: &self.place }
     }
 }
 
-/// What the table must learn.
+/// Growth of a segment for the table.
 #[derive(Debug, Default)]
 pub struct Growth {
-    /// The changes.
+    /// The operations.
     pub ops: Vec<Op>,
-    /// The frames among them with their births.
+    /// The new frames, with their birth txgs.
     pub uncommitted: Vec<UncommittedRun>,
 }
 
 impl Appender {
-    /// A stream with no open segment.
+    /// An appender without an open segment.
     #[must_use]
     pub fn new(stream: WriteStream) -> Self {
         Self { stream, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Its lock.
+    /// Locks its state.
     pub fn lock(&self) -> MutexGuard<'_, AppenderState> {
         self.state.lock()
     }
 
-    /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then
-    /// it returns `true`.
+    /// Waits until another thread has allocated a segment, or makes the caller the one that does: then it returns
+    /// `true`.
     pub fn may_open(&self, state: &mut MutexGuard<'_, AppenderState>) -> bool {
         if state.opening {
             self.changed.wait(state);
@@ -174,13 +173,13 @@ impl Appender {
         true
     }
 
-    /// The caller has looked for a slot, with or without success.
+    /// Ends the caller's attempt to allocate a segment, successful or not.
     pub fn opened(&self) {
         self.state.lock().opening = false;
         self.changed.notify_all();
     }
 
-    /// A piece is on its device (or will never be).
+    /// Marks a piece as written, or as failed.
     pub fn settle(&self, piece: &Arc<Piece>, written: bool) {
         let mut state = self.state.lock();
         if written {
@@ -193,7 +192,7 @@ impl Appender {
         self.changed.notify_all();
     }
 
-    /// Gives a written piece's buffer back.
+    /// Returns a written piece's buffer for reuse.
     pub fn recycle(&self, piece: Arc<Piece>) {
         if let Ok(Piece { mut bytes, .. }) = Arc::try_unwrap(piece) {
             let mut state = self.state.lock();
@@ -204,7 +203,7 @@ impl Appender {
         }
     }
 
-    /// Waits until all pieces filled up to now are on the device; `false` if one failed.
+    /// Waits until all pieces filled so far are on the device; returns `false` if one failed.
     #[must_use]
     pub fn wait_settled(&self) -> bool {
         let mut state = self.state.lock();
@@ -215,8 +214,8 @@ impl Appender {
         !state.failed
     }
 
-    /// Copies what is still here of a range of a segment (offset in bytes) into the buffer, and
-    /// tells which parts of it must come from the device.
+    /// Copies the part of a range that is still in memory (offset in bytes in a segment) into the buffer, and returns
+    /// the ranges that have to be read from the device.
     #[must_use]
     pub fn read(&self, segment: u32, offset: u64, buffer: &mut [u8]) -> Vec<Range<usize>> {
         let mut missing: Vec<Range<usize>> = std::iter::once(0..buffer.len()).collect();
@@ -248,25 +247,25 @@ fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
 }
 
 impl AppenderState {
-    /// Whether a frame of this length would fit the open segment.
+    /// Whether a frame of this length fits the open segment.
     #[must_use]
     pub fn fits(&self, charged: u64) -> bool {
         self.open.as_ref().is_some_and(|open| u64::from(open.bytes) + charged <= open.shape.capacity)
     }
 
-    /// What full pieces take that are not on their device, bytes: writes under way, and those that failed.
+    /// Length of full pieces that are not on their device, bytes: writes in progress, and failed ones.
     #[must_use]
     pub fn unsettled(&self) -> u64 {
         self.unsettled_bytes
     }
 
-    /// How much fits the open segment still, bytes.
+    /// Remaining space of the open segment, bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.shape.capacity.saturating_sub(u64::from(open.bytes)))
     }
 
-    /// The segment that is open here.
+    /// The open segment's number.
     #[must_use]
     pub fn open_segment(&self) -> Option<u32> {
         self.open.as_ref().map(|open| open.id)
@@ -278,7 +277,7 @@ impl AppenderState {
         self.open.as_ref().is_some_and(|open| open.id == segment)
     }
 
-    /// Begins a segment, or goes on with one at its end. The one before must be sealed.
+    /// Opens a segment, or resumes one at its end. The previous one must be sealed.
     pub fn begin(&mut self, id: u32, place: Place, shape: Shape, (frames, bytes): (u32, u32)) {
         let piece = self.buffer();
         self.open = Some(Open {
@@ -299,8 +298,8 @@ impl AppenderState {
         self.spare.pop().unwrap_or_else(Buffer::aligned)
     }
 
-    /// Appends a frame that gets its name here; returns the name's offset in the pointer too.
-    /// `None` without an open segment.
+    /// Appends a frame, which gets its name here; returns its pointer with the offset. `None` without an open
+    /// segment.
     pub fn append(&mut self, mut header: Header, stored: &[u8], full: &mut Vec<Arc<Piece>>) -> Option<Pointer> {
         let open = self.open.as_mut()?;
         header.pointer.segment = open.id;
@@ -363,7 +362,7 @@ impl AppenderState {
         }
     }
 
-    /// Takes the piece being filled as one to be written.
+    /// Turns the piece being filled into one to be written.
     fn cut(&mut self) -> Option<Arc<Piece>> {
         let fresh = self.buffer();
         let number = self.next_piece;
@@ -382,7 +381,7 @@ impl AppenderState {
         Some(piece)
     }
 
-    /// Cuts what is filled, up to a whole row, and tells what the table must learn of it.
+    /// Cuts the filled part, padded to a whole row, and returns the growth for the table.
     pub fn flush(&mut self, full: &mut Vec<Arc<Piece>>) -> Growth {
         let Some(open) = &mut self.open else { return Growth::default() };
         let padded = open.bytes.next_multiple_of(open.shape.row);
@@ -400,7 +399,7 @@ impl AppenderState {
         growth
     }
 
-    /// Ends the open segment.
+    /// Seals the open segment.
     pub fn seal(&mut self, full: &mut Vec<Arc<Piece>>) -> Growth {
         let mut growth = self.flush(full);
         if let Some(open) = self.open.take() {

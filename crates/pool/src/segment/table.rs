@@ -1,16 +1,12 @@
-//! The segment table: what is known of each segment, in memory. Which frames are alive, where
-//! segments lie, where single frames have moved.
+//! The segment table in memory: live frames, locations of segments, and locations of moved frames.
 //!
-//! Callers: the store, under its lock; [`super::table_log`] and [`super::pages`] write and read it.
-//! Invariants:
+//! Callers: the store, under its lock; [`super::table_log`] and [`super::pages`] write and read it. Invariants:
 //! - It changes only by [`Op`]s, which are numbered and recorded: a replay of them gives the same table.
-//! - An operation changes each segment that it names by what it says and by what that segment is, and
-//!   by nothing else. So a segment as it was at some number, and all operations from that number on,
-//!   give the same segment, whatever is known of the others.
-//! - Impossible operations are refused before anything is changed, so a damaged record cannot make
-//!   a wrong table.
-//! - A frame is alive in exactly one place: in the segment that its name says, or where that
-//!   segment's `moved` says.
+//! - The effect of an operation on a segment depends only on the operation and on that segment. So a segment in its
+//!   state at some number, and all operations from that number on, give the same segment, regardless of the others.
+//! - Impossible operations are refused before anything is changed, so a damaged record cannot make a wrong table.
+//! - A frame is alive in exactly one location: in the segment of its name, or at the location in that segment's
+//!   `moved` map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,20 +17,20 @@ use crate::frames::WriteStream;
 use crate::label::Place;
 use crate::pointer::{Pointer, Txg};
 
-/// A set of frame numbers.
+/// A set of frame numbers, as a bitmap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bits {
     words: Vec<u64>,
 }
 
 impl Bits {
-    /// Whether a number is in it.
+    /// Whether a number is in the set.
     #[must_use]
     pub fn get(&self, at: u32) -> bool {
         self.words.get(at as usize / 64).is_some_and(|word| word >> (at % 64) & 1 == 1)
     }
 
-    /// Puts a number in.
+    /// Adds a number.
     pub fn set(&mut self, at: u32) {
         let word = at as usize / 64;
         if self.words.len() <= word {
@@ -45,132 +41,131 @@ impl Bits {
         }
     }
 
-    /// How many numbers are in it.
+    /// Number of elements.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 }
 
-/// One segment.
+/// State of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which kind of frames it holds.
+    /// The stream of its frames.
     pub stream: WriteStream,
-    /// Whether nothing will be added.
+    /// Whether it is complete.
     pub sealed: bool,
-    /// Where it lies, once or twice; empty once its place was given to others.
+    /// Its location, with one or more copies; empty once the location was freed.
     pub place: Place,
-    /// The generation since which nothing at this place is used.
+    /// The generation since which no frame at this location is used.
     pub dead_since: Option<u64>,
-    /// Frames written to it.
+    /// Number of frames written to it.
     pub frames: u32,
-    /// How far it is written, bytes.
+    /// Written length, bytes.
     pub bytes: u32,
-    /// Frames alive at this place.
+    /// Number of live frames at this location.
     pub live_frames: u32,
-    /// What these are charged, in units of 16 bytes.
+    /// Their charged size, in units of 16 bytes.
     pub live_units: u32,
-    /// The newest birth of a frame in it.
+    /// The newest birth txg of a frame in it.
     pub newest: Txg,
-    /// Frames not alive at this place: freed, or moved away. Not used for relocated frames: their
-    /// names are those of other segments.
+    /// Frames that are not alive at this location: freed or moved away. Not used for relocated frames, whose names
+    /// are those of other segments.
     pub dead: Bits,
-    /// Frames of this name that live elsewhere: segment, and offset there in units of 16 bytes.
+    /// Moved frames with this segment's name: segment, and offset there in units of 16 bytes.
     pub moved: Moved,
 }
 
-/// A change of the table.
+/// An operation on the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A segment begins.
+    /// Opens a segment.
     Open {
-        /// Its number.
+        /// The segment's number.
         id: u32,
         /// Its stream.
         stream: WriteStream,
-        /// Where it lies.
+        /// Its location.
         place: Place,
     },
-    /// A segment was written further.
+    /// Extends a segment.
     Grow {
-        /// Which.
+        /// The segment's number.
         id: u32,
-        /// Frames in it now.
+        /// Number of frames in it now.
         frames: u32,
-        /// Bytes in it now.
+        /// Written length now, bytes.
         bytes: u32,
-        /// What the added frames are charged, units; 0 for relocated ones, which come alive by
-        /// [`Op::Move`].
+        /// Charged size of the added frames, units; 0 for relocated ones, which become alive by [`Op::Move`].
         units: u32,
-        /// The newest birth among them.
+        /// The newest birth txg among them.
         newest: Txg,
     },
-    /// Nothing more will be added to a segment.
+    /// Seals a segment.
     Seal {
-        /// Which.
+        /// The segment's number.
         id: u32,
     },
-    /// Frames are not used any more. What is recorded of one that has moved is [`Op::FreeMoved`].
+    /// Frees frames. A moved frame is recorded as [`Op::FreeMoved`].
     Free {
         /// The segment in their names.
         segment: u32,
         /// The first one's number.
         index: u32,
-        /// How many, in a row; more than one only for frames that never moved.
+        /// Number of consecutive frames; more than one only for frames that never moved.
         count: u32,
-        /// What they were charged together, units.
+        /// Their charged size, units.
         units: u32,
     },
-    /// A frame that has moved is not used any more.
+    /// Frees a moved frame.
     FreeMoved {
         /// The segment in its name.
         segment: u32,
         /// Its number.
         index: u32,
-        /// Where it was.
+        /// The segment that held it.
         holder: u32,
-        /// What it was charged, units.
+        /// Its charged size, units.
         units: u32,
     },
-    /// The cleaner has moved a frame.
+    /// Moves a frame (by the cleaner).
     Move {
         /// The segment in its name.
         segment: u32,
         /// Its number.
         index: u32,
-        /// Where it was, or [`NOT_SAID`].
+        /// The segment that held it, or [`NOT_SAID`].
         from: u32,
-        /// Where it is now.
+        /// The segment that holds it now.
         to: u32,
         /// Its offset there, units.
         offset: u32,
-        /// What it is charged, units.
+        /// Its charged size, units.
         units: u32,
     },
-    /// A segment has more copies.
+    /// Adds copies to a segment.
     Widen {
-        /// Which.
+        /// The segment's number.
         id: u32,
-        /// Where it lies now: where it lay, and further on.
+        /// Its new location: the old one, extended.
         place: Place,
     },
-    /// Nothing at a segment's place is used since this generation.
+    /// Marks a segment as dead: no frame at its location is used since this generation.
     Die {
-        /// Which.
+        /// The segment's number.
         id: u32,
-        /// Since when.
+        /// The generation.
         since: u64,
     },
-    /// A segment's place was given back.
+    /// Releases a dead segment's location.
     Release {
-        /// Which.
+        /// The segment's number.
         id: u32,
     },
 }
 
 impl Op {
-    /// What it takes in a delta at most, bytes.
+    /// Maximum length in a delta, bytes.
     fn most_bytes(&self) -> u64 {
         match self {
             Self::Open { place, .. } | Self::Widen { place, .. } => 16 + 8 * place.len() as u64,
@@ -195,7 +190,7 @@ impl Op {
     }
 }
 
-/// What sums over all segments are made of.
+/// The part of a segment's state that enters the space accounting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// As in [`Segment`].
@@ -211,7 +206,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Those of a segment.
+    /// The accounted state of a segment.
     #[must_use]
     pub fn of(segment: &Segment) -> Self {
         let Segment { sealed, place, bytes, live_frames, live_units, .. } = segment;
@@ -220,49 +215,48 @@ impl Counted {
     }
 }
 
-/// Where a frame is.
+/// Location of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameLocation {
     /// The segment that holds it.
     pub segment: u32,
     /// That segment's stream.
     pub stream: WriteStream,
-    /// That segment's place.
+    /// That segment's location.
     pub place: Place,
     /// The frame's offset in it, units.
     pub offset: u32,
 }
 
-/// The longest segment, bytes.
+/// Maximum length of a segment, bytes.
 pub const LONGEST: u32 = 1 << 26;
 
-/// All segments but those of the table itself.
+/// All segments except those of the table itself.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentTable {
     segments: BTreeMap<u32, Segment>,
-    /// The last operations.
+    /// The recorded operations.
     ops: Vec<Op>,
-    /// What these take in a delta at most, bytes.
+    /// Their maximum length in a delta, bytes.
     recorded: u64,
-    /// The number of the next one.
+    /// Number of the next operation.
     next: u64,
-    /// Pages of which more has changed than what is stored of them says: number of the first such
-    /// operation.
+    /// Pages with changes that are not stored: number of the first such operation.
     dirty: BTreeMap<u32, u64>,
-    /// The same by that number.
+    /// The same pages, sorted by that number.
     oldest: BTreeSet<(u64, u32)>,
-    /// Sealed, with a place, nothing alive, not dead yet.
+    /// Emptied segments: sealed, with a location, without live frames, not marked dead yet.
     emptied: BTreeSet<u32>,
-    /// Dead ones, by the generation since which they are.
+    /// Dead segments, by the generation since which they are dead.
     dead: BTreeSet<(u64, u32)>,
-    /// Those that have changed since [`Self::take_counted`], as they were then.
+    /// Segments changed since [`Self::take_counted`], with their accounted state at that time.
     counted: BTreeMap<u32, Option<Counted>>,
 }
 
-/// Segments of so many numbers are stored together, as a page.
+/// Number of segments that are stored together, as a page.
 pub const PAGE: u32 = 32;
 
-/// Whether a segment of this length can hold so many frames.
+/// Whether a segment of this length can hold this many frames.
 pub(super) fn fits(frames: u32, bytes: u32) -> bool {
     bytes <= LONGEST && frames <= bytes / Pointer::HEADER
 }
@@ -272,7 +266,7 @@ fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
 }
 
 impl SegmentTable {
-    /// A table with these segments and nothing recorded.
+    /// A table with these segments and no recorded operations.
     #[must_use]
     pub fn with(segments: BTreeMap<u32, Segment>) -> Self {
         let mut table = Self { segments, ..Self::default() };
@@ -286,31 +280,31 @@ impl SegmentTable {
         table
     }
 
-    /// The number of the next operation.
+    /// Number of the next operation.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The number of the first operation that is recorded here.
+    /// Number of the first recorded operation.
     #[must_use]
     pub fn first_recorded(&self) -> u64 {
         self.next.saturating_sub(self.ops.len() as u64)
     }
 
-    /// What the recorded operations take in a delta at most, bytes.
+    /// Maximum length of the recorded operations in a delta, bytes.
     #[must_use]
     pub fn recorded(&self) -> u64 {
         self.recorded
     }
 
-    /// Pages whose first operation that is not stored has a number below this.
+    /// Pages whose first unstored operation has a lower number than this.
     #[must_use]
     pub fn dirty_before(&self, number: u64) -> Vec<u32> {
         self.oldest.range(..(number, 0)).map(|(_, page)| *page).collect()
     }
 
-    /// All pages with segments, or with operations that are not stored.
+    /// All pages with segments, or with unstored operations.
     #[must_use]
     pub fn pages(&self) -> BTreeSet<u32> {
         let mut pages: BTreeSet<u32> = self.dirty.keys().copied().collect();
@@ -331,38 +325,38 @@ impl SegmentTable {
         self.segments.range(first..=first.saturating_add(PAGE - 1))
     }
 
-    /// A page is stored as it is now.
+    /// Marks a page as stored in its current state.
     pub fn stored(&mut self, page: u32) {
         if let Some(first) = self.dirty.remove(&page) {
             self.oldest.remove(&(first, page));
         }
     }
 
-    /// All operations before this one are in what is stored of the pages.
+    /// Number of the first operation that a stored page lacks.
     #[must_use]
     pub fn first_needed(&self) -> u64 {
         self.oldest.first().map_or(self.next, |(first, _)| *first)
     }
 
-    /// Forgets recorded operations that are in what is stored of the pages.
+    /// Drops recorded operations that all stored pages contain.
     pub fn forget_stored(&mut self) {
         let stored = self.first_needed().saturating_sub(self.first_recorded());
         let gone = self.ops.drain(..self.ops.len().min(stored as usize));
         self.recorded -= gone.map(|op| op.most_bytes()).sum::<u64>();
     }
 
-    /// The segments that have changed since this was called last, as they were then.
+    /// Takes the segments that have changed since the last call, with their accounted state at that time.
     pub fn take_counted(&mut self) -> BTreeMap<u32, Option<Counted>> {
         std::mem::take(&mut self.counted)
     }
 
-    /// All segments by their numbers.
+    /// All segments by number.
     #[must_use]
     pub fn segments(&self) -> &BTreeMap<u32, Segment> {
         &self.segments
     }
 
-    /// Where a frame is: its name, and the offset of its pointer for frames that never moved.
+    /// Finds a frame by its name, and by the offset of its pointer if it never moved.
     #[must_use]
     pub fn find(&self, segment: u32, index: u32, offset: u32) -> Option<FrameLocation> {
         let home = self.segments.get(&segment)?;
@@ -376,7 +370,7 @@ impl SegmentTable {
         Some(FrameLocation { segment: id, stream: holder.stream, place: holder.place.clone(), offset })
     }
 
-    /// Whether a frame of this name is alive where it was found: `holder` at `offset` units.
+    /// Whether a frame of this name is alive in the segment `holder` at `offset` units.
     #[must_use]
     pub fn lives_at(&self, segment: u32, index: u32, holder: u32, offset: u32) -> bool {
         let Some(home) = self.segments.get(&segment) else { return false };
@@ -386,16 +380,16 @@ impl SegmentTable {
         }
     }
 
-    /// What all living frames are charged, bytes.
+    /// Charged size of all live frames, bytes.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         self.segments.values().map(|segment| u64::from(segment.live_units) * 16).sum()
     }
 
-    /// Changes the table and records the change.
+    /// Applies an operation and records it.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for what cannot be; nothing is changed then.
+    /// [`PoolError::Format`] for an impossible operation; nothing is changed then.
     pub fn apply(&mut self, op: Op) -> Result<(), PoolError> {
         let op = self.resolve(op)?;
         self.replay(&op)?;
@@ -404,13 +398,13 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// The changes recorded since this was called last.
+    /// Takes the operations recorded since the last call.
     pub fn take_ops(&mut self) -> Vec<Op> {
         self.recorded = 0;
         std::mem::take(&mut self.ops)
     }
 
-    /// What has to be recorded: says itself where frames are that have moved.
+    /// Resolves an operation for recording: it names the current segment of moved frames itself.
     pub(super) fn resolve(&self, op: Op) -> Result<Op, PoolError> {
         let holder = |segment: u32, index: u32| Some(self.segments.get(&segment)?.moved.get(index)?.0);
         match op {
@@ -427,7 +421,7 @@ impl SegmentTable {
         }
     }
 
-    /// Changes the table without recording it.
+    /// Applies an operation without recording it.
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -435,8 +429,8 @@ impl SegmentTable {
         self.replay_of(op, &|_| true)
     }
 
-    /// Changes those segments of which it is not known yet. All of what is refused is refused before
-    /// anything is changed where that is true of all.
+    /// Applies an operation to those segments for which `is_new`. If that holds for all, a refused operation has
+    /// changed nothing.
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -470,12 +464,12 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// Has a number that other operations have had before.
+    /// Sets the number of the next operation, skipping numbers used before.
     pub(super) fn set_next(&mut self, next: u64) {
         self.next = next;
     }
 
-    /// Puts a segment in its list again, after it has lost or got something.
+    /// Updates the list of emptied segments after a segment has lost or got a frame.
     fn sort_in(&mut self, id: u32) {
         if self.segments.get(&id).is_some_and(is_emptied) {
             self.emptied.insert(id);
@@ -590,7 +584,7 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// Takes frames from what is alive at a place.
+    /// Removes frames from the live ones of a segment.
     fn lose(&mut self, id: u32, frames: u32, units: u32) -> Result<(), PoolError> {
         let Some(segment) = self.segments.get_mut(&id) else {
             return wrong("a frame is in a segment that is not there");
@@ -693,15 +687,15 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// Removes a segment that has neither a place nor moved frames.
+    /// Removes a segment without a location and without moved frames.
     fn forget(&mut self, id: u32) {
         if self.segments.get(&id).is_some_and(|segment| segment.place.is_empty() && segment.moved.is_empty()) {
             self.segments.remove(&id);
         }
     }
 
-    /// Ends a commit: sealed segments in which nothing is alive are dead from this generation on, but
-    /// for those to which frames are on their way.
+    /// Ends a commit: sealed segments without live frames are dead from this generation on, except those to which
+    /// frames are being moved.
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -710,21 +704,21 @@ impl SegmentTable {
         ended.into_iter().try_for_each(|id| self.apply(Op::Die { id, since: generation }))
     }
 
-    /// Segments whose places are free to be used again once this is the oldest generation kept.
+    /// Segments whose locations are free once `kept` is the oldest retained generation.
     #[must_use]
     pub fn releasable(&self, kept: u64) -> Vec<(u32, Place)> {
         let old = self.dead.range(..=(kept, u32::MAX)).map(|(_, id)| *id);
         old.filter_map(|id| Some((id, self.segments.get(&id)?.place.clone()))).collect()
     }
 
-    /// Sealed segments with a place at which nothing lives.
+    /// Sealed segments with a location and without live frames.
     pub fn without_life(&self) -> impl Iterator<Item = &Segment> {
         let all = self.emptied.iter().chain(self.dead.iter().map(|(_, id)| id));
         all.filter_map(|id| self.segments.get(id))
     }
 }
 
-/// Whether nothing will live at a segment's place that is not known to be dead.
+/// Whether a segment can be marked as dead: it will never hold live frames again.
 fn is_emptied(segment: &Segment) -> bool {
     segment.sealed && segment.live_frames == 0 && segment.dead_since.is_none() && !segment.place.is_empty()
 }

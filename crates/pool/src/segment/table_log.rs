@@ -1,9 +1,8 @@
-//! The bytes of segments and of operations in what is stored of the table ([`super::pages`]), and how
-//! earlier versions stored it: a full copy now and then, and with each commit what has changed since.
-//! That is only read.
+//! Encoding of segments and operations in the stored table ([`super::pages`]), and the format of earlier versions,
+//! which is only read: a full copy from time to time, and the changes with each commit.
 //!
-//! Callers: [`super::pages`], and the store's import. The byte tables are in `docs/pool-format.md`.
-//! Invariant: any bytes give a table that could be, or an error.
+//! Callers: [`super::pages`], and the store's import. The byte tables are in `docs/pool-format.md`. Invariant: any
+//! input gives a possible table or an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,20 +18,20 @@ use super::table::{Bits, Op, Segment, SegmentTable, fits};
 const FULL: u8 = 1;
 const DELTA: u8 = 2;
 const INDEX: u8 = 3;
-/// In place of the segment in which a frame was: the table knows it.
+/// In place of the segment that held a frame: the table knows it.
 pub const NOT_SAID: u32 = u32::MAX;
 
-/// Frames in a row that belong to a txg later than the commit's: an import of this root takes them
-/// for dead ("young" in `docs/pool-format.md`).
+/// Consecutive frames of a txg later than the commit's: an import of this root frees them ("young" in
+/// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UncommittedRun {
     /// Their segment.
     pub segment: u32,
     /// The first one's number.
     pub index: u32,
-    /// How many.
+    /// Their number.
     pub count: u32,
-    /// What they are charged together, units.
+    /// Their charged size, units.
     pub units: u32,
     /// Their txg; not stored.
     pub birth: Txg,
@@ -79,10 +78,10 @@ pub(super) fn read_uncommitted(from: &mut Reader<'_>) -> Result<Vec<UncommittedR
     Ok(uncommitted)
 }
 
-/// Puts a delta's changes into the table, and ends its commit there.
+/// Applies a delta to the table, and ends its commit there.
 ///
 /// # Errors
-/// [`PoolError::Format`] for bytes that are no delta, or not one of this table.
+/// [`PoolError::Format`] for bytes that are not a delta of this table.
 pub fn replay_delta(bytes: &[u8], table: &mut SegmentTable) -> Result<Vec<UncommittedRun>, PoolError> {
     let mut from = Reader::new(bytes);
     let generation = expect_kind(&mut from, DELTA)?;
@@ -150,7 +149,7 @@ pub(super) fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
         3 => Op::Seal { id: small(from)? },
         4 => Op::Free { segment: small(from)?, index: small(from)?, count: 1, units: small(from)? },
         5 => Op::Free { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)? },
-        // Earlier versions did not say where it was.
+        // Earlier versions did not record the previous segment.
         tag @ (6 | 10) => {
             let (segment, index) = (small(from)?, small(from)?);
             let before = if tag == 10 { small(from)? } else { NOT_SAID };
@@ -175,10 +174,10 @@ fn read_stream(from: &mut Reader<'_>) -> Result<WriteStream, PoolError> {
     }
 }
 
-/// Reads a full copy.
+/// Decodes a full copy.
 ///
 /// # Errors
-/// [`PoolError::Format`] for bytes that are none.
+/// [`PoolError::Format`] for other bytes.
 pub fn read_full(bytes: &[u8]) -> Result<(SegmentTable, Vec<UncommittedRun>), PoolError> {
     let mut from = Reader::new(bytes);
     expect_kind(&mut from, FULL)?;
@@ -194,8 +193,8 @@ pub fn read_full(bytes: &[u8]) -> Result<(SegmentTable, Vec<UncommittedRun>), Po
     Ok((SegmentTable::with(segments), uncommitted))
 }
 
-/// What one segment's record cannot say of others: moved frames must be where relocated ones are,
-/// and add up.
+/// Checks what a single segment's record cannot: moved frames are in segments for relocated ones, and their numbers
+/// add up.
 pub(super) fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
     for (_, (to, _)) in segments.values().flat_map(|segment| segment.moved.iter()) {
@@ -218,7 +217,7 @@ pub(super) fn write_segment(to: &mut Writer, segment: &Segment) {
         to.varint(u64::from(number));
     }
     to.varint(segment.newest.0);
-    // Alternating runs, first of living, then of dead frames.
+    // Alternating runs, first of live, then of dead frames.
     let (mut runs, mut dead, mut length) = (Vec::new(), false, 0u64);
     if segment.dead.count() > 0 {
         for at in 0..segment.frames {
@@ -235,8 +234,7 @@ pub(super) fn write_segment(to: &mut Writer, segment: &Segment) {
         to.varint(run);
     }
     to.varint(segment.moved.len() as u64);
-    // Neighbours move together: differences are small. They wrap around, so every order can be
-    // written.
+    // Neighbours move together: differences are small. They wrap around, so every order can be encoded.
     let mut last = (0u32, 0u32, 0u32);
     for (index, (segment, offset)) in segment.moved.iter() {
         for (now, before) in [(index, last.0), (segment, last.1), (offset, last.2)] {
@@ -289,7 +287,7 @@ pub(super) fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> 
     Ok(segment)
 }
 
-/// What a segment says of itself must fit.
+/// Checks the consistency of a segment's own fields.
 pub(super) fn check_segment(segment: &Segment) -> Result<(), PoolError> {
     let Segment { stream, place, frames, bytes, live_frames, live_units, dead, .. } = segment;
     let home = !stream.is_of_moved();
@@ -305,10 +303,10 @@ pub(super) fn check_segment(segment: &Segment) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Reads the list of pieces.
+/// Decodes the list of pieces.
 ///
 /// # Errors
-/// [`PoolError::Format`] for bytes that are none.
+/// [`PoolError::Format`] for other bytes.
 pub fn read_index(bytes: &[u8]) -> Result<Vec<Pointer>, PoolError> {
     let mut from = Reader::new(bytes);
     expect_kind(&mut from, INDEX)?;
