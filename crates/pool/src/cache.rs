@@ -1,13 +1,13 @@
-//! The block cache: decoded nodes of trees and decompressed file content by the name of their
-//! frame, under one limit in bytes.
+//! The block cache (like ZFS' ARC): decoded tree nodes and decompressed file content by the name of their frame,
+//! under one limit in bytes.
 //!
 //! Callers: `tree` (nodes), the dataset layer (file content). One cache serves a whole pool.
 //!
 //! Invariants:
-//! - A frame's name (segment and index) is never given to another frame, and a frame is never
-//!   changed: an entry cannot be stale.
-//! - What is cached is immutable; its weight is taken once.
-//! - Several readers of a missing frame read it once; the others wait for the first.
+//! - A frame's name (segment and index) is never reused, and a frame is never changed: an entry cannot be
+//!   stale.
+//! - Entries are immutable; their weight is computed once.
+//! - Concurrent readers of a missing frame read it once; the others wait for the first.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -21,11 +21,10 @@ use crate::frames::Frames;
 use crate::pointer::{FrameKind, Pointer};
 use crate::tree::node::Node;
 
-/// What an entry takes beside its content: the reference counts, the slot and the index of the
-/// cache. Bytes, measured roughly.
+/// Memory of an entry in addition to its content: reference counts, slot and index of the cache. Bytes, measured
+/// roughly.
 const OVERHEAD: u64 = 128;
-/// Each shard of the cache has at least this much, so that a few large frames do not push
-/// everything else out. Bytes.
+/// Minimum size of a shard, so that a few large frames do not evict everything else, bytes.
 const SHARD: u64 = 8 << 20;
 
 #[derive(Clone)]
@@ -47,8 +46,8 @@ impl Weighter<u64, Entry> for Weight {
     }
 }
 
-/// Frame names are dense small numbers that nobody outside chooses: one multiplication and shift
-/// spreads them.
+/// Hash of frame names: they are dense small numbers that no user chooses, so a multiplication and a shift are
+/// enough.
 #[derive(Clone, Default)]
 struct Spread(u64);
 
@@ -88,22 +87,22 @@ struct Stripe {
     data_misses: AtomicU64,
 }
 
-/// What the cache did so far, and what it holds.
+/// Statistics of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Nodes of trees that were there.
+    /// Tree nodes found in the cache.
     pub node_hits: u64,
-    /// Nodes that were read.
+    /// Tree nodes that had to be read.
     pub node_misses: u64,
-    /// File content that was there.
+    /// File content found in the cache.
     pub data_hits: u64,
-    /// File content that was read.
+    /// File content that had to be read.
     pub data_misses: u64,
-    /// What is held now, bytes.
+    /// Current size, bytes.
     pub bytes: u64,
-    /// The limit, bytes.
+    /// Maximum size, bytes.
     pub limit: u64,
-    /// How many frames are held now.
+    /// Current number of frames.
     pub frames: u64,
 }
 
@@ -111,7 +110,7 @@ pub struct Counters {
 pub struct Cache {
     entries: Store<u64, Entry, Weight, Spread, DefaultLifecycle<u64, Entry>>,
     stripes: [Stripe; 8],
-    /// Nodes that were not there, in one place: it is written seldom and read often.
+    /// Total of node misses, in one word: it is written seldom and read often.
     misses: AtomicU64,
 }
 
@@ -130,7 +129,7 @@ fn wrong_kind(pointer: &Pointer) -> PoolError {
 }
 
 impl Cache {
-    /// A cache of so many bytes.
+    /// A cache with this limit in bytes.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         let shards = (limit / SHARD).clamp(1, 16) as usize;
@@ -141,27 +140,27 @@ impl Cache {
         options.shards(shards).estimated_items_capacity(items).weight_capacity(limit);
         let entries = match options.build() {
             Ok(options) => Store::with_options(options, Weight, Spread::default(), DefaultLifecycle::default()),
-            // All three numbers are given, which is all that the builder checks; the plain
-            // constructor takes the same ones.
+            // All three values are set, which is all that the builder checks; the plain constructor takes the same
+            // ones.
             Err(_) => Store::with(items, limit, Weight, Spread::default(), DefaultLifecycle::default()),
         };
         Self { entries, stripes: Default::default(), misses: AtomicU64::new(0) }
     }
 
-    /// How many nodes were not there so far.
+    /// Number of node misses so far.
     pub(crate) fn misses(&self) -> u64 {
         self.misses.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit; what is too much goes at once.
+    /// Changes the limit; excess entries are evicted at once.
     pub fn set_limit(&self, limit: u64) {
         self.entries.set_capacity(limit);
     }
 
-    /// The content of a frame that is no node, read if it is not there.
+    /// Returns the content of a frame other than a node, and reads it if it is not cached.
     ///
     /// # Errors
-    /// Those of [`Frames::read`].
+    /// Errors of [`Frames::read`].
     pub fn data(&self, frames: &dyn Frames, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
         if let Some(content) = self.cached_data(pointer) {
             return Ok(content);
@@ -172,7 +171,7 @@ impl Cache {
         }
     }
 
-    /// The content of a frame that is no node, if it is there.
+    /// Returns the content of a frame other than a node, if it is cached.
     #[must_use]
     pub fn cached_data(&self, pointer: &Pointer) -> Option<Arc<[u8]>> {
         let stripe = self.stripe(pointer);
@@ -184,28 +183,28 @@ impl Cache {
         None
     }
 
-    /// Keeps content that was just written or read in another way.
+    /// Caches content that was just written or read in another way.
     pub fn insert_data(&self, pointer: &Pointer, content: Arc<[u8]>) {
         self.entries.insert(name(pointer), Entry::Data(content));
     }
 
-    /// Whether the frame is held.
+    /// Whether the frame is cached.
     #[must_use]
     pub fn holds(&self, pointer: &Pointer) -> bool {
         self.entries.contains_key(&name(pointer))
     }
 
-    /// Lets a frame go that nobody will ask for again, because it was freed.
+    /// Removes a freed frame, which will not be read again.
     pub fn forget(&self, pointer: &Pointer) {
         self.entries.remove(&name(pointer));
     }
 
-    /// Lets everything go.
+    /// Removes all entries.
     pub fn clear(&self) {
         self.entries.clear();
     }
 
-    /// What the cache did so far.
+    /// Statistics so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let sum =
@@ -221,8 +220,7 @@ impl Cache {
         }
     }
 
-    /// A node, read and decoded if it is not there. `level` is the height at which it must be; none
-    /// for a root.
+    /// Returns a node; reads and decodes it if it is not cached. `level` is its required height; `None` for a root.
     pub(crate) fn node(
         &self,
         frames: &dyn Frames,
@@ -249,8 +247,8 @@ impl Cache {
         Ok(node)
     }
 
-    /// A node from the cache if it is there, otherwise read and not kept: for walks over
-    /// everything, which would push out what is in use.
+    /// Returns a node from the cache, or reads it without caching: for walks over everything, which would evict what
+    /// is in use.
     pub(crate) fn node_in_passing(
         &self,
         frames: &dyn Frames,
@@ -266,7 +264,7 @@ impl Cache {
         Ok(node)
     }
 
-    /// A node if it is there.
+    /// Returns a node if it is cached.
     pub(crate) fn cached_node(&self, pointer: &Pointer) -> Option<Arc<Node>> {
         match self.entries.get(&name(pointer)) {
             Some(Entry::Node(node)) => Some(node),
@@ -274,7 +272,7 @@ impl Cache {
         }
     }
 
-    /// Keeps a node that was just written.
+    /// Caches a node that was just written.
     pub(crate) fn insert_node(&self, pointer: &Pointer, node: Arc<Node>) {
         self.entries.insert(name(pointer), Entry::Node(node));
     }
@@ -303,7 +301,7 @@ fn read_node(frames: &dyn Frames, pointer: &Pointer) -> Result<Arc<Node>, PoolEr
     Node::decode(content, pointer.kind == FrameKind::Leaf).map(Arc::new).map_err(in_frame)
 }
 
-/// Heights fall strictly on each way down, so that damage cannot lead a reader round in circles.
+/// Checks that heights decrease strictly from a node to its children, so that damage cannot cause endless loops.
 fn check_level(node: &Node, pointer: &Pointer, level: Option<u8>) -> Result<(), PoolError> {
     if level.is_none_or(|level| level == node.level()) {
         return Ok(());

@@ -1,48 +1,48 @@
-//! Bytes in and out: little-endian numbers, variable-length numbers, and byte strings with their
-//! lengths. Every structure on a device is read and written through these two.
+//! Encoding and decoding of little-endian numbers, variable-length numbers, and length-prefixed byte strings. Every
+//! structure on a device is read and written through these two types.
 //!
-//! Invariant: reading never panics and never allocates more than the input is long.
+//! Invariant: decoding never panics and never allocates more than the length of the input.
 
 use crate::error::{Damage, PoolError};
 
 const SHORT: PoolError = PoolError::Format(Damage::Structure("a structure ends too early"));
 
-/// Reads a structure from the bytes that hold it.
+/// Decoder of a structure.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of these bytes.
+    /// A decoder of these bytes.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// Whether everything has been read.
+    /// Whether all input was decoded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// What has not been read yet.
+    /// The remaining input.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The next `length` bytes.
+    /// Takes the next `length` bytes.
     ///
     /// # Errors
-    /// As for all here: [`PoolError::Format`] where the input is too short.
+    /// [`PoolError::Format`] where the input is too short; the same for all methods.
     pub fn take(&mut self, length: usize) -> Result<&'a [u8], PoolError> {
         let Some((taken, rest)) = self.rest.split_at_checked(length) else { return Err(SHORT) };
         self.rest = rest;
         Ok(taken)
     }
 
-    /// An array of bytes.
+    /// Decodes an array of bytes.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    /// One byte.
+    /// Decodes one byte.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         Ok(u8::from_le_bytes(self.array()?))
     }
 
-    /// Two bytes.
+    /// Decodes two bytes.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    /// Four bytes.
+    /// Decodes four bytes.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// Eight bytes.
+    /// Decodes eight bytes.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -84,7 +84,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of variable length (LEB128, at most ten bytes).
+    /// Decodes a number of variable length (LEB128, at most ten bytes).
     ///
     /// # Errors
     /// As [`Self::take`]; also for a number of more than 64 bits.
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
         Err(PoolError::Format(Damage::Structure("a number of more than 64 bits")))
     }
 
-    /// A byte string after its length as a [`Self::varint`].
+    /// Decodes a byte string with its length as a [`Self::varint`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -114,58 +114,58 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes a structure.
+/// Encoder of a structure.
 #[derive(Clone, Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
 }
 
 impl Default for Writer {
-    /// Most structures are rows: room for one, so that none grows byte by byte.
+    /// Most structures are rows: the capacity fits one, so that none grows byte by byte.
     fn default() -> Self {
         Self { bytes: Vec::with_capacity(64) }
     }
 }
 
 impl Writer {
-    /// One with room for so many bytes.
+    /// An encoder with this capacity in bytes.
     #[must_use]
     pub fn with_room(bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes) }
     }
 
-    /// How many bytes a number takes as a [`Self::varint`].
+    /// Encoded length of a number as a [`Self::varint`], bytes.
     #[must_use]
     pub const fn length_of(value: u64) -> usize {
         (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
     }
 
-    /// Bytes as they are.
+    /// Appends bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// One byte.
+    /// Appends one byte.
     pub fn u8(&mut self, value: u8) {
         self.bytes.push(value);
     }
 
-    /// Two bytes.
+    /// Appends two bytes.
     pub fn u16(&mut self, value: u16) {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// Four bytes.
+    /// Appends four bytes.
     pub fn u32(&mut self, value: u32) {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// Eight bytes.
+    /// Appends eight bytes.
     pub fn u64(&mut self, value: u64) {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// A number of variable length (LEB128).
+    /// Appends a number of variable length (LEB128).
     pub fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.u8((value & 0x7f) as u8 | 0x80);
@@ -174,30 +174,30 @@ impl Writer {
         self.u8(value as u8);
     }
 
-    /// A byte string after its length as a [`Self::varint`].
+    /// Appends a byte string with its length as a [`Self::varint`].
     pub fn string(&mut self, bytes: &[u8]) {
         self.varint(bytes.len() as u64);
         self.bytes(bytes);
     }
 
-    /// Makes room for so many bytes more at once.
+    /// Reserves capacity for this many more bytes.
     pub fn reserve(&mut self, bytes: usize) {
         self.bytes.reserve_exact(bytes);
     }
 
-    /// How much has been written, bytes.
+    /// Number of encoded bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing has been written.
+    /// Whether nothing was encoded yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// What was written.
+    /// Returns the encoded bytes.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         self.bytes

@@ -1,7 +1,7 @@
 //! Compression of frames.
 //!
-//! Callers: the store, outside of all locks. Invariant: decompression survives any bytes and never
-//! writes more than it was told to expect.
+//! Callers: the store, outside of all locks. Invariant: decompression handles any input and never writes more than
+//! the expected length.
 
 use std::cell::RefCell;
 
@@ -12,40 +12,40 @@ use crate::frames::CompressionSetting;
 use crate::pointer::Compression;
 
 thread_local! {
-    // Making a context costs more than to compress a small frame.
+    // Creating a context costs more than compressing a small frame.
     static COMPRESSOR: RefCell<Option<(Coding, Compressor<'static>)>> = const { RefCell::new(None) };
-    // Content that does not compress must not cost an allocation and its zeros.
+    // Incompressible content must not cost an allocation and its zeroing.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Buffers that each thread keeps are no longer than this, bytes.
+/// Maximum length of the buffers that each thread keeps, bytes.
 const KEPT: usize = (1 << 20) + (64 << 10);
 
-/// `on` examines content from so many bytes on; shorter content is LZ4's.
+/// Minimum length of content that `on` samples, bytes; shorter content is compressed by LZ4.
 const EXAMINED: usize = 64 << 10;
-/// Bytes are counted in so many pieces of it, each that long.
+/// Number and length of the samples for counting bytes.
 const COUNTED: (usize, usize) = (16, 128);
-/// LZ4 is tried on so many bytes, with so many before them to find repeats in.
+/// Length of the samples for LZ4, and of the dictionary before each.
 const TRIED: (usize, usize) = (1 << 10, 4 << 10);
-/// In these sixths of the content.
+/// Positions of these samples, in sixths of the content.
 const TRIED_IN: [usize; 3] = [3, 1, 5];
-/// It finds more in all of the content than in a sample; Huffman coding is to make so much less.
+/// Huffman coding has to be better by this factor, since LZ4 finds more in the whole content than in a sample.
 const CLEARLY: f64 = 7.0 / 8.0;
-/// Bytes of which so much is left are as frequent as random ones, of which 2 KiB leave 0.989.
+/// Remaining share from which on bytes count as random; 2 KiB of random bytes have 0.989.
 const RANDOM: f64 = 0.975;
 
-/// What zstd is to do.
+/// Mode of zstd.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Coding {
-    /// All that it does at a level.
+    /// A full compression level.
     Level(i8),
-    /// Huffman coding alone: frequent bytes become short, repeats are not looked for.
+    /// Huffman coding only: frequent bytes become short, repeats are not searched.
     Huffman,
 }
 
-/// Compresses content; `None` where it is better stored as it is: compression saves less than an
-/// eighth, or is switched off.
+/// Compresses content; `None` where it is better stored uncompressed: compression saves less than an eighth, or is
+/// off.
 #[must_use]
 pub fn compress(compression: CompressionSetting, content: &[u8]) -> Option<(Compression, Vec<u8>)> {
     let worth = content.len() - content.len().div_ceil(8);
@@ -63,15 +63,15 @@ pub fn compress(compression: CompressionSetting, content: &[u8]) -> Option<(Comp
     }
 }
 
-/// What samples say of content.
+/// Classification of content by samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sampled {
-    /// LZ4 makes the least of it, or it is too short to tell.
+    /// LZ4 is best, or the content is too short to tell.
     Ordinary,
-    /// Huffman coding alone makes less of it: numbers, base64, genomes, words in no order. In most of
-    /// them LZ4 is at its slowest, and Huffman coding twice as fast.
+    /// Huffman coding alone is better: numbers, base64, genomes, words in no order. In most of these LZ4 is at its
+    /// slowest, and Huffman coding twice as fast.
     RepeatsLittle,
-    /// Neither makes less of it: it is compressed already, or encrypted.
+    /// Incompressible: compressed already, or encrypted.
     Random,
 }
 
@@ -81,8 +81,7 @@ fn sampled(content: &[u8]) -> Sampled {
     }
     let (mut coded, mut little, mut random) = (None, true, true);
     for sixth in TRIED_IN {
-        // The first is enough for most content: where LZ4 leaves half of it or less, it has found what
-        // repeats.
+        // The first sample is enough for most content: where LZ4 leaves half of it or less, it has found the repeats.
         let Some(left) = tried(content, sixth).filter(|left| *left > 0.5) else { return Sampled::Ordinary };
         let coded = *coded.get_or_insert_with(|| entropy(content));
         little &= coded < left.min(1.0) * CLEARLY;
@@ -94,8 +93,8 @@ fn sampled(content: &[u8]) -> Sampled {
     if random { Sampled::Random } else { Sampled::RepeatsLittle }
 }
 
-/// What is left of content if each byte takes as many bits as its frequency asks for: the share of
-/// its length, by samples.
+/// Entropy of the samples, as a share of their length: the size if each byte took as many bits as its frequency
+/// requires.
 fn entropy(content: &[u8]) -> f64 {
     let (pieces, length) = COUNTED;
     let mut counts = [0_u32; 256];
@@ -111,7 +110,7 @@ fn entropy(content: &[u8]) -> f64 {
     counts.iter().filter(|count| **count > 0).map(bits).sum::<f64>() / all / 8.0
 }
 
-/// What LZ4 leaves of a sample from this sixth of the content: the share of its length.
+/// Compression ratio of LZ4 on a sample at this sixth of the content.
 fn tried(content: &[u8], sixth: usize) -> Option<f64> {
     let (length, before) = TRIED;
     let (before, sample) = content.get(content.len() / 6 * sixth - before..)?.get(..before + length)?.split_at(before);
@@ -120,7 +119,7 @@ fn tried(content: &[u8], sixth: usize) -> Option<f64> {
     Some(compressed as f64 / length as f64)
 }
 
-/// Gives back what a few large records have made a thread's buffer grow to.
+/// Frees a thread's buffer that a few large records have made grow.
 pub(crate) fn forget_much(buffer: &mut Vec<u8>) {
     if buffer.capacity() > KEPT {
         *buffer = Vec::new();
@@ -144,8 +143,7 @@ fn compressor(coding: Coding) -> std::io::Result<Compressor<'static>> {
     match coding {
         Coding::Level(level) => Compressor::new(i32::from(level)),
         Coding::Huffman => {
-            // The lowest level looks for a repeat once in 128 KiB. By itself it would leave out the
-            // Huffman coding, too.
+            // The lowest level looks for a repeat once in 128 KiB. By default it would omit the Huffman coding, too.
             let mut compressor = Compressor::new(*zstd::compression_level_range().start())?;
             compressor.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
             Ok(compressor)
@@ -160,8 +158,7 @@ fn zstd(coding: Coding, content: &[u8], worth: usize) -> Option<Vec<u8>> {
         }
         let (_, compressor) = cached.as_mut()?;
         SCRATCH.with_borrow_mut(|scratch| {
-            // A buffer that is too small for content that does not compress is an early "not worth
-            // it", not a failure.
+            // A buffer that is too small for incompressible content is an early exit, not a failure.
             let room = worth.max(16);
             if scratch.len() < room {
                 scratch.resize(room, 0);
@@ -178,8 +175,7 @@ fn zstd(coding: Coding, content: &[u8], worth: usize) -> Option<Vec<u8>> {
     (compressed.len() <= worth).then_some(compressed)
 }
 
-/// Decompresses what is stored into the content's buffer, which must become exactly full; tells
-/// whether it did.
+/// Decompresses stored bytes into the content's buffer, which must become exactly full; returns whether it did.
 #[must_use]
 pub fn decompress(compression: Compression, stored: &[u8], content: &mut [u8]) -> bool {
     match compression {

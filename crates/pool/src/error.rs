@@ -1,7 +1,7 @@
-//! What can go wrong in a pool, for every module of the engine.
+//! Errors of a pool, for every module of the engine.
 //!
-//! Callers turn these into error numbers (a door) or messages (a command): so each says what failed
-//! and on what.
+//! Callers turn these into error numbers (a FUSE front end) or messages (a command): so each names the failed
+//! operation and its object.
 
 use std::fmt;
 use std::io;
@@ -10,16 +10,16 @@ use std::sync::Arc;
 use crate::pointer::{Pointer, Txg};
 use crate::properties::PropertyError;
 
-/// How a frame, a label or a table on a device is not what was written there.
+/// Damage of a frame, a label or a table on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// The content does not have the checksum in the pointer.
+    /// The content does not match the checksum in the pointer.
     Checksum,
-    /// The header of the frame is not one, or is that of another frame.
+    /// The frame's header is malformed, or belongs to another frame.
     Header,
     /// Compressed content that does not decompress to the length in the pointer.
     Compression,
-    /// A structure with impossible fields; the text says which.
+    /// A structure with impossible fields; the text names it.
     Structure(&'static str),
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Why a limit is not accepted.
+/// Reason why a limit is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitRefusal {
-    /// A quota below what is used or reserved already.
+    /// A quota below the used or reserved space.
     BelowUse,
     /// A reservation that the parent, the quota or the pool cannot grant.
     BeyondAvailable,
@@ -52,86 +52,85 @@ impl fmt::Display for LimitRefusal {
     }
 }
 
-/// An error of the engine. Cheap to clone: a failed commit is told to everybody who waits for it.
+/// An error of the engine. Cheap to clone: all callers that wait for a failed commit get the same error.
 #[derive(Clone, Debug)]
 pub enum PoolError {
-    /// A device failed: which one, during what, and the system's reason.
+    /// A device failed: its name, the operation, and the system's error.
     Device {
-        /// The device, by its path or number.
+        /// The device's path or number.
         device: String,
         /// "reading", "writing", "syncing".
         doing: &'static str,
-        /// The reason.
+        /// The system's error.
         source: Arc<io::Error>,
     },
-    /// A frame that is reachable cannot be read as it was written.
+    /// A reachable frame is damaged.
     Frame {
-        /// Its pointer.
+        /// The frame's pointer.
         pointer: Pointer,
-        /// What is wrong with it.
+        /// Its damage.
         damage: Damage,
     },
     /// A structure outside frames (label, root record, row) is damaged.
     Format(Damage),
     /// The newest states of the pool are damaged: their root records cannot be read in any copy.
     Lost {
-        /// How many records there were at least.
+        /// Minimum number of lost records.
         states: u64,
         /// The last txg before them.
         txg: Txg,
     },
-    /// A device has become so much shorter that something of the pool is missing.
+    /// A device has shrunk so much that a part of the pool is missing.
     Short {
-        /// The device, by its path.
+        /// The device's path.
         device: String,
         /// Its length, bytes.
         length: u64,
-        /// The length that it had, bytes.
+        /// Its expected length, bytes.
         wanted: u64,
     },
-    /// No room that the caller may use is left.
+    /// No space left that the caller may use.
     NoSpace,
-    /// A quota is in the way: of the dataset with this number, an ancestor or the one that was
-    /// asked.
+    /// A quota is exceeded: of the dataset itself or of an ancestor.
     Quota {
-        /// The dataset whose quota it is.
+        /// The dataset with the quota.
         dataset: u64,
     },
-    /// A limit of the number of file systems or snapshots is in the way.
+    /// A limit of the number of file systems or snapshots is exceeded.
     CountLimit {
-        /// What there are too many of: "filesystem", "snapshot".
+        /// The limited kind: "filesystem", "snapshot".
         what: &'static str,
-        /// The dataset whose limit it is.
+        /// The dataset with the limit.
         dataset: u64,
     },
-    /// A property or its value is not accepted.
+    /// A property or its value is refused.
     Property(PropertyError),
-    /// A limit that was to be set is not accepted.
+    /// A new limit is refused.
     Limit {
         /// The property.
         name: String,
-        /// Why.
+        /// The reason.
         why: LimitRefusal,
     },
-    /// A failed write has stopped the pool at this txg: what was promised durable is, nothing
-    /// further is accepted.
+    /// A failed write has suspended the pool at this txg: everything acknowledged as durable is, nothing further is
+    /// accepted.
     Suspended {
         /// The last durable txg.
         durable: Txg,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A process that has died has put a root at the last moment, after its successor had read the newest: that
-    /// one has to begin again.
+    /// A crashed process has put a root at the last moment, after its successor had read the newest: the successor
+    /// has to start again.
     Overtaken,
-    /// Somebody uses the dataset.
+    /// The dataset is in use.
     Busy,
-    /// The pool, its format or a request does not allow it; the text says what and why.
+    /// The pool, its format or a request does not allow it; the text names the reason.
     Refused(String),
 }
 
 impl PoolError {
-    /// Whether content is damaged or gone, or an object of a store is; not that a device or store is away.
+    /// Whether content is damaged or missing, or an object of a store is; not that a device or store is unavailable.
     #[must_use]
     pub fn is_of_content(&self) -> bool {
         use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};

@@ -1,35 +1,32 @@
-//! The header in front of each frame in a segment. It makes a segment readable without any tree: a
-//! scrub checks frames and names their owners, the cleaner finds what to move, and a lost tree can
-//! be salvaged.
+//! The header in front of each frame in a segment. It makes a segment readable without any tree: a scrub verifies
+//! frames and names their owners, the cleaner finds live frames, and a lost tree can be salvaged.
 //!
-//! Callers: the store, the cleaner, the scrub. Invariant: a header is believed only if its own
-//! checksum fits; it is copied unchanged when its frame moves, so the name in it is the one in
-//! pointers.
+//! Callers: the store, the cleaner, the scrub. Invariant: a header is valid only if its own checksum matches; it is
+//! copied unchanged when its frame moves, so the name in it is the one in pointers.
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::frames::Owner;
 use crate::pointer::{Pointer, Txg};
 
-/// The first bytes of each frame.
+/// Magic number at the start of each frame.
 pub const MAGIC: [u8; 4] = *b"NFr1";
 /// Length of a header, bytes.
 pub const LENGTH: usize = Pointer::HEADER as usize;
 
 const NO_HEADER: PoolError = PoolError::Format(Damage::Header);
 
-/// What the header says.
+/// Content of a frame header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The frame as pointers name it; the offset in it is not part of the header and is 0 after
-    /// decoding.
+    /// The frame as pointers name it; the offset is not part of the header and is 0 after decoding.
     pub pointer: Pointer,
-    /// Whose frame it is.
+    /// The owner of the frame.
     pub owner: Owner,
 }
 
 impl Header {
-    /// The header's 80 bytes.
+    /// Encodes the header in 80 bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let Pointer { segment, index, stored, logical, kind, compression, checksum_kind, birth, checksum, offset: _ } =
@@ -53,10 +50,10 @@ impl Header {
         header.finish()
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`Damage::Header`] for bytes that are none.
+    /// [`Damage::Header`] for malformed bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(bytes);
         if from.array()? != MAGIC {
@@ -81,7 +78,7 @@ impl Header {
         Ok(Self { pointer, owner })
     }
 
-    /// Whether this is the header of the frame that the pointer means.
+    /// Whether this is the header of the pointer's frame.
     #[must_use]
     pub fn is_of(&self, pointer: &Pointer) -> bool {
         self.pointer == Pointer { offset: 0, ..*pointer }

@@ -1,44 +1,44 @@
-//! The edge between trees and the store: frames are read and written through [`Frames`], so that a
-//! tree is tested over a map in memory.
+//! The interface between trees and the store: frames are read and written through [`Frames`], so that a tree can be
+//! tested over a map in memory.
 
 use std::sync::Arc;
 
 use crate::error::{Damage, PoolError};
 use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 
-/// Which open segment a frame goes to: frames that die together lie together (see "cleaning" in
+/// Stream of a write, which selects the open segment: frames with similar lifetimes share segments (see "cleaning" in
 /// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum WriteStream {
-    /// Nodes of trees, large values.
+    /// Tree nodes, large values.
     Metadata = 1,
-    /// File content as users write it.
+    /// File content written by users.
     Data = 2,
-    /// What the cleaner has moved: "survivors" in `docs/pool-format.md`.
+    /// Frames moved by the cleaner: "survivors" in `docs/pool-format.md`.
     Relocated = 3,
     /// The segment table; its segments are named by root records, not by the table.
     Table = 4,
-    /// What the cleaner has moved of trees, where metadata is written twice.
+    /// Tree frames moved by the cleaner, where metadata is written twice.
     RelocatedMetadata = 5,
 }
 
 impl WriteStream {
-    /// Whether its segments hold frames that bear the names of other segments.
+    /// Whether its segments hold frames with names of other segments.
     #[must_use]
     pub fn is_of_moved(self) -> bool {
         matches!(self, Self::Relocated | Self::RelocatedMetadata)
     }
 
-    /// Whether it is written twice in pools that have metadata twice.
+    /// Whether it is written twice in pools with redundant metadata.
     #[must_use]
     pub fn is_metadata(self) -> bool {
         matches!(self, Self::Metadata | Self::RelocatedMetadata | Self::Table)
     }
 }
 
-/// Whose frame it is, written into the frame's header: a scrub names the damaged file without a
-/// walk of any tree, and a lost tree can be salvaged.
+/// Owner of a frame, stored in the frame's header: a scrub names the damaged file without walking a tree, and a lost
+/// tree can be salvaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The dataset; 0 is the catalog.
@@ -49,13 +49,12 @@ pub struct Owner {
     pub offset: u64,
 }
 
-/// How content is to be compressed; a frame keeps content as it is where compression does not save
-/// an eighth of it.
+/// Compression of content; content is stored uncompressed where compression saves less than an eighth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompressionSetting {
-    /// As it is.
+    /// No compression.
     Off,
-    /// LZ4, or zstd's Huffman coding alone where that makes less of it: decided by the content.
+    /// LZ4, or zstd's Huffman coding alone where that compresses better: decided by the content.
     On,
     /// LZ4.
     Lz4,
@@ -63,14 +62,14 @@ pub enum CompressionSetting {
     Zstd(i8),
 }
 
-/// What is to be written.
+/// A frame to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFrame<'a> {
-    /// Which open segment it goes to.
+    /// The stream, which selects the open segment.
     pub stream: WriteStream,
-    /// What it holds.
+    /// The kind of its content.
     pub kind: FrameKind,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
     /// The txg that it belongs to.
     pub birth: Txg,
@@ -78,62 +77,61 @@ pub struct NewFrame<'a> {
     pub content: &'a [u8],
     /// How to compress it.
     pub compression: CompressionSetting,
-    /// How to check it.
+    /// The checksum function.
     pub checksum: ChecksumKind,
 }
 
-/// A frame that was checked and compressed, and has everything but a place and a txg.
+/// A checked and compressed frame that has no location and no txg yet.
 #[derive(Debug)]
 pub struct Compressed {
     pub(crate) pointer: Pointer,
-    /// What is stored, where that is not the content.
+    /// The compressed bytes; `None` where the content is stored uncompressed.
     pub(crate) stored: Option<Vec<u8>>,
 }
 
-/// A frame that is read to a given place.
+/// A request to read a frame into a buffer.
 #[derive(Debug)]
 pub struct Wanted<'a> {
-    /// Which.
+    /// The frame.
     pub pointer: Pointer,
-    /// Where its content goes.
+    /// The buffer.
     pub target: &'a mut [u8],
 }
 
-/// How far ahead of whoever reads from front to back it is worth asking, bytes.
+/// Readahead distances for sequential readers, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// So far at once.
+    /// Minimum readahead.
     pub least: u64,
-    /// So far at once where a file is read from its front; and twice as far more as was read already.
+    /// Readahead at the start of a file; it grows by twice the length that was read already.
     pub begins: u64,
-    /// So far at most: asking may cost something.
+    /// Maximum readahead: requests may cost something.
     pub most: u64,
-    /// What is asked for together costs little more than a part of it, where it lies in one such block of a
-    /// segment; 0 where that makes no difference.
+    /// Block size: requesting a whole block of a segment costs little more than a part of it; 0 where that makes no
+    /// difference.
     pub block: u64,
 }
 
 impl Reach {
-    /// Not at all.
+    /// No readahead.
     pub const NONE: Self = Self { least: 0, begins: 0, most: 0, block: 0 };
-    /// Ahead of readers of devices: what is asked for in vain costs little.
+    /// Readahead on devices: unnecessary requests cost little.
     pub const OF_DEVICES: Self = Self { least: 8 << 20, most: 8 << 20, ..Self::NONE };
 }
 
-/// Frames by their pointers.
+/// Read and write access to frames.
 pub trait Frames: Send + Sync {
-    /// The content of a frame, decompressed and checked. Frames that were written but not committed
-    /// yet are read as well.
+    /// Reads, decompresses and verifies a frame. Written but uncommitted frames are readable as well.
     ///
     /// # Errors
-    /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
+    /// [`PoolError::Frame`] for a damaged frame, [`PoolError::Device`].
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
 
-    /// Reads the content of several frames to where it is wanted, each target as long as its
-    /// frame's content. For streams: what was not kept in memory before is not kept afterwards.
+    /// Reads several frames into their buffers, each as long as its frame's content. For streams: frames are not
+    /// cached by that.
     ///
     /// # Errors
-    /// As [`Self::read`]; what the targets hold then is undefined.
+    /// As [`Self::read`]; the content of the buffers is undefined then.
     fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), PoolError> {
         wanted.iter_mut().try_for_each(|Wanted { pointer, target }| {
             let content = self.read(pointer)?;
@@ -148,8 +146,8 @@ pub trait Frames: Send + Sync {
         })
     }
 
-    /// A frame as it is stored, checked; `None` where it is stored as its content is, or that cannot
-    /// be had.
+    /// Reads and verifies the stored (compressed) bytes of a frame; `None` where it is stored uncompressed, or where
+    /// that is not possible.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -158,24 +156,22 @@ pub trait Frames: Send + Sync {
         Ok(None)
     }
 
-    /// Tells that frames will be read soon, in this order. Never fails: it is a hint.
+    /// Announces that frames will be read soon, in this order (readahead). Never fails: it is a hint.
     fn expect(&self, pointers: &[Pointer]);
 
-    /// The same where it is not urgent: the caller does not wait for the requests to be made. What comes
-    /// `beyond` will be told later, and may be asked for already where it lies in the same block
-    /// ([`Reach::block`]).
+    /// Announces frames as [`Self::expect`], without waiting for the requests. The frames `beyond` will be announced
+    /// later, and may be requested already where they share a block ([`Reach::block`]).
     fn expect_later(&self, pointers: &[Pointer], beyond: &[Pointer]) {
         let _ = beyond;
         self.expect(pointers);
     }
 
-    /// How far ahead of a reader that is worth doing.
+    /// How far readahead is worthwhile.
     fn ahead(&self) -> Reach {
         Reach::OF_DEVICES
     }
 
-    /// Waits while what was written before goes on its way more slowly than it comes. Not under any
-    /// lock, and not with a txg held open.
+    /// Waits while earlier writes are slower than new ones arrive. Not under any lock, and not with a txg held open.
     fn await_room(&self) {}
 
     /// Writes a frame; it is durable once its txg is committed.
@@ -184,9 +180,8 @@ pub trait Frames: Send + Sync {
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError>;
 
-    /// Writes several frames, one behind the other; compresses them by several threads where that
-    /// pays. `written` gets the pointers of those that were written, in their order: all of them,
-    /// or those before the one that failed.
+    /// Writes several frames, one after the other; compresses them by several threads where that pays. `written` gets
+    /// the pointers of the written frames, in order: all of them, or those before the one that failed.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -197,8 +192,8 @@ pub trait Frames: Send + Sync {
         })
     }
 
-    /// Compresses frames before they are written, by several threads where that pays; takes nothing
-    /// of the pool, and the frames' txg does not count yet. Empty where that cannot be done apart.
+    /// Compresses frames before they are written, by several threads where that pays; uses no space of the pool, and
+    /// ignores the frames' txg. Empty where the implementation cannot compress separately.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -207,7 +202,7 @@ pub trait Frames: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// As [`Self::write`], with what [`Self::compress_all`] made of a frame of the same content,
+    /// Writes as [`Self::write`], with the result of [`Self::compress_all`] for a frame with the same content,
     /// compression and checksum.
     ///
     /// # Errors

@@ -1,18 +1,18 @@
-//! Labels: four copies on each device of who the pool is, and of the ring of root records.
+//! Labels: four copies on each device of the pool's identity, and of the ring of root records (like ZFS' uberblocks).
 //!
-//! The one write that commits a pool is [`write_root`]: what it names is durable before, and counts
-//! from then on.
+//! The single write that commits a pool is [`write_root`]: everything that the root names is durable before, and
+//! valid from then on.
 //!
-//! Callers: the store (create, open, commit, add) and whoever looks for pools to import. The
-//! places: 0 and 512 KiB, and the two halves of the last whole MiB. In each: 64 KiB kept free (boot
-//! blocks, partition tables), the identity, and from 128 KiB on 96 root records of 4 KiB.
+//! Callers: the store (create, open, commit, add) and the search for pools to import. Offsets: 0 and 512 KiB, and the
+//! two halves of the last whole MiB. In each: 64 KiB kept free (boot blocks, partition tables), the identity, and
+//! from 128 KiB on 96 root records of 4 KiB.
 //!
 //! Invariants:
-//! - A label is written in two rounds with a sync between them, so one good copy is always there.
-//! - A root record is written to a place of the ring that the 95 roots before it do not use, and
-//!   only after all it names is durable.
-//! - Where the newest record is guarded, every place of the rings can be read in one copy at least,
-//!   whenever power fails: a place that cannot is damage.
+//! - A label is written in two rounds with a sync between them, so one valid copy always exists.
+//! - A root record is written to a position of the ring that the 95 roots before it do not use, and only
+//!   after everything that it names is durable.
+//! - Where the newest record is guarded, every position of the rings is readable in one copy at least,
+//!   even after a power failure: an unreadable position is damage.
 
 mod change;
 mod group;
@@ -32,28 +32,27 @@ use crate::error::{Damage, PoolError};
 
 /// Length of one label, bytes.
 pub const LENGTH: u64 = 512 << 10;
-/// What the labels take at each end of a device, bytes.
+/// Space of the labels at each end of a device, bytes.
 pub const ENDS: u64 = 1 << 20;
-/// Where the identity is in a label, bytes.
+/// Offset of the identity in a label, bytes.
 pub const IDENTITY_AT: u64 = 64 << 10;
-/// Where the ring of root records is in a label, bytes.
+/// Offset of the ring of root records in a label, bytes.
 pub const RING_AT: u64 = 128 << 10;
-/// Places in the ring.
+/// Number of positions in the ring.
 pub const RING: u64 = 96;
 
-/// Where a device's labels begin. A device too short for four labels has none.
+/// Offsets of a device's labels. A device too short for four labels has none.
 #[must_use]
 pub fn places(length: u64) -> Vec<u64> {
     let whole = length / ENDS * ENDS;
     if whole < 2 * ENDS { Vec::new() } else { vec![0, LENGTH, whole - ENDS, whole - LENGTH] }
 }
 
-/// Reads who a device belongs to: the newest valid identity of its four. `None` where there is
-/// none.
+/// Reads the identity of a device: the newest valid one of its four labels. `None` where there is none.
 ///
 /// # Errors
-/// [`PoolError::Device`] if no label could be read at all; [`PoolError::Refused`] for a format that
-/// this program is too old for.
+/// [`PoolError::Device`] if no label could be read at all; [`PoolError::Refused`] for a format that this program does
+/// not support.
 pub fn probe(device: &dyn Device) -> Result<Option<Identity>, PoolError> {
     let (mut best, mut failure, mut read) = (None::<Identity>, None, false);
     for place in places(device.length()) {
@@ -79,8 +78,8 @@ pub fn probe(device: &dyn Device) -> Result<Option<Identity>, PoolError> {
     }
 }
 
-/// Whether one of the two labels at the beginning of a device is of this pool. Where none is, those at its end may be
-/// in a file that lies at the end of the device, in a file system.
+/// Whether one of the two labels at the beginning of a device belongs to this pool. If none does, labels at its end
+/// may be part of a file that is stored at the end of the device, in a file system.
 #[must_use]
 pub fn begins(device: &dyn Device, pool: u64) -> bool {
     let mut block = vec![0; identity::LENGTH];
@@ -93,7 +92,7 @@ pub fn begins(device: &dyn Device, pool: u64) -> bool {
     false
 }
 
-/// Writes a device's identity to its four labels, two and two.
+/// Writes a device's identity to its four labels, in two rounds.
 ///
 /// # Errors
 /// [`PoolError::Device`]; [`PoolError::Refused`] for an identity that does not fit.
@@ -192,8 +191,8 @@ fn zero(device: &dyn Device, ranges: &[(u64, u64)]) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Writes the first labels of a device that becomes part of a pool; what another program would recognise there
-/// goes ([`clear_foreign`]).
+/// Writes the first labels of a device that becomes part of a pool; erases signatures of other file systems
+/// ([`clear_foreign`]).
 ///
 /// # Errors
 /// As [`write_identity`].
@@ -203,11 +202,11 @@ pub fn write_first_identity(device: &dyn Device, identity: &Identity) -> Result<
     write_identity(device, identity)
 }
 
-/// The records at the places of a ring.
+/// Records by position in a ring.
 type Ring = Vec<Option<Vec<u8>>>;
 
-/// Which of a device's labels are written: a sync lies between the first round and the second, and
-/// between the second and the next record's first.
+/// Round of a label write: a sync separates the first round from the second, and the second from the first one of the
+/// next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
     /// Labels 0 and 2.
@@ -229,20 +228,19 @@ pub fn write_root(device: &dyn Device, generation: u64, record: &[u8], round: Ro
     Ok(())
 }
 
-/// Reads all copies of a device's identity, and writes those anew that are not what they should be;
-/// answers how many. Durable when it returns.
+/// Verifies all copies of a device's identity, and rewrites those that differ; returns their number. Durable when it
+/// returns.
 ///
 /// # Errors
-/// [`PoolError::Device`] for a device that cannot be written; what cannot be read is written.
+/// [`PoolError::Device`] for a device that cannot be written; unreadable copies are rewritten.
 pub fn mend_identity(device: &dyn Device, identity: &Identity) -> Result<u64, PoolError> {
     let right = identity.encode()?;
     mend(device, IDENTITY_AT, &right, |block| Identity::decode(block).is_ok_and(|found| found == *identity))
 }
 
-/// Makes the rings of the devices that have roots whole: the newest record goes to its own place
-/// wherever it is not, and to every other place that holds no record of this pool. So much is
-/// durable when it returns. Where there is no record at all, there is nothing to be done. Answers
-/// how many were written for each device, or why they could not be.
+/// Completes the rings of the devices that hold roots: writes the newest record to its own position wherever it is
+/// missing, and to every other position without a record of this pool. Durable when it returns. Without any record
+/// there is nothing to do. Returns the number of written records for each device, or the error.
 pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Result<u64, PoolError>> {
     let none = || vec![None; RING as usize];
     let rings = |device: &dyn Device| {
@@ -264,7 +262,7 @@ pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Resu
     };
     let mend = |(device, rings): (&std::sync::Arc<dyn Device>, &Vec<(u64, Ring)>)| {
         let mut mended = 0;
-        // One label after the other, so that a crash between them leaves the others.
+        // One label after the other, so that a crash in between leaves the others intact.
         for (place, records) in rings {
             let wrong: Vec<usize> =
                 records.iter().enumerate().filter(|(at, record)| !is_right(*at, record)).map(|(at, _)| at).collect();
@@ -284,8 +282,8 @@ pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Resu
     devices.iter().zip(&found).map(mend).collect()
 }
 
-/// How many states that came after this root are lost: their records cannot be read in any copy,
-/// which power that fails does not do to guarded rings.
+/// Number of states after this root that are lost: their records are unreadable in all copies, which a power failure
+/// does not do to guarded rings.
 #[must_use]
 pub fn lost(devices: &[std::sync::Arc<dyn Device>], newest: &Root) -> u64 {
     let is_there = |generation: u64| {
@@ -300,13 +298,13 @@ pub fn lost(devices: &[std::sync::Arc<dyn Device>], newest: &Root) -> u64 {
     if newest.guarded { (1..RING).take_while(|after| !is_there(newest.generation + after)).count() as u64 } else { 0 }
 }
 
-/// The records of a label's ring, each as far as the device gives it.
+/// Reads the records of a label's ring, as far as the device returns them.
 fn ring(device: &dyn Device, place: u64) -> std::io::Result<Ring> {
     let mut ring = vec![0; root::LENGTH * RING as usize];
     let Err(error) = device.read_at(&mut ring, place + RING_AT) else {
         return Ok(ring.chunks(root::LENGTH).map(|record| Some(record.to_vec())).collect());
     };
-    // A sector that cannot be read is not to cost the others.
+    // An unreadable sector must not cost the other records.
     let one = |at| {
         let mut record = vec![0; root::LENGTH];
         device.read_at(&mut record, place + ring_at(at)).is_ok().then_some(record)
@@ -315,8 +313,8 @@ fn ring(device: &dyn Device, place: u64) -> std::io::Result<Ring> {
     if records.iter().all(Option::is_none) { Err(error) } else { Ok(records) }
 }
 
-/// Writes what is right to this place of each label where it is not. One after the other, so that a
-/// crash between them leaves the others.
+/// Writes the right bytes to this offset of each label where they differ, one label after the other, so that a crash
+/// in between leaves the others intact.
 fn mend(device: &dyn Device, at: u64, right: &[u8], is_right: impl Fn(&[u8]) -> bool) -> Result<u64, PoolError> {
     let mut mended = 0;
     for place in places(device.length()) {
@@ -334,7 +332,7 @@ fn ring_at(generation: u64) -> u64 {
     RING_AT + generation % RING * root::LENGTH as u64
 }
 
-/// All valid roots of this pool on a device, each once, oldest first.
+/// Reads all valid roots of this pool from a device, each once, oldest first.
 ///
 /// # Errors
 /// [`PoolError::Device`] if no label could be read.
@@ -364,8 +362,7 @@ pub fn roots(device: &dyn Device, pool: u64) -> Result<Vec<Root>, PoolError> {
     }
 }
 
-/// Makes a device one that belongs to no pool, durably: identities and root records of all four
-/// labels are zeroed.
+/// Removes a device from any pool, durably: zeroes the identities and root records of all four labels.
 ///
 /// # Errors
 /// [`PoolError::Device`].
@@ -377,7 +374,7 @@ pub fn clear(device: &dyn Device) -> Result<(), PoolError> {
     device.sync().map_err(|error| failed(device, "syncing", error))
 }
 
-/// Makes a device one that has no root records: zeros instead, durably.
+/// Zeroes the root records of a device, durably.
 ///
 /// # Errors
 /// [`PoolError::Device`].

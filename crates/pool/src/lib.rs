@@ -1,31 +1,26 @@
-//! The storage engine: pools of devices that hold datasets as copy-on-write trees on relocatable
-//! segments.
+//! The storage engine: pools of devices or buckets that hold datasets as copy-on-write trees in relocatable segments.
 //!
-//! Callers: the layer `dataset` and the commands `nacre pool` and `nacre fs`. The engine knows
-//! neither FUSE nor the layer contract. The format is in `docs/pool-format.md`, byte by byte; the
-//! modules follow it from the bottom up:
+//! Callers: the layer `dataset` and the commands `nacre pool` and `nacre fs`. The engine knows neither FUSE nor the
+//! layer contract. The format is in `docs/pool-format.md`, byte by byte; the modules follow it from the bottom up:
 //!
 //! ```text
 //!  tree      copy-on-write B+trees whose nodes are frames          tree, cache
 //!  store     frames written, read, freed; commits                  store, frame, pointer
 //!  segment   frames packed into segments, streams, cleaner         segment
-//!  backend   where segments and roots lie                          backend, parity
-//!  label     who the pool is; the root records                     label
+//!  backend   storage of segments and roots                         backend, parity
+//!  label     the pool's identity; the root records                 label
 //!  device    length, read, write, sync, discard                    device
 //! ```
 //!
 //! Invariants:
-//! - A frame is never changed in place. What a durable root reaches is not written over until
-//!   [`Txg`]s later it is reached by no root kept.
-//! - A pointer names a segment and a frame, never a place: frames move without a change of any
-//!   tree.
-//! - Every byte read from a device is checked before it is believed; damage is an error that names
-//!   the frame, never data and never a panic.
-//! - The time of day and randomness are passed in; how long a wait lasts is asked in one place
-//!   (`patience`).
+//! - A frame is never changed in place. Everything that a durable root reaches is not overwritten until,
+//!   [`Txg`]s later, no retained root reaches it.
+//! - A pointer names a segment and a frame, never a location: frames move without a change of any tree.
+//! - Every byte read from a device is verified before it is used; damage is an error that names the frame,
+//!   never data and never a panic.
+//! - The time of day and randomness are passed in; clocks for waits are read in one module (`patience`).
 //!
-//! A pool in memory (give it a [`device::FileDevice`] for one that stays), a file in it, and a
-//! snapshot of that:
+//! A pool in memory (give it a [`device::FileDevice`] for a persistent one), a file in it, and a snapshot of that:
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,17 +1,17 @@
-//! The intent log: what an fsync promised between two commits. The dataset layer records each
-//! operation, fsync flushes, a commit makes what it holds obsolete, import replays.
+//! The intent log (like ZFS' ZIL): makes an fsync durable between two commits. The dataset layer records each
+//! operation, an fsync flushes them, a commit makes its records obsolete, an import replays the log.
 //!
 //! ```text
 //!  record()   operation -> the buffer in memory, in the order of the operations
-//!  flush()    buffer -> one block -> written, durable; all who wait meanwhile share the next block
-//!  committed  buffer and ring forget what the commit holds
+//!  flush()    buffer -> one block -> written, durable; fsyncs that wait meanwhile share the next block
+//!  committed  buffer and ring drop the records that the commit holds
 //!  replay     blocks from the root's start on -> records, in order
 //! ```
 //!
-//! Invariants: records become durable in the order in which they were recorded; a record of a txg
-//! is never durable in the log while an earlier record of a txg that is not committed is missing:
-//! where the buffer overflows, a flush asks for a commit until that has happened. A block that cannot be appended is
-//! like that, where the medium can go on behind it: until a durable root names a start behind it, nothing is appended.
+//! Invariants: records become durable in the order in which they were recorded; a record of a txg is never durable in
+//! the log while an earlier record of an uncommitted txg is missing: when the buffer overflows, a flush asks for a
+//! commit until that has happened. The same holds for a block that could not be appended, where the medium can
+//! continue after it: until a durable root names a start after it, nothing is appended.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,65 +29,64 @@ pub use kept::{KeptLog, VERSION as KEPT_VERSION};
 pub use record::{LogChange, LogRecord};
 pub use ring::{Area, Ring, newest_sequence};
 
-/// The blocks of a log, wherever they lie: each is durable before the next is appended.
+/// Storage of a log's blocks: each is durable before the next is appended.
 pub trait Blocks: Send {
-    /// Forgets what it knows, and begins with no block at a start that was never used.
-    ///
+    /// Starts an empty log at a position that was never used.
     /// # Errors
-    /// [`PoolError::Format`] for a start that cannot be.
+    /// [`PoolError::Format`] for an impossible position.
     fn begin(&mut self, start: Start) -> Result<(), PoolError>;
 
-    /// Reads the blocks from a start on, and shows each record of a txg after `committed`, in
-    /// order. The next block comes behind them; they stay until [`Self::forget`].
+    /// Reads the blocks from a start on, and passes each record of a txg after `committed` to `visit`, in order. The
+    /// next block is appended after them; they stay until [`Self::forget`].
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the
-    /// visitor's.
+    /// [`PoolError::Device`]; [`PoolError::Format`] for an undamaged block with malformed records; errors of the
+    /// visitor.
     fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError>;
 
-    /// Appends a block; it is durable then. `false`: there is no room, nothing was written.
+    /// Appends a block durably. Returns `false` where there is no space; nothing was written then.
     ///
     /// # Errors
-    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended
-    /// any more but after [`Self::skip`]. [`PoolError::Refused`] where the pool is another program's by now.
+    /// [`PoolError::Device`]: it is unknown then whether the block is durable, and nothing may be appended any more
+    /// except after [`Self::skip`]. [`PoolError::Refused`] where another process has taken over the pool.
     fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError>;
 
-    /// Passes over the block that could not be appended: the start behind it. The block may be there all the same,
-    /// or come late, so nothing may be appended before a durable root names that start, or a later one. `None`
+    /// Skips the block that could not be appended, and returns the start after it. The block may exist all the same,
+    /// or appear late, so nothing may be appended before a durable root names that start, or a later one. `None`
     /// where nothing can be appended any more.
     fn skip(&mut self) -> Option<Start> {
         None
     }
 
-    /// What the blocks so far say goes into this txg, whichever they were written in: they are needed until
-    /// that is durable, and no longer.
+    /// Assigns all blocks so far to this txg, in whichever txg they were written: they are needed until it is
+    /// durable, and no longer.
     fn settle(&mut self, txg: Txg);
 
-    /// The start for a root that holds this txg: the first block with records of a later one, or
-    /// where the next block goes.
+    /// The start for a root that holds this txg: the first block with records of a later txg, or the position of the
+    /// next block.
     fn start_after(&self, txg: Txg) -> Start;
 
-    /// A root that holds this txg and names this start is durable: the blocks before the start are not
-    /// needed. A block that was appended since may hold records of that txg alone, but replay reads the
-    /// chain from the start on, so it stays.
+    /// Drops the blocks before `start`, after a root that holds this txg and names this start has become durable. A
+    /// block that was appended since may hold records of that txg only, but replay reads the chain from the start on,
+    /// so it stays.
     fn forget(&mut self, txg: Txg, start: Start);
 
-    /// The removal of forgotten blocks, where that takes requests: run without the lock of the log.
+    /// Deletion of dropped blocks where it takes requests; to be run without the lock of the log.
     fn removal(&mut self) -> Option<Removal> {
         None
     }
 
-    /// How much is in use, bytes.
+    /// Number of bytes in use.
     fn used(&self) -> u64;
 
-    /// How much there can be, bytes.
+    /// Maximum number of bytes.
     fn length(&self) -> u64;
 }
 
-/// Removes what was forgotten; what cannot be removed is part of the next removal.
+/// Deletes dropped blocks; a failed deletion is repeated with the next one.
 pub type Removal = Box<dyn FnOnce() + Send>;
 
-/// What is shown the records of a log.
+/// Visitor of the records of a log.
 pub type Visit<'a> = dyn FnMut(&LogRecord<'_>) -> Result<(), PoolError> + 'a;
 
 impl<B: Blocks + ?Sized> Blocks for Box<B> {
@@ -132,30 +131,30 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
     }
 }
 
-/// Where a replay begins: what a root record holds of the log.
+/// Position at which a replay begins, as a root record holds it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
-    /// The position of the next block: in a ring a multiple of [`ring::BLOCK`].
+    /// Position of the next block: in a ring a multiple of [`ring::BLOCK`].
     pub position: u64,
-    /// Its sequence.
+    /// Its sequence number.
     pub sequence: u64,
-    /// The checksum of the block before.
+    /// Checksum of the previous block.
     pub chain: u64,
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Whole blocks.
+    /// Number of undamaged blocks.
     pub blocks: u64,
-    /// Records that were shown.
+    /// Number of records passed to the visitor.
     pub records: u64,
-    /// The sequence of a block that is damaged although a later one is whole: from it on, what was
-    /// promised durable is lost.
+    /// Sequence number of a block that is damaged although a later one is not: from it on, acknowledged fsyncs are
+    /// lost.
     pub lost: Option<u64>,
 }
 
-/// Shows the records of one block that are of a later txg than `committed`; answers how many.
+/// Passes the records of a block with a later txg than `committed` to the visitor; returns their number.
 pub(crate) fn show(records: &[u8], committed: Txg, visit: &mut Visit<'_>) -> Result<u64, PoolError> {
     let (mut from, mut shown) = (crate::codec::Reader::new(records), 0);
     while !from.is_empty() {
@@ -168,14 +167,14 @@ pub(crate) fn show(records: &[u8], committed: Txg, visit: &mut Visit<'_>) -> Res
     Ok(shown)
 }
 
-/// How many bytes of records one flush may write; what is larger is cheaper as a commit.
+/// Maximum number of bytes of records in one flush; a commit is cheaper for more.
 pub const FLUSH_MOST: usize = 4 << 20;
 
-/// A record's place in the order of all records. A flush up to it makes it durable.
+/// Position of a record in the order of all records. A flush up to it makes it durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// What a flush came to.
+/// Result of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum LogFlush {
@@ -185,7 +184,7 @@ pub enum LogFlush {
     NeedsCommit(Txg),
 }
 
-/// The records of one txg that are in memory only.
+/// Records of one txg that are only in memory.
 #[derive(Debug)]
 struct Batch {
     txg: Txg,
@@ -200,31 +199,31 @@ struct LogState {
     last: Ticket,
     newest: Txg,
     durable: Ticket,
-    /// The last txg of which records were dropped: nothing may be logged before it is committed.
+    /// The last txg with dropped records: nothing may be logged before it is committed.
     dropped: Option<Txg>,
-    /// A block before this start could not be appended: nothing may be logged before a root names it.
+    /// Start after a block that could not be appended: nothing may be logged before a root names it.
     skipped: Option<Start>,
-    /// The last txg that is durable.
+    /// The last durable txg.
     committed: Txg,
     writing: bool,
     failed: Option<PoolError>,
 }
 
 impl LogState {
-    /// Records of this txg and those before it go to nobody any more but the commit.
+    /// Drops the records up to this txg: only the commit makes them durable.
     fn drop_through(&mut self, txg: Txg) {
         self.pending.clear();
         self.bytes = 0;
         self.dropped = self.dropped.max(Some(txg));
     }
 
-    /// The same of all records so far, and of the open txg where there are none.
+    /// Drops all records so far, and those of the open txg to come if there are none.
     fn drop_to_open(&mut self) {
         self.drop_through(self.newest.max(Txg(self.committed.0.saturating_add(1))));
     }
 }
 
-/// The log of an imported pool.
+/// Intent log of an imported pool.
 #[derive(Debug)]
 pub struct Log<B: Blocks> {
     state: Mutex<LogState>,
@@ -234,7 +233,7 @@ pub struct Log<B: Blocks> {
 }
 
 impl<B: Blocks> Log<B> {
-    /// A log that goes on where the ring stands.
+    /// A log that continues at the ring's current position.
     #[must_use]
     pub fn new(ring: B) -> Self {
         let state = LogState {
@@ -257,9 +256,8 @@ impl<B: Blocks> Log<B> {
         }
     }
 
-    /// Notes an operation of a txg by its [record](LogRecord::encoded). It is in memory only until a
-    /// flush or a commit. The caller holds the txg open meanwhile, so that records come in the order of
-    /// their txgs.
+    /// Records an operation of a txg as an [encoded record](LogRecord::encoded). It is in memory only until a flush
+    /// or a commit. The caller holds the txg open meanwhile, so that records are in the order of their txgs.
     pub fn record(&self, txg: Txg, encoded: Vec<u8>) -> Ticket {
         let mut state = self.state.lock();
         state.last.0 = state.last.0.wrapping_add(1);
@@ -283,9 +281,9 @@ impl<B: Blocks> Log<B> {
         last
     }
 
-    /// An operation of this txg has changed what no record can hold: until it is committed, a flush
-    /// asks for that commit. It counts as a record that the log cannot hold, so that it is among
-    /// what [`Self::newest`] stands for even where all real records are durable.
+    /// Notes that an operation of this txg has made a change that no record can hold: until the txg is committed, a
+    /// flush asks for that commit. It counts as a record that does not fit the log, so that [`Self::newest`] includes
+    /// it even where all real records are durable.
     pub fn cannot_record(&self, txg: Txg) {
         let mut state = self.state.lock();
         state.last.0 = state.last.0.wrapping_add(1);
@@ -293,17 +291,17 @@ impl<B: Blocks> Log<B> {
         state.drop_through(txg);
     }
 
-    /// The ticket of the newest record: what an fsync of everything waits for.
+    /// Ticket of the newest record: an fsync of everything waits for it.
     #[must_use]
     pub fn newest(&self) -> Ticket {
         self.state.lock().last
     }
 
-    /// Makes everything up to a ticket durable. Those who come while a block is being written share
-    /// the next.
+    /// Makes everything up to a ticket durable. Callers that arrive while a block is being written share the next
+    /// one.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where the blocks cannot go on after a failure, and [`PoolError::Refused`]: every further
+    /// [`PoolError::Device`] where the log cannot continue after a failure, and [`PoolError::Refused`]: every later
     /// flush fails with it.
     pub fn flush(&self, through: Ticket) -> Result<LogFlush, PoolError> {
         let mut state = self.state.lock();
@@ -362,16 +360,15 @@ impl<B: Blocks> Log<B> {
         })
     }
 
-    /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from
-    /// there on stay until [`Self::committed`].
+    /// Start of a replay for a root that holds this txg: to be written into it. Blocks from there on stay until
+    /// [`Self::committed`].
     #[must_use]
     pub fn start_after(&self, txg: Txg) -> Start {
         self.ring.lock().start_after(txg)
     }
 
-    /// This txg is durable: its records need no log any more, and those who wait for them are done.
-    /// `last` is the newest ticket that it holds, taken when the txg was closed; `start` the one that the
-    /// durable root names.
+    /// Notes that a txg is durable: its records are dropped, and waiting flushes of them return. `last` is the newest
+    /// ticket that it holds, taken when the txg was closed; `start` is the one that the durable root names.
     pub fn committed(&self, txg: Txg, last: Ticket, start: Start) {
         let removal = {
             let mut ring = self.ring.lock();
@@ -393,7 +390,7 @@ impl<B: Blocks> Log<B> {
             if (start.position, start.sequence) >= (skipped.position, skipped.sequence) {
                 state.skipped = None;
             } else {
-                // The commit had its start before the block failed: another one has to be made.
+                // The commit took its start before the block failed: another commit is needed.
                 state.drop_to_open();
             }
         }
@@ -408,13 +405,13 @@ impl<B: Blocks> Log<B> {
         self.done.notify_all();
     }
 
-    /// How many bytes of the ring are in use: near its length, a commit is due.
+    /// Number of bytes of the ring in use: near its length, a commit is due.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.ring.lock().used()
     }
 
-    /// Whether a commit is due before the ring is full. Waits for nobody.
+    /// Whether a commit is due before the ring is full. Does not wait for a lock.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
         self.half_full.load(Ordering::Relaxed)

@@ -1,29 +1,29 @@
-//! Parity: up to three columns from which as many lost ones are computed again.
+//! Parity (Reed-Solomon as in raidz): up to three columns from which as many lost ones are reconstructed.
 //!
-//! Callers: groups of devices with parity. A row has `k` columns of data and `p` of parity, all of
-//! one length. Over the field of 256 elements (polynomial 0x11d), parity column `j` is the sum of
-//! `g^i` times data column `i`, where `g` is 1, 2 and 4 for `j` = 0, 1 and 2.
+//! Callers: groups of devices with parity. A row has `k` data columns and `p` parity columns, all of one length. Over
+//! the field of 256 elements (polynomial 0x11d), parity column `j` is the sum of `g^i` times data column `i`, where
+//! `g` is 1, 2 and 4 for `j` = 0, 1 and 2.
 //!
 //! Invariants:
-//! - Any `p` columns of a row may be lost, of data and of parity ([`MOST_DATA`] is where this ends).
+//! - Any `p` columns of a row may be lost, data or parity (up to [`MOST_DATA`] data columns).
 //! - No tables: columns are doubled and added in lanes that the compiler keeps in vector registers.
 
 use std::fmt;
 
-/// Columns of parity, at most.
+/// Maximum number of parity columns.
 pub const MOST_PARITY: usize = 3;
-/// Columns of data, at most: powers of each generator differ up to there.
+/// Maximum number of data columns: the powers of each generator are distinct up to there.
 pub const MOST_DATA: usize = 255;
 
 const LANE: usize = 64;
 type Lane = [u8; LANE];
 
-/// Why columns cannot be computed.
+/// Reason why columns cannot be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsolvable {
-    /// More columns are lost than there are whole columns of parity.
+    /// More columns are lost than there are intact parity columns.
     TooManyLost,
-    /// Columns of different lengths, more than there can be, or a lost one that does not exist.
+    /// Columns of different lengths, too many columns, or a lost one that does not exist.
     Shape,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Unsolvable {
 
 impl std::error::Error for Unsolvable {}
 
-/// Computes the columns of parity.
+/// Computes the parity columns.
 ///
 /// # Errors
 /// [`Unsolvable::Shape`].
@@ -49,7 +49,7 @@ pub fn encode<D: AsRef<[u8]>>(data: &[D], parity: &mut [&mut [u8]]) -> Result<()
     if !same || data.len() > MOST_DATA || parity.len() > MOST_PARITY {
         return Err(Unsolvable::Shape);
     }
-    // Together, so that the data is read once.
+    // All parity columns in one pass, so that the data is read once.
     for at in (0..length).step_by(LANE) {
         let mut sums = [[0; LANE]; MOST_PARITY];
         let [p, q, r] = &mut sums;
@@ -73,8 +73,8 @@ pub fn encode<D: AsRef<[u8]>>(data: &[D], parity: &mut [&mut [u8]]) -> Result<()
     Ok(())
 }
 
-/// Computes lost columns of a row again: the first `data` columns are of data, the others of
-/// parity; `lost` are numbers of columns, whose content does not count.
+/// Reconstructs lost columns of a row: the first `data` columns are data, the others parity; `lost` are column
+/// numbers, whose content is ignored.
 ///
 /// # Errors
 /// [`Unsolvable`]; nothing is changed then.
@@ -108,14 +108,13 @@ pub fn reconstruct(columns: &mut [&mut [u8]], data: usize, lost: &[usize]) -> Re
     Ok(())
 }
 
-/// Computes lost columns of data from the others and from rows of parity, of which there are
-/// enough.
+/// Reconstructs lost data columns from the others and from enough parity columns (`whole`).
 fn solve(columns: &mut [&mut [u8]], data: usize, lost: &[usize], whole: &[u8], length: usize) {
     if lost.is_empty() {
         return;
     }
-    // One equation for each row of parity: the lost columns times their powers give what the row
-    // has and the columns that are left do not.
+    // One equation per parity column: the lost columns times their powers are the parity column minus the sum over
+    // the remaining data columns.
     let mut matrix = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
     for (equation, row) in matrix.iter_mut().zip(whole.iter().take(lost.len())) {
         *equation = [0; 3];
@@ -135,15 +134,15 @@ fn solve(columns: &mut [&mut [u8]], data: usize, lost: &[usize], whole: &[u8], l
     for at in (0..length).step_by(LANE) {
         let mut known = [[0; LANE]; MOST_PARITY];
         for (known, row) in known.iter_mut().zip(whole.iter().take(lost.len())) {
-            // What was taken away is empty here, and counts as zeros.
+            // Taken columns are empty here, and count as zeros.
             let left = columns.iter().take(data).map(|column| (!column.is_empty()).then_some(&**column));
             *known = sum(left, *row, at);
             if let Some(parity) = columns.get(data + usize::from(*row)) {
                 add(known, &load(parity, at));
             }
         }
-        // The sum of two lost columns is known, and so is that of their products: one general
-        // multiplication gives the second, and the sum the first.
+        // The sum of two lost columns is known, and so is that of their products: one general multiplication gives
+        // the second, and the sum the first.
         if let ([first, _], [0, 1, ..], [one, other]) = (lost, whole, targets.as_mut_slice()) {
             let [sum, mut second, _] = known;
             let mut first_of_both = sum;
@@ -171,7 +170,7 @@ fn solve(columns: &mut [&mut [u8]], data: usize, lost: &[usize], whole: &[u8], l
     }
 }
 
-/// A lane of a row of parity, by Horner's rule from the last column on.
+/// Computes a lane of a parity column by Horner's rule, from the last data column on.
 fn sum<'a>(data: impl DoubleEndedIterator<Item = Option<&'a [u8]>>, row: u8, at: usize) -> Lane {
     let mut sum = [0; LANE];
     for column in data.rev() {
@@ -208,7 +207,7 @@ fn add(to: &mut Lane, lane: &Lane) {
     to.iter_mut().zip(lane).for_each(|(to, with)| *to ^= with);
 }
 
-/// Times 2: shifted, and what falls out comes back by the polynomial.
+/// Multiplies by 2: a shift, with the carry reduced by the polynomial.
 #[inline(always)]
 fn double(lane: &mut Lane) {
     for byte in lane {
@@ -246,8 +245,7 @@ fn power(base: u8, exponent: usize) -> u8 {
     (0..exponent % 255).fold(1, |power, _| times(power, base))
 }
 
-/// The inverse of a matrix that has one, by its cofactors. In this field a sign makes no
-/// difference.
+/// Inverts an invertible matrix by its cofactors. In this field signs make no difference.
 fn inverse(matrix: &[[u8; 3]; 3]) -> [[u8; 3]; 3] {
     let [[a, b, c], [d, e, f], [g, h, i]] = *matrix;
     let minor = |a, b, c, d| times(a, d) ^ times(b, c);

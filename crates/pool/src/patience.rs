@@ -1,19 +1,18 @@
-//! How long a wait lasts: the one place of this crate that asks the machine for a clock, and that
-//! sleeps.
+//! Clock and sleeping: the only module of this crate that reads a clock and sleeps.
 //!
-//! Callers: the committer and its throttle, whoever waits for something to become free, the
-//! simulated device. Invariant: what is answered or stored never depends on it but for "not in
-//! time". The time of day is passed in (`engine::PoolConfig`, or an argument).
+//! Callers: the committer and its throttle, waits with a deadline, the simulated device. Invariant: results and
+//! stored data never depend on it, except for timeouts. The time of day is passed in (`engine::PoolConfig`, or an
+//! argument).
 
 use std::time::{Duration, Instant};
 
-/// Now, to measure a wait or to say until when one lasts.
+/// The current monotonic time, for measuring a wait or computing a deadline.
 #[expect(clippy::disallowed_methods, reason = "the one place: monotonic, and good for nothing but waits")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Rests between two looks at what cannot tell when it changes.
+/// Sleeps between two polls of a condition that has no notification.
 #[expect(clippy::disallowed_methods, reason = "the one place: its callers poll, with a limit")]
 pub(crate) fn sleep(time: Duration) {
     std::thread::sleep(time);

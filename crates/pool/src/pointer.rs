@@ -1,15 +1,15 @@
-//! Pointers: how trees and root records name frames. Every module above `device` uses them;
-//! `docs/pool-format.md` has the picture.
+//! Pointers: references to frames in trees and root records (like ZFS' block pointers). Every module above `device`
+//! uses them; `docs/pool-format.md` has a picture.
 //!
-//! Invariant: a pointer stays valid when its frame moves: segment and index are its name, the
-//! offset only a hint for frames that never moved.
+//! Invariant: a pointer stays valid when its frame moves: segment and index are its name, the offset is only a hint
+//! for frames that never moved.
 
 use std::fmt;
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 
-/// The number of a transaction group: one commit. 0 is before the first.
+/// Number of a transaction group (one commit). 0 is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Txg(pub u64);
 
@@ -19,7 +19,7 @@ impl fmt::Display for Txg {
     }
 }
 
-/// What a frame holds.
+/// Kind of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -35,11 +35,11 @@ pub enum FrameKind {
     Table = 5,
 }
 
-/// How the stored bytes of a frame decompress to its content.
+/// Compression of a frame's stored bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compression {
-    /// Stored as it is.
+    /// Uncompressed.
     Off = 0,
     /// An LZ4 block.
     Lz4 = 1,
@@ -47,7 +47,7 @@ pub enum Compression {
     Zstd = 2,
 }
 
-/// Which function the checksum of a frame's content is.
+/// Checksum function of a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ChecksumKind {
@@ -75,48 +75,48 @@ from_byte!(FrameKind, "unknown kind of frame", 1 => Self::Data, 2 => Self::Leaf,
 from_byte!(Compression, "unknown compression", 0 => Self::Off, 1 => Self::Lz4, 2 => Self::Zstd);
 from_byte!(ChecksumKind, "unknown checksum", 1 => Self::Xxh3, 2 => Self::Blake3);
 
-/// The name of a frame and what to expect there.
+/// Name of a frame, and its expected properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pointer {
     /// The segment in which the frame was written first.
     pub segment: u32,
-    /// The how-manieth frame of that segment it was.
+    /// Index of the frame in that segment, in the order of writing.
     pub index: u32,
-    /// Where it was written, from the start of the segment, in units of [`Pointer::UNIT`] bytes.
+    /// Offset from the start of the segment when it was written, in units of [`Pointer::UNIT`] bytes.
     pub offset: u32,
-    /// Length of what is stored after the frame's header, bytes.
+    /// Length of the stored bytes after the frame's header.
     pub stored: u32,
     /// Length of the content, bytes.
     pub logical: u32,
-    /// What the frame holds.
+    /// Kind of the content.
     pub kind: FrameKind,
     /// How the content is compressed.
     pub compression: Compression,
-    /// What the checksum is.
+    /// The checksum function.
     pub checksum_kind: ChecksumKind,
     /// The txg in which the frame was written.
     pub birth: Txg,
-    /// Checksum of the content (not of what is stored), so that a frame can be compressed anew
-    /// without touching its pointer.
+    /// Checksum of the content (not of the stored bytes), so that a frame can be recompressed without changing its
+    /// pointer.
     pub checksum: [u8; 16],
 }
 
 impl Pointer {
     /// Length of an encoded pointer, bytes.
     pub const LENGTH: usize = 48;
-    /// Frames begin at multiples of this, bytes.
+    /// Alignment of frames, bytes.
     pub const UNIT: u32 = 16;
     /// Length of the header before each frame's stored bytes.
     pub const HEADER: u32 = 80;
 
-    /// What the frame takes of its segment, and what its owner is charged: header and stored bytes,
-    /// rounded up to the unit. Bytes.
+    /// Space that the frame uses in its segment, and that its owner is charged: header and stored bytes, rounded up
+    /// to the unit. Bytes.
     #[must_use]
     pub fn charged(&self) -> u64 {
         (u64::from(Self::HEADER) + u64::from(self.stored)).next_multiple_of(u64::from(Self::UNIT))
     }
 
-    /// Appends the pointer's 48 bytes.
+    /// Encodes the pointer in 48 bytes.
     pub fn encode(&self, to: &mut Writer) {
         to.u32(self.segment);
         to.u32(self.index);
@@ -131,10 +131,10 @@ impl Pointer {
         to.bytes(&self.checksum);
     }
 
-    /// Reads a pointer's 48 bytes.
+    /// Decodes a pointer from 48 bytes.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no pointer.
+    /// [`PoolError::Format`] for malformed bytes.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
         let (segment, index, offset, stored, logical) =
             (from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?);

@@ -1,17 +1,15 @@
-//! Who uses how much, and who may use more: the accounting rules of datasets. The catalog keeps the
-//! counters, the dataset layer asks before it accepts a write, commands show the figures and change
-//! the limits.
-//!
+//! Space accounting of datasets, with quotas and reservations. The catalog stores the counters, the dataset layer
+//! asks before it accepts a write, commands show the figures and change the limits.
 //! ```text
 //!  used          = by dataset + by snapshots + by children + by refreservation
 //!  by children   = sum over the children of max(used, reservation)
-//!  by refreserv. = what of refreservation is not covered by data unique to the head
+//!  by refreserv. = the part of refreservation not covered by data unique to the head
 //!  available     = min(available of the parent + unused reservation, quota - used); at the root: size - slop - used
 //! ```
 //!
-//! Invariants: counters are exact, in charged bytes; a change is applied to a whole chain of
-//! ancestors or not at all; a counter never falls below zero: that would be a damaged catalog and
-//! is an error.
+//! Invariants: counters are exact, in charged bytes; a change is applied to a whole chain of ancestors or not at all;
+//! a counter never falls below zero: that would be a damaged catalog and is an error. The *head* of a dataset is its
+//! current, writable state, without its snapshots.
 
 mod owner;
 mod quota_tree;
@@ -28,27 +26,27 @@ use crate::error::{Damage, PoolError};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What of a pool is kept back from ordinary writes: 1/32, at least 128 MiB, at most 128 GiB, and
-/// never more than half.
+/// Slop space of a pool, which ordinary writes cannot use: 1/32, at least 128 MiB, at most 128 GiB, and never more
+/// than half.
 #[must_use]
 pub fn slop(size: u64) -> u64 {
     (size / 32).clamp(128 * MIB, 128 * GIB).min(size / 2)
 }
 
-/// What space is wanted for: how much of the slop may be used.
+/// Purpose of an allocation, which decides how much of the slop space may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Writes: none.
+    /// Writes: nothing.
     Write,
-    /// Writes over what is freed by that, with the next commit: a quarter.
+    /// Overwrites, which free as much with the next commit: a quarter.
     Replace,
-    /// Deletes and administration: half of it.
+    /// Deletions and administration: half.
     Free,
     /// Destroying datasets and snapshots: three quarters.
     Destroy,
 }
 
-/// What all datasets together may use of a pool of this size, bytes.
+/// Space of a pool of this size that all datasets together may use, bytes.
 #[must_use]
 pub fn usable(size: u64, purpose: Purpose) -> u64 {
     let slop = slop(size);
@@ -61,37 +59,37 @@ pub fn usable(size: u64, purpose: Purpose) -> u64 {
     size - kept
 }
 
-/// The limits of a dataset, bytes or numbers; `None` is no limit.
+/// Limits of a dataset, in bytes or numbers; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Of what is used with snapshots and descendants.
+    /// Limit of the used space including snapshots and descendants.
     pub quota: Option<u64>,
-    /// Of what the head references.
+    /// Limit of the space that the head references.
     pub refquota: Option<u64>,
-    /// What is set aside for the dataset with snapshots and descendants; 0 is nothing.
+    /// Space reserved for the dataset including snapshots and descendants; 0 is none.
     pub reservation: u64,
-    /// What is set aside for the head; 0 is nothing.
+    /// Space reserved for the head; 0 is none.
     pub refreservation: u64,
-    /// Of file systems below.
+    /// Limit of the number of descendant file systems.
     pub filesystems: Option<u64>,
-    /// Of snapshots here and below.
+    /// Limit of the number of snapshots of the dataset and its descendants.
     pub snapshots: Option<u64>,
 }
 
-/// What a dataset itself uses, bytes. The catalog stores it.
+/// Space used by a dataset itself, bytes. The catalog stores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What the head references and does not share with its origin.
+    /// Referenced by the head and not shared with its origin.
     pub dataset: u64,
-    /// What only snapshots reference.
+    /// Referenced by snapshots only.
     pub snapshots: u64,
-    /// What the head references.
+    /// Referenced by the head.
     pub referenced: u64,
-    /// What the head has written since its newest snapshot, or its origin.
+    /// Written by the head since its newest snapshot, or its origin.
     pub unique: u64,
-    /// What `dataset` and `snapshots` are before compression.
+    /// `dataset` and `snapshots` before compression.
     pub logical_used: u64,
-    /// What `referenced` is before compression.
+    /// `referenced` before compression.
     pub logical_referenced: u64,
 }
 
@@ -113,7 +111,7 @@ pub struct UsageChange {
 }
 
 impl UsageChange {
-    /// The head has written so much more, and that is so much before compression.
+    /// The change for this many more bytes written by the head, and their size before compression.
     #[must_use]
     pub fn stored(bytes: i64, logical: i64) -> Self {
         Self {
@@ -126,7 +124,7 @@ impl UsageChange {
         }
     }
 
-    /// This and another.
+    /// Sum of two changes.
     ///
     /// # Errors
     /// [`PoolError::Format`] for counters beyond 63 bits.
@@ -142,7 +140,7 @@ impl UsageChange {
         })
     }
 
-    /// The change from one state to another.
+    /// Difference between two states.
     ///
     /// # Errors
     /// [`PoolError::Format`] for counters beyond 63 bits.
@@ -178,7 +176,7 @@ fn impossible() -> PoolError {
     PoolError::Format(Damage::Structure("a space counter out of bounds"))
 }
 
-/// Why space is refused.
+/// Reason why space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortage {
     /// The quota of this dataset, which may be an ancestor (EDQUOT).
@@ -189,13 +187,13 @@ pub enum Shortage {
     Pool,
 }
 
-/// Why the accounts do not take a change: a rule is against it (a [`Shortage`], a
-/// [`LimitRefusal`](crate::error::LimitRefusal)), or they cannot tell.
+/// Reason why an account change fails: a rule forbids it (a [`Shortage`], a
+/// [`LimitRefusal`](crate::error::LimitRefusal)), or the accounts are inconsistent.
 #[derive(Clone, Debug)]
 pub enum AccountError<R> {
-    /// The rule; nothing is changed.
+    /// Forbidden by this rule; nothing is changed.
     Refused(R),
-    /// An unknown dataset, counters out of bounds.
+    /// An unknown dataset, or counters out of bounds.
     Pool(PoolError),
 }
 
@@ -206,7 +204,7 @@ impl<R> From<PoolError> for AccountError<R> {
 }
 
 impl<R> AccountError<R> {
-    /// The error of the pool, by what a refusal is there.
+    /// Converts to a pool error; `refused` converts a refusal.
     pub fn pool_error(self, refused: impl FnOnce(R) -> PoolError) -> PoolError {
         match self {
             Self::Refused(why) => refused(why),
@@ -215,17 +213,17 @@ impl<R> AccountError<R> {
     }
 }
 
-/// The figures that commands show, bytes.
+/// Space of a dataset by consumer, as commands show it, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Breakdown {
-    /// The sum of the four.
+    /// Sum of the four.
     pub used: u64,
-    /// Of the head.
+    /// Used by the head.
     pub by_dataset: u64,
-    /// Of its snapshots.
+    /// Used by its snapshots.
     pub by_snapshots: u64,
-    /// Of its children, their reservations included.
+    /// Used by its children, including their reservations.
     pub by_children: u64,
-    /// Of its refreservation.
+    /// Used by its refreservation.
     pub by_refreservation: u64,
 }

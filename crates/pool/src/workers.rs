@@ -1,30 +1,30 @@
-//! Threads that take jobs from one bounded queue, and the processors that they run on.
+//! Thread pools with one bounded queue each, and the processors for them.
 //!
-//! Callers: the store's `write_queue.rs`, `compressors.rs`, `streaming.rs`, and `backend/objects` (requests
-//! ahead of readers). Invariants:
-//! - Nobody waits for room in a queue: whoever finds it full gets his job back.
-//! - The threads end with their owner, after the last job that waits.
+//! Callers: the store's `write_queue.rs`, `compressors.rs`, `streaming.rs`, and `backend/objects` (readahead).
+//! Invariants:
+//! - No thread waits for space in a queue: where it is full, the caller gets the job back.
+//! - The threads end with their owner, after the last queued job.
 
 use std::sync::OnceLock;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// How many processors there are for threads of a pool, 8 at most. Those of the whole process: the
-/// threads that serve requests are bound to one each.
+/// Number of processors for threads of a pool, 8 at most. Counted for the whole process: the threads that serve
+/// requests are pinned to one each.
 pub(crate) fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| nacre_sys::cpus::count().min(8))
 }
 
-/// Lets the calling thread run on all processors of the process: whoever starts it may be bound to
-/// one, to serve its requests.
+/// Lets the calling thread run on all processors of the process: the thread that starts it may be pinned to one, to
+/// serve its requests.
 pub(crate) fn unpin_thread() {
-    // Where it cannot, it is slower.
+    // A failure only makes it slower.
     let _ = nacre_sys::cpus::unpin_thread();
 }
 
-/// Threads and their queue.
+/// A thread pool and its queue.
 pub(crate) struct Workers<J> {
     jobs: Option<Sender<J>>,
     waiting: Receiver<J>,
@@ -32,8 +32,7 @@ pub(crate) struct Workers<J> {
 }
 
 impl<J: Send + 'static> Workers<J> {
-    /// Starts so many threads of this name, or as many of them as there can be; so many jobs wait
-    /// for them at most.
+    /// Starts this many threads with a name, or as many as possible, with a queue of at most `most` jobs.
     pub(crate) fn start(name: &str, threads: usize, most: usize, run: fn(J)) -> Self {
         let (jobs, waiting) = bounded::<J>(most);
         let start = |_| {
@@ -50,23 +49,23 @@ impl<J: Send + 'static> Workers<J> {
 }
 
 impl<J> Workers<J> {
-    /// How many threads there are.
+    /// Number of threads.
     pub(crate) fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// Whether a job would be given back.
+    /// Whether the queue is full.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.is_full()
     }
 
-    /// How many jobs wait.
+    /// Number of queued jobs.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Leaves a job to the threads; gives it back where too many wait, or where there are none.
+    /// Queues a job; returns it where the queue is full, or where there are no threads.
     pub(crate) fn offer(&self, job: J) -> Result<(), J> {
         match &self.jobs {
             Some(jobs) if !self.threads.is_empty() => {
@@ -76,7 +75,7 @@ impl<J> Workers<J> {
         }
     }
 
-    /// A job that no thread has begun.
+    /// Takes a queued job that no thread has begun.
     pub(crate) fn take(&self) -> Option<J> {
         self.waiting.try_recv().ok()
     }
@@ -85,7 +84,7 @@ impl<J> Workers<J> {
 impl<J> Drop for Workers<J> {
     fn drop(&mut self) {
         self.jobs = None;
-        // What waits is done first; a panic of a thread was met by whoever waited for its job.
+        // Queued jobs are finished first; a panic of a thread was noticed by the caller that waited for its job.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }

@@ -1,5 +1,4 @@
-//! A change of a pool's shape that is under way: what was written before it lies as it did until it is
-//! moved.
+//! A topology change in progress: segments written before it stay in the old layout until they are moved.
 //!
 //! Callers: identity blocks, and the backend of devices. Invariant: one at a time.
 
@@ -8,30 +7,30 @@ use crate::error::PoolError;
 
 use super::structure;
 
-/// What a change of shape makes of a pool.
+/// Kind of a topology change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChangeKind {
-    /// Devices leave.
+    /// Devices are removed.
     Removal = 1,
-    /// A group of rows has become wider.
+    /// A raidz group becomes wider.
     Expansion = 2,
-    /// A group has become one of another kind.
+    /// A group becomes one of another kind.
     Conversion = 3,
 }
 
-/// A change of shape.
+/// A topology change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeChange {
-    /// What it makes of the pool.
+    /// Its kind.
     pub kind: ChangeKind,
-    /// The group that becomes another, or that the devices leave.
+    /// The group that changes, or that the devices leave.
     pub group: u8,
-    /// Segments of lower numbers may lie as they did before.
+    /// Segments with lower numbers may be in the old layout.
     pub before: u32,
-    /// So many devices of the group may be lost meanwhile, at most.
+    /// Maximum number of devices that the group can lose meanwhile.
     pub tolerance: u8,
-    /// Devices that take nothing new, and leave at the end.
+    /// Devices that take no new segments, and leave at the end.
     pub leaving: Vec<u16>,
 }
 
@@ -46,7 +45,7 @@ impl ShapeChange {
         change.leaving.iter().for_each(|device| to.u16(*device));
     }
 
-    /// Of a pool with so many groups and devices.
+    /// Decodes a change in a pool with this many groups and devices.
     pub(super) fn decode(from: &mut Reader<'_>, groups: usize, devices: usize) -> Result<Option<Self>, PoolError> {
         let kind = match from.u8()? {
             0 => return Ok(None),

@@ -1,64 +1,65 @@
-//! Groups of devices: which devices hold each other's parity or copies, and in what state each is.
+//! Groups of devices (like ZFS' top-level vdevs): mirrors and raidz, and the state of each device.
 //!
-//! Callers: identity blocks, and the backend of devices. Invariant: a pool without groups is what
-//! pools were before there were any: all devices for themselves.
+//! Callers: identity blocks, and the backend of devices. Invariant: a pool without groups is as pools were before
+//! groups existed: all devices are independent.
 
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
 
 use super::structure;
 
-/// How the devices of a group stand in for each other.
+/// Redundancy of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
-    /// Each for itself: what one held is lost with it.
+    /// None: the content of a device is lost with it.
     Plain,
-    /// Each holds everything.
+    /// Each device holds everything.
     Mirror,
-    /// Rows with so many columns of parity, 1 to 3.
+    /// Rows with this many parity columns, 1 to 3.
     RaidZ(u8),
 }
 
-/// What lies on a group.
+/// Allocation class of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum GroupClass {
-    /// Segments.
+    /// Segments of all kinds.
     #[default]
     Data = 0,
-    /// Copies of the intent log alone.
+    /// Copies of the intent log only (like ZFS' SLOG).
     Log = 1,
-    /// Segments of metadata alone, before they lie on other groups.
+    /// Segments of metadata only, preferred over other groups (like ZFS' special vdev).
     Special = 2,
 }
 
 /// A group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its kind.
+    /// The group's kind.
     pub kind: GroupKind,
-    /// What lies on it.
+    /// Its allocation class.
     pub class: GroupClass,
-    /// What lies on one device before a row goes on to the next, as a power of two: bytes.
+    /// Stripe unit: bytes on one device before a row continues on the next, as a power of two.
     pub unit: u8,
 }
 
-/// What a device is to the others.
+/// Role of a device in the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemberRole {
-    /// One of its group's: segments lie on it by its number.
+    /// A device of its group: locations name its number.
     #[default]
     Own,
-    /// A spare that nobody needs now.
+    /// An inactive spare.
     Spare,
-    /// A spare that stands beside the device of this number, with the same in the same slots.
+    /// An active spare, paired with the device of this number, with the same bytes in the same slots.
     SpareFor(u16),
-    /// It stands beside the device of this number until it has everything, and takes its place then.
+    /// A replacement of the device of this number: paired with it until it has all data, then it takes over its
+    /// number.
     Successor(u16),
 }
 
 impl MemberRole {
-    /// The device that it stands beside.
+    /// The number of the device that it is paired with.
     #[must_use]
     pub fn beside(self) -> Option<u16> {
         match self {
@@ -68,47 +69,47 @@ impl MemberRole {
     }
 }
 
-/// What is known of a device beyond its path.
+/// State of a device in the labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberState {
-    /// Its group.
+    /// The device's group.
     pub group: u8,
-    /// What it is to the others.
+    /// Its role.
     pub role: MemberRole,
-    /// How it was left.
+    /// Its status.
     pub status: MemberStatus,
-    /// It may lack something that it should hold: it was not there when that was written.
+    /// It may lack data that it should hold: it was missing when that was written.
     pub stale: bool,
 }
 
-/// How a device was left.
+/// Status of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MemberStatus {
     /// In use.
     #[default]
     Online = 0,
-    /// Taken offline by somebody.
+    /// Taken offline by the administrator.
     Offline = 1,
-    /// Not used any more since it failed.
+    /// Failed; not used any more.
     Faulted = 2,
-    /// No part of the pool any more; its number stays.
+    /// Removed from the pool; its number stays.
     Removed = 3,
-    /// No part of the pool yet: where a later label does not say otherwise, it never becomes one.
+    /// Not part of the pool yet: unless a later label says otherwise, it never becomes one.
     Joining = 4,
 }
 
 impl MemberStatus {
-    /// Whether it is part of the pool.
+    /// Whether the device is part of the pool.
     #[must_use]
     pub fn belongs(self) -> bool {
         !matches!(self, Self::Removed | Self::Joining)
     }
 }
 
-/// The least unit, as a power of two.
+/// Minimum stripe unit, as a power of two.
 pub const LEAST_UNIT: u8 = 12;
-/// The unit of new groups.
+/// Stripe unit of new groups, as a power of two.
 pub const UNIT: u8 = 14;
 const MOST_UNIT: u8 = 20;
 

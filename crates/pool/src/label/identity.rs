@@ -1,4 +1,4 @@
-//! The identity block of a label: which pool, which device of it, and which others there are.
+//! The identity block of a label: the pool, this device, and the other devices of the pool.
 
 use crate::checksum;
 use crate::codec::{Reader, Writer};
@@ -12,37 +12,36 @@ use super::structure;
 /// Length of the block, bytes.
 pub(super) const LENGTH: usize = 32 << 10;
 const MAGIC: [u8; 8] = *b"nacrePOO";
-/// The format that this program writes and the newest that it reads.
+/// The format version that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
-/// Whether a pool was left in order.
+/// State of a pool: whether it was exported cleanly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PoolState {
-    /// In use, or its user died.
+    /// In use, or its user crashed.
     Active = 1,
-    /// Exported: anybody may import it.
+    /// Exported: may be imported anywhere.
     Exported = 2,
-    /// Destroyed: nobody should, except on purpose.
+    /// Destroyed: imported only on explicit request.
     Destroyed = 3,
 }
 
 /// A device of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its own number, for ever.
+    /// Its GUID, which never changes.
     pub guid: u64,
     /// Its length as used by the pool, bytes.
     pub length: u64,
-    /// Where it was when last seen. Bytes of a path, a hint only.
+    /// Last known path, in bytes; only a hint.
     pub path: Vec<u8>,
-    /// Its group, and how it is; nothing of it is kept in pools without groups.
+    /// Its group and state; not stored in pools without groups.
     pub state: MemberState,
 }
 
 impl Member {
-    /// Whether it is a device of its group: no spare, none that was removed, none that is only about
-    /// to become one.
+    /// Whether it is a device of its group: not a spare, not removed, and not joining.
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.state.role == MemberRole::Own && self.state.status.belongs()
@@ -52,58 +51,57 @@ impl Member {
 /// The identity block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Grows with every writing of identities; the newest wins.
+    /// Grows with every label write; the newest one is valid.
     pub revision: u64,
-    /// Features that every user of the pool must know.
+    /// Features that every user of the pool must support.
     pub incompatible: u64,
-    /// Features that a writer must know.
+    /// Features that a writer must support.
     pub read_only_compatible: u64,
-    /// Features that nobody must know.
+    /// Features that no program has to support.
     pub compatible: u64,
-    /// The pool's number.
+    /// The pool's GUID.
     pub pool: u64,
     /// The pool's name.
     pub name: String,
-    /// Left in order or not.
+    /// The pool's state.
     pub state: PoolState,
-    /// The machine that has or had the pool: a number and a name.
+    /// The machine that has or had the pool: its number and name.
     pub host: (u64, String),
-    /// When this was written, seconds since 1970.
+    /// Time of this label, seconds since 1970.
     pub time: u64,
     /// Length of slots, bytes.
     pub slot: u64,
-    /// Which of the members this device is.
+    /// Number of this device among the members.
     pub index: u16,
     /// All devices of the pool.
     pub members: Vec<Member>,
-    /// The groups that they are in; none in pools without ([`Identity::GROUPS`]).
+    /// The groups; empty in pools without groups ([`Identity::GROUPS`]).
     pub groups: Vec<Group>,
-    /// The change of their shape that is under way; none in pools that never had one
-    /// ([`Identity::SHAPES`]).
+    /// The topology change in progress; `None` in pools that never had one ([`Identity::SHAPES`]).
     pub change: Option<ShapeChange>,
 }
 
 impl Identity {
-    /// A feature that every user must know: metadata lies in two places.
+    /// Incompatible feature: metadata is written twice.
     pub const REDUNDANT_METADATA: u64 = 1;
-    /// Another one: file systems may have names of neighbouring numbers side by side
-    /// ([`crate::rows::keys::ordered_hash`]).
+    /// Incompatible feature: file systems may use the ordered name hash, by which names with neighbouring numbers are
+    /// adjacent ([`crate::rows::keys::ordered_hash`]).
     pub const ORDERED_NAMES: u64 = 2;
-    /// A third one: there may be file systems in which names are the same though their bytes differ
-    /// ([`crate::rows::Folding`]).
+    /// Incompatible feature: file systems may treat different spellings of a name as equal (case, normalization;
+    /// [`crate::rows::Folding`]).
     pub const FOLDED: u64 = 4;
-    /// A fourth one: devices are in groups with copies or parity.
+    /// Incompatible feature: devices are in groups with copies or parity.
     pub const GROUPS: u64 = 8;
-    /// A fifth one: groups may be for metadata alone ([`GroupClass::Special`](super::GroupClass::Special)).
+    /// Incompatible feature: groups may hold metadata only ([`GroupClass::Special`](super::GroupClass::Special)).
     pub const CLASSES: u64 = 16;
 
-    /// A sixth one: groups may change their shape.
+    /// Incompatible feature: groups may change their topology.
     pub const SHAPES: u64 = 32;
 
-    /// A seventh one: the segment table is kept in pages.
+    /// Incompatible feature: the segment table is stored in pages.
     pub const PAGED_TABLE: u64 = 64;
 
-    /// An eighth one: inodes say what their rows are charged
+    /// Incompatible feature: inodes record the charged size of their rows
     /// ([`crate::rows::InodeRow::encode_charged`]).
     pub const ROW_CHARGES: u64 = 128;
 
@@ -116,7 +114,7 @@ impl Identity {
         | Self::PAGED_TABLE
         | Self::ROW_CHARGES;
 
-    /// Whether it fits the labels.
+    /// Checks that the identity fits the labels.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where there are too many devices, or names are too long.
@@ -124,7 +122,7 @@ impl Identity {
         self.encode().map(drop)
     }
 
-    /// How many devices of a group may be missing.
+    /// Number of devices of a group that may be missing.
     #[must_use]
     pub fn parity(&self, group: u8) -> usize {
         let members = self.members.iter().filter(|member| member.state.group == group && member.is_own());
@@ -208,7 +206,7 @@ impl Identity {
         }
         let (read_only_compatible, compatible, pool) = (from.u64()?, from.u64()?, from.u64()?);
         let name = text(from)?;
-        // Paths are made of it.
+        // The name becomes part of paths.
         if Name::filesystem(&name).is_err() || name.contains('/') {
             return structure("the name of a pool");
         }

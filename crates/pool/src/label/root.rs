@@ -1,7 +1,7 @@
-//! Root records: each names one committed state of the pool, whole.
+//! Root records (like ZFS' uberblocks): each names one complete committed state of the pool.
 //!
-//! Numbers of roots ("generations") go up by one with every record; a txg may have several, because
-//! the store also commits moves of the cleaner by itself, with the upper level's part unchanged.
+//! Root numbers ("generations") increase by one with every record; a txg may have several, because the store also
+//! commits moves of the cleaner by itself, with the engine's part unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,55 +15,54 @@ use super::structure;
 
 /// Length of a record, bytes.
 pub(super) const LENGTH: usize = 4096;
-/// How much the upper level may put into a root, bytes.
+/// Maximum length of the engine's own data in a root, bytes.
 pub const UPPER_LIMIT: usize = 2048;
 const MAGIC: [u8; 8] = *b"nacreROO";
-/// Counters beyond it were never counted up to; counting on from those below never overflows.
+/// Maximum value of counters: higher ones are never reached, and incrementing from here never overflows.
 const COUNTER_MOST: u64 = 1 << 62;
 
-/// Where a segment (or a part of it) lies.
+/// Address of a slot, which holds a segment or a column of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotAddress {
-    /// Which device.
+    /// Number of the device.
     pub device: u16,
-    /// Which slot of it.
+    /// Number of the slot on it.
     pub slot: u32,
 }
 
-/// Where a segment lies: one slot for each of its columns, and none once its place was given to
-/// others. Without parity all columns are copies of the segment; otherwise its rows lie across the
-/// first ones, and the last ones hold parity. Only the backend that made it knows what the numbers
-/// mean.
+/// Location of a segment: one slot for each of its columns, and none once its slots were freed. Without parity all
+/// columns are copies of the segment; otherwise its rows are striped over the first columns, and the last ones hold
+/// parity. Only the backend that made it interprets the numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     slots: Arc<[SlotAddress]>,
     parity: u8,
 }
 
-/// Columns of a place, at most: sets of them are bits of a number.
+/// Maximum number of columns of a location: sets of them are bit masks.
 pub const MOST_COLUMNS: usize = 64;
 
 impl Place {
-    /// Rows across these columns, of which the last ones, as many as `parity` says, are of parity.
+    /// A location with rows striped over these columns, of which the last `parity` ones hold parity.
     #[must_use]
     pub fn of_rows(columns: Vec<SlotAddress>, parity: u8) -> Self {
         Self { slots: columns.into(), parity }
     }
 
-    /// How many of the columns are of parity.
+    /// Number of parity columns.
     #[must_use]
     pub fn parity(&self) -> usize {
         usize::from(self.parity)
     }
 
-    /// Across how many columns its rows lie; 1 where all columns are copies.
+    /// Number of data columns; 1 where all columns are copies.
     #[must_use]
     pub fn width(&self) -> usize {
         if self.parity == 0 { 1 } else { self.slots.len().saturating_sub(self.parity()).max(1) }
     }
 
-    /// Whether any segment can lie so: columns on different devices, more than are of parity. Two
-    /// copies may be on one device.
+    /// Whether a segment can have this location: columns are on different devices, and there are more than parity
+    /// columns. Two copies may be on one device.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         let count = self.slots.len();
@@ -94,14 +93,14 @@ impl From<Vec<SlotAddress>> for Place {
     }
 }
 
-/// Where replay of the intent log begins.
+/// Position at which replay of the intent log begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStart {
-    /// SlotAddress of the first block in the log area, bytes.
+    /// Position of the first block in the log area, bytes.
     pub position: u64,
     /// Its sequence number.
     pub sequence: u64,
-    /// What the block before it passes on; the log says what that is.
+    /// Chain value of the previous block, which only the log interprets.
     pub chain: u64,
 }
 
@@ -110,11 +109,11 @@ pub struct LogStart {
 pub struct TableSegment {
     /// Its number.
     pub id: u32,
-    /// Where it lies.
+    /// Its location.
     pub place: Place,
     /// Frames in it.
     pub frames: u32,
-    /// How much of it is written, bytes.
+    /// Written length, bytes.
     pub bytes: u32,
     /// The generation since which nothing in it is used; `None` while something is.
     pub dead_since: Option<u64>,
@@ -139,48 +138,48 @@ impl TableSegment {
 /// One committed state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// The pool.
+    /// GUID of the pool.
     pub pool: u64,
-    /// The number of this record.
+    /// Number of this record.
     pub generation: u64,
-    /// The oldest generation whose frames are still all there.
+    /// The oldest generation whose frames still all exist.
     pub kept: u64,
     /// The last transaction group in it.
     pub txg: Txg,
-    /// When, seconds since 1970.
+    /// Time of the commit, seconds since 1970.
     pub time: u64,
-    /// Whether the pool was closed in order with this root.
+    /// Whether the pool was closed cleanly with this root.
     pub clean: bool,
-    /// The number of the next segment.
+    /// Number of the next segment.
     pub next_segment: u32,
-    /// The upper level's tree.
+    /// The root of the engine's catalog tree (like ZFS' MOS).
     pub catalog: Option<Pointer>,
-    /// What the upper level wants to find again, at most [`UPPER_LIMIT`] bytes.
+    /// The engine's own data, at most [`UPPER_LIMIT`] bytes.
     pub upper: Vec<u8>,
-    /// Where replay begins.
+    /// Position at which replay of the log begins.
     pub log_start: LogStart,
     /// The log area: runs of slots.
     pub log: Vec<(SlotAddress, u32)>,
-    /// The segments of the table. After [`Self::decode`] those that are not as [`Self::table_list`] says,
-    /// with no place where they are none of them any more.
+    /// The segments of the table. After [`Self::decode`] only those that differ from [`Self::table_list`]; a segment
+    /// without a location does not belong to the table any more.
     pub table_segments: Vec<TableSegment>,
     /// Of earlier versions: the frame that lists the frames of the full copy of the table.
     pub table: Option<Pointer>,
-    /// What has changed in the table that its pages do not say, oldest first.
+    /// Changes of the table that its pages lack, oldest first.
     pub deltas: Vec<Pointer>,
-    /// The node above all pages of the table, in as many frames as it takes; empty without any.
+    /// The top node of the table's pages, as its frames; empty without any page.
     pub table_top: Vec<Pointer>,
-    /// A list of segments of the table, where they are too many for the record.
+    /// Frames of the list of the table's segments, where they are too many for the record.
     pub table_list: Vec<Pointer>,
-    /// What that list says; no part of the record.
+    /// Content of that list; not part of the record.
     pub listed: Arc<[TableSegment]>,
-    /// The record of the next generation is written in two rounds, to places that all hold records:
-    /// where no copy of it can be read, it is damaged.
+    /// Whether the record of the next generation is written in two rounds, to positions that all hold records: if no
+    /// copy of it is readable then, it is damaged.
     pub guarded: bool,
 }
 
 impl Root {
-    /// The record.
+    /// Encodes the record.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a root that does not fit.
@@ -228,10 +227,10 @@ impl Root {
         Ok(record.finish())
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are none.
+    /// [`PoolError::Format`] for malformed bytes.
     pub fn decode(record: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(record);
         if from.array()? != MAGIC {
@@ -276,7 +275,7 @@ impl Root {
         for _ in 0..from.varint()? {
             deltas.push(Pointer::decode(from)?);
         }
-        // Those who wrote none knew nothing of it.
+        // Older versions wrote no such flag.
         let guarded = from.u8().is_ok_and(|guarded| guarded == 1);
         let mut pointers = || -> Result<Vec<Pointer>, PoolError> {
             let count = from.varint().unwrap_or(0);
@@ -305,8 +304,8 @@ impl Root {
         })
     }
 
-    /// The segments of the table that the record has to name itself: those that are not as the list
-    /// says, and those that the list lies in.
+    /// The table's segments that the record has to name itself: those that differ from the list, and those that hold
+    /// the list.
     fn unlisted(&self) -> Vec<TableSegment> {
         let listed = |id: u32| {
             let at = self.listed.binary_search_by_key(&id, |segment| segment.id).ok()?;
@@ -323,7 +322,7 @@ impl Root {
         unlisted
     }
 
-    /// After [`Self::decode`], what the list of segments says.
+    /// Completes a decoded record with the content of the list of segments.
     pub fn complete(&mut self, listed: Vec<TableSegment>) {
         let mut all: BTreeMap<u32, TableSegment> =
             listed.iter().chain(&self.table_segments).map(|segment| (segment.id, segment.clone())).collect();
@@ -332,10 +331,10 @@ impl Root {
         self.listed = listed.into();
     }
 
-    /// Where a segment of the table lies.
+    /// Finds a segment of the table.
     #[must_use]
     pub fn table_segment(&self, id: u32) -> Option<&TableSegment> {
-        // Their numbers grow; those that were made by earlier versions may be in another order.
+        // Sorted by number; records of earlier versions may be in another order.
         let found = self.table_segments.binary_search_by_key(&id, |segment| segment.id).ok();
         let found = found.and_then(|at| self.table_segments.get(at));
         found.or_else(|| self.table_segments.iter().find(|segment| segment.id == id))
@@ -357,7 +356,7 @@ fn read_optional(from: &mut Reader<'_>) -> Result<Option<Pointer>, PoolError> {
     }
 }
 
-/// A number of at most 32 bits.
+/// Decodes a number of at most 32 bits.
 pub(crate) fn small(from: &mut Reader<'_>) -> Result<u32, PoolError> {
     from.varint()?.try_into().or_else(|_| structure("a number of more than 32 bits"))
 }
@@ -372,7 +371,7 @@ pub(crate) fn read_place(from: &mut Reader<'_>) -> Result<SlotAddress, PoolError
     Ok(SlotAddress { device, slot: small(from)? })
 }
 
-/// The count of the columns, and 256 for each of them that is of parity; then the columns.
+/// Encodes the number of columns, plus 256 times the number of parity columns; then the columns.
 pub(crate) fn write_places(to: &mut Writer, place: &Place) {
     to.varint(place.len() as u64 | u64::from(place.parity) << 8);
     for column in place.iter() {

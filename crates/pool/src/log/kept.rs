@@ -1,29 +1,31 @@
-//! The kept log: every change to files since the last commit, in memory that outlives the process.
-//! The next process of the pool replays it, so that nothing which was acknowledged is lost or goes back.
+//! The replay journal ("kept log"): every change to files since the last commit, in shared memory that survives the
+//! process (a memfd). After a crash, the next process of the pool replays it, so that nothing acknowledged is lost or
+//! undone.
 //!
-//! Called by files (each change is appended before it is answered: `files/keeping.rs`), by commits (what
-//! they hold is taken out) and by the import that follows a death (`engine/keeping.rs`). The memory is
-//! parts for words behind a page of numbers (`kept/places.rs`); who makes the next process keeps its
-//! descriptor.
+//! Called by files (each change is appended before it is acknowledged: `files/keeping.rs`), by commits (which drop
+//! their changes) and by the import after a crash (`engine/keeping.rs`). The memory is a page of header words
+//! followed by parts for records (`kept/places.rs`); the supervisor that starts the next process keeps its descriptor
+//! open.
 //!
 //! Invariants:
-//! - Records lie in the order in which they were applied, those of one txg before those of the next. A
-//!   record counts once [`END`], stored last, lies behind it: who dies while appending leaves a whole log.
-//! - Operations are let in only when what they may append has room ([`KeptLog::make_room`]), so that nobody
-//!   waits who holds anything. What finds no room all the same is told ([`KeptLog::given_up`]), and makes
-//!   a replay without it impossible.
-//! - A record is replayed into one txg only: [`INTO`] says which, before its commit is made. Whoever
-//!   replayed all of it goes on before that commit: what comes since lies behind [`THROUGH`].
+//! - Records are in the order in which they were applied, those of one txg before those of the next. A record
+//!   counts once [`END`], stored last, is behind it: a crash while appending leaves a consistent journal.
+//! - Operations are admitted only when there is space for their records ([`KeptLog::make_room`]), so that no
+//!   thread waits while it holds a lock. A record without space all the same is reported
+//!   ([`KeptLog::given_up`]), and makes a replay impossible before the next commit.
+//! - A record is replayed into one txg only: [`INTO`] names it before its commit is made. A process that has
+//!   replayed everything serves the pool before that commit: new records are behind [`THROUGH`].
 //!
 //! ```text
-//!  word  0  what it is                 1  a pool has served with it
-//!        2  where the first record is  3  where the next one comes
+//!  word  0  magic and version          1  a pool has been served with it
+//!        2  position of the first      3  position of the next record
+//!           record
 //!        4  1: all of it is to be replayed, whatever the txg; 2: all of it was, and the pool is served,
-//!           what lies up to 6 is in the txg of 5
-//!        5  the txg into which records were replayed, up to the place in  6
-//!        7  the last txg of which records are missing
-//!        8  the last txg that is committed
-//!  from 16 on: where each part of the places lies
+//!           records up to word 6 are in the txg of word 5
+//!        5  the txg into which records were replayed, up to the position in word 6
+//!        7  the last txg with missing records
+//!        8  the last committed txg
+//!  from 16 on: the memory part of each part of the positions
 //!  from 512 on: the parts of the memory
 //!  a record: its length in words, that of the encoded changes in bytes, that of content in bytes; the
 //!  changes; the content of the write among them, which is empty there
@@ -47,9 +49,9 @@ use crate::pointer::Txg;
 
 mod places;
 
-/// Which way it is kept: another number with each change of the records or the words.
+/// Version of the format: incremented with each change of the records or the header words.
 pub const VERSION: u64 = 2;
-/// The first word: the name, and the version.
+/// The first word: the magic number, and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"nakept\0\0") + VERSION;
 const KIND: usize = 0;
 const SERVED: usize = 1;
@@ -60,38 +62,38 @@ const INTO: usize = 5;
 const THROUGH: usize = 6;
 const MISSING: usize = 7;
 const COMMITTED: usize = 8;
-/// Words before the changes of a record.
+/// Length of a record's header, words.
 const HEAD: u64 = 3;
-/// The value of [`REPLAYING`] while records are replayed.
+/// Value of [`REPLAYING`] while records are replayed.
 const REPLAYS: u64 = 1;
-/// The same when all of them were, and the pool is served, until they are durable.
+/// Value of [`REPLAYING`] after the replay, while the pool is served, until the records are durable.
 const WAS_REPLAYED: u64 = 2;
-/// So few records are replayed within the time of an import without any ...
+/// Number of records up to which a replay adds no noticeable time to an import ...
 const FEW: u64 = 1000;
-/// ... if they have no more content than this, bytes.
+/// ... if their content is no longer than this, bytes.
 const LITTLE: u64 = 8 << 20;
-/// So many records are replayed in well under a second; with more a commit is due.
+/// Number of records that are replayed in well under a second; a commit is due beyond it.
 const RECORDS: u64 = 100_000;
 const LACKS: &str = "something that was acknowledged found no room in the kept log, and is lost";
-/// The least log, bytes: several of the largest operations have room in it.
+/// Minimum size of a journal, bytes: several of the largest operations fit.
 const LEAST: usize = 4 << 20;
 
-/// The log. One process at a time writes to it.
+/// The replay journal. One process at a time writes to it.
 pub struct KeptLog {
     places: Places,
     appending: Mutex<Appending>,
-    /// What records take, and what was promised to operations, bytes.
+    /// Size of the records, and of the space reserved for operations, bytes.
     taken: AtomicU64,
-    /// How many records there are since the last txg was closed.
+    /// Number of records since the last txg was closed.
     records: AtomicU64,
 }
 
-/// Where records go, and where those of closed txgs end.
+/// Position of the next record, and ends of closed txgs.
 #[derive(Debug, Default)]
 struct Appending {
     end: u64,
     closed: VecDeque<(Txg, u64)>,
-    /// None before anything is [served](KeptLog::serve).
+    /// Empty before the journal is [served](KeptLog::serve).
     parts: HeldParts,
 }
 
@@ -102,23 +104,23 @@ impl fmt::Debug for KeptLog {
 }
 
 impl KeptLog {
-    /// How large one is, bytes, where nothing else is said.
+    /// Default size, bytes.
     pub const BYTES: usize = 256 << 20;
 
-    /// An empty log with room for so many bytes, at least 4 MiB and less than 500.
+    /// Creates an empty journal of this size, at least 4 MiB and less than 500.
     ///
     /// # Errors
-    /// As `memfd_create(2)` and `mmap(2)`.
+    /// Errors of `memfd_create(2)` and `mmap(2)`.
     pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
         let log = Self::over(SharedWords::new(c"nacre-kept-log", places::words_for(bytes.max(LEAST)))?)?;
         log.set(KIND, MAGIC);
         Ok(Arc::new(log))
     }
 
-    /// The log of a process that has ended.
+    /// Takes over the journal of a process that has ended.
     ///
     /// # Errors
-    /// As `mmap(2)`; [`io::ErrorKind::InvalidData`] for memory that is none.
+    /// Errors of `mmap(2)`; [`io::ErrorKind::InvalidData`] for memory that is not a consistent journal.
     pub fn taken_over(memory: OwnedFd) -> io::Result<Arc<Self>> {
         let bytes = rustix::fs::fstat(&memory)?.st_size.cast_unsigned();
         let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u64>();
@@ -138,65 +140,65 @@ impl KeptLog {
         Ok(Self { places, appending: Mutex::default(), taken: AtomicU64::new(0), records: AtomicU64::new(0) })
     }
 
-    /// The memory, to be left open for the next process.
+    /// Descriptor of the memory, to be left open for the next process.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.places.shared().descriptor()
     }
 
-    /// Whether a process has served the pool with it: an import goes on from there.
+    /// Whether a process has served the pool with it: an import then replays it.
     #[must_use]
     pub fn has_served(&self) -> bool {
         self.get(SERVED) != 0
     }
 
-    /// What it holds and what is promised, bytes.
+    /// Size of the records and of the reserved space, bytes.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// What it can hold, bytes.
+    /// Maximum size, bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.words() * 8
     }
 
-    /// The txg of which something could not be kept: as long as it is not committed, a death of the
-    /// process loses what was acknowledged, and no import goes on from this log.
+    /// The txg with a record that did not fit: until it is committed, a crash of the process loses acknowledged
+    /// changes, and no import replays this journal.
     #[must_use]
     pub fn given_up(&self) -> Option<Txg> {
         Some(Txg(self.get(MISSING))).filter(|txg| txg.0 > self.get(COMMITTED))
     }
 
-    /// Whether a commit is due: before it is full, or a replay takes long.
+    /// Whether a commit is due: before the journal is full, or its replay takes long.
     pub(crate) fn is_half_full(&self) -> bool {
         self.used() > self.length() / 2 || self.records.load(Ordering::Relaxed) > RECORDS
     }
 
-    /// Whether who went on from here would replay it in no time.
+    /// Whether a replay would take no noticeable time.
     pub(crate) fn is_short(&self) -> bool {
         self.used() < LITTLE && self.records.load(Ordering::Relaxed) < FEW
     }
 
-    /// The most that one operation may append, bytes.
+    /// Maximum size of the records of one operation, bytes.
     pub(crate) fn most(&self) -> usize {
         usize::try_from(self.length() / 4).unwrap_or(usize::MAX)
     }
 
-    /// Promises room for what an operation will append, if there is so much.
+    /// Reserves space for the records of an operation, if there is enough.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= self.length());
         self.taken.fetch_update(Ordering::SeqCst, Ordering::Relaxed, more).is_ok()
     }
 
-    /// The operation has appended what it had to.
+    /// Releases reserved space after the operation has appended its records.
     pub(crate) fn give_back(&self, bytes: u64) {
         self.taken.fetch_sub(bytes, Ordering::SeqCst);
     }
 
-    /// Appends what an operation has changed: its [record](LogRecord::encoded), and the content of the
-    /// write among the changes, which is empty there. The caller holds the txg open, and whatever orders
-    /// the change among others. Answers whether a commit is due.
+    /// Appends the changes of an operation: its [encoded record](LogRecord::encoded), and the content of the write
+    /// among the changes, which is empty there. The caller holds the txg open, and the locks that order the change
+    /// among others. Returns whether a commit is due.
     pub(crate) fn append(&self, txg: Txg, record: &[u8], content: &[u8]) -> bool {
         let words = HEAD + words_of(record.len()) + words_of(content.len());
         let mut appending = self.appending.lock();
@@ -212,7 +214,7 @@ impl KeptLog {
         self.places.fill(at + HEAD, record);
         self.places.fill(at + HEAD + words_of(record.len()), content);
         appending.end = at + words;
-        // Last: now it counts.
+        // Stored last: this makes the record valid.
         self.set(END, appending.end);
         drop(appending);
         let before = self.taken.fetch_add(words * 8, Ordering::Relaxed);
@@ -220,7 +222,7 @@ impl KeptLog {
         records == RECORDS || (before <= self.length() / 2 && self.used() > self.length() / 2)
     }
 
-    /// Something of this txg is not in the log. Until it is committed, nothing can be replayed.
+    /// Notes a missing record of this txg: until it is committed, nothing can be replayed.
     fn give_up(&self, txg: Txg) {
         tracing::error!(txg = txg.0, "the kept log is full: until the next commit the pool cannot outlive its process");
         self.places.shared().words().get(MISSING).iter().for_each(|word| {
@@ -228,7 +230,7 @@ impl KeptLog {
         });
     }
 
-    /// The open txg is closed: what it has lies before here. Called while nobody is inside.
+    /// Notes the end of the open txg's records. Called while no operation is in progress.
     pub(crate) fn close(&self, txg: Txg) {
         let mut appending = self.appending.lock();
         let end = appending.end;
@@ -236,13 +238,13 @@ impl KeptLog {
         self.records.store(0, Ordering::Relaxed);
     }
 
-    /// A txg is durable: its records are not needed any more.
+    /// Drops the records of a durable txg.
     pub(crate) fn committed(&self, txg: Txg) {
         let mut appending = self.appending.lock();
         let before = self.get(BEGIN);
         if self.get(REPLAYING) == WAS_REPLAYED {
             self.settled();
-            // From here on records are in the txg that they are noted with.
+            // Later records are in the txg that they were recorded with.
             self.set(REPLAYING, 0);
         }
         let mut begin = self.get(BEGIN);
@@ -259,11 +261,11 @@ impl KeptLog {
         self.give_back((begin - before) * 8);
     }
 
-    /// Begins to replay what the last process left on what is durable.
+    /// Prepares the replay of the previous process's records onto the durable state.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where what is durable is not what the log goes on from, or where something
-    /// is missing in it; damage.
+    /// [`PoolError::Refused`] where the durable state is not the one that the journal continues, or where records are
+    /// missing; damage.
     pub(crate) fn begin_replay(&self, durable: Txg) -> Result<(), PoolError> {
         let refused = |why: &str| {
             tracing::error!(durable = durable.0, committed = self.get(COMMITTED), into = self.get(INTO), "{why}");
@@ -275,7 +277,7 @@ impl KeptLog {
         let lacks = || self.get(MISSING) > durable.0;
         let into = self.get(INTO);
         match self.get(REPLAYING) {
-            // What was replayed is durable: the rest is noted with the txgs of who replayed it.
+            // The replayed records are durable: later ones have the txgs of the process that replayed them.
             WAS_REPLAYED if into == 0 || durable.0 == into => {
                 if into != 0 {
                     self.settled();
@@ -283,7 +285,7 @@ impl KeptLog {
                 self.set(REPLAYING, 0);
             }
             0 => {}
-            // Whoever replayed it has died, too: before his commit, or after it.
+            // A process crashed after its replay: before its commit, or after it.
             _ if into != 0 && durable.0 == into => {
                 self.settled();
                 return Ok(());
@@ -315,10 +317,10 @@ impl KeptLog {
         Ok(())
     }
 
-    /// Shows all records in order, each with the place behind it.
+    /// Passes all records in order to the visitor, each with the position behind it.
     ///
     /// # Errors
-    /// Damage; the visitor's.
+    /// Damage; errors of the visitor.
     pub(crate) fn replay(
         &self,
         visit: &mut dyn FnMut(&LogRecord<'_>, u64) -> Result<(), PoolError>,
@@ -340,21 +342,21 @@ impl KeptLog {
         Ok(())
     }
 
-    /// What was replayed up to this place is in a txg whose commit comes now.
+    /// Notes that records up to this position were replayed into a txg that is committed next.
     pub(crate) fn commits_into(&self, through: u64, txg: Txg) {
         self.set(INTO, 0);
         self.set(THROUGH, through);
         self.set(INTO, txg.0);
     }
 
-    /// That commit is durable.
+    /// Notes that the commit of the replayed records is durable.
     pub(crate) fn settled(&self) {
         self.set(COMMITTED, self.get(INTO));
         self.set(BEGIN, self.get(THROUGH));
         self.set(INTO, 0);
     }
 
-    /// All of it was replayed, and is in this open txg. From now on it is written to; what it has stays until
+    /// Serves the journal after a replay into this open txg: new records are appended; the replayed ones stay until
     /// that txg is durable.
     pub(crate) fn serve_before(&self, txg: Txg) {
         let mut appending = self.appending.lock();
@@ -366,9 +368,9 @@ impl KeptLog {
         self.taken.store((appending.end - self.get(BEGIN)) * 8, Ordering::Relaxed);
     }
 
-    /// All of it was replayed, and no commit of this process follows: the next one replays all of it again, and
-    /// what is written to it from now on. A commit of a part of it may have failed, and be durable all the
-    /// same; [`INTO`] still says which.
+    /// Serves the journal after a replay without a later commit of this process: the next process replays everything
+    /// again, with the records appended from now on. A commit of a part of it may have failed, and be durable all the
+    /// same; [`INTO`] still names it.
     pub(crate) fn serve_uncommitted(&self) {
         let mut appending = self.appending.lock();
         appending.end = self.get(END);
@@ -377,13 +379,13 @@ impl KeptLog {
         self.taken.store((appending.end - self.get(BEGIN)) * 8, Ordering::Relaxed);
     }
 
-    /// The place behind all records.
+    /// The position behind all records.
     #[cfg(test)]
     fn end(&self) -> u64 {
         self.get(END)
     }
 
-    /// Nothing of it is needed: from now on it is written to. `durable` is the last txg that is.
+    /// Serves the journal without its old records, which are not needed. `durable` is the last durable txg.
     pub(crate) fn serve(&self, durable: Txg) {
         let mut appending = self.appending.lock();
         appending.end = self.get(END);
@@ -415,7 +417,7 @@ impl KeptLog {
         ))
     }
 
-    /// How long it is, words.
+    /// Its length, words.
     fn words(&self) -> u64 {
         self.places.length()
     }

@@ -1,6 +1,6 @@
-//! Records of the intent log and of the kept log: what one operation changed in the rows of one
-//! dataset. Replay applies them in order and knows nothing of files but what becomes of content;
-//! applying one twice is applying it once.
+//! Records of the intent log and of the replay journal: the changes of one operation to the rows of one dataset.
+//! Replay applies them in order and knows nothing of files except their content; applying one twice has the same
+//! effect as once.
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -13,62 +13,61 @@ const WRITE: u8 = 4;
 const ZERO: u8 = 5;
 const SHARE: u8 = 6;
 
-/// A change of rows; its bytes are borrowed from the operation, or from the block on replay.
+/// A change of a row or of content; its bytes are borrowed from the operation, or from the block on replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogChange<'a> {
-    /// A row has this value.
+    /// Sets a row.
     Put {
         /// The row's key.
         key: &'a [u8],
         /// Its value.
         value: &'a [u8],
     },
-    /// A row is gone.
+    /// Deletes a row.
     Delete {
         /// The row's key.
         key: &'a [u8],
     },
-    /// All rows of a range are gone: the records behind the end of a file.
+    /// Deletes all rows of a range: the records behind the end of a file.
     DeleteRange {
         /// The first key.
         from: &'a [u8],
         /// The key after the last.
         to: &'a [u8],
     },
-    /// Content was written to a file; its records are made anew from it. The inode's row is a
-    /// change of its own.
+    /// Writes content to a file; its data records are created anew from it. The inode's row is a change of its own.
     Write {
         /// The file.
         inode: u64,
-        /// Where, bytes.
+        /// The offset, bytes.
         offset: u64,
-        /// What.
+        /// The content.
         data: &'a [u8],
     },
-    /// A range of a file reads as zeros. In the kept log alone.
+    /// Zeroes a range of a file. Only in the replay journal.
     Zero {
         /// The file.
         inode: u64,
-        /// Where, bytes.
+        /// The offset, bytes.
         offset: u64,
-        /// How much, bytes.
+        /// The length, bytes.
         length: u64,
     },
-    /// A range of a file has become one of another. In the kept log alone.
+    /// Shares a range of a file with another file (reflink). Only in the replay journal.
     Share {
-        /// The file that has it.
+        /// The source file.
         from: u64,
-        /// The file that gets it.
+        /// The target file.
         to: u64,
-        /// Where it begins in the one, and in the other.
+        /// The offsets in the source and in the target.
         at: (u64, u64),
-        /// How long it is, bytes.
+        /// The length, bytes.
         length: u64,
     },
 }
 
 impl LogChange<'_> {
-    /// The kind of the row that changes, where it is one.
+    /// Kind of the changed row, if the change is one of a row.
     pub(crate) fn kind(&self) -> Option<u8> {
         match self {
             Self::Put { key, .. } | Self::Delete { key } => key.first().copied(),
@@ -77,10 +76,10 @@ impl LogChange<'_> {
     }
 }
 
-/// The most that a number takes, bytes.
+/// Maximum length of an encoded number, bytes.
 const NUMBER: usize = 10;
 
-/// How much a change takes in a record, bytes.
+/// Length of a change in a record, bytes.
 fn length_of(change: &LogChange<'_>) -> usize {
     let string = |bytes: &[u8]| Writer::length_of(bytes.len() as u64) + bytes.len();
     let numbers = |numbers: &[u64]| numbers.iter().map(|number| Writer::length_of(*number)).sum::<usize>();
@@ -94,7 +93,7 @@ fn length_of(change: &LogChange<'_>) -> usize {
     }
 }
 
-/// What one operation changed. It is applied whole or, where a commit holds its txg, not at all.
+/// The changes of one operation. They are applied completely or, where a commit holds its txg, not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRecord<'a> {
     /// The txg that the operation belongs to.
@@ -106,7 +105,7 @@ pub struct LogRecord<'a> {
 }
 
 impl<'a> LogRecord<'a> {
-    /// The record as it is stored: its length, then its fields.
+    /// Encodes the record: its length, then its fields.
     #[must_use]
     pub fn encoded(&self) -> Vec<u8> {
         let length = self.length();
@@ -149,16 +148,16 @@ impl<'a> LogRecord<'a> {
         to.finish()
     }
 
-    /// How long its fields are, bytes.
+    /// Length of its fields, bytes.
     fn length(&self) -> usize {
         let numbers = Writer::length_of(self.txg.0) + Writer::length_of(self.dataset);
         numbers + self.changes.iter().map(length_of).sum::<usize>()
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no record.
+    /// [`PoolError::Format`] for malformed bytes.
     pub fn decode(from: &mut Reader<'a>) -> Result<Self, PoolError> {
         let mut body = Reader::new(from.string()?);
         let (txg, dataset) = (Txg(body.varint()?), body.varint()?);

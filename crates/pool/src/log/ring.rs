@@ -1,12 +1,11 @@
-//! Blocks of the intent log in a ring of preallocated space. Import replays it, [`super::Log`]
-//! appends to it.
+//! Blocks of the intent log in a ring of preallocated space. An import replays it, [`super::Log`] appends to it.
 //!
-//! A block is a header of 48 bytes and its records, padded to 4 KiB. It names its pool, its
-//! sequence and the checksum of the block before, so that what an earlier lap left behind is never
-//! taken for what follows. Positions only grow; where they lie in the area is their remainder.
+//! A block is a header of 48 bytes and its records, padded to 4 KiB. It names its pool, its sequence number and the
+//! checksum of the previous block, so that a block of an earlier lap is never mistaken for the next one. Positions
+//! only grow; the offset in the area is the position modulo its length.
 //!
-//! Invariants: a block is written and synced before the next is begun; a block that the last
-//! durable root may need is not written over.
+//! Invariants: a block is written and synced before the next is begun; a block that the last durable root may need is
+//! not overwritten.
 
 use std::collections::VecDeque;
 
@@ -17,12 +16,11 @@ use crate::pointer::Txg;
 use super::record::LogRecord;
 use super::{Blocks, Replayed, Start, Visit, show};
 
-/// Blocks begin at multiples of this, and the area's length is one, bytes.
+/// Alignment of blocks and of the area's length, bytes.
 pub const BLOCK: u64 = 4096;
 
-/// In the first lap, so much ahead of the newest block is written with zeros from time to time,
-/// bytes: a sync of a block in a hole of a file would wait for the journal of the file's own file
-/// system as well.
+/// Length of the zeros that are written ahead of the newest block from time to time in the first lap, bytes: a sync
+/// of a block in a hole of a file would also wait for the journal of the host file system.
 const AHEAD: u64 = 1 << 20;
 
 /// Length of a block's header, bytes.
@@ -30,7 +28,7 @@ pub const HEADER: usize = 48;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"nLog");
 
-/// The space that a ring lies in: offsets from 0 on.
+/// The space of a ring: offsets from 0 on.
 pub trait Area: Send {
     /// Its length, bytes, a multiple of [`BLOCK`].
     fn length(&self) -> u64;
@@ -41,8 +39,8 @@ pub trait Area: Send {
     /// [`PoolError::Device`], as for all here.
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError>;
 
-    /// How many copies there are of it. They may differ in what was not synced; and one that cannot
-    /// be read may have been done without.
+    /// Number of copies of the area. They may differ in unsynced blocks, and an unreadable copy may have been
+    /// ignored.
     fn copies(&self) -> usize {
         1
     }
@@ -68,8 +66,8 @@ pub trait Area: Send {
     /// As [`Self::read_at`].
     fn sync(&self) -> Result<(), PoolError>;
 
-    /// Whether anything can be written that would be found again. Where it cannot, also because of a
-    /// write or sync just now, only a commit makes anything durable.
+    /// Whether written blocks would be found again. If not, also because of a write or sync just now, an fsync has to
+    /// wait for a commit.
     fn is_open(&self) -> bool {
         true
     }
@@ -109,17 +107,17 @@ impl Start {
     /// Length of an encoded start, bytes.
     pub const LENGTH: usize = 24;
 
-    /// Appends the start's 24 bytes.
+    /// Encodes the start in 24 bytes.
     pub fn encode(&self, to: &mut Writer) {
         to.u64(self.position);
         to.u64(self.sequence);
         to.u64(self.chain);
     }
 
-    /// Reads a start's 24 bytes.
+    /// Decodes a start from 24 bytes.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are none.
+    /// [`PoolError::Format`] for malformed bytes.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
         let start = Self { position: from.u64()?, sequence: from.u64()?, chain: from.u64()? };
         if start.position.is_multiple_of(BLOCK) { Ok(start) } else { Err(damaged("the start of the log")) }
@@ -132,28 +130,28 @@ struct Block {
     txg: Txg,
 }
 
-/// The ring: which blocks are in use, and where the next goes.
+/// The ring: the blocks in use, and the position of the next one.
 #[derive(Debug)]
 pub struct Ring<A: Area> {
     area: A,
     pool: u64,
     next: Start,
     blocks: VecDeque<Block>,
-    /// Where the next block goes lies the head of one that a crash tore.
+    /// Whether the position of the next block has the header of a torn one.
     torn: bool,
-    /// Up to this position the area has been written to since the ring was opened.
+    /// End of the area that was written to since the ring was opened, as a position.
     ready: u64,
-    /// Blocks that were replayed and that some copy of the area lacks: position and bytes. They are
-    /// written to all before the next block, which names the last of them.
+    /// Replayed blocks that some copy of the area lacks: position and bytes. They are written to all copies before
+    /// the next block, whose header chains to the last of them.
     uneven: Vec<(u64, Vec<u8>)>,
 }
 
 impl<A: Area> Ring<A> {
-    /// An empty ring. A start that was never used before: position 0 for a new pool; for a pool
-    /// that goes back to an older root, a sequence above all that the ring has seen.
+    /// An empty ring at a start that was never used: position 0 for a new pool; after a rewind to an older root, a
+    /// sequence number above all that the ring has seen.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for an area or a position that is no multiple of [`BLOCK`].
+    /// [`PoolError::Format`] for an area or a position that is not a multiple of [`BLOCK`].
     pub fn new(area: A, pool: u64, start: Start) -> Result<Self, PoolError> {
         if area.length() == 0 || !area.length().is_multiple_of(BLOCK) || !start.position.is_multiple_of(BLOCK) {
             return Err(damaged("the place of the log"));
@@ -169,10 +167,10 @@ impl<A: Area> Ring<A> {
         })
     }
 
-    /// A ring that is read from a start on ([`Blocks::replay`]).
+    /// Replays a ring from a start on ([`Blocks::replay`]).
     ///
     /// # Errors
-    /// Those of [`Self::new`] and of [`Blocks::replay`].
+    /// Errors of [`Self::new`] and of [`Blocks::replay`].
     pub fn replay(
         area: A,
         pool: u64,
@@ -185,10 +183,9 @@ impl<A: Area> Ring<A> {
         Ok((ring, replayed))
     }
 
-    /// Writes zeros behind a block that ends here, unless something was written there before.
+    /// Writes zeros after a block that ends here, unless the range was written before.
     fn make_ready(&mut self, end: u64) -> Result<(), PoolError> {
-        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes
-        // any more.
+        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes any more.
         if end < self.ready || end >= self.area.length() {
             return Ok(());
         }
@@ -199,7 +196,7 @@ impl<A: Area> Ring<A> {
         Ok(())
     }
 
-    /// Writes the next block, durably.
+    /// Writes the next block durably.
     fn write_block(&mut self, block: &[u8]) -> Result<(), PoolError> {
         self.wipe_torn()?;
         let length = block.len() as u64;
@@ -211,7 +208,7 @@ impl<A: Area> Ring<A> {
     }
 
     fn push(&mut self, txg: Txg, checksum: u64, length: u64) {
-        // Replay and appending are in order, so a later block never has an earlier txg.
+        // Replay and appends are in order, so a later block never has an earlier txg.
         let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
         self.blocks.push_back(Block { start: self.next, txg });
         self.next = Start {
@@ -221,8 +218,8 @@ impl<A: Area> Ring<A> {
         };
     }
 
-    /// Removes the head of a torn block before its place is written anew: should that be torn as
-    /// well, the two halves must not make a whole one.
+    /// Erases the header of a torn block before its position is rewritten: if the new block is torn as well, the two
+    /// halves must not form a valid one.
     pub(super) fn wipe_torn(&mut self) -> Result<(), PoolError> {
         if !self.uneven.is_empty() {
             for (position, block) in &self.uneven {
@@ -241,7 +238,7 @@ impl<A: Area> Ring<A> {
         Ok(())
     }
 
-    /// The next block, if it is there and whole in one of the copies.
+    /// Reads the next block, if it is undamaged in one of the copies.
     fn read_next(&mut self) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
         let (mut found, mut lacking, mut read_any) = (None, false, false);
         for copy in 0..self.area.copies() {
@@ -265,7 +262,7 @@ impl<A: Area> Ring<A> {
         Ok(found)
     }
 
-    /// What was read of a copy: nothing of one that cannot be read, as long as there are others.
+    /// Treats an unreadable copy as empty, as long as there are others.
     fn in_copy<T>(&self, read: Result<Option<T>, PoolError>) -> Result<Option<T>, PoolError> {
         match read {
             Err(PoolError::Device { .. }) if self.area.copies() > 1 => Ok(None),
@@ -273,7 +270,7 @@ impl<A: Area> Ring<A> {
         }
     }
 
-    /// A whole block at a position of a copy, without its padding.
+    /// Reads an undamaged block at a position of a copy, without its padding.
     fn read_block(&self, copy: usize, position: u64) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
         let Some(header) = self.head_at(copy, position)? else { return Ok(None) };
         let length = HEADER.saturating_add(header.payload as usize);
@@ -298,8 +295,8 @@ impl<A: Area> Ring<A> {
         (header.pool == self.pool && header.block_length() <= self.area.length()).then_some(header)
     }
 
-    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are
-    /// synced one by one, so a crash leaves none.
+    /// Whether there is an undamaged block with a higher sequence number than the missing one. Blocks are synced one
+    /// by one, so a crash leaves none.
     fn later_block(&self) -> Result<bool, PoolError> {
         for copy in 0..self.area.copies() {
             let later = self.later_block_in(copy).map(|later| later.then_some(()));
@@ -328,7 +325,7 @@ impl<A: Area> Ring<A> {
         Ok(false)
     }
 
-    /// A stretch of positions as pieces of the area: two where it goes beyond the end.
+    /// Splits a range of positions into pieces of the area: two where it wraps around.
     fn pieces(&self, position: u64, length: u64) -> impl Iterator<Item = (std::ops::Range<usize>, u64)> + use<A> {
         let offset = position % self.area.length();
         let first = length.min(self.area.length() - offset);
@@ -416,8 +413,8 @@ impl<A: Area> Blocks for Ring<A> {
     }
 }
 
-/// The highest sequence of all blocks of the pool that the area holds, whole or not; 0 without any.
-/// A ring that begins above it takes none of them for its own.
+/// The highest sequence number of all blocks of the pool in the area, damaged or not; 0 without any. A ring that
+/// begins above it never accepts one of them.
 ///
 /// # Errors
 /// [`PoolError::Device`].

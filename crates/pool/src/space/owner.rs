@@ -5,34 +5,34 @@ use std::collections::HashMap;
 
 use crate::rows::{OwnerKind, OwnerUse};
 
-/// The limits of one owner; `None` is no limit.
+/// Limits of one owner; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerQuota {
-    /// Of charged bytes.
+    /// Limit of charged bytes.
     pub bytes: Option<u64>,
-    /// Of inodes.
+    /// Limit of the number of inodes.
     pub objects: Option<u64>,
 }
 
-/// All limits of owners in one dataset.
+/// Limits of all owners in one dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerQuotas {
-    /// Of owners who have limits of their own.
+    /// Limits of individual owners.
     pub own: HashMap<(OwnerKind, u32), OwnerQuota>,
-    /// Of every user, where there is none of its own.
+    /// Default limits of users.
     pub users: OwnerQuota,
-    /// Of every group, where there is none of its own.
+    /// Default limits of groups.
     pub groups: OwnerQuota,
 }
 
 impl OwnerQuotas {
-    /// Whether nobody has any limit.
+    /// Whether there are no limits at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.own.is_empty() && self.users == OwnerQuota::default() && self.groups == OwnerQuota::default()
     }
 
-    /// The limits of an owner: its own, or else those of its kind.
+    /// The limits of an owner: its own, otherwise the defaults.
     #[must_use]
     pub fn of(&self, (kind, id): (OwnerKind, u32)) -> OwnerQuota {
         let every = match kind {
@@ -44,21 +44,21 @@ impl OwnerQuotas {
     }
 }
 
-/// Which limit of an owner is in the way (EDQUOT).
+/// The exceeded limit of an owner (EDQUOT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerShortage {
-    /// Of charged bytes.
+    /// The limit of charged bytes.
     Bytes,
-    /// Of inodes.
+    /// The limit of the number of inodes.
     Objects,
 }
 
 impl OwnerQuota {
-    /// Whether an owner who uses so much may use so many bytes and inodes more. An owner beyond a
-    /// limit may still do what does not grow.
+    /// Checks whether an owner with this usage may use more bytes and inodes. An owner beyond a limit may still do
+    /// operations that need no more.
     ///
     /// # Errors
-    /// Which limit is in the way.
+    /// The exceeded limit.
     pub fn admits(&self, used: &OwnerUse, bytes: u64, objects: u64) -> Result<(), OwnerShortage> {
         if bytes > 0 && self.bytes.is_some_and(|limit| used.bytes.saturating_add(bytes) > limit) {
             return Err(OwnerShortage::Bytes);
@@ -69,7 +69,7 @@ impl OwnerQuota {
         Ok(())
     }
 
-    /// What the owner may use more, bytes.
+    /// Remaining bytes of the owner.
     #[must_use]
     pub fn available(&self, used: &OwnerUse) -> u64 {
         self.bytes.map_or(u64::MAX, |limit| limit.saturating_sub(used.bytes))

@@ -1,11 +1,11 @@
-//! The tree of datasets with what each uses, what it was promised, and its limits: whether a write
-//! is admitted, by all quotas and reservations from its dataset up to the pool.
+//! Tree of datasets with usage, promises and limits: decides whether a write is admitted, by all quotas and
+//! reservations from its dataset up to the pool.
 //!
-//! Callers: `engine/reservation.rs`, before an operation is accepted, and when a commit has made of
-//! promises what they have become; administration, which changes limits and datasets.
+//! Callers: `engine/reservation.rs`, before an operation is accepted, and when a commit turns promises into usage;
+//! administration, which changes limits and datasets.
 //!
-//! Invariants: what is promised is worst case, so what is admitted is within all limits whatever
-//! becomes of it; a change is applied to a whole chain of ancestors or not at all.
+//! Invariants: promises are worst case, so an admitted operation stays within all limits whatever its outcome; a
+//! change is applied to a whole chain of ancestors or not at all.
 
 mod figures;
 mod limits;
@@ -20,16 +20,15 @@ struct Node {
     parent: Option<u64>,
     usage: Usage,
     limits: Limits,
-    /// What the head has been promised and is not in `usage` yet: at most so many bytes more will
-    /// be written.
+    /// Promised to the head and not in `usage` yet: at most this many more bytes will be written.
     promised: u64,
     /// Sum over the children of max(used, reservation).
     children: u64,
-    /// The same with what is promised.
+    /// The same sum including promises.
     children_promised: u64,
-    /// File systems below, at any depth.
+    /// Number of file systems below, at any depth.
     filesystems: u64,
-    /// Snapshots here and below.
+    /// Number of snapshots here and below.
     snapshots: u64,
 }
 
@@ -50,7 +49,7 @@ impl Node {
             .ok_or_else(impossible)
     }
 
-    /// What is used if everything that is promised is written.
+    /// Used space if everything promised is written.
     fn used_promised(&self) -> Result<u64, PoolError> {
         let uncovered = self.limits.refreservation.saturating_sub(self.usage.unique.saturating_add(self.promised));
         [self.usage.snapshots, self.children_promised, uncovered, self.promised]
@@ -65,70 +64,67 @@ impl Node {
     }
 }
 
-/// What a dataset costs its parent: max(used, reservation), as it is and with what is promised.
+/// Cost of a dataset for its parent: max(used, reservation), without and with promises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cost {
     settled: u64,
     promised: u64,
 }
 
-/// All datasets of a pool, by their numbers. There is one root.
+/// All datasets of a pool, by number. There is one root.
 #[derive(Clone, Debug)]
 pub struct QuotaTree {
     nodes: BTreeMap<u64, Node>,
     /// Size of the pool less what belongs to no dataset, bytes.
     size: u64,
-    /// What is charged to several and is there once, beside that once. Bytes.
+    /// Savings by sharing: charged to several datasets, stored once; the excess of the charges. Bytes.
     saved: u64,
-    /// What datasets may be charged by the room that there really is: frames leave gaps, and the
-    /// pool keeps books. Bytes.
+    /// Charges of all datasets that the real free space allows: frames leave gaps, and the pool stores its own
+    /// metadata. Bytes.
     reachable: u64,
 }
 
 impl QuotaTree {
-    /// A pool of this size whose root dataset has this number.
+    /// The tree of a pool of this size with a root dataset.
     #[must_use]
     pub fn new(root: u64, size: u64, usage: Usage, limits: Limits) -> Self {
         let node = Node::new(None, usage, limits);
         Self { nodes: BTreeMap::from([(root, node)]), size, saved: 0, reachable: u64::MAX }
     }
 
-    /// The pool has grown, or what belongs to no dataset has changed. Bytes.
+    /// Sets the size, after the pool has grown or the space of no dataset has changed. Bytes.
     pub fn resize(&mut self, size: u64) {
         self.size = size;
     }
 
-    /// What is charged to several datasets and is there once, beside that once. Bytes.
+    /// Savings by sharing between datasets: charged to several, stored once; the excess of the charges. Bytes.
     #[must_use]
     pub fn saved(&self) -> u64 {
         self.saved
     }
 
-    /// Sets what [`Self::saved`] answers.
+    /// Sets the value of [`Self::saved`].
     pub fn set_saved(&mut self, bytes: u64) {
         self.saved = bytes;
     }
 
-    /// What all datasets together may be charged.
+    /// Maximum of the charges of all datasets.
     fn line(&self, purpose: Purpose) -> u64 {
         let usable = |purpose| usable(self.size, purpose);
         let reachable = self.reachable.saturating_add(usable(purpose) - usable(Purpose::Write));
         usable(purpose).saturating_add(self.saved).min(reachable)
     }
 
-    /// There is so much room that ordinary writes may have, beside what all datasets store now.
-    /// Bytes.
+    /// Sets the free space for ordinary writes, in addition to what all datasets store now. Bytes.
     pub fn set_room(&mut self, bytes: u64) {
         let stored = self.nodes.values().map(|node| node.usage.dataset.saturating_add(node.usage.snapshots));
         self.reachable = stored.fold(bytes, u64::saturating_add);
     }
 
-    /// A dataset that exists: as read from the catalog, parents before children, or made or cloned
-    /// now.
+    /// Adds a dataset: as read from the catalog, parents before children, or created or cloned now.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for an unknown parent or a number that is taken; counters out of
-    /// bounds.
+    /// [`PoolError::Refused`] for an unknown parent or a number that is taken; an error for counters out of bounds.
     pub fn add(&mut self, id: u64, parent: u64, usage: Usage, limits: Limits) -> Result<(), PoolError> {
         if self.nodes.contains_key(&id) {
             return Err(PoolError::Refused(format!("dataset {id} exists already")));
@@ -141,10 +137,10 @@ impl QuotaTree {
         self.count(Some(parent), |node| node.filesystems.checked_add(1).map(|count| node.filesystems = count))
     }
 
-    /// A dataset is gone; what it used is free for its parent.
+    /// Removes a destroyed dataset; its space becomes available to its parent.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for the root, an unknown one and one with children.
+    /// [`PoolError::Refused`] for the root, an unknown dataset, and one with children.
     pub fn remove(&mut self, id: u64) -> Result<(), PoolError> {
         let node = self.node(id)?;
         let Some(parent) = node.parent else {
@@ -163,11 +159,11 @@ impl QuotaTree {
         })
     }
 
-    /// A dataset has got another parent. Its descendants come along.
+    /// Moves a dataset with its descendants to another parent.
     ///
     /// # Errors
-    /// A [`Shortage`] where the new ancestors cannot hold it; [`PoolError::Refused`] for unknown
-    /// ones, the root, and a parent below it.
+    /// A [`Shortage`] where the new ancestors have no space for it; [`PoolError::Refused`] for unknown datasets, the
+    /// root, and a parent below the dataset.
     pub fn reparent(&mut self, id: u64, parent: u64) -> Result<(), AccountError<Shortage>> {
         if self.chain(parent)?.contains(&id) {
             return Err(PoolError::Refused("a dataset cannot be put below itself".to_owned()).into());
@@ -196,11 +192,11 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Applies a change that has happened, up the chain of ancestors, whatever the limits say.
+    /// Applies a past change to a dataset and its ancestors, regardless of the limits.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a counter out of bounds (nothing is changed then),
-    /// [`PoolError::Refused`] for an unknown dataset.
+    /// [`PoolError::Format`] for a counter out of bounds (nothing is changed then), [`PoolError::Refused`] for an
+    /// unknown dataset.
     pub fn charge(&mut self, id: u64, change: UsageChange) -> Result<(), PoolError> {
         let node = self.node(id)?;
         let (parent, before) = (node.parent, node.cost()?);
@@ -211,9 +207,8 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Applies changes of several datasets if no ancestor whose use grows goes beyond its quota and
-    /// the pool has room; otherwise none. Moving space between relatives costs their common
-    /// ancestors nothing.
+    /// Applies changes of several datasets if every ancestor with growing usage stays within its quota and the pool
+    /// has space; otherwise none. Moving space between relatives costs their common ancestors nothing.
     ///
     /// # Errors
     /// A [`Shortage`]; otherwise as [`Self::charge`].
@@ -233,8 +228,8 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Snapshots of these datasets in one txg: what their refreservations need anew has to be free,
-    /// else none is taken.
+    /// Accounts for snapshots of these datasets in one txg: their refreservations need space anew, which has to be
+    /// available; otherwise no snapshot is taken.
     ///
     /// # Errors
     /// A [`Shortage`]; [`PoolError::Refused`] for an unknown dataset.
@@ -247,8 +242,8 @@ impl QuotaTree {
         self.charge_if_allowed(&changes, Purpose::Write)
     }
 
-    /// How much a snapshot of a dataset would need: the part of its refreservation that the head's
-    /// unique data covers now. Bytes.
+    /// Space that a snapshot of a dataset would need: the part of its refreservation that the head's unique data
+    /// covers now. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -266,7 +261,7 @@ impl QuotaTree {
         self.count(Some(id), |node| node.snapshots.checked_add_signed(change).map(|count| node.snapshots = count))
     }
 
-    /// The dataset whose `snapshot_limit` so many more snapshots of this one would exceed.
+    /// The dataset whose `snapshot_limit` this many more snapshots would exceed.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -276,7 +271,7 @@ impl QuotaTree {
         })
     }
 
-    /// The dataset whose `filesystem_limit` so many more file systems below this one would exceed.
+    /// The dataset whose `filesystem_limit` this many more file systems would exceed.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -326,7 +321,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Whether what has grown in the next state is within the quotas there.
+    /// Checks that all growing usage in the next state is within the quotas.
     fn grown(&self, next: &Self, ids: &[u64], purpose: Purpose) -> Result<(), AccountError<Shortage>> {
         for id in ids {
             let (before, after) = (self.node(*id)?, next.node(*id)?);
@@ -362,9 +357,8 @@ impl QuotaTree {
 }
 
 impl QuotaTree {
-    /// Whether the head may write so many bytes more, beside what is promised. What it frees by
-    /// that is not known before the commit and does not help. Quotas hold for writes only: who is
-    /// beyond one has to be able to delete.
+    /// Checks whether the head may write more bytes, in addition to its promises. Space freed by that is unknown
+    /// before the commit and does not count. Quotas apply to writes only: a user beyond one has to be able to delete.
     ///
     /// # Errors
     /// A [`Shortage`]; [`PoolError::Refused`] for an unknown dataset.
@@ -394,7 +388,7 @@ impl QuotaTree {
         }
     }
 
-    /// Promises the head so many bytes, whatever the limits say.
+    /// Promises the head this many bytes, regardless of the limits.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -403,17 +397,17 @@ impl QuotaTree {
         self.set_promised(id, promised)
     }
 
-    /// So much of what was promised will not come, or has been charged.
+    /// Releases a part of the promises that will not be written, or has been charged.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
     pub fn release(&mut self, id: u64, bytes: u64) -> Result<(), PoolError> {
-        // A promise that is given back twice may not stop anybody: it is bounded at nothing.
+        // A promise that is released twice must not cause an error: the count stops at zero.
         let promised = self.node(id)?.promised.saturating_sub(bytes);
         self.set_promised(id, promised)
     }
 
-    /// Whether a dataset or one below it is promised anything that makes it use more.
+    /// Whether a dataset or a descendant has promises that would increase its usage.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -422,7 +416,7 @@ impl QuotaTree {
         Ok(node.promised > 0 || node.children_promised != node.children)
     }
 
-    /// A promise of so many bytes has become this change: both at the same moment.
+    /// Replaces a promise by an actual change, atomically.
     ///
     /// # Errors
     /// As [`Self::charge`].
@@ -431,7 +425,7 @@ impl QuotaTree {
         self.release(id, promised)
     }
 
-    /// What the head references, with what it has been promised and may still write. Bytes.
+    /// Space that the head references, including promises. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -451,8 +445,8 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// What the head may write more, beside what is promised: with its refreservation, within its
-    /// refquota and all quotas above. Bytes.
+    /// Space that the head may still write, in addition to its promises: with its refreservation, within its refquota
+    /// and all quotas above. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.

@@ -1,51 +1,51 @@
-//! The memory of the kept log: places that only grow, one for each word, in parts of the memory that
-//! are used again and again.
+//! Memory of the replay journal: positions that only grow, one per word, mapped to parts of the memory that are
+//! reused.
 //!
-//! Called by [`super`] alone. The first touch of a page costs many times what a copy into it does, and
-//! most of the log is empty most of the time: so what comes next lies in the part that was emptied last,
-//! which is in memory, and often in the processor's cache, and not in one that nobody has touched yet.
+//! Called by [`super`] alone. The first access to a page costs many times more than a copy into it, and most of the
+//! journal is empty most of the time: so the next records go to the part that was emptied last, which is in memory
+//! and often in the processor's cache, and not to one that was never accessed.
 //!
 //! Invariants:
-//! - A part is said to hold some places ([`PARTS`]) before [`super::END`] reaches them, and is taken for
-//!   others only when [`super::BEGIN`] has left all of it. Which parts are free is known to the process
-//!   alone: whoever comes next finds it in those two.
-//! - There is one part more than the log is long: a full log begins and ends in the middle of one.
+//! - A part is mapped to positions ([`PARTS`]) before [`super::END`] reaches them, and is reused only when
+//!   [`super::BEGIN`] has left all of it. The free parts are known only to the process: the next one derives
+//!   them from these two.
+//! - There is one part more than the journal's length: a full journal begins and ends in the middle of one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_sys::shared_words::SharedWords;
 
-/// The word that says in which part of the memory the first part of the places lies; one for each follows.
+/// Index of the word with the memory part of the first part of the positions; one word for each part follows.
 const PARTS: usize = 16;
-/// Where the parts begin, words: what comes before is a page.
+/// Start of the parts, words: the header before is a page.
 pub(super) const FIRST: usize = 512;
-/// How long a part is, words: 1 MiB.
+/// Length of a part, words: 1 MiB.
 pub(super) const PART: u64 = 1 << 17;
-/// So many there are at most.
+/// Maximum number of parts.
 const MOST: usize = FIRST - PARTS;
 
-/// How many words a log is, with room for so many bytes, or as many as there can be.
+/// Number of words of a journal of this size, or of the largest one.
 pub(super) fn words_for(bytes: usize) -> usize {
     FIRST + (bytes.div_ceil(PART as usize * 8) + 1).min(MOST) * PART as usize
 }
 
-/// The words of the log.
+/// The words of the journal.
 pub(super) struct Places {
     shared: SharedWords,
     count: u64,
 }
 
-/// Which parts hold places, as the process that appends knows it.
+/// Parts in use, as the appending process knows them.
 #[derive(Debug, Default)]
 pub(super) struct HeldParts {
-    /// Those that hold none; the last is taken first.
+    /// The free parts; the last one is used first.
     free: Vec<u64>,
-    /// The first of the places' parts that is held, and the one behind the last.
+    /// The first part of the positions in use, and the one behind the last.
     held: (u64, u64),
 }
 
 impl Places {
-    /// Those of some memory; `None` where it is too short, or too long.
+    /// Wraps the shared memory; `None` where it is too short or too long.
     pub(super) fn of(shared: SharedWords) -> Option<Self> {
         let count = shared.words().len().checked_sub(FIRST)? / PART as usize;
         (1 < count && count <= MOST).then_some(Self { shared, count: count as u64 })
@@ -55,27 +55,27 @@ impl Places {
         &self.shared
     }
 
-    /// How many places can be in use at a time.
+    /// Maximum number of positions in use at a time.
     pub(super) fn length(&self) -> u64 {
         (self.count - 1) * PART
     }
 
-    /// Whether the places from `begin` to `end`, and what comes next, lie in parts that there are, each in
-    /// its own.
+    /// Whether the positions from `begin` to `end`, and those after them, are mapped to existing parts, each to a
+    /// different one.
     pub(super) fn are_whole(&self, begin: u64, end: u64) -> bool {
         let used: Vec<u64> = (begin / PART..end.div_ceil(PART)).map(|part| self.get(self.where_is(part))).collect();
         used.iter().enumerate().all(|(at, part)| *part < self.count && !used.iter().take(at).any(|other| other == part))
     }
 
-    /// Which parts are free while the places from `begin` to `end` are in use.
+    /// Finds the free parts while the positions from `begin` to `end` are in use.
     pub(super) fn parts(&self, begin: u64, end: u64) -> HeldParts {
         let held = (begin / PART, end.div_ceil(PART).max(begin / PART));
         let used: Vec<u64> = (held.0..held.1).map(|part| self.get(self.where_is(part))).collect();
-        // The first is taken first.
+        // Part 0 is used first.
         HeldParts { free: (0..self.count).rev().filter(|part| !used.contains(part)).collect(), held }
     }
 
-    /// Has memory for all places up to here; whether there is enough.
+    /// Maps memory for all positions up to `end`; returns whether there is enough.
     pub(super) fn reach(&self, parts: &mut HeldParts, end: u64) -> bool {
         while parts.held.1 * PART < end {
             let Some(part) = parts.free.pop() else { return false };
@@ -85,7 +85,7 @@ impl Places {
         true
     }
 
-    /// What lies before here is not used any more.
+    /// Frees the parts before this position.
     pub(super) fn leave(&self, parts: &mut HeldParts, begin: u64) {
         while parts.held.0 < (begin / PART).min(parts.held.1) {
             parts.free.push(self.get(self.where_is(parts.held.0)));
@@ -127,7 +127,7 @@ impl Places {
         self.pieces(at, 1).flatten().for_each(|word| word.store(value, Ordering::Relaxed));
     }
 
-    /// The words of some places, part by part. A part that cannot be, which damage has made, has none.
+    /// The words of some positions, part by part. An impossible part number, which damage has caused, gives no words.
     fn pieces(&self, at: u64, words: u64) -> impl Iterator<Item = &[AtomicU64]> {
         let end = at.saturating_add(words);
         let mut next = at;
@@ -143,7 +143,7 @@ impl Places {
         })
     }
 
-    /// The word that says where a part of the places lies.
+    /// Index of the word with the memory part of a part of the positions.
     fn where_is(&self, part: u64) -> usize {
         PARTS + (part % self.count) as usize
     }

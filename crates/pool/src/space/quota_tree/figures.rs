@@ -1,11 +1,11 @@
-//! The figures of datasets that commands show: as of the last commit.
+//! Figures of datasets for commands: as of the last commit.
 
 use super::QuotaTree;
 use crate::error::PoolError;
 use crate::space::{Breakdown, Limits, Purpose, Usage};
 
 impl QuotaTree {
-    /// What a dataset with its descendants may use more, bytes.
+    /// Space available to a dataset with its descendants, bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -25,8 +25,7 @@ impl QuotaTree {
         Ok(available)
     }
 
-    /// What the head may write more: with its refreservation, within its refquota. The property
-    /// `available`. Bytes.
+    /// Space available to the head: with its refreservation, within its refquota. The property `available`. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -36,7 +35,7 @@ impl QuotaTree {
         Ok(available.min(node.limits.refquota.map_or(u64::MAX, |limit| limit.saturating_sub(node.usage.referenced))))
     }
 
-    /// The figures of a dataset.
+    /// Space of a dataset by consumer.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -51,8 +50,7 @@ impl QuotaTree {
         })
     }
 
-    /// What a dataset and all below it store, as it is charged and before compression, without
-    /// reservations. Bytes.
+    /// Space stored by a dataset and its descendants, charged and before compression, without reservations. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -68,7 +66,7 @@ impl QuotaTree {
         Ok((charged, logical))
     }
 
-    /// The dataset and all above it, the root last.
+    /// The dataset and its ancestors, the root last.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -76,7 +74,7 @@ impl QuotaTree {
         self.chain(id)
     }
 
-    /// How many file systems there are below a dataset, and how many snapshots there and below.
+    /// Number of file systems below a dataset, and number of snapshots of it and below.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -85,7 +83,7 @@ impl QuotaTree {
         Ok((node.filesystems, node.snapshots))
     }
 
-    /// The counters of a dataset itself, as the catalog stores them.
+    /// The usage of a dataset itself, as the catalog stores it.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.

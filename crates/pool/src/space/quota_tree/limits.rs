@@ -1,7 +1,6 @@
-//! Setting the limits of datasets: which sizes are accepted. `nacre fs set` and `create -o` come
-//! here.
+//! Setting the limits of datasets: checks which sizes are accepted, for `nacre fs set` and `create -o`.
 //!
-//! Invariant: a limit that is refused changes nothing.
+//! Invariant: a refused limit changes nothing.
 
 use super::QuotaTree;
 use crate::error::{LimitRefusal, PoolError};
@@ -10,7 +9,7 @@ use crate::space::AccountError;
 type Outcome = Result<(), AccountError<LimitRefusal>>;
 
 impl QuotaTree {
-    /// Sets `quota`; it has to hold what is used and reserved already.
+    /// Sets `quota`; it must not be below the used and reserved space.
     ///
     /// # Errors
     /// A [`LimitRefusal`]; [`PoolError::Refused`] for an unknown dataset.
@@ -27,7 +26,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Sets `refquota`; it has to hold what is referenced and set aside already.
+    /// Sets `refquota`; it must not be below the referenced and reserved space.
     ///
     /// # Errors
     /// As [`Self::set_quota`].
@@ -40,8 +39,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Sets `reservation`: what it takes more has to be available to the parent, and it has to fit
-    /// the quota.
+    /// Sets `reservation`: the increase has to be available to the parent, and the reservation has to fit the quota.
     ///
     /// # Errors
     /// As [`Self::set_quota`].
@@ -64,8 +62,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Sets `refreservation`: what it takes more has to be available, and it has to fit the
-    /// refquota.
+    /// Sets `refreservation`: the increase has to be available, and the reservation has to fit the refquota.
     ///
     /// # Errors
     /// As [`Self::set_quota`].
@@ -84,7 +81,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Sets `filesystem_limit`. One below what exists only stops further ones.
+    /// Sets `filesystem_limit`. A limit below the current number only prevents further file systems.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -93,7 +90,7 @@ impl QuotaTree {
         Ok(())
     }
 
-    /// Sets `snapshot_limit`. One below what exists only stops further ones.
+    /// Sets `snapshot_limit`. A limit below the current number only prevents further snapshots.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
