@@ -231,8 +231,7 @@ mod tests {
             }
         }
 
-        /// What comes next to the target is never touched: damage that is almost right gets far
-        /// into the decoder.
+        /// Bytes behind the target are never touched: nearly right damage gets far into the decoder.
         #[test]
         fn damaged_packed_content_stays_in_its_target(
             compression in settings(), seed: u8, length in 1usize..40_000, step in 1usize..9, damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in 0usize..4
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Content whose bytes a caller chooses by random numbers.
+    /// Content with bytes chosen by the caller from random numbers.
     fn made(length: usize, mut more: impl FnMut(&mut dyn FnMut() -> usize) -> Vec<u8>) -> Vec<u8> {
         let mut random = 1u64;
         let mut numbers = || {
@@ -284,7 +283,7 @@ mod tests {
             assert!(compression == Compression::Zstd && out.len() < lz4(&content) * 9 / 10, "{symbols}: {}", out.len());
             let mut back = vec![0; content.len()];
             assert!(decompress(compression, &out, &mut back) && back == content);
-            // Too short to be examined.
+            // Too short to be sampled.
             assert!(!matches!(compress(CompressionSetting::On, &content[..1000]), Some((Compression::Zstd, _))));
         }
         let lines =
@@ -306,7 +305,7 @@ mod tests {
         let noise = made(128 << 10, |random| vec![random() as u8]);
         assert_eq!(sampled(&noise), Sampled::Random);
         assert_eq!(sampled(&noise[..EXAMINED - 1]), Sampled::Ordinary);
-        // An eighth less is worth it, wherever that is.
+        // Saving an eighth is worth it, wherever the savings are.
         for hole in 0..5 {
             let mut holed = noise.clone();
             holed[hole * 20_000..][..20_000].fill(0);

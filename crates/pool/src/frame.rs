@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_header_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             prop_assert!(Header::decode(&bytes).is_err());
-            // The same with a right checksum, so that the fields are judged.
+            // The same with a right checksum, so that the fields are validated.
             if bytes.len() >= LENGTH {
                 bytes[..4].copy_from_slice(&MAGIC);
                 let sum = crc32c::crc32c(&bytes[8..LENGTH]);

@@ -26,7 +26,7 @@ fn a_file_is_a_device() {
     assert!(device.write_at(&content, (1 << 20) - 4096).is_err(), "a write must not make the file longer");
     assert!(device.read_at(&mut back, (1 << 20) - 4096).is_err());
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
-    // One process, one device for writing; nobody reads beside a writer, readers share.
+    // One process has a device open for writing, without readers; readers share it.
     assert_eq!(FileDevice::open(&path, true).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
     assert_eq!(FileDevice::open(&path, false).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
     drop(device);

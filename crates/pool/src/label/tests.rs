@@ -49,7 +49,7 @@ fn what_devices_are_to_each_other_is_kept() {
     let members = roles.iter().enumerate().map(member).collect();
     let new = Identity { incompatible: Identity::GROUPS, members, groups, ..identity(3) };
     assert_eq!(Identity::decode(&new.encode().unwrap()).unwrap(), new);
-    // Nobody stands beside one that does so itself, or is not there.
+    // No device is paired with one that is paired itself, or that does not exist.
     for beside in [3, 6] {
         let mut wrong = new.clone();
         wrong.members[4].state.role = MemberRole::Successor(beside);

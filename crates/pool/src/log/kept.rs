@@ -467,7 +467,7 @@ mod tests {
         found
     }
 
-    /// The log as the next process has it.
+    /// The journal as the next process gets it.
     fn after_death(log: &KeptLog) -> Arc<KeptLog> {
         KeptLog::taken_over(log.descriptor().try_clone_to_owned().unwrap()).unwrap()
     }
@@ -527,7 +527,7 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        // Dies before the commit of the first half, then after it.
+        // Crashes before the commit of the first half, then after it.
         next.commits_into(places[1], Txg(5));
         let next = after_death(&next);
         next.begin_replay(Txg(4)).unwrap();
@@ -535,7 +535,7 @@ mod tests {
         let next = after_death(&next);
         next.begin_replay(Txg(5)).unwrap();
         assert_eq!(keys(&next), [(5, b"c".to_vec(), 0), (6, b"d".to_vec(), 0)]);
-        // And again after it had taken that note.
+        // And again after recording the commit.
         let next = after_death(&next);
         next.begin_replay(Txg(5)).unwrap();
         assert_eq!(keys(&next).len(), 2);
@@ -559,7 +559,7 @@ mod tests {
         next.serve_before(Txg(5));
         assert_eq!(next.used(), log.used());
         append(&next, 5, b"c", &[]);
-        // Dies before that commit: whatever the txg, all of it is missing.
+        // Crashes before that commit: whatever the txg, all records are missing.
         let next = after_death(&next);
         next.begin_replay(Txg(4)).unwrap();
         assert_eq!(names(&next), [b"a", b"b", b"c"]);
@@ -567,7 +567,7 @@ mod tests {
         append(&next, 5, b"d", &[]);
         next.close(Txg(5));
         append(&next, 6, b"e", &[]);
-        // Dies behind it, before that is noted.
+        // Crashes after it, before it is recorded.
         let next = after_death(&next);
         next.begin_replay(Txg(5)).unwrap();
         assert_eq!(names(&next), [b"e"]);
@@ -577,7 +577,7 @@ mod tests {
         append(&next, 7, b"g", &[]);
         next.committed(Txg(6));
         assert!(next.used() < log.used());
-        // Dies when that is noted.
+        // Crashes after it was recorded.
         let next = after_death(&next);
         next.begin_replay(Txg(6)).unwrap();
         assert_eq!(names(&next), [b"g"]);

@@ -12,8 +12,7 @@ use proptest::prelude::*;
 mod group;
 mod ring;
 
-/// An area in memory that loses what is not synced: a crash keeps any subset of the sectors written
-/// since the last sync.
+/// An area in memory that loses unsynced writes: a crash keeps any subset of the sectors written since the last sync.
 #[derive(Clone, Debug)]
 pub struct Memory(Arc<Mutex<Sectors>>);
 
@@ -32,7 +31,7 @@ impl Memory {
         Self(Arc::new(Mutex::new(Sectors { durable: vec![0; length as usize], ..Sectors::default() })))
     }
 
-    /// What is left after a crash: each unsynced sector is there if its bit says so.
+    /// The content after a crash: each unsynced sector survives if its bit is set.
     pub fn crash(&self, mut keep: impl FnMut() -> bool) {
         let mut sectors = self.0.lock();
         for (sector, content) in std::mem::take(&mut sectors.volatile) {
@@ -99,7 +98,7 @@ impl Area for Memory {
     }
 }
 
-/// A record that can be told apart: operation `number` of a txg.
+/// A distinguishable record: operation `number` of a txg.
 pub fn operation(number: u64, txg: u64, data: &[u8]) -> Vec<u8> {
     let changes = vec![LogChange::Write { inode: number, offset: 0, data }];
     LogRecord { txg: Txg(txg), dataset: 1, changes }.encoded()

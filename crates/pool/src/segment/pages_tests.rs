@@ -13,7 +13,7 @@ fn place(slot: u32) -> crate::label::Place {
     vec![crate::label::SlotAddress { device: 0, slot }].into()
 }
 
-/// What a random sequence of operations makes of a table: only those that are possible are kept.
+/// A table after a random sequence of operations, without the impossible ones.
 fn grown(seed: u64, steps: usize) -> (SegmentTable, Vec<Op>) {
     let mut random = seed;
     let mut next = move |limit: u32| {

@@ -96,7 +96,7 @@ fn share(of: u64, percent: u8) -> i64 {
     i64::try_from(of * u64::from(percent) / 100).unwrap()
 }
 
-/// What the rules say; the accounts are in order.
+/// Unwraps the decision of the rules; the accounts are consistent.
 pub(crate) fn judged<R>(outcome: Result<(), AccountError<R>>) -> Result<(), R> {
     outcome.map_err(|error| match error {
         AccountError::Refused(why) => why,
@@ -399,7 +399,7 @@ fn owners_have_quotas_of_their_own() {
     assert_eq!((quota.available(&used), OwnerQuota::default().available(&used)), (10, u64::MAX));
 }
 
-/// So much more of what compression does not help.
+/// Adds this much incompressible data.
 fn written(bytes: i64) -> UsageChange {
     UsageChange::stored(bytes, bytes)
 }

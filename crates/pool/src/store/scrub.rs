@@ -344,7 +344,7 @@ impl Store {
         };
         if copied {
             let living = self.living_by_headers(id)?;
-            // Read after `living`: every live frame lies before this end.
+            // Read after `living`: every live frame ends before this end.
             let Some(written) = self.map.read().table.segments().get(&id).map(WrittenSoFar::of) else {
                 return Ok(true);
             };

@@ -59,7 +59,7 @@ fn open(simulators: &[Arc<Simulator>], access: Access) -> Result<(Store, Root)> 
     Store::open(devices(simulators), &import(access))
 }
 
-/// Content told by a number: about half of it compresses.
+/// Content derived from a number: about half of it compresses.
 fn content(number: u64, length: usize) -> Vec<u8> {
     let mut random = number;
     let mut bytes: Vec<u8> = Vec::with_capacity(length + 8);
@@ -76,7 +76,7 @@ fn content(number: u64, length: usize) -> Vec<u8> {
 }
 
 fn frame(stream: WriteStream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_> {
-    // What is large goes through code that is fast without optimization too.
+    // Large content uses code that is fast without optimization too.
     let (compression, checksum) = match number % 3 {
         0 if content.len() < 8192 => (CompressionSetting::Lz4, ChecksumKind::Xxh3),
         1 => (CompressionSetting::Off, ChecksumKind::Blake3),

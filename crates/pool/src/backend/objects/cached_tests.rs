@@ -38,14 +38,14 @@ fn what_was_put_or_read_once_is_not_fetched_again() {
     assert!(first.get("seg/02/1-2", Some(0..2 * PART)).unwrap().unwrap() == whole[7..2 * PART as usize + 7]);
     assert_eq!(first.figures().misses, 4);
     drop(first);
-    // Also by the next program.
+    // Also by the next process.
     let second = cached(&bucket, directory.path(), 16);
     assert!(second.get("seg/01/1-1", Some(0..3 * PART)).unwrap().unwrap() == whole[..3 * PART as usize]);
     assert_eq!(bucket.requests(), requests);
-    // As much as there is, and what there is not.
+    // Ranges beyond the end of an object, and of a missing object.
     assert!(second.get("seg/01/1-1", Some(PART..9 * PART)).unwrap().unwrap() == whole[PART as usize..]);
     assert_eq!(second.get("seg/03/1-3", Some(0..9)).unwrap(), None);
-    // A directory is one program's.
+    // A directory belongs to one process.
     assert!(Parts::open(directory.path(), PART).is_err());
 }
 
@@ -73,7 +73,7 @@ fn damage_of_what_is_kept_is_fetched_again() {
     let cached = cached(&bucket, directory.path(), 16);
     assert!(cached.get("seg/01/1-1", Some(5..4 * PART)).unwrap().unwrap() == whole[5..]);
     assert_eq!(cached.figures().misses, 2);
-    // What is found wrong later by whoever knows what is right.
+    // Damage found later by a reader with the right content.
     let file = OpenOptions::new().write(true).open(directory.path().join("data")).unwrap();
     file.write_all_at(&[0x55], 3 * PART + 17).unwrap();
     assert!(cached.get("seg/01/1-1", Some(0..4 * PART)).unwrap().unwrap() != whole);
@@ -133,8 +133,8 @@ fn what_many_want_is_fetched_once() {
     assert_eq!(cached.figures().misses, 64);
 }
 
-/// A bucket that notes which parts it is asked for and how many requests are under way at once. A request
-/// of more than two parts (those are made ahead) waits until another one is under way, too.
+/// A bucket that records which parts are requested and how many requests run in parallel. A request for more than two
+/// parts (readahead) waits until another one runs, too.
 struct Noting {
     bucket: MemoryBucket,
     asked: Mutex<Asked>,
@@ -217,7 +217,7 @@ fn what_comes_next_is_fetched_side_by_side_and_once() {
     let whole = content(200 * PART);
     let bucket = Noting::holding(&whole);
     let cached = Cached::new(Arc::clone(&bucket) as _, Parts::open(directory.path(), 256 * PART).unwrap());
-    // As a reader tells it: in steps that end anywhere.
+    // As a reader announces it: in steps that end anywhere.
     let mut told = 0;
     for at in 0..200 {
         if at * PART >= told {
@@ -249,7 +249,7 @@ fn reads_at_random_fetch_what_they_read_and_no_more() {
         }
     }
     assert_eq!(bucket.asked.lock().parts, places);
-    // Nothing is told ahead of readers that pushes out what they have not read yet.
+    // Readahead that evicts parts before they are read is not announced.
     assert_eq!(cached.ahead().most, 32 * PART);
 }
 
@@ -267,7 +267,7 @@ fn a_fetch_ahead_that_fails_harms_nobody() {
         assert!(found == whole[(part * PART) as usize..][..PART as usize]);
     }
     assert_eq!(bucket.asked.lock().failed, 2);
-    // What cannot be had is told to whoever reads it, and is had when it is there again.
+    // The reader of an unavailable part gets the error, and the part once it is available again.
     bucket.bucket.fail_after(Some(0));
     let other = tempfile::tempdir().unwrap();
     let cold = Cached::new(Arc::clone(&bucket) as _, Parts::open(other.path(), 64 * PART).unwrap());
@@ -277,8 +277,8 @@ fn a_fetch_ahead_that_fails_harms_nobody() {
     assert!(cold.get("seg/01/1-1", Some(0..9)).unwrap().unwrap() == whole[..9]);
 }
 
-/// A bucket whose replies come in small pieces; the first one breaks off, and begins again. No piece comes
-/// before its reader has what came long before it.
+/// A bucket whose replies arrive in small pieces; the first reply breaks off, and starts again. No piece arrives
+/// before the reader has got the earlier ones.
 struct InPieces {
     bucket: MemoryBucket,
     broken: Mutex<bool>,

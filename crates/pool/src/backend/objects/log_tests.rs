@@ -30,7 +30,7 @@ fn objects(bucket: &Arc<dyn Bucket>, epoch: u64) -> ObjectLog {
     log
 }
 
-/// Where the blocks of a log lie.
+/// Storage of a log's blocks.
 enum Medium {
     Ring(Memory),
     Bucket(Arc<MemoryBucket>),
@@ -42,7 +42,7 @@ enum Medium {
 struct Root {
     start: Start,
     txg: u64,
-    /// The import whose log on this machine goes with it.
+    /// The import whose local log belongs to the root.
     local: u32,
 }
 
@@ -64,7 +64,7 @@ impl Medium {
         }
     }
 
-    /// What an import does once the log was replayed.
+    /// The steps of an import after the replay of the log.
     fn begin(&self, epoch: u32) {
         if let Self::Local { log: Some(log), .. } = self {
             log.make(epoch).unwrap();
@@ -206,7 +206,7 @@ impl History {
         }
         self.medium.begin(self.epoch);
         self.log = Some(Log::new(blocks));
-        // What was replayed is committed before anything else is done.
+        // Replayed records are committed before anything else.
         let closed = self.txg;
         let (last, start) = (self.log().newest(), self.log().start_after(Txg(closed)));
         self.txg += 1;

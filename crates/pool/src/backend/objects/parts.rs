@@ -384,7 +384,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let parts = Parts::open(directory.path(), 8 * PART).unwrap();
         let content = |length: usize, fill: u8| vec![fill; length];
-        // Thirty-two small ones are all the slots there are, and a thirty-second of the room.
+        // Thirty-two small parts use all the slots, and a thirty-second of the space.
         for number in 0..32 {
             assert!(parts.keep(name("small", number), &content(100, number as u8)));
         }
@@ -401,7 +401,7 @@ mod tests {
         assert!(parts.count() <= 32 && parts.taken() <= 8 * PART, "{parts:?}");
         let blocks = |parts: &Parts| std::os::unix::fs::MetadataExt::blocks(&parts.data.metadata().unwrap()) * 512;
         assert!(blocks(&parts) <= 9 * PART, "{} bytes", blocks(&parts));
-        // What is here is here after a restart, and no more than may be.
+        // The parts survive a restart, within the limit.
         drop(parts);
         let parts = Parts::open(directory.path(), 8 * PART).unwrap();
         let mut read = Vec::new();

@@ -99,7 +99,7 @@ mod tests {
         assert!(why.contains("number 6") && why.contains("number 7"), "{why}");
         SeenRoots::open(path.clone(), true).check(6).unwrap();
         SeenRoots::open(path.clone(), false).check(6).unwrap();
-        // A damaged file says nothing.
+        // A damaged file has no effect.
         std::fs::write(&path, [7; 16]).unwrap();
         SeenRoots::open(path, false).check(1).unwrap();
     }

@@ -20,11 +20,11 @@ fn open(memory: &Memory, start: Start, committed: u64) -> (Ring<Memory>, Replaye
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A block with so many records of so many bytes.
+    /// A block with this many records of this length in bytes.
     Append { records: u8, bytes: u16 },
     /// The txg is committed.
     Commit,
-    /// A crash while a block of so many bytes is being written.
+    /// A crash after this many bytes of a block were written.
     Crash { bytes: u16, keep: Vec<bool> },
 }
 

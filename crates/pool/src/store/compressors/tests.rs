@@ -1,4 +1,4 @@
-//! Compression by several threads gives what one gives.
+//! Compression by several threads gives the same result as by one.
 
 use super::*;
 use crate::frames::{Owner, WriteStream};
@@ -69,7 +69,7 @@ fn several_threads_compress_what_one_does_in_its_order() {
 #[test]
 fn what_nobody_begins_or_somebody_loses_is_compressed_by_the_caller() {
     let contents: Vec<Vec<u8>> = (0..8).map(|nth| content(nth, 20_000, true)).collect();
-    // Nobody is there.
+    // There are no threads.
     let running = started(0, 9, Job::run);
     assert!(together(&running, &contents) == alone(&contents));
     assert_eq!(running.workers.waiting(), 0);

@@ -14,7 +14,7 @@ const FRAMES: u64 = 60;
 /// A device that flips a bit in some of its reads.
 struct Flipping {
     device: Arc<Simulator>,
-    /// Every so many reads; 0: none.
+    /// One of this many reads; 0: none.
     every: AtomicU64,
     reads: AtomicU64,
 }
@@ -88,7 +88,7 @@ impl Pool {
         Self { store, devices: all, frames }
     }
 
-    /// What a scrub reports: of each device, its damaged frames, and what was repaired.
+    /// Reports of a scrub: for each device, its damaged frames, and the repaired ones.
     fn scrub(&self) -> BTreeMap<Option<u16>, Repaired> {
         let mut found: BTreeMap<Option<u16>, Repaired> = BTreeMap::new();
         self.store
@@ -107,7 +107,7 @@ impl Pool {
         found
     }
 
-    /// Has all that lies in the segments of content on a device.
+    /// The bytes of all content segments on a device.
     fn of_segments(&self, device: usize) -> Vec<Vec<u8>> {
         let segments = self.store.segments().into_iter().filter(|segment| segment.stream == WriteStream::Data);
         let read = |segment: SegmentInfo| {
@@ -124,8 +124,8 @@ impl Pool {
 const KINDS: [(GroupKind, usize); 4] =
     [(GroupKind::Mirror, 2), (GroupKind::Mirror, 3), (GroupKind::RaidZ(1), 3), (GroupKind::RaidZ(2), 5)];
 
-/// Each device in turn: what is overwritten on it is written anew, counted, and blamed on it alone, copies
-/// that are not read first and parity as well.
+/// Each device in turn: overwritten ranges are rewritten, counted, and blamed on it alone, including copies that are
+/// not read first and parity.
 #[test]
 fn a_scrub_reports_all_that_it_writes_anew() {
     for (kind, count) in KINDS {

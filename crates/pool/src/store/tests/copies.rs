@@ -1,4 +1,4 @@
-//! Metadata in two places: one damaged copy costs nothing and is written anew.
+//! Redundant metadata: one damaged copy costs nothing and is rewritten.
 
 use super::*;
 use crate::backend::slots;
@@ -26,7 +26,7 @@ fn is_metadata(number: u64) -> bool {
     number.is_multiple_of(5)
 }
 
-/// What lies at a place for a frame.
+/// The bytes of a frame in one slot.
 fn bytes(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Pointer) -> Vec<u8> {
     let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
     let mut bytes = vec![0; pointer.charged() as usize];
@@ -42,7 +42,7 @@ fn rot(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Poi
 /// The names of frames.
 type Names = Vec<(u32, u32)>;
 
-/// What a scrub says: mended, lost, whole.
+/// Reports of a scrub: repaired, lost, undamaged.
 fn scrubbed(store: &Store) -> (Names, Names, u64) {
     let (mut mended, mut lost, mut whole) = (Vec::new(), Vec::new(), 0);
     store
@@ -87,11 +87,11 @@ fn a_damaged_copy_is_mended_by_whoever_reads_it_and_by_a_scrub() {
                 rot(&sims, &store, places[copy], pointer, within);
                 assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length));
                 if copy == 0 && within >= 80 {
-                    // What a reader meets is mended at once.
+                    // Damage found by a reader is repaired at once.
                     assert!(told.lock().pop().is_some_and(|told| told == (true, Some(places[0].device), *pointer)));
                 } else {
                     let (mended, lost, found) = scrubbed(&store);
-                    // Where its header is damaged, the frame is not counted at its first place.
+                    // Where its header is damaged, the frame is not counted in its first copy.
                     let whole = 50 - u64::from(copy == 0 && within < 80);
                     assert_eq!(
                         (mended, lost.len(), found),
@@ -124,7 +124,7 @@ fn what_is_damaged_at_both_places_is_told_and_never_returned() {
     rot(&sims, &store, places[1], &pointer, 400);
     assert!(matches!(store.read(&pointer), Err(PoolError::Frame { .. })));
     assert_eq!(scrubbed(&store), (Vec::new(), vec![(pointer.segment, pointer.index)], 50));
-    // Another one in the same blocks is mended all the same, and this one is what it was.
+    // Another frame in the same blocks is repaired all the same, and this one is unchanged.
     let neighbour = frames[25].0;
     rot(&sims, &store, places[0], &neighbour, 90);
     assert_eq!(scrubbed(&store).0, vec![(neighbour.segment, neighbour.index)]);
@@ -185,7 +185,7 @@ fn what_the_cleaner_moves_is_written_twice_again() {
     let frames = fill(&store);
     commit(&store, 1).unwrap();
     let id = frames[0].0.segment;
-    // Damaged in the copy that the cleaner reads: it is mended before.
+    // Damage in the copy that the cleaner reads is repaired before.
     rot(&sims, &store, places(&store, id)[0], &frames[5].0, 500);
     assert!(store.mend_segment(id).unwrap());
     store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// The work: returns which frames each txg has, as far as it came, and the last txg that was told
-/// to be durable.
+/// The work: returns the frames of each txg, as far as it came, and the last txg that was reported as durable.
 fn work(store: &Store, states: &mut BTreeMap<u64, Vec<(Pointer, u64)>>, durable: &mut u64) -> Result<()> {
     let mut frames: Vec<(Pointer, u64)> = Vec::new();
     for txg in 1..=6u64 {
@@ -17,7 +16,7 @@ fn work(store: &Store, states: &mut BTreeMap<u64, Vec<(Pointer, u64)>>, durable:
             store.free(&pointer, Txg(txg));
         }
         states.insert(txg, frames.clone());
-        // Somebody writes for the next txg already.
+        // Another thread writes for the next txg already.
         let uncommitted = put(store, txg + 1, 77, 10_000)?;
         if txg == 4 {
             store.commit_moves()?;
@@ -63,7 +62,7 @@ fn every_point_of_failure_leaves_a_whole_state() {
                 assert_eq!(*store.read(pointer).unwrap(), *content(*number, 30_000), "after {allowed} operations");
             }
             assert_eq!(used(&store), frames.iter().map(|(pointer, _)| pointer.charged()).sum::<u64>());
-            // And it goes on.
+            // And the work continues.
             let pointer = put(&store, root.txg.0 + 1, 5, 1000).unwrap();
             commit(&store, root.txg.0 + 1).unwrap();
             drop(store);

@@ -1,4 +1,4 @@
-//! Second copies that are missing: a write failed at one place, or the pool had none before.
+//! Missing second copies: a write failed in one slot, or the pool had none before.
 
 use std::io;
 
@@ -181,7 +181,7 @@ fn a_pool_without_second_copies_gets_them() {
             })
             .collect();
         commit(&store, 1).unwrap();
-        // Some of the trees lie beside data, where the cleaner has moved them to.
+        // Some tree nodes are among relocated file content, where the cleaner has moved them.
         for id in [frames[0].0.segment, frames[1].0.segment] {
             store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();
         }
@@ -203,7 +203,7 @@ fn a_pool_without_second_copies_gets_them() {
             store
         };
         assert!(store.has_redundant_metadata());
-        // What was open is sealed by the next commits.
+        // Segments that were open are sealed by the next commits.
         tend(&store, &mut txg);
         tend(&store, &mut txg);
         assert_eq!(store.lies_once(), 0);

@@ -1,4 +1,4 @@
-//! A small pool kept in the tree: what was written by format 1 opens for ever.
+//! A small pool stored in the repository: a pool written by format 1 opens for ever.
 
 use super::*;
 use crate::codec::{Reader, Writer};
@@ -21,7 +21,7 @@ fn make() -> Vec<u8> {
     put(&store, 4, 99, 1000).unwrap();
     let mut upper = Writer::default();
     upper.varint(frames.len() as u64);
-    // The upper level has 2 KiB: the names of all frames; their content is told by their number.
+    // The engine's own data has 2 KiB: the names of all frames; their content is derived from their number.
     for (pointer, number) in &frames {
         upper.varint(*number);
         pointer.encode(&mut upper);

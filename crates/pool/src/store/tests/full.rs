@@ -13,7 +13,7 @@ fn plain(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointe
     store.write(&frame(WriteStream::Data, birth, &block(number, length), 1))
 }
 
-/// Content that does not compress, told by its number.
+/// Incompressible content, derived from its number.
 fn block(number: u64, length: usize) -> Vec<u8> {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     let mut block = NOISE.get_or_init(|| content(1, 65_536))[..length].to_vec();
@@ -35,7 +35,7 @@ fn writes_end_at_the_slop_and_room_comes_back() {
     assert!(space.available < 65_616 && space.free >= slop, "{space:?}");
     assert_eq!(frames.len() as u64, (size - slop - space.table - space.slack) / 65_616);
     commit(&store, 1).unwrap();
-    // Data that was accepted goes on to a quarter of the slop, then no further; trees' nodes do.
+    // Accepted data may use the slop except a quarter, then nothing more; tree nodes may.
     let error = loop {
         match plain(&store, 2, 7, 65_536) {
             Ok(pointer) => frames.push(pointer),
@@ -167,7 +167,7 @@ fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
     for txg in 2..8 {
         commit(&store, txg).unwrap();
     }
-    // They count as free, and are given to nobody yet.
+    // They count as free, and are not allocated yet.
     let space = store.space();
     assert!(space.free_slots > before + 5, "{space:?}");
     assert!(!untold(&store).is_empty());
@@ -201,7 +201,7 @@ fn where_little_is_free_it_is_for_writers() {
     store.set_autotrim(true);
     let spare = crate::segment::cleaner::hurry(store.backend.room().total) + 8;
     let mut pointers = Vec::new();
-    // Trees' nodes may take what ordinary content may not.
+    // Tree nodes may use space that ordinary content may not.
     while store.backend.room().free >= spare {
         let number = pointers.len() as u64;
         pointers.push(store.write(&frame(WriteStream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
@@ -225,7 +225,7 @@ fn where_little_is_free_it_is_for_writers() {
     assert_eq!(store.backend.room().free, free + waiting.len() as u64);
     assert_eq!(sims[0].bytes()[start..start + 60_000], before[..], "the device was told");
 
-    // Where much has become free, only what lacks is kept from the device.
+    // Where much was freed, only the lacking slots are withheld from the discard.
     pointers.drain(..).for_each(|pointer| store.free(&pointer, Txg(8)));
     for txg in 8..14 {
         commit(&store, txg).unwrap();
@@ -259,7 +259,7 @@ fn a_device_is_told_of_what_is_free_and_of_nothing_else() {
         bytes
     };
     commit(&store, 2).unwrap();
-    // The root before this one still names the segment: it may be gone back to.
+    // The previous root still names the segment: a rewind to it is possible.
     let before = sims[0].bytes()[start..start + (1 << 18)].to_vec();
     assert!(through() > 0);
     assert_eq!(sims[0].bytes()[start..start + (1 << 18)], before[..]);

@@ -1,4 +1,4 @@
-//! A segment table so large that a root record cannot name the segments that it lies in, and what of it
+//! A segment table so large that a root record cannot name the segments that store it, and the part of it that
 //! commits write.
 
 use super::*;
@@ -19,7 +19,7 @@ fn objects(bucket: &Arc<MemoryBucket>, nonce: u64) -> Arc<Objects> {
     Arc::new(Objects::new(Arc::clone(bucket) as _, SEGMENT, 1 << 50, writer))
 }
 
-/// Segments of a pool are longer, so what is said of it in the bucket would be refused.
+/// Segments of a pool are longer, so that the identity in the bucket would be refused.
 fn reopened(bucket: &Arc<MemoryBucket>, identity: &mut Identity, access: Access) -> Result<(Store, Root)> {
     let nonce = 1 + identity.revision;
     let opened = Store::open_in(objects(bucket, nonce), identity.clone(), &import(access))?;
@@ -28,7 +28,7 @@ fn reopened(bucket: &Arc<MemoryBucket>, identity: &mut Identity, access: Access)
     Ok(opened)
 }
 
-/// Segments that nobody wrote, with places that say nothing twice: it is the table that counts.
+/// Segments without content, at locations that do not compress: only the table matters.
 fn grow(store: &Store, segments: u32, seed: &mut u64) {
     let mut map = store.map.write();
     for _ in 0..segments {
@@ -57,7 +57,7 @@ fn table(store: &Store) -> BTreeMap<u32, Segment> {
     store.map.read().table.segments().clone()
 }
 
-/// What an import of a root gives, but for what it ends itself.
+/// Compares with the table after an import of a root, except for the segments that the import seals itself.
 fn assert_is(store: &Store, before: &BTreeMap<u32, Segment>) {
     let now = table(store);
     assert_eq!(now.len(), before.len());
@@ -76,7 +76,7 @@ fn a_root_need_not_name_all_segments_of_the_table() {
     let (store, _) = Store::create_in(objects(&bucket, 1), &new_pool(), 1 << 50).unwrap();
     let (mut seed, mut txg, mut identity) = (7, 0, store.identity());
     grow(&store, 130_000, &mut seed);
-    // The upper level takes what it may of the record.
+    // The engine's own data uses its maximum of the record.
     let upper = vec![1; UPPER_LIMIT];
     let mut next = |store: &Store| {
         txg += 1;
@@ -88,7 +88,7 @@ fn a_root_need_not_name_all_segments_of_the_table() {
     assert!(root.table_segments.len() > 160, "{} segments of the table", root.table_segments.len());
     assert!(!root.table_list.is_empty());
     let stored = store.space().table;
-    // What a commit writes is what has changed, not what there is, whatever lies between.
+    // The size of a commit depends on the changes, not on the size of the table, wherever the changes are.
     let mut before = store.traffic().table;
     for step in 0..60 {
         let pointer = put(&store, txg_of(&store) + 1, step, 300).unwrap();
@@ -106,7 +106,7 @@ fn a_root_need_not_name_all_segments_of_the_table() {
     let was = table(&store);
     drop(store);
 
-    // Damage of one page is told; nothing else is.
+    // Damage of one page is reported; nothing else is.
     let (store, root) = reopened(&bucket, &mut identity, Access::ReadOnly).unwrap();
     assert_is(&store, &was);
     assert_eq!(root.table_segments.iter().filter(|segment| segment.dead_since.is_none()).count(), live(&segments));
@@ -119,7 +119,7 @@ fn a_root_need_not_name_all_segments_of_the_table() {
     assert!(checked > 3000 && damaged == 0, "{damaged} of {checked} damaged");
     drop(store);
 
-    // Another writer goes on, and so does one after that.
+    // Another writer continues, and so does one after that.
     let (store, _) = reopened(&bucket, &mut identity, Access::ReadWrite).unwrap();
     assert_is(&store, &was);
     for step in 0..30 {
@@ -166,8 +166,7 @@ fn txg_of(store: &Store) -> u64 {
     store.durable().0
 }
 
-/// The bucket fails at each request of some commits with a list; what the newest root then says is
-/// whole.
+/// The bucket fails at each request of some commits with a list; the newest root then names a complete table.
 #[test]
 fn requests_that_fail_leave_a_whole_table() {
     let steps = |store: &Store, txg: &mut u64, seed: &mut u64| -> Result<()> {

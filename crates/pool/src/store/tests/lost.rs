@@ -53,7 +53,7 @@ fn cut(devices_at_first: usize, more: usize, seeds: u64) {
                 }
                 if used < sims.len() && random.below(20) == 0 {
                     let grown = store.add_device(Arc::clone(&sims[used]) as Arc<dyn Device>, 9);
-                    // Whether the labels say so by then or not, it is looked at.
+                    // The device is examined, whether the labels name it by then or not.
                     used += 1;
                     if grown.is_err() {
                         break;
@@ -184,7 +184,7 @@ fn records_of_a_version_that_guarded_nothing_are_taken_as_they_are() {
     (1..=5).for_each(|txg| commit(&store, txg).unwrap());
     let root = store.root();
     drop(store);
-    // As that version left it: one round, which power cut short, on places that held anything.
+    // As that version left it: one round, interrupted by a power failure, at positions with arbitrary content.
     let old = Root { generation: root.generation + 1, guarded: false, ..root };
     for round in [label::Round::First, label::Round::Second] {
         label::write_root(&*sims[0], old.generation, &old.encode().unwrap(), round).unwrap();

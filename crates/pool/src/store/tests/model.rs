@@ -1,4 +1,4 @@
-//! Random work against a map: what a commit has promised is there after every kind of end.
+//! Random work against a map: committed frames exist after every kind of end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ struct Model {
     txg: u64,
     next: u64,
     now: Alive,
-    /// What each committed txg had.
+    /// The frames of each committed txg.
     states: BTreeMap<u64, Alive>,
     imports: u64,
     moved: u64,
@@ -77,7 +77,7 @@ impl Model {
     }
 
     fn commit(&mut self) -> Result<()> {
-        // The state may be durable even where the commit is told to have failed.
+        // The state may be durable even where the commit reported a failure.
         self.states.insert(self.txg, self.now.clone());
         self.txg += 1;
         commit(&self.store, self.txg - 1)
@@ -119,7 +119,7 @@ impl Model {
         }
     }
 
-    /// Everything that is alive now is readable, also what is not committed.
+    /// All live frames are readable, including uncommitted ones.
     fn check_all(&self, every: usize) {
         for (pointer, number, length) in self.now.values().step_by(every) {
             assert_eq!(*self.store.read(pointer).unwrap(), *content(*number, *length), "frame {pointer}");

@@ -1,5 +1,4 @@
-//! Which devices are read and written, and in what order: reads of copies, scrubs, content that is spread
-//! over devices.
+//! Which devices are read and written, and in what order: reads of copies, scrubs, content distributed over devices.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,8 +8,7 @@ use super::*;
 use crate::backend::NewGroup;
 use crate::label::GroupKind;
 
-/// A device that notes what is read of it; as long as it is told to, a read waits until another one is
-/// under way.
+/// A device that records its reads; in the waiting mode, a read waits until another one is in progress.
 struct Watched {
     device: Arc<Simulator>,
     /// Offset and length of each read, and whether it went past caches.
@@ -74,7 +72,7 @@ impl Device for Watched {
     fn expect(&self, _: u64, _: u64) {}
 }
 
-/// A pool on watched devices with so many frames of content in it, committed.
+/// A pool on watched devices with this many frames of content, committed.
 struct Pool {
     store: Store,
     devices: Vec<Arc<Watched>>,
@@ -118,7 +116,7 @@ impl Pool {
         assert_eq!(*self.store.read(pointer).unwrap(), *content(*number, LENGTH));
     }
 
-    /// What was read of each device since this was asked last, bytes.
+    /// Bytes read from each device since the last call.
     fn taken(&self) -> Vec<u64> {
         let of = |device: &Arc<Watched>| device.reads.lock().drain(..).map(|(_, length, _)| length).sum();
         self.devices.iter().map(of).collect()
@@ -140,7 +138,7 @@ fn a_stream_is_read_from_all_devices_of_a_mirror() {
     assert!(taken.iter().all(|bytes| *bytes > sum / 3), "{taken:?}");
 }
 
-/// Two who read at the same time read two devices, and so do as many as there are devices.
+/// Two concurrent readers read two devices, and so do as many as there are devices.
 #[test]
 fn readers_at_the_same_time_read_different_devices_of_a_mirror() {
     for count in [2, 3] {
@@ -155,7 +153,7 @@ fn readers_at_the_same_time_read_different_devices_of_a_mirror() {
     }
 }
 
-/// A copy that is damaged is mended from the other, whichever of them was read.
+/// A damaged copy is repaired from the other, whichever of them was read.
 #[test]
 fn a_damaged_copy_is_mended_whichever_was_chosen() {
     for bad in [0, 1] {
@@ -181,7 +179,7 @@ fn a_damaged_copy_is_mended_whichever_was_chosen() {
         pool.frames.iter().for_each(|frame| pool.read(frame));
         let told = told.lock().clone();
         assert!(!told.is_empty() && told.iter().all(|told| *told == (Some(bad as u16), true)), "{told:?}");
-        // What was not read is mended by a scrub.
+        // A copy that was not read is repaired by a scrub.
         pool.store.scrub(&mut |checked| checked.damage.is_none() || checked.mended).unwrap();
         for (pointer, number) in &pool.frames {
             let (_, slot) = slots.iter().find(|(id, _)| *id == pointer.segment).unwrap();
@@ -193,8 +191,7 @@ fn a_damaged_copy_is_mended_whichever_was_chosen() {
     }
 }
 
-/// A scrub reads all that lives once, past caches, in the order in which it lies; copies and parity
-/// too.
+/// A scrub reads all live segments once, by direct I/O, in the order of their locations; copies and parity too.
 #[test]
 fn a_scrub_reads_each_device_once_in_the_order_of_places() {
     let layouts: [&[(GroupKind, usize)]; 4] = [
@@ -231,7 +228,7 @@ fn a_scrub_reads_each_device_once_in_the_order_of_places() {
     }
 }
 
-/// What a scrub has come to is where it goes on; and whoever stops it stops all lanes.
+/// A scrub resumes at its last position; and a visitor that stops it stops all lanes.
 #[test]
 fn a_scrub_goes_on_where_it_was_stopped() {
     let groups: &[(GroupKind, usize)] = &[(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 3)];
@@ -260,8 +257,8 @@ fn a_scrub_goes_on_where_it_was_stopped() {
     }
 }
 
-/// Content goes to all devices that do not depend on each other, also after the next import; and what
-/// is promised as room can be written, whatever is open.
+/// Content is distributed over all independent devices, also after the next import; and the promised space can be
+/// written, whichever segments are open.
 #[test]
 fn content_is_spread_over_devices() {
     let content = content(1, LENGTH);
@@ -299,7 +296,7 @@ fn content_is_spread_over_devices() {
     assert_eq!(open(&store), before);
     let room = store.room().min(store.space().available);
     let charged = kept[0].charged();
-    // What is left at the ends of slots holds no frame of this length.
+    // The remaining space at the ends of slots holds no frame of this length.
     let count = room / charged * 9 / 10;
     kept.extend((300..300 + count).map(|number| put(&store, number).unwrap()));
     commit(&store, 3).unwrap();

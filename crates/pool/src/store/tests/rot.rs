@@ -1,4 +1,4 @@
-//! Bits that flip: found, told, never returned as content.
+//! Bit rot: detected, reported, never returned as content.
 
 use std::collections::BTreeSet;
 
@@ -70,8 +70,8 @@ fn what_comes_goes_and_moves_while_a_scrub_looks_is_not_called_damaged() {
                 seen += 1;
                 if seen % 7 == 1 {
                     txg += 1;
-                    // The open segments grow, some of what was there goes, and some moves to a
-                    // segment of relocated frames, which grows as well.
+                    // The open segments grow, some frames are freed, and some move to a segment of relocated frames,
+                    // which grows as well.
                     frames.extend((0..5).map(|number| put(&store, txg, txg * 10 + number, 3000).unwrap()));
                     store.free(&frames.remove((txg as usize * 3) % frames.len()), Txg(txg));
                     let from = frames[(txg as usize * 5) % frames.len()].segment;
@@ -134,7 +134,7 @@ fn rot_in_labels_and_table_is_survived_or_told() {
     assert_eq!(again.generation, root.generation);
     assert_eq!(*store.read(&pointer).unwrap(), *content(1, 5000));
     drop(store);
-    // The table itself: an import must say so, and an older state is there for a rewind.
+    // The table itself: an import must report it, and an older state exists for a rewind.
     let table = *root.deltas.last().unwrap();
     let place = root.table_segments.iter().find(|segment| segment.id == table.segment).unwrap().place[0];
     sims[0].rot(slots::start(place, MIB) + u64::from(table.offset) * 16 + 82, 1);
@@ -156,7 +156,7 @@ fn going_back_writes_nothing_before_it_is_confirmed() {
     for txg in [2, 1] {
         let (store, root) = open(&sims, Access::Rewind(Txg(txg))).unwrap();
         assert_eq!(root.txg, Txg(txg));
-        // What it was opened for cannot be read: it is dropped.
+        // The opened state cannot be read: the store is dropped.
         drop(store);
         assert!(sims[0].bytes() == before, "nothing is given up yet");
     }
@@ -197,7 +197,7 @@ fn a_device_that_cannot_be_written_is_refused_and_the_pool_goes_on() {
         commit(&store, operations + 1).unwrap();
     }
     store.rename("lake", 10).unwrap();
-    // What it has got of labels leads nobody astray.
+    // The device's partial labels mislead no import.
     drop(store);
     sims[1].fail_after(u64::MAX);
     let (store, _) = open(&sims[..1], Access::ReadWrite).unwrap();
@@ -223,7 +223,7 @@ fn damaged_labels_are_written_anew_by_a_scrub() {
     }
     assert_eq!(store.scrub_labels().unwrap(), [3, 3]);
     assert_eq!(store.scrub_labels().unwrap(), [0, 0]);
-    // What was written anew is enough by itself.
+    // The rewritten copy is sufficient by itself.
     sims[0].rot(places[3] + crate::label::IDENTITY_AT + 100, 3);
     sims[1].rot(places[0] + root + 50, 5);
     assert_eq!(store.scrub_labels().unwrap(), [1, 1]);

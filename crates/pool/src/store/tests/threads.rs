@@ -1,5 +1,5 @@
-//! Writers, readers, commits and the cleaner at once, on a pool that is short of slots: an import
-//! at the end finds what was committed.
+//! Writers, readers, commits and the cleaner at once, on a pool that is short of slots: an import at the end finds
+//! everything committed.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;

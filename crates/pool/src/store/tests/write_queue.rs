@@ -1,12 +1,11 @@
-//! Threads that write content behind whoever has filled it, on a device that keeps them waiting and
-//! then fails.
+//! Threads that write content in the background, on a device that delays the writes and then fails.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
 
-/// What happens to large writes by threads of the store.
+/// Outcome of large writes by threads of the store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Fate {
@@ -16,7 +15,7 @@ enum Fate {
     Panic,
 }
 
-/// A device whose large writes by these wait until it is known what happens to them.
+/// A device whose large writes by these threads wait until their outcome is set.
 struct Fateful {
     below: Arc<Simulator>,
     fate: AtomicU8,
@@ -105,7 +104,7 @@ fn content_whose_write_fails_behind_its_writer_is_in_no_commit() {
         let (below, device, store) = fateful();
         let durable: Vec<Pointer> = (0..20).map(|number| write(&store, 2, number).unwrap()).collect();
         commit(&store, 2).unwrap();
-        // Nobody waits for the device, and what is on its way is read from memory.
+        // No thread waits for the device, and unwritten pieces are read from memory.
         device.decide(Fate::Wait);
         let before = device.begun.load(Ordering::SeqCst);
         let fresh: Vec<Pointer> = (20..34).map(|number| write(&store, 3, number).unwrap()).collect();
@@ -113,7 +112,7 @@ fn content_whose_write_fails_behind_its_writer_is_in_no_commit() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!((20..).zip(&fresh).all(|(number, pointer)| is_whole(&store, pointer, number)));
-        // A commit waits for it, and then does not take place.
+        // A commit waits for it, and then fails.
         std::thread::scope(|scope| {
             let committing = scope.spawn(|| commit(&store, 3));
             device.decide(end);
@@ -121,7 +120,7 @@ fn content_whose_write_fails_behind_its_writer_is_in_no_commit() {
         });
         assert!(commit(&store, 3).is_err() && commit(&store, 4).is_err());
         assert!(write(&store, 4, 50).is_err());
-        // What could not be written is there as long as anybody may ask for it.
+        // A failed piece stays in memory as long as it may be read.
         assert!((20..).zip(&fresh).all(|(number, pointer)| is_whole(&store, pointer, number)));
         device.decide(Fate::Pass);
         assert!(commit(&store, 5).is_err(), "a device that works again changes nothing");
