@@ -438,8 +438,9 @@ pub trait Backend: Send + Sync {
     /// [`PoolError::Device`].
     fn list_unknown(&self, is_known: &dyn Fn(u32, &Place) -> bool) -> Result<Unknown>;
 
-    /// Begins an epoch for this writer that no other writer has used, later than `beyond`: segments and roots written
-    /// from now on carry it. Returns whether the backend has epochs and began one.
+    /// Begins an epoch (a fencing token) for this writer that no other writer has used, later than `beyond`: segments
+    /// and log blocks written from now on have it in their names. Returns whether it began one: `false` where this
+    /// writer's epoch is late enough already, or the backend has no epochs.
     ///
     /// # Errors
     /// [`PoolError::Device`]; [`PoolError::Refused`] where other writers keep beginning epochs.

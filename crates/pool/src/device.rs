@@ -28,7 +28,7 @@ pub trait Device: Send + Sync {
     /// The device's name for messages: its path.
     fn name(&self) -> &str;
 
-    /// Its length, bytes.
+    /// The device's length, bytes.
     fn length(&self) -> u64;
 
     /// Measures the device again, and returns its length in bytes. [`Self::length`] follows where it has grown; it

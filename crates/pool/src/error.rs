@@ -68,7 +68,7 @@ pub enum PoolError {
     Frame {
         /// The frame's pointer.
         pointer: Pointer,
-        /// Its damage.
+        /// The frame's damage.
         damage: Damage,
     },
     /// A structure outside frames (label, root record, row) is damaged.
@@ -84,9 +84,9 @@ pub enum PoolError {
     Short {
         /// The device's path.
         device: String,
-        /// Its length, bytes.
+        /// The device's length, bytes.
         length: u64,
-        /// Its expected length, bytes.
+        /// The device's expected length, bytes.
         wanted: u64,
     },
     /// No space left that the caller may use.

@@ -69,13 +69,13 @@ pub struct NewFrame<'a> {
     pub stream: WriteStream,
     /// The kind of its content.
     pub kind: FrameKind,
-    /// Its owner.
+    /// The frame's owner.
     pub owner: Owner,
-    /// The txg that it belongs to.
+    /// The txg that the frame belongs to.
     pub birth: Txg,
-    /// Its content, 1 byte to 16 MiB.
+    /// The frame's content, 1 byte to 16 MiB.
     pub content: &'a [u8],
-    /// How to compress it.
+    /// How to compress the content.
     pub compression: CompressionSetting,
     /// The checksum function.
     pub checksum: ChecksumKind,

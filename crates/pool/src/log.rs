@@ -136,7 +136,7 @@ impl<B: Blocks + ?Sized> Blocks for Box<B> {
 pub struct Start {
     /// Position of the next block: in a ring a multiple of [`ring::BLOCK`].
     pub position: u64,
-    /// Its sequence number.
+    /// Sequence number of the next block.
     pub sequence: u64,
     /// Checksum of the previous block.
     pub chain: u64,

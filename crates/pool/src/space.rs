@@ -96,17 +96,17 @@ pub struct Usage {
 /// A change of a [`Usage`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsageChange {
-    /// Of [`Usage::dataset`].
+    /// Change of [`Usage::dataset`].
     pub dataset: i64,
-    /// Of [`Usage::snapshots`].
+    /// Change of [`Usage::snapshots`].
     pub snapshots: i64,
-    /// Of [`Usage::referenced`].
+    /// Change of [`Usage::referenced`].
     pub referenced: i64,
-    /// Of [`Usage::unique`].
+    /// Change of [`Usage::unique`].
     pub unique: i64,
-    /// Of [`Usage::logical_used`].
+    /// Change of [`Usage::logical_used`].
     pub logical_used: i64,
-    /// Of [`Usage::logical_referenced`].
+    /// Change of [`Usage::logical_referenced`].
     pub logical_referenced: i64,
 }
 

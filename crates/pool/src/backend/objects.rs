@@ -176,11 +176,11 @@ struct State {
     epoch: u32,
     /// The epoch of the newest root that was found.
     found: u32,
-    /// The machine that put it.
+    /// The machine that put the found root.
     host: String,
-    /// Its writer's number.
+    /// Writer number of the found root.
     writer: u64,
-    /// A newer root has fenced this writer.
+    /// Whether a newer root has fenced this writer.
     is_fenced: bool,
     /// The import whose local log belongs to the roots of txg `base`; 0: none.
     inherited: u32,
@@ -213,7 +213,7 @@ struct Open {
     put: u64,
     /// An upload of it is in progress.
     uploading: bool,
-    /// It was handed to an upload thread.
+    /// Whether the segment was handed to an upload thread.
     offered: bool,
     /// Checksums of uploads without a reply: the bucket may have any of these.
     tried: Vec<[u8; 16]>,

@@ -22,7 +22,7 @@ pub enum ChangeKind {
 /// A topology change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeChange {
-    /// Its kind.
+    /// Kind of the change.
     pub kind: ChangeKind,
     /// The group that changes, or that the devices leave.
     pub group: u8,

@@ -37,7 +37,7 @@ pub enum GroupClass {
 pub struct Group {
     /// The group's kind.
     pub kind: GroupKind,
-    /// Its allocation class.
+    /// The group's allocation class.
     pub class: GroupClass,
     /// Stripe unit: bytes on one device before a row continues on the next, as a power of two.
     pub unit: u8,
@@ -74,11 +74,11 @@ impl MemberRole {
 pub struct MemberState {
     /// The device's group.
     pub group: u8,
-    /// Its role.
+    /// The device's role.
     pub role: MemberRole,
-    /// Its status.
+    /// The device's status.
     pub status: MemberStatus,
-    /// It may lack data that it should hold: it was missing when that was written.
+    /// Whether the device may lack data that it should hold: it was missing when that was written.
     pub stale: bool,
 }
 

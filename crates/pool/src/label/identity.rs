@@ -30,13 +30,13 @@ pub enum PoolState {
 /// A device of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its GUID, which never changes.
+    /// The device's GUID, which never changes.
     pub guid: u64,
-    /// Its length as used by the pool, bytes.
+    /// The device's length as used by the pool, bytes.
     pub length: u64,
-    /// Last known path, in bytes; only a hint.
+    /// The device's last known path, in bytes; only a hint.
     pub path: Vec<u8>,
-    /// Its group and state; not stored in pools without groups.
+    /// The device's group and state; not stored in pools without groups.
     pub state: MemberState,
 }
 

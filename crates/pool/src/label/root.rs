@@ -98,7 +98,7 @@ impl From<Vec<SlotAddress>> for Place {
 pub struct LogStart {
     /// Position of the first block in the log area, bytes.
     pub position: u64,
-    /// Its sequence number.
+    /// Sequence number of the first block.
     pub sequence: u64,
     /// Chain value of the previous block, which only the log interprets.
     pub chain: u64,
@@ -107,11 +107,11 @@ pub struct LogStart {
 /// A segment of the segment table itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableSegment {
-    /// Its number.
+    /// The segment's number.
     pub id: u32,
-    /// Its location.
+    /// The segment's location.
     pub place: Place,
-    /// Frames in it.
+    /// Number of frames in it.
     pub frames: u32,
     /// Written length, bytes.
     pub bytes: u32,

@@ -107,7 +107,7 @@ impl KeptLog {
     /// Default size, bytes.
     pub const BYTES: usize = 256 << 20;
 
-    /// Creates an empty journal of this size, at least 4 MiB and less than 500.
+    /// Creates an empty journal of this size, at least 4 MiB and less than 500 MiB.
     ///
     /// # Errors
     /// Errors of `memfd_create(2)` and `mmap(2)`.
@@ -417,7 +417,7 @@ impl KeptLog {
         ))
     }
 
-    /// Its length, words.
+    /// Length of the journal, words.
     fn words(&self) -> u64 {
         self.places.length()
     }

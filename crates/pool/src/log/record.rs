@@ -20,7 +20,7 @@ pub enum LogChange<'a> {
     Put {
         /// The row's key.
         key: &'a [u8],
-        /// Its value.
+        /// The row's value.
         value: &'a [u8],
     },
     /// Deletes a row.
@@ -37,7 +37,7 @@ pub enum LogChange<'a> {
     },
     /// Writes content to a file; its data records are created anew from it. The inode's row is a change of its own.
     Write {
-        /// The file.
+        /// Number of the file's inode.
         inode: u64,
         /// The offset, bytes.
         offset: u64,
@@ -46,7 +46,7 @@ pub enum LogChange<'a> {
     },
     /// Zeroes a range of a file. Only in the replay journal.
     Zero {
-        /// The file.
+        /// Number of the file's inode.
         inode: u64,
         /// The offset, bytes.
         offset: u64,
@@ -55,9 +55,9 @@ pub enum LogChange<'a> {
     },
     /// Shares a range of a file with another file (reflink). Only in the replay journal.
     Share {
-        /// The source file.
+        /// Number of the source file's inode.
         from: u64,
-        /// The target file.
+        /// Number of the target file's inode.
         to: u64,
         /// The offsets in the source and in the target.
         at: (u64, u64),

@@ -30,7 +30,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"nLog");
 
 /// The space of a ring: offsets from 0 on.
 pub trait Area: Send {
-    /// Its length, bytes, a multiple of [`BLOCK`].
+    /// Length of the area, bytes, a multiple of [`BLOCK`].
     fn length(&self) -> u64;
 
     /// Reads all of `into`.

@@ -157,7 +157,7 @@ pub struct TableReader {
     segments: BTreeMap<u32, Segment>,
     /// For each page, the number of the first operation that it lacks.
     known: BTreeMap<u32, u64>,
-    /// The same number for empty pages.
+    /// For each empty page, the number of the first operation that it lacks.
     hollow: BTreeMap<u32, u64>,
     replayed: Option<Replayed>,
 }

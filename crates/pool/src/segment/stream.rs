@@ -47,7 +47,7 @@ pub struct AppenderState {
     opening: bool,
     /// Full pieces that are not on the device yet, in the order in which they were filled.
     unsettled: Vec<Arc<Piece>>,
-    /// Their total length, bytes.
+    /// Total length of the unsettled pieces, bytes.
     unsettled_bytes: u64,
     next_piece: u64,
     failed: bool,

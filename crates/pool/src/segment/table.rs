@@ -41,7 +41,7 @@ impl Bits {
         }
     }
 
-    /// Number of elements.
+    /// Number of frame numbers in the set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
@@ -55,7 +55,7 @@ pub struct Segment {
     pub stream: WriteStream,
     /// Whether it is complete.
     pub sealed: bool,
-    /// Its location, with one or more copies; empty once the location was freed.
+    /// The segment's location, with one or more copies; empty once the location was freed.
     pub place: Place,
     /// The generation since which no frame at this location is used.
     pub dead_since: Option<u64>,
@@ -65,7 +65,7 @@ pub struct Segment {
     pub bytes: u32,
     /// Number of live frames at this location.
     pub live_frames: u32,
-    /// Their charged size, in units of 16 bytes.
+    /// Charged size of the live frames, in units of 16 bytes.
     pub live_units: u32,
     /// The newest birth txg of a frame in it.
     pub newest: Txg,
@@ -83,9 +83,9 @@ pub enum Op {
     Open {
         /// The segment's number.
         id: u32,
-        /// Its stream.
+        /// The segment's stream.
         stream: WriteStream,
-        /// Its location.
+        /// The segment's location.
         place: Place,
     },
     /// Extends a segment.
@@ -110,44 +110,44 @@ pub enum Op {
     Free {
         /// The segment in their names.
         segment: u32,
-        /// The first one's number.
+        /// Number of the first frame in that segment.
         index: u32,
         /// Number of consecutive frames; more than one only for frames that never moved.
         count: u32,
-        /// Their charged size, units.
+        /// Charged size of all these frames, units.
         units: u32,
     },
     /// Frees a moved frame.
     FreeMoved {
         /// The segment in its name.
         segment: u32,
-        /// Its number.
+        /// The frame's number in that segment.
         index: u32,
         /// The segment that held it.
         holder: u32,
-        /// Its charged size, units.
+        /// The frame's charged size, units.
         units: u32,
     },
     /// Moves a frame (by the cleaner).
     Move {
         /// The segment in its name.
         segment: u32,
-        /// Its number.
+        /// The frame's number in that segment.
         index: u32,
         /// The segment that held it, or [`NOT_SAID`].
         from: u32,
         /// The segment that holds it now.
         to: u32,
-        /// Its offset there, units.
+        /// The frame's offset there, units.
         offset: u32,
-        /// Its charged size, units.
+        /// The frame's charged size, units.
         units: u32,
     },
     /// Adds copies to a segment.
     Widen {
         /// The segment's number.
         id: u32,
-        /// Its new location: the old one, extended.
+        /// The segment's new location: the old one, extended.
         place: Place,
     },
     /// Marks a segment as dead: no frame at its location is used since this generation.
@@ -193,15 +193,15 @@ impl Op {
 /// The part of a segment's state that enters the space accounting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// As in [`Segment`].
+    /// Whether the segment is sealed.
     pub sealed: bool,
-    /// As in [`Segment`].
+    /// The segment's location.
     pub place: Place,
-    /// As in [`Segment`].
+    /// Written length of the segment, bytes.
     pub bytes: u32,
-    /// As in [`Segment`].
+    /// Number of live frames.
     pub live_frames: u32,
-    /// As in [`Segment`].
+    /// Charged size of the live frames, in units of 16 bytes.
     pub live_units: u32,
 }
 
@@ -220,9 +220,9 @@ impl Counted {
 pub struct FrameLocation {
     /// The segment that holds it.
     pub segment: u32,
-    /// That segment's stream.
+    /// The holding segment's stream.
     pub stream: WriteStream,
-    /// That segment's location.
+    /// The holding segment's location.
     pub place: Place,
     /// The frame's offset in it, units.
     pub offset: u32,
@@ -237,13 +237,13 @@ pub struct SegmentTable {
     segments: BTreeMap<u32, Segment>,
     /// The recorded operations.
     ops: Vec<Op>,
-    /// Their maximum length in a delta, bytes.
+    /// Maximum length of the recorded operations in a delta, bytes.
     recorded: u64,
     /// Number of the next operation.
     next: u64,
     /// Pages with changes that are not stored: number of the first such operation.
     dirty: BTreeMap<u32, u64>,
-    /// The same pages, sorted by that number.
+    /// The dirty pages, sorted by the number of their first unstored operation.
     oldest: BTreeSet<(u64, u32)>,
     /// Emptied segments: sealed, with a location, without live frames, not marked dead yet.
     emptied: BTreeSet<u32>,

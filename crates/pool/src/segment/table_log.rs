@@ -25,15 +25,15 @@ pub const NOT_SAID: u32 = u32::MAX;
 /// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UncommittedRun {
-    /// Their segment.
+    /// The segment of the frames.
     pub segment: u32,
-    /// The first one's number.
+    /// Number of the first frame.
     pub index: u32,
-    /// Their number.
+    /// Number of frames.
     pub count: u32,
-    /// Their charged size, units.
+    /// Charged size of the frames, units.
     pub units: u32,
-    /// Their txg; not stored.
+    /// The frames' birth txg; not stored.
     pub birth: Txg,
 }
 

@@ -22,9 +22,9 @@ struct Node {
     limits: Limits,
     /// Promised to the head and not in `usage` yet: at most this many more bytes will be written.
     promised: u64,
-    /// Sum over the children of max(used, reservation).
+    /// Sum over the children of max(used, reservation): the space that they cost.
     children: u64,
-    /// The same sum including promises.
+    /// The children's sum of max(used, reservation) if all promises are written.
     children_promised: u64,
     /// Number of file systems below, at any depth.
     filesystems: u64,

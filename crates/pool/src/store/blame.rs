@@ -26,7 +26,7 @@ pub(super) struct Reading {
 
 /// An undamaged frame in its stored form.
 pub(super) struct WholeFrame {
-    /// Its header and the stored bytes.
+    /// The frame's header and the stored bytes.
     bytes: Vec<u8>,
     /// Whether the header belongs to this frame.
     has_header: bool,

@@ -25,7 +25,7 @@ const BATCH: u64 = 4 << 20;
 pub struct Cleaned {
     /// Number of moved frames.
     pub frames: u64,
-    /// Their charged size, bytes.
+    /// Charged size of the moved frames, bytes.
     pub bytes: u64,
     /// Number of emptied segments; their slots are free after the next commits.
     pub segments: u64,

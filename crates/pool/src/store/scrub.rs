@@ -110,17 +110,17 @@ pub(super) struct Walked<'a> {
 pub struct Checked {
     /// The frame's name: segment and number.
     pub name: (u32, u32),
-    /// Its owner; `None` where the header is lost.
+    /// The frame's owner; `None` where the header is lost.
     pub owner: Option<Owner>,
-    /// Its header; `None` where it is lost, or where the frame was verified by its pointer.
+    /// The frame's header; `None` where it is lost, or where the frame was verified by its pointer.
     pub header: Option<Header>,
     /// Number of bytes that were read for it.
     pub bytes: u64,
     /// The device that holds it or has returned wrong bytes; `None` where that is unknown.
     pub device: Option<u16>,
-    /// Its damage, if there is any.
+    /// The frame's damage, if there is any.
     pub damage: Option<Damage>,
-    /// Whether it was repaired from another copy: nothing is lost.
+    /// Whether the frame was repaired from another copy: nothing is lost.
     pub mended: bool,
     /// Number of bytes rewritten on the device.
     pub repaired: u64,
@@ -137,21 +137,21 @@ impl Checked {
 /// Description of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Its number.
+    /// The segment's number.
     pub id: u32,
-    /// Its stream.
+    /// The segment's stream.
     pub stream: WriteStream,
     /// Whether it is full, or was sealed early.
     pub sealed: bool,
-    /// Its location; empty when all of its frames have moved.
+    /// The segment's location; empty when all of its frames have moved.
     pub place: Place,
-    /// Number of frames written to it.
+    /// Number of frames written to the segment.
     pub frames: u32,
     /// Written length, bytes.
     pub bytes: u32,
     /// Number of live frames in it.
     pub live_frames: u32,
-    /// Their charged size, bytes.
+    /// Charged size of the live frames, bytes.
     pub live_bytes: u64,
     /// Number of frames with its name that were moved to other segments.
     pub moved: u64,

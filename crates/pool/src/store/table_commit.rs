@@ -37,7 +37,8 @@ const ROUNDS: usize = 3;
 const HELD: usize = 1 << 20;
 /// Number of segments that may hold pages beyond twice the number that these need.
 const SPARE: u64 = 2;
-/// The same number where each commit begins a segment of the table.
+/// Number of segments that may hold pages beyond twice the number that these need, where each commit begins one
+/// (object stores).
 const SPARE_OBJECTS: u64 = 12;
 
 /// An encoded page: its number, the first operation that it lacks (`known`), and whether it is empty.

@@ -16,15 +16,15 @@ use crate::pointer::Pointer;
 /// A frame that could not be read as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damaged {
-    /// Its pointer.
+    /// The frame's pointer.
     pub pointer: Pointer,
-    /// Its owner; `None` where its header is unreadable.
+    /// The frame's owner; `None` where its header is unreadable.
     pub owner: Option<Owner>,
     /// The device that returned wrong bytes; `None` where that is unknown.
     pub device: Option<u16>,
-    /// Its damage; `None` where the device could not read it at all.
+    /// The frame's damage; `None` where the device could not read it at all.
     pub damage: Option<Damage>,
-    /// Another copy was right: nothing is lost, and the damaged copy was rewritten if the pool is writable.
+    /// Whether another copy was right: nothing is lost, and the damaged copy was rewritten if the pool is writable.
     pub mended: bool,
 }
 

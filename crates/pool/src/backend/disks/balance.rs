@@ -25,9 +25,9 @@ const AWAITED: Duration = Duration::from_secs(1);
 /// A copy that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
-    /// Its column of the segment.
+    /// Number of the copy's column in the segment.
     pub(super) column: usize,
-    /// Its device.
+    /// Number of the copy's device.
     pub(super) device: u16,
     /// Offset of the segment on the device, bytes.
     pub(super) start: u64,

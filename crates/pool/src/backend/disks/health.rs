@@ -20,15 +20,15 @@ use crate::label::{self, Identity, MemberRole, MemberState, MemberStatus};
 /// Health of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHealth {
-    /// Its group; 0 in pools without.
+    /// The device's group; 0 in pools without groups.
     pub group: usize,
-    /// Its role: a device of its group, a replacing device or a spare.
+    /// The device's role: a device of its group, a replacing device or a spare.
     pub role: MemberRole,
-    /// Its status as the labels record it.
+    /// The device's status as the labels record it.
     pub status: MemberStatus,
-    /// It may lack data, and is to be resilvered.
+    /// Whether the device may lack data, and is to be resilvered.
     pub stale: bool,
-    /// It is missing.
+    /// Whether the device is missing.
     pub absent: bool,
 }
 

@@ -31,9 +31,9 @@ pub(super) struct Standing {
     pub(super) group: usize,
     pub(super) role: MemberRole,
     pub(super) status: MemberStatus,
-    /// It may lack data.
+    /// Whether the device may lack data.
     pub(super) stale: bool,
-    /// It is missing: not opened by this process.
+    /// Whether the device is missing: not opened by this process.
     pub(super) absent: bool,
 }
 

@@ -36,9 +36,9 @@ pub enum Put {
 /// Version of an object's content that was read, for conditional replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectTag {
-    /// Its entity tag (ETag).
+    /// The object's entity tag (ETag).
     pub e_tag: Option<String>,
-    /// Its version, where the store's conditions use versions.
+    /// The object's version, where the store's conditions use versions.
     pub version: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub struct Requests {
 /// State of a store that gives no usable answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// Its duration.
+    /// How long the store has not answered.
     pub lasts: Duration,
     /// The last error, for messages.
     pub why: String,

@@ -36,7 +36,7 @@ use crate::pointer::Txg;
 
 /// Length of the ring, bytes.
 const LENGTH: u64 = 64 << 20;
-/// Length of a header, bytes.
+/// Length of a header of the log file, bytes.
 const HEAD: u64 = 4096;
 const MAGIC: &[u8; 8] = b"nacreLog";
 const VERSION: u32 = 1;

@@ -103,7 +103,7 @@ struct TakenSlot {
     version: u32,
     /// Ranges of the file to punch first: offset and length, bytes.
     holes: Vec<(u64, u64)>,
-    /// Slots that become free after that: a hole must not hit what another thread has written.
+    /// Slots that become free after the ranges were punched: a hole must not hit what another thread has written.
     freed: Vec<u32>,
 }
 
@@ -115,11 +115,11 @@ struct Slot {
     length: u32,
     /// Grows with each part stored in it.
     version: u32,
-    /// It was used since the hand last passed it.
+    /// Whether the part was used since the hand last passed the slot.
     used: bool,
-    /// Its content was verified by this process.
+    /// Whether this process has verified the content.
     verified: bool,
-    /// A thread is filling it.
+    /// Whether a thread is filling the slot.
     filling: bool,
 }
 
