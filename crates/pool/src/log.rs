@@ -32,6 +32,7 @@ pub use ring::{Area, Ring, newest_sequence};
 /// Storage of a log's blocks: each is durable before the next is appended.
 pub trait Blocks: Send {
     /// Starts an empty log at a position that was never used.
+    ///
     /// # Errors
     /// [`PoolError::Format`] for an impossible position.
     fn begin(&mut self, start: Start) -> Result<(), PoolError>;

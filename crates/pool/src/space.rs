@@ -1,5 +1,6 @@
 //! Space accounting of datasets, with quotas and reservations. The catalog stores the counters, the dataset layer
 //! asks before it accepts a write, commands show the figures and change the limits.
+//!
 //! ```text
 //!  used          = by dataset + by snapshots + by children + by refreservation
 //!  by children   = sum over the children of max(used, reservation)

@@ -71,6 +71,7 @@ impl Store {
 
     /// Begins a topology change; later writes are in the new layout. Existing segments have to be moved
     /// ([`Self::reshape_step`]). `guids` are random GUIDs of the new devices.
+    ///
     /// # Errors
     /// [`PoolError::Refused`] where there is too little space, or the change is impossible: nothing has changed then;
     /// errors of writing labels.

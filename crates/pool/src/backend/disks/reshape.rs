@@ -272,6 +272,7 @@ impl Disks {
     }
 
     /// Cancels a change: moved segments stay where they are, and leaving devices stay.
+    ///
     /// # Errors
     /// [`PoolError::Refused`] where no change is in progress, or where the old layout no longer exists; errors of
     /// writing labels.
