@@ -1,6 +1,7 @@
 //! Backend in an object store: segments and roots are objects of a bucket. Another program may write to the same
 //! bucket at any moment, and replies may be lost: everything relies on one condition that every object store offers,
 //! conditional creation (an object is only created if none of its name exists).
+//!
 //! Callers: the store, by [`Backend`]. A real object store implements [`Bucket`]; the one here, in memory, is for
 //! tests. The objects of a pool:
 //!
