@@ -1,7 +1,7 @@
-//! The engine: an imported pool. Its datasets, the commits that make them durable, and what
-//! administration does with them.
+//! The engine: an imported pool with its datasets, the commits that make them durable, and its
+//! administrative operations (create, snapshot, destroy, send ...).
 //!
-//! Called by the layer `dataset` (files of one dataset) and by the commands' server (everything
+//! Called by the crate `poolfs` (files of one dataset) and by the commands' server (everything
 //! else); calls the store through [`Storage`].
 //!
 //! ```text
@@ -12,11 +12,11 @@
 //! ```
 //!
 //! Invariants:
-//! - Lock order: `admin`, the table of datasets, then what [`crate::files`] says. A commit holds
-//!   `admin` for its whole length.
-//! - What administration changes is durable when it returns: it is a commit.
-//! - After a commit that failed nothing further is accepted: the pool is suspended, and what is
-//!   durable is the state of the last commit.
+//! - Lock order: `admin`, the table of datasets, then the order given in [`crate::files`]. A commit
+//!   holds `admin` for its whole length.
+//! - An administrative operation is a commit: its changes are durable when it returns.
+//! - After a failed commit the pool is suspended: it accepts nothing further, and the durable state
+//!   is that of the last commit.
 
 mod administration;
 mod catalog_view;
@@ -82,93 +82,96 @@ use crate::properties::effective::{check_mountpoints, limits};
 use crate::rows::keys::Hashing;
 use crate::space::{Limits, Purpose, QuotaTree};
 
-/// The store as the engine sees it.
+/// Interface of the store (frames in segments) that the engine uses.
 pub trait Storage: Frames {
-    /// Nothing reaches the frame any more once `txg` is committed.
-    ///
+    /// Frees a frame that nothing references any more once `txg` is committed.
     /// # Errors
     /// A frame that the store does not know, or that is free already: the catalog is damaged.
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;
 
-    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log
-    /// begins. `time` is for people who list the roots that are kept.
+    /// Makes everything up to `txg` durable, with the catalog's root and the position in the intent
+    /// log where a replay begins. `time` is shown in the list of retained root records.
     ///
     /// # Errors
     /// A device that fails; the store is suspended then.
     fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start, time: u64) -> Result<(), PoolError>;
 
-    /// The durable state that the pool was opened from could be read: where later ones are given up
-    /// for it, this is the moment.
+    /// Confirms that the durable state from which the pool was opened can be read. If that state is
+    /// an older one (a rewind), the newer ones are given up now.
     ///
     /// # Errors
     /// A device that fails.
     fn opened(&self) -> Result<(), PoolError>;
 
-    /// What frames may take in all, bytes: slop included, what the store itself needs left out.
+    /// Bytes that frames may use in all: slop space included, without the space that the store
+    /// itself needs.
     fn size(&self) -> u64;
 
-    /// What may be written for this now, bytes: what of the slop it may not use is left out.
+    /// Bytes that may be written for this purpose now: without the part of the slop space that the
+    /// purpose may not use.
     fn room(&self, purpose: Purpose) -> u64;
 
-    /// Takes the room that devices have got since they became part of the pool; whether there was any. `time` is
-    /// when.
+    /// Takes into use the space by which devices have grown since they became part of the pool;
+    /// returns whether there was any. `time` is the current time.
     fn expand(&self, time: u64) -> bool;
 
-    /// Whether frames are taken also after a device has failed: what it does not take stays in memory, and is
-    /// not durable.
+    /// Sets whether frames are accepted even after a device has failed: frames that the device does
+    /// not take stay in memory and are not durable.
     fn keep_unwritten(&self, on: bool);
 
-    /// What frames take in memory that devices did not take, bytes.
+    /// Bytes of memory used by frames that devices did not take.
     fn held_unwritten(&self) -> u64;
 
-    /// Why no commit succeeds any more, if it is so: a device has failed.
+    /// Reason why no commit succeeds any more, if the pool is suspended: a device has failed.
     fn suspended(&self) -> Option<PoolError>;
 
-    /// From now on no commit succeeds; answers the first reason.
+    /// Suspends the store: no commit succeeds from now on. Returns the reason of the first
+    /// suspension.
     fn suspend(&self, error: &PoolError) -> PoolError;
 
-    /// The longest record that makes sense here, bytes.
+    /// Length of the longest record that makes sense in this store, bytes.
     fn largest_frame(&self) -> u64;
 
-    /// How names are hashed in file systems that are made now.
+    /// Hash function of names in file systems that are created from now on.
     fn hashing(&self) -> Hashing;
 
-    /// File systems in which names are the same though their bytes differ are about to be made:
-    /// from now on who does not know of them keeps away. `time` is when.
+    /// Marks the pool as one with name folding (names that are equal though their bytes differ),
+    /// before the first file system of that kind is created: programs that do not know the feature
+    /// then refuse to import the pool. `time` is the current time.
     ///
     /// # Errors
     /// A device that fails.
     fn allow_folding(&self, time: u64) -> Result<(), PoolError>;
 
-    /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots
-    /// back to their devices.
+    /// Does one step of the store's maintenance: cleans about `budget` bytes of segments and
+    /// returns freed segment slots to their devices.
     ///
     /// # Errors
     /// A device that fails.
     fn tend(&self, budget: u64) -> Result<Work, PoolError>;
 }
 
-/// Whether there is more to do at once.
+/// Whether more work can be done at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing for now.
+    /// Nothing to do for now.
     None,
-    /// More.
+    /// More work is waiting.
     More,
 }
 
 impl Work {
-    /// More, where one of both is.
+    /// Returns `More` if one of the two is `More`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         if self == Self::More { self } else { other }
     }
 }
 
-/// Random numbers, for what must not be guessed or must be unique.
+/// Source of random numbers, for values that must be unpredictable or unique.
 pub type Entropy = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What an imported pool stands on.
+/// Parts from which an imported pool is assembled.
 pub struct PoolConfig {
     /// The store.
     pub storage: Arc<dyn Storage>,
@@ -176,22 +179,23 @@ pub struct PoolConfig {
     pub clock: Clock,
     /// Random numbers.
     pub entropy: Entropy,
-    /// The limit of the cache, bytes.
+    /// Limit of the cache, bytes.
     pub cache: u64,
     /// The blocks of the intent log; without them each fsync is a commit.
     pub log: Option<Box<dyn log::Blocks>>,
-    /// What is to outlive the process; that of one that has died is replayed.
+    /// The replay journal, which survives the process; the journal of a crashed process is
+    /// replayed.
     pub kept: Option<Arc<log::KeptLog>>,
 }
 
-/// The durable state that a pool is opened from.
+/// Durable state from which a pool is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Durable {
     /// The last commit.
     pub txg: Txg,
     /// The catalog's root.
     pub catalog: Pointer,
-    /// Where the log begins that is not in that commit.
+    /// Where the part of the intent log begins that is newer than that commit.
     pub log: log::Start,
 }
 
@@ -201,7 +205,7 @@ impl fmt::Debug for PoolConfig {
     }
 }
 
-/// A pool of which the catalog was read, and the log was not.
+/// A pool whose catalog was read and whose log was not replayed yet.
 pub struct ReadCatalog {
     pool: Pool,
     blocks: Option<Box<dyn log::Blocks>>,
@@ -217,9 +221,9 @@ impl fmt::Debug for ReadCatalog {
 /// An imported pool.
 pub struct Pool {
     storage: Arc<dyn Storage>,
-    /// For the nodes of trees: the cache asks it.
+    /// Source of tree nodes: the cache calls it.
     frames: Arc<dyn Frames>,
-    /// For content: it asks the cache.
+    /// Source of file content: it calls the cache.
     content: Arc<dyn Frames>,
     cache: Arc<Cache>,
     gate: Arc<Gate>,
@@ -230,20 +234,20 @@ pub struct Pool {
     datasets: RwLock<HashMap<u64, Arc<Dataset>>>,
     log: OnceLock<Arc<logging::PoolLog>>,
     keeper: OnceLock<Arc<Keeper>>,
-    /// Files without a name that a process which has died left are held.
+    /// Orphan inodes (open files without a name) of a crashed process are held, not freed.
     holds_left: AtomicBool,
     throttle: Arc<Throttle>,
-    /// Frames of a replay that devices did not take.
+    /// Memory used by replayed frames that devices did not take.
     unwritten: Share,
     on_stuck: OnceLock<Box<OnStuck>>,
-    /// The last txg that is durable.
+    /// The last durable txg.
     committed: AtomicU64,
     commit_times: CommitTimes,
-    /// Something that was destroyed is being freed still.
+    /// Frames of destroyed datasets or snapshots are still being freed.
     freeing: AtomicBool,
-    /// Datasets that take rows of a stream at this moment.
+    /// Datasets into which a stream is being received.
     receiving: Mutex<HashSet<u64>>,
-    /// To whom root directories of new file systems belong.
+    /// Owner (uid, gid) of root directories of new file systems.
     owner: Mutex<(u32, u32)>,
 }
 
@@ -253,25 +257,25 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// What administration works on.
+/// State that administrative operations and commits work on.
 #[derive(Debug)]
 struct Admin {
     catalog: Catalog,
     reservations: Arc<Reservations>,
-    /// Some frames may be named by several rows.
+    /// Some frames may be referenced by several rows.
     sharing: bool,
-    /// Why nothing is accepted any more.
+    /// Why the pool is suspended: nothing is accepted any more.
     failed: Option<PoolError>,
 }
 
 impl Admin {
-    /// The accounts. Held for a moment only: every write asks for them.
+    /// The accounts of datasets. Hold the lock only for a moment: every write needs it.
     fn quota_tree(&self) -> MappedMutexGuard<'_, QuotaTree> {
         self.reservations.quota_tree()
     }
 }
 
-/// Frames through the cache.
+/// Frames read through the cache.
 struct CachedFrames {
     storage: Arc<dyn Storage>,
     cache: Arc<Cache>,
@@ -287,8 +291,8 @@ impl Frames for CachedFrames {
         for Wanted { pointer, target } in wanted.iter_mut() {
             match self.cache.cached_data(pointer) {
                 Some(content) if content.len() == target.len() => target.copy_from_slice(&content),
-                // The pages of a stream are kept by the kernel; kept here, too, they would push out
-                // what only this cache has.
+                // The kernel's page cache keeps what a stream reads; kept here, too, it would evict
+                // content that only this cache has.
                 _ => missing.push(Wanted { pointer: *pointer, target }),
             }
         }
@@ -333,8 +337,8 @@ impl Frames for CachedFrames {
 }
 
 impl Pool {
-    /// A new pool in an empty store: the catalog and the dataset that has the pool's name. It is
-    /// durable when this returns.
+    /// Creates a pool in an empty store: the catalog, and the root dataset, which has the pool's
+    /// name. It is durable when this returns.
     ///
     /// # Errors
     /// Those of the store.
@@ -342,9 +346,8 @@ impl Pool {
         Self::create_owned(config, name, (0, 0), &[])
     }
 
-    /// As [`Self::create`], for a user and a group: root directories belong to them, as after
-    /// [`Self::belongs_to`]. And the pool's own file system has these properties, as users write
-    /// them.
+    /// As [`Self::create`], with an owner (uid, gid) of root directories, as after
+    /// [`Self::belongs_to`], and with these properties of the root dataset, as users write them.
     ///
     /// # Errors
     /// Those of the store.
@@ -376,19 +379,20 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Whether nobody commits, or has done within this time: questions wait for whoever does.
+    /// Whether no commit is running, or the running one ends within this time: requests for status
+    /// wait for it.
     #[must_use]
     pub fn answers_within(&self, time: std::time::Duration) -> bool {
         self.admin.try_lock_for(time).is_some()
     }
 
-    /// Root directories of file systems that are made from now on belong to this user and group.
+    /// Sets the owner (uid, gid) of root directories of file systems that are created from now on.
     pub fn belongs_to(&self, owner: (u32, u32)) {
         *self.owner.lock() = owner;
     }
 
-    /// A pool as it was at its last commit, with what its log holds of fsyncs after that; or with all that
-    /// was done after that, where a process that has died kept it.
+    /// Opens a pool at its last commit, and applies the fsyncs that the intent log holds after
+    /// that; or, if a crashed process left a replay journal, all operations after that.
     ///
     /// # Errors
     /// Those of the store; a damaged catalog.
@@ -396,8 +400,9 @@ impl Pool {
         Self::open_after(config, durable, &mut |_| Ok(()))
     }
 
-    /// The same; `before` is called before what a process that has died kept is applied, where there is any:
-    /// nobody else has that, and whoever writes it may have to wait for a device.
+    /// As [`Self::open`]. `before` is called before the replay journal of a crashed process is
+    /// applied, if there is one: only the journal has these operations, and writing them may block
+    /// on a device.
     ///
     /// # Errors
     /// As [`Self::open`], and those of `before`.
@@ -409,7 +414,8 @@ impl Pool {
         Self::read_catalog(config, durable)?.replay(durable, before)
     }
 
-    /// A pool as it was at its last commit, before its log is replayed: what is wrong with the catalog shows here.
+    /// Opens a pool at its last commit, without replaying its log: damage of the catalog is found
+    /// here.
     ///
     /// # Errors
     /// Those of the store; a damaged catalog.
@@ -462,7 +468,8 @@ impl Pool {
         }
     }
 
-    /// The tree of datasets with their figures, from the catalog: parents before children.
+    /// Builds the tree of datasets with their usage and limits from the catalog, parents before
+    /// children.
     fn forest_of(&self, catalog: &Catalog) -> Result<QuotaTree, PoolError> {
         let root = catalog.head()?.root;
         let limits = |id| {
@@ -484,10 +491,10 @@ impl Pool {
         Ok(quotas)
     }
 
-    /// A dataset by its number; the same one for everybody.
+    /// Returns an open dataset by its number, opening it first if necessary; all callers share one.
     ///
     /// # Errors
-    /// Those of the store; a number that is not in the catalog is damage.
+    /// Those of the store; a number that the catalog does not have is damage.
     pub fn dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
         let (dataset, opened) = self.open_dataset(id)?;
         if opened {
@@ -496,7 +503,7 @@ impl Pool {
         Ok(dataset)
     }
 
-    /// The dataset, and whether it was opened just now.
+    /// As [`Self::dataset`], and whether the dataset was opened by this call.
     fn open_dataset(&self, id: u64) -> Result<(Arc<Dataset>, bool), PoolError> {
         if let Some(dataset) = self.datasets.read().get(&id) {
             return Ok((Arc::clone(dataset), false));
@@ -516,7 +523,8 @@ impl Pool {
         Ok((dataset, true))
     }
 
-    /// A dataset by its name: the pool's name and the parts behind it, with slashes.
+    /// Finds a dataset by its full name: the pool's name and the components below it, separated by
+    /// slashes.
     ///
     /// # Errors
     /// Those of the store.
@@ -525,14 +533,15 @@ impl Pool {
         find(&admin.catalog, name)
     }
 
-    /// How content of a dataset is stored as long as its properties are not known.
+    /// How a dataset's content is stored until its properties are known.
     fn storing(&self) -> Storing {
         Storing { record_shift: 17, compression: CompressionSetting::On, checksum: ChecksumKind::Xxh3 }
     }
 }
 
 impl ReadCatalog {
-    /// Applies the log, or what a process that has died kept: see [`Pool::open_after`].
+    /// Applies the intent log, or the replay journal of a crashed process: see
+    /// [`Pool::open_after`].
     ///
     /// # Errors
     /// Those of the store, and of `before`.
@@ -545,7 +554,7 @@ impl ReadCatalog {
         let confirmed = pool.storage.opened();
         match (blocks, kept) {
             (Some(blocks), Some(kept)) if kept.has_served() => {
-                // A replay needs no device that takes writes.
+                // A replay works without a device that takes writes.
                 if pool.storage.suspended().is_none() {
                     confirmed?;
                 }
@@ -580,7 +589,7 @@ fn find(catalog: &Catalog, name: &str) -> Result<Option<u64>, PoolError> {
     Ok(Some(at))
 }
 
-/// The engine's reason behind an error of files: inside the engine there is no other.
+/// Takes the engine's error out of an error of files: inside the engine there is no other kind.
 fn as_pool_error(error: crate::files::FileError) -> PoolError {
     match error {
         crate::files::FileError::Pool(error) => error,

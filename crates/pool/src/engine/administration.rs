@@ -1,8 +1,8 @@
-//! What `fs` commands change: datasets, snapshots, clones, rollback, promote, destroy, rename,
-//! holds, bookmarks.
+//! Administrative operations of `fs` commands: datasets, snapshots, clones, rollback, promote,
+//! destroy, rename, holds, bookmarks.
 //!
-//! Invariants: each is part of one commit, so it is durable when it returns and never seen in part;
-//! what is refused has changed nothing.
+//! Invariants: each operation is part of one commit, so it is durable when it returns and never
+//! visible in part; a refused operation has changed nothing.
 
 mod batch;
 mod clones;
@@ -17,19 +17,19 @@ pub(super) use snapshots::snapshot_row;
 
 use crate::error::PoolError;
 
-/// A dataset that is to be made.
+/// Description of a dataset that is to be created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewDataset {
-    /// The dataset above it.
+    /// Number of the parent dataset.
     pub parent: u64,
     /// The last part of its name.
     pub name: String,
-    /// Properties that it is made with, by their stored names, with values as users write them.
+    /// Properties to create it with: stored names, and values as users write them.
     pub properties: Vec<(String, String)>,
 }
 
 impl NewDataset {
-    /// One without properties of its own.
+    /// A description without properties.
     #[must_use]
     pub fn named(parent: u64, name: &str) -> Self {
         Self { parent, name: name.to_owned(), properties: Vec::new() }

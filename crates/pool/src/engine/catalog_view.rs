@@ -1,11 +1,10 @@
-//! Looking at everything that the catalog knows in one consistent moment: what `list`, `get` and
-//! the previews of `destroy` show.
+//! A consistent view of the catalog: the data of `list`, `get` and the previews of `destroy`.
 //!
-//! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was
-//! written since is in it with the next one.
+//! Called by the implementation of the verbs. Read only. It shows the state of the last commit:
+//! later writes are visible after the next one.
 //!
-//! Invariant: a [`CatalogView`] holds the lock of administration, so nothing changes while it
-//! lives, but when it pauses ([`CatalogView::pause`]); and it must not live over a call that waits.
+//! Invariant: a [`CatalogView`] holds the administration lock, so nothing changes while it lives,
+//! except when it pauses ([`CatalogView::pause`]); and it must not live over a call that waits.
 
 use parking_lot::MutexGuard;
 
@@ -18,7 +17,7 @@ use crate::pointer::Txg;
 use crate::send_stream::ResumeToken;
 use crate::space::{Breakdown, Limits, Usage};
 
-/// The catalog and the figures of a pool, held still.
+/// The locked catalog and accounts of a pool.
 pub struct CatalogView<'a> {
     pool: &'a Pool,
     admin: MutexGuard<'a, Admin>,
@@ -30,17 +29,17 @@ impl std::fmt::Debug for CatalogView<'_> {
     }
 }
 
-/// The snapshots of a dataset in their line, the oldest first.
+/// The snapshots of a dataset with their chain of deadlists, the oldest first.
 #[derive(Clone, Debug)]
 pub struct SnapshotLine {
     rows: Vec<(Txg, SnapshotRow)>,
     history: Vec<Point>,
-    /// So many of the line belong to what it was cloned from.
+    /// Number of the chain's first points that belong to the dataset's origin.
     before: usize,
 }
 
 impl SnapshotLine {
-    /// The place of a snapshot, and its row.
+    /// Returns the position of a snapshot, and its row.
     #[must_use]
     pub fn find(&self, txg: Txg) -> Option<(usize, &SnapshotRow)> {
         let place = self.rows.binary_search_by_key(&txg, |(txg, _)| *txg).ok()?;
@@ -49,14 +48,14 @@ impl SnapshotLine {
 }
 
 impl Pool {
-    /// Everything that the catalog knows, held still until the answer is dropped.
+    /// Locks the catalog; nothing changes until the view is dropped.
     pub fn catalog_view(&self) -> CatalogView<'_> {
         CatalogView { pool: self, admin: self.admin.lock() }
     }
 }
 
 impl CatalogView<'_> {
-    /// The dataset that has the pool's name.
+    /// Returns the root dataset, which has the pool's name.
     ///
     /// # Errors
     /// Those of the store, as for all here.
@@ -64,7 +63,7 @@ impl CatalogView<'_> {
         Ok(self.admin.catalog.head()?.root)
     }
 
-    /// A dataset by its whole name.
+    /// Finds a dataset by its full name.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -72,7 +71,7 @@ impl CatalogView<'_> {
         find(&self.admin.catalog, name)
     }
 
-    /// The whole name of a dataset.
+    /// Returns the full name of a dataset.
     ///
     /// # Errors
     /// As [`Self::root`]; parents that lead in a circle are damage.
@@ -91,7 +90,7 @@ impl CatalogView<'_> {
         Ok(parts.join("/"))
     }
 
-    /// A dataset.
+    /// Returns the row of a dataset.
     ///
     /// # Errors
     /// As [`Self::root`]; one that is not there is damage.
@@ -99,7 +98,8 @@ impl CatalogView<'_> {
         self.admin.catalog.dataset(id)
     }
 
-    /// The children of a dataset, by name; what is half received for the dataset itself is none.
+    /// Returns the children of a dataset, by name, without a partially received next state of the
+    /// dataset itself.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -110,7 +110,7 @@ impl CatalogView<'_> {
         Ok(children)
     }
 
-    /// Whether nothing in a dataset can be used yet: it is half received.
+    /// Whether a dataset is partially received: nothing in it can be used yet.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -118,8 +118,7 @@ impl CatalogView<'_> {
         self.admin.is_half(id)
     }
 
-    /// How far a stream has come that is received into a dataset, where it was to stay when it is
-    /// cut.
+    /// Returns the position up to which a resumable stream was received into a dataset.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -135,7 +134,7 @@ impl CatalogView<'_> {
         self.admin.catalog.properties(id)
     }
 
-    /// The properties that a snapshot has for itself, by name.
+    /// Returns the properties set on a snapshot itself, by name.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -143,15 +142,15 @@ impl CatalogView<'_> {
         self.admin.catalog.snapshot_properties(id, txg)
     }
 
-    /// Lets others have their turn (commits wait for a look); answers whether anything has changed
-    /// meanwhile: what was seen before may be gone.
+    /// Gives other users of the lock a turn (commits wait while a view lives); returns whether the
+    /// catalog was changed meanwhile: data read before may be out of date.
     pub fn pause(&mut self) -> bool {
         let before = self.admin.catalog.changes();
         MutexGuard::bump(&mut self.admin);
         self.admin.catalog.changes() != before
     }
 
-    /// Whether there is such a dataset, and such a snapshot of it.
+    /// Whether this dataset exists, and this snapshot of it.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -159,7 +158,7 @@ impl CatalogView<'_> {
         self.admin.catalog.is_there(id, snapshot)
     }
 
-    /// The snapshots of a dataset in their line.
+    /// Returns the snapshots of a dataset with their chain of deadlists.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -169,7 +168,7 @@ impl CatalogView<'_> {
         Ok(SnapshotLine { rows, history, before })
     }
 
-    /// What destroying the snapshot at this place of its line would free, bytes.
+    /// Bytes that destroying the snapshot at this position alone would free.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -177,8 +176,7 @@ impl CatalogView<'_> {
         self.admin.catalog.deadlists().used_by_snapshot(&line.history, line.before + place)
     }
 
-    /// What the snapshot at this place of its line references and the one before it does not,
-    /// bytes.
+    /// Bytes that the snapshot at this position references and the one before it does not.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -206,7 +204,7 @@ impl CatalogView<'_> {
         self.admin.catalog.snapshot_named(id, name)
     }
 
-    /// A snapshot.
+    /// Returns the row of a snapshot.
     ///
     /// # Errors
     /// As [`Self::root`]; one that is not there is damage.
@@ -214,8 +212,8 @@ impl CatalogView<'_> {
         self.admin.catalog.snapshot(id, txg)
     }
 
-    /// What a head, or a snapshot of the line of this dataset, references and an earlier snapshot
-    /// of its line does not, bytes. `None` where either is not in the line.
+    /// Bytes that a live dataset, or a snapshot in its chain, references and an earlier snapshot of
+    /// the chain does not. `None` if either is not in the chain.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -229,7 +227,7 @@ impl CatalogView<'_> {
         self.admin.catalog.deadlists().written_since(&history, from, to).map(Some)
     }
 
-    /// What destroying these snapshots of a dataset together would free, bytes.
+    /// Bytes that destroying these snapshots of a dataset together would free.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -240,7 +238,7 @@ impl CatalogView<'_> {
         places.sort_unstable();
         let lists = self.admin.catalog.deadlists();
         let mut sum = 0u64;
-        // Neighbours free together what both hold.
+        // Neighbouring snapshots together free also the frames that only they share.
         for run in places.chunk_by(|a, b| a + 1 == *b) {
             if let (Some(first), Some(last)) = (run.first(), run.last()) {
                 sum = sum.saturating_add(lists.used_by_range(&history, *first, *last)?);
@@ -265,7 +263,7 @@ impl CatalogView<'_> {
         self.admin.catalog.holds(id, txg)
     }
 
-    /// The datasets that were cloned from a snapshot; what is half received to follow it is none.
+    /// Returns the clones of a snapshot, without a partially received next state of its dataset.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -289,12 +287,12 @@ impl CatalogView<'_> {
     /// The figures of a dataset.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for an unknown one, as for all figures.
+    /// [`PoolError::Refused`] for an unknown dataset, as for all accounts.
     pub fn breakdown(&self, id: u64) -> Result<Breakdown, PoolError> {
         self.admin.quota_tree().breakdown(id)
     }
 
-    /// The counters of a dataset itself.
+    /// Returns the usage counters of the dataset itself.
     ///
     /// # Errors
     /// As [`Self::breakdown`].
@@ -310,7 +308,7 @@ impl CatalogView<'_> {
         self.admin.quota_tree().limits(id)
     }
 
-    /// What a dataset may use more, bytes: the property `available`.
+    /// Bytes that a dataset may still use: the property `available`.
     ///
     /// # Errors
     /// As [`Self::breakdown`].
@@ -318,8 +316,8 @@ impl CatalogView<'_> {
         self.admin.quota_tree().available_to_head(id)
     }
 
-    /// What a dataset and all below it store, as it is charged and before compression, bytes: the
-    /// sides of its ratio of compression.
+    /// Bytes that a dataset and its descendants store, as charged and before compression: the two
+    /// sides of the compression ratio.
     ///
     /// # Errors
     /// As [`Self::breakdown`].
@@ -327,7 +325,7 @@ impl CatalogView<'_> {
         self.admin.quota_tree().stored_below(id)
     }
 
-    /// How many file systems there are below a dataset, and how many snapshots there and below.
+    /// Number of file systems below a dataset, and of snapshots of it and its descendants.
     ///
     /// # Errors
     /// As [`Self::breakdown`].

@@ -1,9 +1,8 @@
-//! What has changed between two snapshots, with names: `fs diff`.
+//! Changes between two snapshots, with paths: `fs diff`.
 //!
-//! The trees of both are walked together, and what they share is not read: the cost is that of the
-//! changes. Only rows of inodes are looked at, for nothing of a file changes without a time in its
-//! inode. Invariant: what is told is told as it is found, so memory does not grow with the number
-//! of changes.
+//! Both trees are walked together, and nodes that they share are not read: the cost is that of the
+//! changes. Only inode rows are compared, since every change of a file changes a time in its inode.
+//! Invariant: changes are reported as they are found, so memory does not grow with their number.
 
 use super::{Dataset, Pool, as_pool_error};
 use crate::error::PoolError;
@@ -16,39 +15,40 @@ use crate::tree::{Context, Settings, Tree};
 /// How a file has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileChange {
-    /// Its content, its attributes, or names in it. With how many names it has more than before.
+    /// Its content, its attributes, or the names in it. With the number of hard links that it
+    /// gained.
     Modified(i64),
-    /// It is new.
+    /// It was created.
     Added,
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// It had this path.
+    /// It was renamed; this is its old path.
     Renamed(Vec<u8>),
 }
 
 /// A file that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// How.
+    /// The kind of change.
     pub change: FileChange,
-    /// Its path below the root of the file system: what it was where it is gone, otherwise what it
-    /// is. Empty for the root itself.
+    /// Path below the root of the file system: the old one of a removed file, otherwise the new
+    /// one. Empty for the root itself.
     pub path: Vec<u8>,
     /// Its type.
     pub file_type: FileType,
-    /// When its inode changed last.
+    /// Time of the inode's last change (ctime).
     pub changed: Timestamp,
 }
 
-/// A snapshot: its dataset, and when it was taken.
+/// A snapshot: its dataset's number, and the txg in which it was taken.
 type Moment = (u64, Txg);
 
 impl Pool {
-    /// Tells what a later snapshot has that an earlier one has not, and the other way round. They
-    /// may be snapshots of different datasets, as those of a clone and its origin are.
+    /// Reports the differences between an earlier and a later snapshot to `tell`. They may be
+    /// snapshots of different datasets, such as a clone and its origin.
     ///
     /// # Errors
-    /// Those of the store; a snapshot that is not there; whatever `tell` answers.
+    /// Those of the store; a snapshot that is not there; errors that `tell` returns.
     pub fn diff(
         &self,
         from: Moment,
@@ -72,7 +72,7 @@ impl Pool {
             };
             let inode = |value: Option<&[u8]>| value.map(InodeRow::decode).transpose();
             let (before, after) = (inode(row.old)?, inode(row.new)?);
-            // What has no name belongs to whoever had it open.
+            // An inode without a name belongs to the process that has it open.
             let (before, after) = (before.filter(|inode| inode.links > 0), after.filter(|inode| inode.links > 0));
             if let Some(difference) = difference((&old, &new), number, before, after)? {
                 tell(difference)?;
@@ -82,8 +82,8 @@ impl Pool {
     }
 }
 
-/// What of a file changes with it. The time of change does, as a rule; what the kernel gave its
-/// time before a snapshot may come after it.
+/// The fields of an inode that differ when the file has changed. The time of change does, as a
+/// rule, but the kernel may write a time from before a snapshot back after it.
 fn told(inode: &InodeRow) -> impl PartialEq + use<> {
     (inode.changed, inode.modified, inode.links, inode.size, inode.mode, inode.uid, inode.gid)
 }
@@ -98,7 +98,7 @@ fn difference(
         (None, None) => return Ok(None),
         (None, Some(after)) => (FileChange::Added, path(new, number)?, after),
         (Some(before), None) => (FileChange::Removed, path(old, number)?, before),
-        // That it was read, or where its frames are, is no change of a file.
+        // A read, or another address of its frames, is no change of a file.
         (Some(before), Some(after)) if told(&before) == told(&after) => return Ok(None),
         (Some(before), Some(after)) => {
             let (was, is) = (path(old, number)?, path(new, number)?);
@@ -111,7 +111,7 @@ fn difference(
         }
     };
     let change = match change {
-        // Of a directory it is how many directories are in it.
+        // A directory's link count is the number of directories in it.
         FileChange::Modified(_) if inode.file_type() == Some(FileType::Directory) => FileChange::Modified(0),
         change => change,
     };
@@ -119,7 +119,7 @@ fn difference(
     Ok(Some(Difference { change, path, file_type, changed: inode.changed }))
 }
 
-/// The path of an inode by its hint; by looking for one of its names where the hint's is gone.
+/// The path of an inode by its hint; by a search for one of its names if the hint's name is gone.
 fn path(dataset: &Dataset, number: u64) -> Result<Vec<u8>, PoolError> {
     let files = dataset.files();
     let known = |number: u64| files.path(&files.inode(number)).map_err(as_pool_error);
@@ -148,7 +148,7 @@ fn path(dataset: &Dataset, number: u64) -> Result<Vec<u8>, PoolError> {
     Ok(path)
 }
 
-/// The directory and the name of an entry, where it names this inode.
+/// The directory and the name of an entry, if it names this inode.
 fn name_of(number: u64, key: &[u8], row: &[u8]) -> Result<Option<(u64, Vec<u8>)>, PoolError> {
     let entry = Entry::decode(row)?;
     match Key::decode(key)? {

@@ -1,8 +1,9 @@
-//! Everything against everything: `nacre pool check`.
+//! Consistency check of a whole pool: `nacre pool check`.
 //!
-//! Every tree that the catalog names is walked, heads and snapshots; what they reach is compared
-//! with what the store says is alive, and within each head names, inodes and link counts with each
-//! other. Contents are not read: that is what a scrub does.
+//! Every tree that the catalog references is walked, live datasets and snapshots; the frames
+//! reached are compared with those that the store counts as alive, and within each live dataset
+//! names, inodes and link counts are compared with each other. Contents are not read: a scrub does
+//! that.
 //!
 //! Invariants: nothing is changed; commits wait meanwhile. Memory: about 50 bytes for each frame of
 //! the pool, and for each inode of the largest dataset.
@@ -18,10 +19,10 @@ use crate::rows::{DatasetHead, Entry, FileType, InodeRow, NameTarget, pointer_of
 use crate::store::Store;
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
-/// Frames of a tree that is damaged are told one by one up to this many.
+/// Number of problems that are reported one by one.
 const TOLD_MOST: u64 = 1000;
 
-/// What a check has seen.
+/// Counts of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
     /// File systems.
@@ -30,20 +31,20 @@ pub struct CheckCounts {
     pub snapshots: u64,
     /// Inodes of file systems.
     pub inodes: u64,
-    /// Frames that something reaches.
+    /// Frames that are referenced.
     pub frames: u64,
-    /// What these are charged, bytes.
+    /// Space that these frames are charged, bytes.
     pub bytes: u64,
-    /// What is wrong.
+    /// Problems found.
     pub problems: u64,
 }
 
-/// Frames by name, with what they are charged, bytes.
+/// Frames by segment and number, with the bytes that they are charged.
 type Frames = HashMap<(u32, u32), u64>;
 
 struct Findings<'a> {
     seen: CheckCounts,
-    /// Nodes of trees that cannot be read.
+    /// Number of tree nodes that cannot be read.
     unread: u64,
     tell: &'a mut dyn FnMut(&str),
 }
@@ -59,36 +60,37 @@ impl Findings<'_> {
     }
 }
 
-/// Collects what a tree reaches; subtrees that another tree has shown are not walked again.
+/// Visitor that collects the frames of a tree; subtrees that another tree has in common are not
+/// walked again.
 struct Reach<'a, 'b> {
     name: &'a str,
     all: &'a mut Frames,
     findings: &'a mut Findings<'b>,
-    /// The structure of a head; a snapshot's is not looked at.
+    /// Names and inodes of a live dataset; `None` for a snapshot.
     structure: Option<&'a mut Structure>,
 }
 
 /// A directory and its names.
 #[derive(Default)]
 struct Directory {
-    /// Names as the inode counts them.
+    /// Number of names according to the inode.
     counted: u64,
-    /// Names found.
+    /// Number of names found.
     found: u64,
-    /// The sum of the rows that find its names by their hashes, and of those that would: equal
-    /// where each name is found, and under its own hash.
+    /// Sum of the rows that index its names by hash, and of the rows that should: equal if each
+    /// name is indexed under its own hash.
     indexed: u64,
     wanted: u64,
 }
 
-/// Names and inodes of one head.
+/// Names and inodes of one live dataset.
 #[derive(Default)]
 struct Structure {
     head: Option<DatasetHead>,
-    /// Links as counted by the inode, names found, and its type.
+    /// Per inode: its link count, the number of names found, and its type.
     inodes: HashMap<u64, (u32, u32, Option<FileType>)>,
     directories: HashMap<u64, Directory>,
-    /// Of each directory but the root, the one in which it says that it lies.
+    /// Parent of each directory except the root, according to its hint.
     above: HashMap<u64, u64>,
     orphans: HashSet<u64>,
     entries: u64,
@@ -136,7 +138,7 @@ impl Reach<'_, '_> {
     }
 }
 
-/// Stands for a row.
+/// Hash of a row.
 fn sum(key: &[u8], value: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(value, xxhash_rust::xxh3::xxh3_64(key))
 }
@@ -160,7 +162,7 @@ impl Structure {
                 self.inodes.entry(entry.inode).or_default().1 += 1;
                 let found = self.directories.entry(directory).or_default();
                 found.found += 1;
-                // The head is the first row.
+                // The header is the first row.
                 if let Some(head) = &self.head {
                     let target = NameTarget { inode: entry.inode, file_type: entry.file_type };
                     let row = sum(&keys::name(directory, head.hash(entry.name), sequence), &target.encode());
@@ -179,7 +181,7 @@ impl Structure {
         Ok(())
     }
 
-    /// Directories that say of each other that they lie in them, each circle once.
+    /// Finds cycles of directories, each cycle once.
     fn circles(&self) -> Vec<Vec<u64>> {
         let (mut judged, mut circles) = (HashSet::new(), Vec::new());
         let mut numbers: Vec<u64> = self.above.keys().copied().collect();
@@ -193,7 +195,7 @@ impl Structure {
                     None => break,
                 }
             }
-            // A directory that this way has passed closes a circle; one that another way has passed is judged.
+            // A directory on this path closes a cycle; one on an earlier path was checked there.
             if self.above.contains_key(&at)
                 && let Some(from) = way.iter().position(|passed| *passed == at)
                 && way.last().is_some_and(|last| self.above.get(last) == Some(&at))
@@ -204,7 +206,7 @@ impl Structure {
         circles
     }
 
-    /// What does not fit together.
+    /// Reports inconsistencies between names, inodes and directories.
     fn judge(&self, name: &str, findings: &mut Findings<'_>) {
         let root = self.head.map_or(0, |head| head.root);
         for (number, (links, found, kind)) in &self.inodes {
@@ -247,7 +249,7 @@ impl Structure {
 }
 
 impl Pool {
-    /// Checks everything; what is wrong is told in sentences.
+    /// Checks everything; each problem is reported to `tell` as a sentence.
     ///
     /// # Errors
     /// A catalog that cannot be read at all; those of a commit.
@@ -274,7 +276,7 @@ impl Pool {
                 walk(&context, root, Txg(0), &mut reach)?;
             }
             findings.seen.inodes += structure.inodes.len() as u64;
-            // Of what is half received, the rows that make it a whole are still to come.
+            // Rows that complete a partially received dataset are still to come.
             if !admin.is_half(*id)? {
                 structure.judge(&name, &mut findings);
             }
@@ -302,7 +304,7 @@ impl Pool {
     }
 }
 
-/// The whole name of a dataset.
+/// Returns the full name of a dataset.
 fn full_name(admin: &Admin, id: u64) -> Result<String, PoolError> {
     let (mut parts, mut at) = (Vec::new(), id);
     while at != 0 {
@@ -317,7 +319,7 @@ fn full_name(admin: &Admin, id: u64) -> Result<String, PoolError> {
     Ok(parts.join("/"))
 }
 
-/// The catalog's own frames; its rows are read by the catalog itself.
+/// Visitor of the catalog's own frames; the catalog itself reads its rows.
 struct CatalogRows<'a, 'b, 'c>(&'a mut Reach<'b, 'c>);
 
 impl Visitor for CatalogRows<'_, '_, '_> {
@@ -334,7 +336,7 @@ impl Visitor for CatalogRows<'_, '_, '_> {
     }
 }
 
-/// What trees reach against what the store keeps.
+/// Compares the frames that trees reference with those that the store counts as alive.
 fn compare(
     pool: &Pool,
     admin: &mut Admin,
@@ -360,7 +362,7 @@ fn compare(
     }
     let lost: HashSet<(u32, u32)> =
         alive.into_iter().filter(|name| !reached.contains_key(name) && !going.contains_key(name)).collect();
-    // What is written at this moment belongs to a transaction group that is not durable.
+    // Frames that are being written belong to a txg that is not durable yet.
     let (births, durable) = (store.births(&lost)?, store.durable());
     let lost: Vec<_> = lost.iter().filter(|name| births.get(*name).is_none_or(|birth| *birth <= durable)).collect();
     if findings.unread > 0 && !lost.is_empty() {
@@ -399,7 +401,7 @@ mod tests {
         assert_eq!(problems(&[(2, 1), (3, 2), (4, 2), (5, 4)]), Vec::<String>::new());
         let circle = "tank: directories lie in each other, and no path leads to them: ";
         assert_eq!(problems(&[(2, 2)]), [format!("{circle}2")]);
-        // What lies below a circle is no part of it, from whichever side it is come to.
+        // Directories below a cycle are no part of it, from whichever side the walk reaches it.
         assert_eq!(problems(&[(2, 1), (3, 5), (4, 3), (5, 4), (6, 4)]), [format!("{circle}3, 5, 4")]);
         assert_eq!(problems(&[(2, 9), (8, 9), (9, 8), (4, 4)]), [format!("{circle}9, 8"), format!("{circle}4")]);
     }

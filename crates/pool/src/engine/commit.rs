@@ -1,4 +1,4 @@
-//! Commits: everything that was done becomes durable at one moment.
+//! Commits: all changes become durable at one moment.
 //!
 //! Invariant: the order. Content and trees are written before the catalog that names them, the
 //! catalog before the store's root record; frames are freed by the same commit that makes their
@@ -22,17 +22,18 @@ use crate::pointer::{ChecksumKind, Txg};
 use crate::space::UsageChange;
 use crate::tree::{Context, commit::Form};
 
-/// How many frames of destroyed snapshots and datasets one commit frees: so that none takes long.
+/// Number of frames of destroyed snapshots and datasets that one commit frees: so that none takes
+/// long.
 const FREED_AT_ONCE: usize = 20_000;
-/// How many rows of inodes without a name one commit frees; what is left goes with the next, or
-/// between.
+/// Number of orphan inodes' rows that one commit frees; the remainder is freed by the next one, or
+/// in between.
 const RELEASED_AT_ONCE: u64 = 64 << 10;
 
-/// What became of a commit and of the administration in it.
+/// Failure of a commit, or of the administrative operation in it.
 enum CommitError {
-    /// The commit is made; the administration refused and has changed nothing.
+    /// The commit is made; the administrative operation was refused and has changed nothing.
     Refused(PoolError),
-    /// There is no commit, and nothing further is accepted.
+    /// The commit has failed, and nothing further is accepted.
     Failed(PoolError),
 }
 
@@ -51,8 +52,8 @@ impl Pool {
         self.commit_with(|_, txg| Ok(txg))
     }
 
-    /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Whoever waits
-    /// meanwhile shares it.
+    /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Callers that wait
+    /// meanwhile share it.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -68,14 +69,14 @@ impl Pool {
         self.datasets.read().values().cloned().collect()
     }
 
-    /// Whether something that was destroyed is being freed still.
+    /// Whether frames of something destroyed are still being freed.
     pub fn is_freeing(&self) -> bool {
         self.freeing.load(Ordering::Relaxed)
     }
 
-    /// A commit of which `administer` is a part: it sees the datasets as this commit leaves them.
-    /// Where it refuses, the commit is made without what it did, so it must not change anything
-    /// before it refuses.
+    /// Makes a commit that includes the administrative operation `administer`, which sees the
+    /// datasets as this commit writes them. If the operation refuses, the commit is made without
+    /// it, so it must not change anything before it refuses.
     pub(super) fn commit_with<R>(
         &self,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
@@ -84,7 +85,7 @@ impl Pool {
         self.commit_under(&mut admin, administer)
     }
 
-    /// The same under a lock that is held already.
+    /// As [`Self::commit_with`], under a lock that is held already.
     pub(super) fn commit_under<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
@@ -93,8 +94,8 @@ impl Pool {
         self.commit_frozen(admin, None, administer)
     }
 
-    /// The same; `frozen` is called when operations that begin from then on belong to the next
-    /// commit. They have later times than those before.
+    /// As [`Self::commit_under`]; `frozen` is called when operations that begin later belong to the
+    /// next commit. Their timestamps are later than those before.
     pub(super) fn commit_frozen<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
@@ -117,13 +118,13 @@ impl Pool {
         })
     }
 
-    /// How long commits took so far.
+    /// Returns the durations of commits so far.
     #[must_use]
     pub fn commit_figures(&self) -> CommitFigures {
         self.commit_times.figures()
     }
 
-    /// What the cache has done so far, and what it holds.
+    /// Returns the counters of the cache, and what it holds.
     #[must_use]
     pub fn cache_figures(&self) -> Counters {
         self.cache.counters()
@@ -134,8 +135,8 @@ impl Pool {
         (self.clock)().seconds.try_into().unwrap_or(0)
     }
 
-    /// Waits until the clock shows another time. It moves once a tick, as the kernel's does that
-    /// files have times from; what has changed since a snapshot is told by times.
+    /// Waits until the clock shows another time. It advances once a tick, like the kernel's clock
+    /// for file times; changes since a snapshot are found by comparing times.
     fn await_tick(&self) {
         /// The longest tick, ms.
         const MOST: u32 = 10;
@@ -156,7 +157,8 @@ impl Pool {
     ) -> Result<R, CommitError> {
         let datasets = self.open_datasets();
         for dataset in &datasets {
-            // Most of it while operations go on, so that they wait shortly.
+            // Most of the content is written while operations continue, so that they wait only
+            // shortly.
             if let Err(error) = dataset.files().free_released(RELEASED_AT_ONCE).map_err(as_pool_error) {
                 passed_over(error, "a file without a name cannot be freed now")?;
             }
@@ -164,7 +166,7 @@ impl Pool {
         }
         let (log, keeper) = (self.log.get(), self.keeper.get());
         let closed = self.gate.advance(|txg| {
-            // Now nobody is inside: whatever was broken off before is known.
+            // No operation is inside now: an error of one that broke off is known.
             if let Some(error) = self.throttle.failed() {
                 return (txg, Err(error), None);
             }
@@ -181,7 +183,7 @@ impl Pool {
         }
         admin.catalog.set_txg(txg);
         let taken = taken?;
-        // All that came to be shared is counted before anything is freed.
+        // All new references to shared frames are counted before anything is freed.
         taken.iter().try_for_each(|taken| admin.share(&taken.shared))?;
         for taken in taken {
             self.write_dataset(admin, txg, taken)?;
@@ -190,7 +192,7 @@ impl Pool {
         let answer = administer(admin, txg);
         if admin.catalog.changes() != before {
             for dataset in self.open_datasets() {
-                // Of one that was just destroyed there is no row any more.
+                // A dataset that was just destroyed has no row any more.
                 let newest = admin.catalog.dataset(dataset.id()).map_or(Txg(u64::MAX), |row| row.newest);
                 dataset.files().set_held_by_snapshots(newest);
             }
@@ -199,7 +201,7 @@ impl Pool {
             && is_damage(error)
             && admin.catalog.changes() != before
         {
-            // Not refused but broken off: a part of it must not become durable.
+            // The operation did not refuse but broke off: a part of it must not become durable.
             return Err(error.clone().into());
         }
         admin.catalog.note_snapshots_changed((self.clock)().seconds)?;
@@ -247,8 +249,8 @@ impl Pool {
         self.account(admin, dataset.id(), txg, written, &freed)
     }
 
-    /// Applies the free rule to what a head does not reference any more, and counts what it has
-    /// written.
+    /// Applies the free rule to frames that a live dataset does not reference any more, and counts
+    /// the frames that it has written.
     pub(super) fn account(
         &self,
         admin: &mut Admin,
@@ -281,27 +283,28 @@ impl Pool {
         admin.catalog.set_dataset(id, &row)
     }
 
-    /// Frees a part of what destroyed snapshots and datasets have left.
+    /// Frees a part of the frames of destroyed snapshots and datasets.
     fn free_some(&self, admin: &mut Admin, txg: Txg) -> Result<(), PoolError> {
         let freeing = admin.catalog.head()?.freeing;
         let due = admin.catalog.deadlists().drain(freeing, FREED_AT_ONCE)?;
         due.iter().try_for_each(|dead| self.release(admin, dead, txg))?;
-        // What has begun to be freed is more than what one look finds.
+        // One look finds only a part of what is to be freed.
         let doomed = due.len() >= FREED_AT_ONCE || self.free_doomed(admin, txg)?;
         self.freeing.store(doomed || !due.is_empty(), Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Whether something on a device cannot be read, and not that it is refused or that there is no
-/// room.
+/// Whether the error is unreadable data on a device, as opposed to a refusal or a lack of space.
 pub(super) fn is_damage(error: &PoolError) -> bool {
     matches!(error, PoolError::Device { .. } | PoolError::Frame { .. } | PoolError::Format(_))
 }
 
-/// Passes over what cannot be read: whoever reads it is told, and the rest of the pool goes on.
+/// Skips unreadable data with a log line: reading it reports the error, and the remainder of the
+/// pool keeps working.
 ///
 /// # Errors
+/// All errors that are not damage.
 /// All others.
 pub(super) fn passed_over(error: PoolError, what: &str) -> Result<(), PoolError> {
     if !is_damage(&error) {

@@ -1,15 +1,16 @@
-//! How long the commits of a pool take, for its figures.
+//! Durations of a pool's commits, for its metrics.
 //!
-//! Written by each commit, read by whoever shows it. The numbers of one look may be a commit apart.
+//! Written by each commit, read by status and metrics. The numbers of one reading may be one commit
+//! apart.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Places of the histogram: at place `n` commits that took from 2^n to 2^(n+1) - 1 microseconds, in
-/// the last one all that took longer.
+/// Buckets of the histogram: bucket `n` counts commits that took from 2^n to 2^(n+1) - 1
+/// microseconds, the last one all longer ones.
 const PLACES: usize = 30;
 
-/// See the file's head.
+/// Counters of commit durations: total, last, and a histogram.
 #[derive(Debug)]
 pub(super) struct CommitTimes {
     total: AtomicU64,
@@ -17,14 +18,15 @@ pub(super) struct CommitTimes {
     places: [AtomicU64; PLACES],
 }
 
-/// How long commits took since the import, microseconds.
+/// Durations of commits since the import, microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitFigures {
-    /// All of them together.
+    /// Sum of all commits.
     pub total: u64,
-    /// The last one.
+    /// Duration of the last commit.
     pub last: u64,
-    /// How many took from 2^n to 2^(n+1) - 1, at place n; the last place has all longer ones.
+    /// Number of commits per bucket: bucket n from 2^n to 2^(n+1) - 1, the last one all longer
+    /// ones.
     pub histogram: Vec<u64>,
 }
 

@@ -1,18 +1,19 @@
-//! The engine runs by itself: commits in time, cleaning, freeing of what was destroyed.
+//! The engine's background threads: periodic commits, cleaning, freeing of destroyed datasets and
+//! snapshots.
 //!
 //! Called by the process that owns the pool: [`Pool::start_committer`] after the import,
 //! [`Committer::stop`] before the export.
 //!
 //! ```text
-//!  commit   every 5 s where something has changed; earlier when much is held in memory or the log is half full
-//!  watch    a txg that stays open for a minute although it is to be closed is reported
-//!  chores   inodes without a name are freed in steps; segments are cleaned; freed slots are given back to the device
+//!  commit   every 5 s if something has changed; earlier if memory holds much or the log is half full
+//!  watch    a txg that is being closed and stays open for a minute is reported
+//!  chores   orphan inodes are freed in steps; segments are cleaned; freed slots are returned to the device
 //! ```
 //!
 //! Invariants:
-//! - A commit that fails is the last one: the pool is suspended, says why, and whoever waits for
-//!   room is told.
-//! - Chores yield: each step is short, and what they do is undone by no crash.
+//! - A failed commit is the last one: the pool is suspended with the reason, and operations that
+//!   wait for space fail.
+//! - Chores yield: each step is short, and no crash undoes it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,21 +26,21 @@ use crate::files::{Table, Throttle, Woken};
 use crate::patience;
 use crate::pointer::Txg;
 
-/// How the engine runs.
+/// Intervals and memory limits of the background threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// The longest time between a change and its commit.
     pub every: Duration,
-    /// What may be held in memory before a commit begins, bytes.
+    /// Bytes of uncommitted changes in memory at which a commit begins.
     pub begin: u64,
-    /// What may be held in memory before operations wait, bytes.
+    /// Bytes of uncommitted changes in memory at which operations have to wait.
     pub most: u64,
-    /// How long a commit may wait for operations of its txg before that is reported.
+    /// How long a commit may wait for operations of its txg before this is reported.
     pub stuck: Duration,
 }
 
 impl Pace {
-    /// The pace for a pool that has so many bytes of memory, cache included.
+    /// The pace for a pool with this many bytes of memory, cache included.
     #[must_use]
     pub fn for_memory(bytes: u64) -> Self {
         let begin = (bytes / 4).clamp(8 << 20, 1 << 30);
@@ -48,9 +49,9 @@ impl Pace {
 }
 
 impl Pace {
-    /// The pace where commits come too often because of trees: twice as much is held. Changes all
-    /// over a large tree soon have all of it in memory, and commits write all of it; what comes in
-    /// between must be worth that.
+    /// The pace if trees cause commits too often: twice as much is held. Changes all over a large
+    /// tree soon have all of it in memory, and each commit writes all of it; enough changes have to
+    /// share one commit.
     fn wide(self) -> Self {
         let begin = self.begin.saturating_mul(2);
         Self { begin, most: self.most.max(begin / 4 * 5), ..self }
@@ -58,54 +59,55 @@ impl Pace {
 }
 
 impl Default for Pace {
-    /// Five seconds; 64 MiB, 96 MiB; a minute.
+    /// A commit every five seconds; 64 MiB and 96 MiB of uncommitted changes; stuck after a minute.
     fn default() -> Self {
         Self { every: Duration::from_secs(5), begin: 64 << 20, most: 96 << 20, stuck: Duration::from_secs(60) }
     }
 }
 
-/// What becomes of a pool of which an operation does not end.
+/// What to do about an operation that does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stuck {
-    /// The operation waits for a device.
+    /// Nothing: the operation waits for a device.
     Excused,
-    /// Everybody waits.
+    /// Let all operations wait.
     Wait,
-    /// Nothing is accepted any more.
+    /// Suspend the pool: nothing is accepted any more.
     Suspend,
 }
 
-/// Decides that.
+/// Decides about an operation that does not end; its argument is the description of the operation.
 pub(super) type OnStuck = dyn Fn(&str) -> Stuck + Send + Sync;
 
-/// The threads' names.
+/// Names of the threads.
 const COMMITS: &str = "pool-commit";
 const CHORES: &str = "pool-chores";
 const WATCH: &str = "pool-watch";
-/// The watchdog looks so many times before it reports: a process that stood still has not waited.
+/// The watchdog looks this many times before it reports: a process that was stopped has not waited.
 const LOOKS: u32 = 60;
-/// So often chores are looked for.
+/// Interval between two looks for chores.
 const CHORES_EVERY: Duration = Duration::from_millis(500);
-/// Chores rest so many times as long as they take.
+/// After a chore the thread sleeps for at most this many times the chore's duration.
 const CHORES_SHARE: u32 = 2;
-/// Commits that come faster than this because of much in memory come too often.
+/// Commits that follow each other faster than this because of memory are too frequent.
 const TOO_OFTEN: Duration = Duration::from_secs(1);
-/// After growing by so much the allocator is told to give back what is free, bytes.
+/// Growth of memory, in bytes, after which the allocator is asked to return free memory to the
+/// system.
 const WORTH_GIVING_BACK: u64 = 16 << 20;
-/// Between two commits that free what was destroyed.
+/// Interval between two commits that free frames of destroyed datasets and snapshots.
 const FREEING_EVERY: Duration = Duration::from_millis(20);
-/// What one step of cleaning moves, bytes.
+/// Bytes that one step of cleaning moves.
 const CLEANED_AT_ONCE: u64 = 4 << 20;
-/// Rows of inodes without a name that one step frees.
+/// Number of orphan inodes' rows that one step frees.
 const FREED_AT_ONCE: u64 = 16 << 10;
 
-/// The running engine of a pool. It ends when it is stopped, or dropped; only the first tells how
-/// it ended.
+/// The running background threads of a pool. They end when this is stopped or dropped; only
+/// [`Self::stop`] reports the result.
 #[derive(Debug)]
 pub struct Committer {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
-    /// The limit of the cache when nothing is held beside it, bytes.
+    /// Limit of the cache while no memory is set aside for uncommitted changes, bytes.
     cache: u64,
 }
 
@@ -136,25 +138,25 @@ impl Pool {
         Ok(committer)
     }
 
-    /// Why nothing is accepted any more, if it is so: a commit has failed.
+    /// Reason why nothing is accepted any more, if a commit has failed.
     #[must_use]
     pub fn suspended(&self) -> Option<PoolError> {
         self.throttle.failed()
     }
 
-    /// What memory holds that is not durable yet, bytes.
+    /// Bytes of uncommitted changes in memory.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.throttle.held()
     }
 
-    /// What is held for commits comes out of the pool's memory, which the cache had to itself.
+    /// Takes the memory for uncommitted changes from the cache, which had all of the pool's memory.
     fn share_memory(&self, pace: Pace, cache: u64) {
         self.cache.set_limit(cache);
         self.throttle.rearm(pace.begin, pace.most);
     }
 
-    /// Whether most of what is held are nodes of trees.
+    /// Whether most of the uncommitted memory is nodes of trees.
     fn holds_trees(&self, held: u64) -> bool {
         let trees: u64 =
             self.open_datasets().iter().map(|dataset| dataset.files().look_at_table(Table::dirty_bytes)).sum();
@@ -177,7 +179,7 @@ impl Pool {
             if !wide && often && held >= pace.begin && self.holds_trees(held) {
                 wide = true;
                 let pace = pace.wide();
-                // While a commit writes what it has taken, as much is held anew.
+                // While a commit writes the frozen changes, as many new ones accumulate.
                 self.share_memory(pace, cache.saturating_sub(pace.most + pace.begin).max(cache / 4));
                 continue;
             }
@@ -191,19 +193,19 @@ impl Pool {
                     if more == Work::More {
                         wait = FREEING_EVERY;
                     }
-                    // What was held in small pieces is free now, and the allocator would keep it.
+                    // The small allocations that the commit released are free now, and the
+                    // allocator would keep them.
                     nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
                 }
                 Err(error) => {
-                    // It has been told to everybody who waits, and is kept for whoever asks.
+                    // All waiting operations got it, and it is kept for later ones.
                     tracing::error!(%error, "a commit has failed: the pool is suspended");
                 }
             }
         }
     }
 
-    /// Commits where there is anything to commit; tells whether more is to be freed by further
-    /// ones.
+    /// Commits if there is anything to commit; returns whether further commits have more to free.
     pub(super) fn commit_if_changed(&self) -> Result<Work, PoolError> {
         if self.is_freeing() {
             self.commit()?;
@@ -213,13 +215,14 @@ impl Pool {
         Ok(if self.is_freeing() { Work::More } else { Work::None })
     }
 
-    /// Makes everything durable that was done before the call; costs nothing where that is so
+    /// Makes everything durable that was done before the call; does nothing if it is durable
     /// already.
     ///
     /// # Errors
     /// As [`Self::commit`].
     pub fn commit_changes(&self) -> Result<(), PoolError> {
-        // Held by a commit to its end: what one under way has taken is durable afterwards.
+        // A commit holds this lock to its end: the changes of a running commit are durable
+        // afterwards.
         let mut admin = self.admin.lock();
         let changed = admin.catalog.has_changes() || self.open_datasets().iter().any(|dataset| dataset.has_changes());
         let due = self.keeper.get().is_some_and(|keeper| keeper.log.is_half_full());
@@ -237,8 +240,8 @@ impl Pool {
                     more
                 }
                 Err(error) => {
-                    // A device that cannot be read, a pool that is suspended: neither is cured by
-                    // haste, nor by saying it twice a second.
+                    // A device that cannot be read, or a suspended pool: retrying fast helps
+                    // neither, nor does a log line twice a second.
                     let why = error.to_string();
                     if told.as_ref() != Some(&why) {
                         tracing::warn!(%error, "the pool's chores are put off");
@@ -247,19 +250,21 @@ impl Pool {
                     Work::None
                 }
             };
-            // Neither commits nor chores alone see all that becomes free.
+            // Neither commits nor chores alone see all memory that becomes free.
             nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
-            // Chores take a part of the time only, unless nothing is to be done at all.
+            // Chores may use a part of the time only; with nothing to do they wait for the full
+            // interval.
             let pause =
                 if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
             self.throttle.pause(pause);
         }
     }
 
-    /// Asks this where a commit waits for operations that do not end, once a look: whether the pool is to be
-    /// suspended, so that everybody else has an answer. It may also end the process.
+    /// Sets the function that decides about a commit that waits for operations which do not end;
+    /// called once per look. It may have the pool suspended, so that all other operations fail
+    /// instead of waiting, or end the process.
     pub fn when_stuck(&self, decide: impl Fn(&str) -> Stuck + Send + Sync + 'static) {
-        // There is one process, which asks once.
+        // A second call is impossible: one process, which calls this once.
         let _ = self.on_stuck.set(Box::new(decide));
     }
 
@@ -290,7 +295,7 @@ impl Pool {
         }
     }
 
-    /// That operations do not end, and where they are.
+    /// The error that operations do not end, with the source locations of these operations.
     pub(super) fn stuck(&self) -> PoolError {
         let reason = format!("operations do not end: {}", crate::files::gate::places().join(", "));
         PoolError::Suspended { durable: Txg(self.committed.load(Ordering::Acquire)), reason }

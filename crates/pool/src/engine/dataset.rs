@@ -1,4 +1,5 @@
-//! One live dataset: its files over its tree, and what a commit takes of it.
+//! An open live dataset: its files, stored in its tree, and the changes that a commit takes from
+//! it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::rows::Folding;
 use crate::space::OwnerQuotas;
 use crate::tree::Frozen;
 
-/// A dataset that is in use.
+/// An open dataset.
 #[derive(Debug)]
 pub struct Dataset {
     id: u64,
@@ -26,15 +27,15 @@ pub struct Dataset {
     behaviour: RwLock<Behaviour>,
 }
 
-/// What a commit takes of a dataset while nobody is inside.
+/// The changes that a commit takes from a dataset while no operation is running.
 pub(super) struct Taken {
     pub(super) dataset: Arc<Dataset>,
     pub(super) frozen: Frozen,
-    /// What new content frames are.
+    /// Space of new content frames.
     pub(super) written: StoredBytes,
-    /// Content frames that no row names any more.
+    /// Content frames that no row references any more.
     pub(super) freed: Vec<Dead>,
-    /// Frames that rows have come to share.
+    /// Frames that several rows share since the last commit.
     pub(super) shared: Vec<Pointer>,
 }
 
@@ -56,7 +57,7 @@ impl Dataset {
         TreeTable::open((id, root), &pool.frames, &pool.cache, &pool.throttle)
     }
 
-    /// A dataset with an empty root directory.
+    /// Creates a dataset with an empty root directory.
     pub(super) fn format(pool: &Pool, id: u64, folding: Folding) -> Result<Self, PoolError> {
         if !folding.is_exact() {
             pool.storage.allow_folding(pool.seconds())?;
@@ -68,13 +69,14 @@ impl Dataset {
         Ok(Self::recorded(pool, id, files))
     }
 
-    /// The dataset with this root.
+    /// Opens the dataset whose tree has this root.
     pub(super) fn open(pool: &Pool, id: u64, root: Option<Pointer>) -> Result<Self, PoolError> {
         let files = Files::open(Self::config(pool, id), Self::table(pool, id, root))?;
         Ok(Self::recorded(pool, id, files))
     }
 
-    /// A dataset that takes rows of a stream; its frames will belong to `owner`.
+    /// Opens a dataset that receives the rows of a stream; `owner` is recorded in its frames as
+    /// their dataset.
     pub(super) fn receiving(pool: &Pool, (id, root): (u64, Option<Pointer>), owner: u64) -> Result<Self, PoolError> {
         let files = Files::receiving(Self::config(pool, id), Self::table(pool, owner, root))?;
         Ok(Self { id, files, behaviour: RwLock::default() })
@@ -90,19 +92,19 @@ impl Dataset {
         Self { id, files, behaviour: RwLock::default() }
     }
 
-    /// Its number.
+    /// Number of the dataset.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// What its properties say now.
+    /// The effective properties.
     #[must_use]
     pub fn behaviour(&self) -> Behaviour {
         *self.behaviour.read()
     }
 
-    /// From now on these properties hold.
+    /// Applies these properties from now on.
     pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: OwnerQuotas) {
         let record_shift = behaviour.record_shift.min(bounds.record_shift);
         self.files.set_storing(Storing {
@@ -115,25 +117,25 @@ impl Dataset {
         *self.behaviour.write() = behaviour;
     }
 
-    /// Its files.
+    /// The dataset's files.
     #[must_use]
     pub fn files(&self) -> &Files<TreeTable> {
         &self.files
     }
 
-    /// Whether a commit has anything to do for it.
+    /// Whether a commit has anything to write for it.
     pub(super) fn has_changes(&self) -> bool {
         self.files.has_changes() || self.files.look_at_table(|table| table.tree.has_changes())
     }
 
-    /// Whatever lost its last name before the pool was closed or died is nobody's now: it is freed
-    /// by and by.
+    /// Schedules orphans for being freed in the background: no process has them open since the pool
+    /// was closed or its process crashed.
     pub(super) fn sweep(&self) -> Result<(), PoolError> {
         let swept = self.files.let_orphans_go(&HashSet::new()).map_err(as_pool_error);
         swept.or_else(|error| passed_over(error, "files without a name cannot be freed now"))
     }
 
-    /// Flushes and freezes. Called while nobody is inside.
+    /// Flushes content and freezes the tree. Called while no operation is running.
     pub(super) fn take(self: &Arc<Self>, txg: Txg) -> Result<Taken, PoolError> {
         self.files.flush(txg).map_err(as_pool_error)?;
         let frozen = self.files.with_table(|table| table.tree.freeze());

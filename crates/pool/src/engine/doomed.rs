@@ -1,11 +1,11 @@
-//! Roots that nobody uses any more, of destroyed datasets and of heads that were rolled back: their
-//! frames are freed step by step, by the commits that follow, so that no commit takes long and a
-//! crash loses no step.
+//! Doomed roots: trees of destroyed datasets and of rolled-back live datasets. Their frames are
+//! freed step by step by the commits that follow, so that no commit takes long and a crash loses no
+//! step.
 //!
-//! Called by administration (a root is doomed in the commit that lets it go) and by each commit.
+//! Called by administration (a root becomes doomed in the commit that drops it) and by each commit.
 //!
-//! Invariant: how far a root has come is part of the commit that frees what lies before; a frame is
-//! freed when nothing below it will be read again.
+//! Invariant: the position reached in a root is stored by the same commit that frees the frames
+//! before it; a frame is freed when nothing below it will be read again.
 
 use super::{Admin, Pool};
 use crate::catalog::rows::DoomedRow;
@@ -15,11 +15,12 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::dead_of;
 use crate::tree::{Context, walk::Reaped, walk::harvest};
 
-/// How many frames and rows of doomed roots one commit frees; tests take many steps.
+/// Number of frames and rows of doomed roots that one commit frees; small in tests, for many steps.
 const FREED_AT_ONCE: u64 = if cfg!(test) { 50 } else { 100_000 };
 
 impl Pool {
-    /// What a root reaches that was born after a snapshot will be freed.
+    /// Schedules the frames that a root reaches and that were born after a snapshot for being
+    /// freed.
     pub(super) fn doom(&self, admin: &mut Admin, root: Option<Pointer>, since: Txg) -> Result<(), PoolError> {
         match root {
             Some(root) if root.birth > since => {
@@ -29,7 +30,7 @@ impl Pool {
         }
     }
 
-    /// Frees a part of what is doomed; whether there is more.
+    /// Frees some of the frames of doomed roots; returns whether there are more.
     pub(super) fn free_doomed(&self, admin: &mut Admin, txg: Txg) -> Result<bool, PoolError> {
         let mut budget = FREED_AT_ONCE;
         for row in admin.catalog.doomed()? {
@@ -39,8 +40,8 @@ impl Pool {
             let mut found = Vec::new();
             let paused = self.reap(&row, &mut budget, &mut |dead| found.push(dead))?;
             let left = paused.map(|from| DoomedRow { from, ..row.clone() });
-            // Before anything is freed: what cannot be freed here is lost room, what is freed twice
-            // would be worse.
+            // Stored before anything is freed: a frame that cannot be freed is lost space, a frame
+            // freed twice would be worse.
             admin.catalog.set_doomed(&row.root, left.as_ref())?;
             let freed = found.iter().map(|dead| self.release(admin, dead, txg));
             freed.fold(Ok(()), Result::and)?;
@@ -51,8 +52,8 @@ impl Pool {
         Ok(false)
     }
 
-    /// The frames of a doomed root from where it has come to; returns where it comes to with this
-    /// budget.
+    /// Collects frames of a doomed root from the stored position on; returns the position that this
+    /// budget reaches.
     pub(super) fn reap(
         &self,
         row: &DoomedRow,

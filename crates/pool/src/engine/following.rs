@@ -1,9 +1,9 @@
-//! A pool that another program writes to, and that is only read here, goes on to that one's newer state.
+//! A read-only pool follows the machine that writes to it: it switches to the writer's newer state.
 //!
-//! Called by whoever follows a writer, after the store has gone on ([`Store::follow`]): first
-//! [`Pool::look_ahead`], which reads what the trees of both states differ in, then [`Pool::go_on`].
-//! Invariants: a file system has its new files before anybody is told of what has changed in them; what is
-//! told is all that differs; what both states share is not read.
+//! Called after the store has switched ([`Store::follow`]): first [`Pool::look_ahead`], which reads
+//! the differences between the trees of both states, then [`Pool::go_on`]. Invariants: a file
+//! system has its new files before the callback reports its changes; all differences are reported;
+//! nodes that both states share are not read.
 //!
 //! [`Store::follow`]: crate::store::Store::follow
 
@@ -20,21 +20,21 @@ use crate::rows::{DatasetHead, Entry, InodeRow};
 use crate::space::QuotaTree;
 use crate::tree::{Context, Settings, Tree};
 
-/// With more changes of one file system than this it is cheaper to forget all that is known of it.
+/// With more changes of one file system than this, dropping all caches of it is cheaper.
 const MOST: usize = 50_000;
 
-/// What differs in a file system.
+/// Differences of a file system between two states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Too much to be told, or numbers of files may stand for other files.
+    /// Too many changes to list, or inode numbers may stand for other files: all caches are stale.
     pub everything: bool,
-    /// Names that came, went or lead elsewhere: the directory's inode, and the name.
+    /// Names that were added, removed or changed: the directory's inode, and the name.
     pub names: BTreeSet<(u64, Vec<u8>)>,
-    /// Inodes of which attributes differ.
+    /// Inodes with changed attributes.
     pub attributes: BTreeSet<u64>,
-    /// Inodes of which content differs.
+    /// Inodes with changed content.
     pub content: BTreeSet<u64>,
-    /// Snapshots that are gone.
+    /// Snapshots that were destroyed.
     pub snapshots: Vec<Txg>,
 }
 
@@ -48,7 +48,7 @@ impl Changes {
     }
 }
 
-/// A newer state, looked at beside the one in use.
+/// A newer state that was read while the current one is still in use.
 pub struct Ahead {
     txg: Txg,
     catalog: Catalog,
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Ahead {
 }
 
 impl Pool {
-    /// Reads what a newer state differs in.
+    /// Reads the differences between the current state and a newer one.
     ///
     /// # Errors
     /// Those of the store; nothing has changed then.
@@ -96,11 +96,12 @@ impl Pool {
         Ok(Ahead { txg: durable.txg, catalog, quotas, changed, gone })
     }
 
-    /// Goes on to that state; `told` is given the number of each file system that has changed, when it has.
+    /// Switches to that state; `told` is called for each changed file system, with its number and
+    /// changes, after its switch.
     ///
     /// # Errors
-    /// Those of the store: some file systems are those of the new state then, and the others stay until the
-    /// next time.
+    /// Those of the store: some file systems have the new state then, and the others keep the old
+    /// one until the next call.
     pub fn go_on(&self, ahead: Ahead, told: &mut dyn FnMut(u64, &Changes)) -> Result<(), PoolError> {
         let Ahead { txg, catalog, quotas, changed, gone } = ahead;
         for (dataset, table, changes) in changed {
@@ -129,7 +130,7 @@ impl Pool {
                     let [old, new] = heads;
                     let (old, new) = (old?, new?);
                     folds = new.as_ref().is_some_and(|head| !head.folding.is_exact());
-                    // Numbers that were given since may have been given again.
+                    // Inode numbers that were assigned since may have been assigned again.
                     changes.everything |= old.map(|head| head.next) > new.map(|head| head.next);
                 }
                 Key::Inode(number) => {
@@ -144,7 +145,7 @@ impl Pool {
                     changes.attributes.insert(number);
                 }
                 Key::Entry { directory, .. } => {
-                    // Other spellings of the name are kept as well.
+                    // The kernel caches other names that match this one as well.
                     changes.everything |= folds;
                     for value in values.into_iter().flatten() {
                         changes.names.insert((directory, Entry::decode(value)?.name.to_vec()));

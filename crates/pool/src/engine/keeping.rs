@@ -1,20 +1,24 @@
-//! A pool that outlives its process: what the kept log has is replayed, and kept on.
+//! Survival of the pool's process: replay of the replay journal, which the next process then
+//! continues.
 //!
-//! Called by the making and the import of a pool; the log is [`crate::log::kept`], what is appended to it
-//! `files/keeping.rs`.
+//! Called when a pool is created and when it is imported; the journal is [`crate::log::kept`], the
+//! records that are appended to it are made in `files/keeping.rs`.
 //!
 //! Invariants:
-//! - What is replayed is in the memory of this process and in the log, until its commit; then in that
-//!   alone. The log knows which commit that is before it is made, and before anything else goes into it: a
-//!   death at any moment has the next process replay what is missing, and nothing twice.
-//! - Until that commit nothing can be made durable by the intent log, which lacks what was replayed.
-//! - What the intent log holds of the dead process is freed by the commit of all that is replayed, not by
-//!   one of a part of it; but where a part must be committed to find room for the rest.
-//! - A replay needs no device that takes writes, and no room: where a device fails, a commit of a part fails, or
-//!   room is short and no device has become longer, the pool is suspended, and what comes stays in memory as it was
-//!   written, counted as what is dirty. All of it stays in the log, from which the next process replays it. More than
-//!   [`HELD_MOST`] beside what was held before ends the import.
-//! - Files without a name are held as the dead process did, until [`Pool::let_left_go`].
+//! - Replayed operations are in the memory of this process and in the journal until their commit,
+//!   then in the commit alone. The journal notes the txg of that commit before it is made, and
+//!   before other records are appended: a crash at any moment has the next process replay what is
+//!   missing, and nothing twice.
+//! - Until that commit nothing can be made durable by the intent log, which lacks the replayed
+//!   operations.
+//! - The crashed process's intent log is freed by the commit of all replayed operations, not by a
+//!   commit of a part; except when a part must be committed to find room for the remainder.
+//! - A replay needs neither a device that takes writes nor room: if a device fails, if a commit of
+//!   a part fails, or if room is short and no device has grown, the pool is suspended, and replayed
+//!   writes stay in memory as they were written, counted as dirty. All of them stay in the journal,
+//!   from which the next process replays them. More than [`HELD_MOST`] in addition to what was held
+//!   before ends the import.
+//! - Orphan inodes are held as the crashed process held them, until [`Pool::let_left_go`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,33 +34,36 @@ use crate::log::{Blocks, KeptLog, LogRecord};
 use crate::pointer::Txg;
 use crate::space::Purpose;
 
-/// So much of what is replayed is held in memory before it becomes frames, bytes.
+/// Bytes of replayed content in memory at which it is written as frames.
 const HELD_AT_ONCE: u64 = 64 << 20;
-/// So much may be promised to it before, bytes: more than is needed, where parts of records are written.
+/// Bytes of reserved space at which it is written as frames: reservations exceed the need for
+/// partial records.
 const PROMISED_AT_ONCE: u64 = 1 << 30;
-/// So many commits make the log short, while others write on: the first takes long, and as much comes meanwhile.
+/// Most commits made to shorten the journal while others write: the first takes long, and as many
+/// changes arrive meanwhile.
 const SHORTENED_BY: u32 = 4;
-/// So much is held in memory before it is committed, bytes.
+/// Bytes in memory at which replayed operations are committed.
 const COMMITTED_AT_ONCE: u64 = if cfg!(test) { 256 << 10 } else { 256 << 20 };
-/// So much is held in memory after the last moment in which a commit could be made, bytes: twice what a log can hold.
+/// Most bytes in memory after the last moment at which a commit was possible: twice what a journal
+/// can hold.
 pub(super) const HELD_MOST: u64 = if cfg!(test) { 48 << 20 } else { 1 << 30 };
 
-/// A replay of the kept log.
+/// A running replay of the replay journal.
 struct Replay<'p> {
     pool: &'p Pool,
     kept: &'p KeptLog,
-    /// Datasets that there are.
+    /// Numbers of the existing datasets.
     there: HashSet<u64>,
-    /// The intent log of the dead process holds something as well.
+    /// The crashed process's intent log has records as well.
     is_logged: bool,
     skipped: ReplaySkip,
-    /// Where the last record ends that was seen.
+    /// End of the last record that was read.
     end: Option<u64>,
-    /// What memory held when content last became frames, bytes.
+    /// Bytes in memory when content was last written as frames.
     held: u64,
-    /// What was promised then, bytes.
+    /// Bytes of reserved space at that time.
     promised: u64,
-    /// What memory held when the pool was suspended, bytes.
+    /// Bytes in memory when the pool was suspended.
     held_before: u64,
 }
 
@@ -64,7 +71,7 @@ impl Replay<'_> {
     /// Applies a record, which ends at `end`.
     fn apply(&mut self, record: &LogRecord<'_>, end: u64) -> Result<(), PoolError> {
         let begin = self.end.replace(end);
-        // What was destroyed after the record takes it along.
+        // The destruction of a dataset after the record includes the record.
         if !self.there.contains(&record.dataset) {
             return Ok(());
         }
@@ -77,7 +84,7 @@ impl Replay<'_> {
             self.go_on_in_memory(&error);
         }
         self.bound_memory(begin)?;
-        // What was applied of a record is applied again.
+        // A part of the record that was applied already is applied again.
         let replay = || replay_record(&dataset, record, &adjusted);
         let mut done = replay();
         if self.is_short(&done) {
@@ -87,7 +94,7 @@ impl Replay<'_> {
         if self.is_short(&done)
             && let Some(begin) = begin
         {
-            // What it frees may be had again.
+            // The commit may free space.
             self.commit(begin)?;
             done = replay();
         }
@@ -101,7 +108,7 @@ impl Replay<'_> {
         done
     }
 
-    /// Keeps what is held in memory, and what is promised, within bounds.
+    /// Keeps the memory held, and the reserved space, within bounds.
     fn bound_memory(&mut self, begin: Option<u64>) -> Result<(), PoolError> {
         if self.pool.throttle.is_in_memory() {
             return self.check_held_in_memory();
@@ -111,25 +118,25 @@ impl Replay<'_> {
         if is_much {
             self.store()?;
         }
-        // The first commit frees what the intent log has, and until then that alone survives a power
-        // failure: it may be of all that is replayed only.
+        // The first commit frees the intent log, which until then is all that survives a power
+        // failure: it must cover everything that is replayed.
         match begin {
             Some(begin) if self.pool.held() > COMMITTED_AT_ONCE && !self.is_logged => self.commit(begin),
             _ => Ok(()),
         }
     }
 
-    /// Whether an error is that of a pool that cannot be written to any more, or has no room.
+    /// Whether an error means that the pool cannot be written to any more, or has no room.
     fn ends_writing(&self, error: &PoolError) -> bool {
         matches!(error, PoolError::NoSpace | PoolError::Suspended { .. }) || self.pool.storage.suspended().is_some()
     }
 
-    /// Whether a record found no room that a commit may make.
+    /// Whether a record failed for lack of room that a commit may make.
     fn is_short(&self, done: &Result<(), PoolError>) -> bool {
         matches!(done, Err(PoolError::NoSpace)) && !self.pool.throttle.is_in_memory()
     }
 
-    /// Makes frames of the content in memory.
+    /// Writes content in memory as frames.
     fn store(&mut self) -> Result<(), PoolError> {
         while !self.pool.throttle.is_in_memory() {
             match self.pool.store_replayed() {
@@ -144,15 +151,15 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Where room is short, takes the room that devices have got since; otherwise, or where there is none, goes on in
-    /// memory.
+    /// If room is short, takes the space by which devices have grown; otherwise, or if there is
+    /// none, continues in memory.
     fn take_room_or_stop(&mut self, error: &PoolError) {
         if !(matches!(error, PoolError::NoSpace) && self.take_room()) {
             self.go_on_in_memory(error);
         }
     }
 
-    /// Takes the room that devices have got; whether there was any.
+    /// Takes the space by which devices have grown; returns whether there was any.
     fn take_room(&self) -> bool {
         let time = u64::try_from((self.pool.clock)().seconds).unwrap_or(0);
         if !self.pool.storage.expand(time) {
@@ -163,12 +170,12 @@ impl Replay<'_> {
         true
     }
 
-    /// Commits what was replayed up to this place in the log.
+    /// Commits what was replayed up to this position in the journal.
     fn commit(&mut self, through: u64) -> Result<(), PoolError> {
         if self.pool.throttle.is_in_memory() {
             return Ok(());
         }
-        // A commit that finds no room is the last one: it gets what there is before.
+        // A commit that fails for lack of room is the last one: it gets all the space there is.
         if self.pool.storage.room(Purpose::Write) < self.pool.held() {
             self.take_room();
         }
@@ -178,14 +185,14 @@ impl Replay<'_> {
                 self.kept.settled();
                 (self.promised, self.held) = (0, 0);
             }
-            // Whether it is durable is not known: the log says which it was.
+            // Whether the commit is durable is unknown: the journal has its txg.
             Err(error) => self.go_on_in_memory(&error),
         }
         Ok(())
     }
 
-    /// Nothing is committed any more, for this reason: what is replayed from now on stays in memory as it was
-    /// written. Frames of it could be many times as long, and take room.
+    /// Ends all commits, for this reason: operations that are replayed from now on stay in memory
+    /// as they were written. As frames they could take many times as much, and need room.
     fn go_on_in_memory(&mut self, error: &PoolError) {
         let pool = self.pool;
         if pool.throttle.is_in_memory() {
@@ -202,7 +209,8 @@ impl Replay<'_> {
     /// Counts the frames in memory that devices did not take.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where more has come to memory since the pool was suspended than may be held.
+    /// [`PoolError::Refused`] if memory has grown by more than the limit since the pool was
+    /// suspended.
     fn check_held_in_memory(&self) -> Result<(), PoolError> {
         let pool = self.pool;
         pool.unwritten.become_now(pool.storage.held_unwritten());
@@ -215,7 +223,8 @@ impl Replay<'_> {
 }
 
 impl Pool {
-    /// From now on everything that is done to files is kept. Called once, by whoever makes the pool.
+    /// Starts the replay journal: all changes of files are appended to it from now on. Called once,
+    /// when the pool is created or opened.
     pub(super) fn keep_with(&self, log: Arc<KeptLog>) {
         log.serve(Txg(self.committed.load(Ordering::Acquire)));
         self.keep_on(log);
@@ -229,14 +238,14 @@ impl Pool {
         let _ = self.keeper.set(keeper);
     }
 
-    /// The kept log, where there is one.
+    /// The replay journal, if the pool has one.
     #[must_use]
     pub fn kept(&self) -> Option<&Arc<KeptLog>> {
         self.keeper.get().map(|keeper| &keeper.log)
     }
 
-    /// Commits, so that who goes on from here finds little to replay: what came during the last of a few
-    /// commits.
+    /// Commits a few times, so that a process that takes over finds little to replay: the changes
+    /// made during the last of these commits.
     ///
     /// # Errors
     /// Those of a commit.
@@ -245,9 +254,10 @@ impl Pool {
         (0..SHORTENED_BY).try_for_each(|_| if is_long() { self.commit().map(drop) } else { Ok(()) })
     }
 
-    /// Goes on from where a process has died: applies what it kept beyond the last commit, and keeps on.
-    /// That is durable with the next commit, which whoever calls this makes soon: the log has less room until
-    /// then. The intent log has nothing that the kept one has not.
+    /// Takes over from a crashed process: applies the operations in its replay journal after the
+    /// last commit, and continues the journal. They are durable with the next commit, which the
+    /// caller makes soon: the journal has less room until then. The intent log has no records that
+    /// the journal lacks.
     pub(super) fn replay_kept(
         &self,
         mut blocks: Box<dyn Blocks>,
@@ -255,9 +265,9 @@ impl Pool {
         durable: &Durable,
     ) -> Result<(), PoolError> {
         kept.begin_replay(durable.txg)?;
-        // It has to know where its next block goes. What it says is kept as well, and goes into the next commit
-        // with all that came after it: replayed once more on that, by an import after a power failure, it would
-        // bring back what was.
+        // The intent log has to know where its next block goes. Its records are in the journal too,
+        // and go into the next commit together with all later ones: replayed on top of that commit,
+        // by an import after a power failure, they would bring back old content.
         let is_logged = blocks.replay(durable.log, durable.txg, &mut |_| Ok(()))?.records > 0;
         blocks.settle(Txg(durable.txg.0 + 1));
         self.start_log(blocks);
@@ -275,14 +285,16 @@ impl Pool {
             promised: 0,
             held_before: 0,
         };
-        // A device that fails (`failmode=continue`) keeps nobody from what was acknowledged.
+        // A device that fails (`failmode=continue`) must not keep acknowledged operations from
+        // being visible.
         self.storage.keep_unwritten(true);
         let replayed = kept.replay(&mut |record, place| replay.apply(record, place));
         let is_empty = replay.end.is_none();
         self.storage.keep_unwritten(false);
         replayed?;
         if let Some(error) = self.storage.suspended() {
-            // The process after this one replays it once more: nothing is committed until then, nor accepted.
+            // The process after this one replays it again: nothing is committed or accepted until
+            // then.
             self.unwritten.become_now(self.storage.held_unwritten());
             kept.serve_uncommitted();
             self.throttle.fail(&error);
@@ -290,7 +302,8 @@ impl Pool {
         } else if is_empty {
             kept.serve(durable.txg);
         } else {
-            // Nobody has to wait for its commit: who dies before it leaves all of it in the log.
+            // Nothing has to wait for the commit: a crash before it leaves all operations in the
+            // journal.
             let txg = self.gate.enter().txg();
             kept.serve_before(txg);
             self.log.get().into_iter().for_each(|log| log.begin_after(txg));
@@ -300,7 +313,7 @@ impl Pool {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().find_cuts()).map_err(as_pool_error)
     }
 
-    /// The datasets that there are, those that are half received left out.
+    /// Numbers of the existing datasets, without partially received ones.
     fn usable_datasets(&self) -> Result<HashSet<u64>, PoolError> {
         let admin = self.admin.lock();
         let mut usable = HashSet::new();
@@ -320,8 +333,8 @@ impl Pool {
         Ok(dataset)
     }
 
-    /// What has no name in a dataset that was opened just now is freed by and by, or held as one that was
-    /// left.
+    /// Frees the orphan inodes of a dataset that was just opened, step by step in the background,
+    /// or holds them after the crash of a process.
     pub(super) fn sweep(&self, dataset: &Dataset) -> Result<(), PoolError> {
         if !self.holds_left.load(Ordering::Acquire) {
             return dataset.sweep();
@@ -330,9 +343,9 @@ impl Pool {
         held.or_else(|error| passed_over(error, "files without a name cannot be freed now"))
     }
 
-    /// Whoever had files without a name from a process that has died has them from this one by now, or
-    /// they are nobody's: they live as long as they are held here. Other ones than those of datasets that
-    /// are open are freed when theirs is opened.
+    /// Ends the hold on orphan inodes of a crashed process: programs that had them open have opened
+    /// them in this process by now, and the other ones are freed. Orphans of datasets that are not
+    /// open are freed when their dataset is opened.
     ///
     /// # Errors
     /// Those of reading rows.

@@ -1,7 +1,8 @@
-//! The intent log of an imported pool: operations are recorded as they happen, an fsync flushes the
-//! records, import replays them.
+//! The intent log of an imported pool (like ZFS' ZIL): operations are recorded as they happen, an
+//! fsync flushes the records, an import replays them.
 //!
-//! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
+//! Invariant: an operation that cannot be recorded makes an fsync wait for a commit, never return
+//! early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,16 +15,16 @@ use crate::log::{self, Blocks, Log, LogChange, LogFlush, LogRecord, Replayed, Ti
 use crate::pointer::Txg;
 use crate::properties::SyncMode;
 
-/// The log, as the files of all datasets record into it.
+/// The intent log into which the files of all datasets record.
 pub(super) struct PoolLog {
     log: Log<Box<dyn Blocks>>,
-    /// Nothing is recorded: an fsync waits for a commit.
+    /// Recording is switched off: an fsync waits for a commit.
     off: AtomicBool,
-    /// Nor of this txg and those before it.
+    /// Operations of this txg and of earlier ones are not recorded either.
     after: AtomicU64,
 }
 
-/// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
+/// Bytes of replayed content in memory, or of reserved space, at which it is written as frames.
 const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
@@ -41,8 +42,8 @@ impl Recorder for PoolLog {
 }
 
 impl PoolLog {
-    /// This txg has what was replayed, and is yet to be committed: nothing before that commit can be
-    /// logged.
+    /// Excludes this txg, which has the replayed operations and is not committed yet: nothing
+    /// before that commit can be logged.
     pub(super) fn begin_after(&self, txg: Txg) {
         self.after.store(txg.0, Ordering::Relaxed);
         self.log.cannot_record(txg);
@@ -56,12 +57,12 @@ impl PoolLog {
         self.log.start_after(txg)
     }
 
-    /// A commit is durable.
+    /// Notes that a commit is durable.
     pub(super) fn committed(&self, txg: Txg, last: Ticket, start: log::Start) {
         self.log.committed(txg, last, start);
     }
 
-    /// Makes everything up to the ticket durable; or names the txg whose commit does.
+    /// Makes everything up to the ticket durable, or returns the txg whose commit will.
     pub(super) fn flush(&self, through: Ticket) -> Result<Option<Txg>, PoolError> {
         Ok(match self.log.flush(through)? {
             LogFlush::Durable => None,
@@ -76,11 +77,11 @@ impl Pool {
         for dataset in self.datasets.read().values() {
             dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
         }
-        // Called once, by whoever makes the pool.
+        // Called once, when the pool is created or opened.
         let _ = self.log.set(log);
     }
 
-    /// Whether what is done from now on is recorded in the log; where it is not, an fsync waits for a
+    /// Sets whether operations are recorded in the log from now on; if not, an fsync waits for a
     /// commit.
     pub fn record(&self, on: bool) {
         if let Some(log) = self.log.get() {
@@ -88,13 +89,13 @@ impl Pool {
         }
     }
 
-    /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
+    /// Applies the log's records after the last commit, commits them, and continues the log.
     pub(super) fn replay_log(&self, mut blocks: Box<dyn Blocks>, durable: &Durable) -> Result<(), PoolError> {
         let (mut promised, mut skipped) = (0, ReplaySkip::default());
         let replayed = blocks.replay(durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
-            // What belongs to damaged rows keeps no pool from being imported. An operation is done
-            // whole or not at all.
+            // Damaged rows do not prevent an import: their records are skipped. An operation is
+            // applied as a whole or not at all.
             let Some(adjusted) = judge(&skipped, &dataset, record)? else {
                 skipped.leave_out(&dataset, record);
                 return Ok(());
@@ -104,7 +105,7 @@ impl Pool {
                 promised = self.store_replayed()?;
             }
             match replay() {
-                // What is promised is more than what is needed: frames need no promises.
+                // The reserved space exceeds the need: stored frames release it.
                 Err(PoolError::NoSpace) => {
                     promised = self.store_replayed()?;
                     replay()
@@ -121,29 +122,29 @@ impl Pool {
         }
         self.start_log(blocks);
         if records > 0 {
-            // What was replayed leaves memory first: what waits there of an inode would come into
-            // the table again after it was freed.
+            // Replayed content leaves memory before orphans are freed: content that is still in
+            // memory would enter the table again after its inode was freed.
             self.commit()?;
             self.open_datasets().iter().try_for_each(|dataset| self.sweep(dataset))?;
         }
         Ok(())
     }
 
-    /// Makes frames of the content that was replayed, so that neither memory nor promises grow with
-    /// the log; answers what is promised still.
+    /// Writes replayed content as frames, so that neither memory nor reserved space grows with the
+    /// log; returns the bytes that are still reserved.
     pub(super) fn store_replayed(&self) -> Result<u64, PoolError> {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
         Ok(self.reservations.outstanding().max(self.held()))
     }
 
-    /// Makes a file durable, and everything that was done before to names and attributes.
+    /// Makes a file durable, and all earlier changes of names and attributes.
     ///
     /// # Errors
-    /// Those of the engine; that of a commit which could not store what was written to the file.
+    /// Those of the engine; that of a commit which could not store content of the file.
     pub fn sync_file(&self, dataset: &Dataset, inode: &Arc<Inode>) -> files::Result<()> {
         inode.check_stored()?;
         if dataset.behaviour().sync == SyncMode::Disabled {
-            // Durable with the next commit, as whoever set the property wants it.
+            // Durable with the next commit, as the property asks for.
             return Ok(self.throttle.check()?);
         }
         let through = match self.log.get() {
@@ -155,11 +156,11 @@ impl Pool {
             },
         };
         self.sync_through(through)?;
-        // The commit may have found that it cannot be stored.
+        // The commit may have found that the content cannot be stored.
         inode.check_synced()
     }
 
-    /// Makes everything durable that was done to names and attributes.
+    /// Makes all earlier changes of names and attributes durable.
     ///
     /// # Errors
     /// Those of the engine.
@@ -167,7 +168,7 @@ impl Pool {
         self.sync_through(self.log.get().map(|log| log.newest()))
     }
 
-    /// Makes a directory durable, and everything that was done to names and attributes.
+    /// Makes a directory durable, and all earlier changes of names and attributes.
     ///
     /// # Errors
     /// Those of the engine; that of a commit which could not store the directory's attributes.
@@ -177,17 +178,17 @@ impl Pool {
         inode.check_synced()
     }
 
-    /// Makes everything durable that was done to a file system before the call.
+    /// Makes all earlier changes of a file system durable.
     ///
     /// # Errors
-    /// Those of the engine; where something that was written cannot be stored, why, and once where
-    /// it was given up.
+    /// Those of the engine; the reason if written content cannot be stored; once, the reason if
+    /// content was given up.
     pub fn sync_all(&self, dataset: &Dataset) -> files::Result<()> {
         self.commit()?;
         dataset.files().check_all_stored()
     }
 
-    /// Makes everything durable that was done to the pool before the call.
+    /// Makes all earlier changes of the pool durable.
     ///
     /// # Errors
     /// As [`Self::sync_all`].
@@ -196,7 +197,8 @@ impl Pool {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().check_all_stored()).map_err(as_pool_error)
     }
 
-    /// After a commit: how many files hold what cannot be stored, and why one of them does.
+    /// After a commit: number of files with content that cannot be stored, and the error of one of
+    /// them.
     #[must_use]
     pub fn unstored(&self) -> Option<(usize, PoolError)> {
         let of = |dataset: &Arc<Dataset>| dataset.files().unstored();
@@ -206,12 +208,12 @@ impl Pool {
 
     fn sync_through(&self, through: Option<Ticket>) -> Result<(), PoolError> {
         let (Some(log), Some(ticket)) = (self.log.get(), through) else {
-            // What was done before this call is in the open txg, or in one before.
+            // Changes before this call are in the open txg, or in an earlier one.
             let txg = self.gate.enter().txg();
             return self.commit_through(txg);
         };
-        // The commit may be of an earlier txg than the record: it only has to be over before
-        // anything may be logged.
+        // The commit may be of an earlier txg than the record: it only has to end before anything
+        // can be logged.
         while let Some(txg) = log.flush(ticket)? {
             self.commit_through(txg)?;
         }
@@ -222,8 +224,7 @@ impl Pool {
     }
 }
 
-/// What a record is to be applied with; none where something that it needs cannot be read, or was
-/// left out.
+/// Prepares a record for its replay; `None` if rows that it needs cannot be read or were skipped.
 pub(super) fn judge(
     skipped: &ReplaySkip,
     dataset: &Dataset,

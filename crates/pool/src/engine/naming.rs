@@ -1,8 +1,9 @@
-//! Whose a frame is that cannot say so itself, as its header is damaged: `nacre pool status -v`.
+//! Finds the file that a damaged frame belongs to, when the frame's header cannot be read: `nacre
+//! pool status -v`.
 //!
 //! The trees of all file systems and snapshots are walked until all frames are found; the catalog's
 //! own frames are not looked for. Invariants: nothing is changed; commits wait meanwhile, so that
-//! no frame is used anew under the walk. Memory: some 50 bytes for each node of the trees.
+//! no frame is reused under the walk. Memory: some 50 bytes for each node of the trees.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -13,7 +14,7 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::{Key, pointer_of};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
-/// Looks for frames in one tree after the other.
+/// A search for frames in one tree after the other.
 struct Search<'a> {
     dataset: u64,
     wanted: &'a BTreeSet<(u32, u32)>,
@@ -37,7 +38,7 @@ impl Visitor for Search<'_> {
     }
 
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
-        // A row that cannot be read names nothing.
+        // An unreadable row references nothing.
         if let Ok(Some(pointer)) = pointer_of(key, value)
             && let Ok(Key::Extent { inode, .. } | Key::Xattr { inode, .. } | Key::Patch { inode, .. }) =
                 Key::decode(key)
@@ -53,8 +54,8 @@ impl Visitor for Search<'_> {
 }
 
 impl Pool {
-    /// Whose frames these are (segment and number), as far as a file system or a snapshot names
-    /// them.
+    /// Returns the owners of frames (segment and number), of those that a file system or a snapshot
+    /// references.
     ///
     /// # Errors
     /// A catalog that cannot be read.
@@ -65,7 +66,7 @@ impl Pool {
         for (id, row) in &admin.catalog.datasets()? {
             let snapshots = admin.catalog.snapshots(*id)?;
             search.dataset = *id;
-            // The head first: what is there now is what somebody looks for.
+            // The live dataset first: its files are what an administrator looks for.
             for root in row.root.iter().chain(snapshots.iter().rev().filter_map(|(_, snapshot)| snapshot.root.as_ref()))
             {
                 walk(&context, root, Txg(0), &mut search)?;

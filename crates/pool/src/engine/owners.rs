@@ -1,5 +1,5 @@
-//! What users and groups use of a file system or a snapshot: for `userspace` and `groupspace`, and
-//! properties like `userused@`.
+//! Space used by users and groups in a file system or a snapshot: for `userspace`, `groupspace`,
+//! and properties like `userused@`.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,22 @@ use crate::rows::keys::{self, Key};
 use crate::rows::{OwnerKind, OwnerUse};
 use crate::space::OwnerQuota;
 
-/// An owner of files, or of a quota.
+/// Usage and quota of a user or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerUsed {
-    /// A user or a group.
+    /// User or group.
     pub kind: OwnerKind,
-    /// Its number.
+    /// The uid or gid.
     pub id: u32,
-    /// What it uses; with what the open txg has counted so far.
+    /// Its usage, including what the open txg has counted so far.
     pub used: OwnerUse,
-    /// What it may use.
+    /// Its quota.
     pub quota: OwnerQuota,
 }
 
 impl Pool {
-    /// The owners of a dataset as it is now, or as it was in a snapshot; quotas are those of now.
-    /// Users come before groups, by their numbers.
+    /// Returns usage and quotas of all users and groups in a dataset, or in one of its snapshots;
+    /// quotas are always the current ones. Users come before groups, ordered by number.
     ///
     /// # Errors
     /// Those of the store; a snapshot that is not there.
@@ -60,7 +60,7 @@ impl Pool {
     }
 }
 
-/// The owner of a row, and what it uses.
+/// Decodes the row of a user's or group's usage.
 fn read(key: &[u8], row: &[u8]) -> Result<Option<(OwnerKind, u32, OwnerUse)>, PoolError> {
     match Key::decode(key)? {
         Key::OwnerUse(kind, id) => Ok(Some((kind, id, OwnerUse::decode(row)?))),

@@ -1,5 +1,5 @@
-//! What concerns the pool as a whole: its root dataset, its own properties, its history, its size,
-//! and the names of files that are damaged.
+//! Data of the pool as a whole: its root dataset, its own properties, its history, its size, and
+//! the paths of damaged files.
 
 use super::Pool;
 use crate::catalog::{HistoryRow, PropertyRow, PropertySource};
@@ -8,23 +8,23 @@ use crate::files::FileError;
 use crate::pointer::{Pointer, Txg};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
-/// Lines that the history keeps.
+/// Number of lines that the history keeps.
 const HISTORY_MOST: u64 = 100_000;
 
-/// The number under which the pool's own properties are kept: no dataset has it.
+/// Dataset number under which the pool's own properties are stored: no dataset has it.
 const POOL: u64 = 0;
 
-/// Where a file is.
+/// Location of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePath {
-    /// In this snapshot; `None`: in the head.
+    /// Name of the snapshot that has it; `None`: the live dataset.
     pub snapshot: Option<String>,
     /// Its path below the root of its dataset.
     pub path: Vec<u8>,
 }
 
 impl Pool {
-    /// The number of the dataset that has the pool's name.
+    /// Returns the number of the root dataset, which has the pool's name.
     ///
     /// # Errors
     /// Those of the store.
@@ -32,7 +32,7 @@ impl Pool {
         Ok(self.admin.lock().catalog.head()?.root)
     }
 
-    /// What is stored of the pool's own properties: names and values.
+    /// Returns the stored properties of the pool: names and values.
     ///
     /// # Errors
     /// Those of the store.
@@ -41,8 +41,8 @@ impl Pool {
         Ok(rows.into_iter().map(|(name, row)| (name, row.value)).collect())
     }
 
-    /// Stores properties of the pool, or (`None`) removes them. Values are canonical; what they
-    /// mean is the caller's.
+    /// Stores properties of the pool, or (`None`) removes them. Values are canonical; the caller
+    /// knows their meaning.
     ///
     /// # Errors
     /// Those of a commit.
@@ -64,7 +64,7 @@ impl Pool {
         self.admin.lock().catalog.remember(line, HISTORY_MOST)
     }
 
-    /// The history, the oldest line first.
+    /// Returns the history, the oldest line first.
     ///
     /// # Errors
     /// Those of the store.
@@ -72,14 +72,15 @@ impl Pool {
         self.admin.lock().catalog.history()
     }
 
-    /// The store has got larger or smaller: devices were added, have become longer, leave.
+    /// Notes that the store's size has changed: devices were added, have grown, or are being
+    /// removed.
     pub fn grown(&self) {
         let size = self.storage.size();
         self.admin.lock().quota_tree().resize(size);
         self.reservations.measure();
     }
 
-    /// Visits a stored tree: for dumps.
+    /// Visits the rows of a stored tree: for dumps.
     ///
     /// # Errors
     /// The visitor's, and those of reading that it does not take.
@@ -87,12 +88,12 @@ impl Pool {
         walk(&Context { frames: &*self.frames, cache: &self.cache }, root, Txg(0), visitor)
     }
 
-    /// The paths of files below the root of their dataset, of the head or of the newest snapshot
-    /// that has them: then with that snapshot's name. In the order of the files. Each snapshot is
-    /// opened once, and none that is not needed.
+    /// Returns the paths of files below the root of their dataset, in the order of `inodes`: from
+    /// the live dataset, or from the newest snapshot that has the file, with that snapshot's name.
+    /// Each snapshot is opened at most once, and only if it is needed.
     ///
     /// # Errors
-    /// Those of the store; those that concern one file stand for its path.
+    /// Those of the store; an error of one file takes the place of its path.
     pub fn paths_of(
         &self,
         dataset: u64,

@@ -1,9 +1,9 @@
-//! Properties of datasets: which values hold, setting and inheriting them, and what becomes of them
-//! at once in datasets that are open.
+//! Properties of datasets: effective values, setting and inheriting them, and their immediate
+//! effect on open datasets.
 //!
 //! Invariants:
-//! - Of the edits of one call all hold or none; they are durable when it returns.
-//! - A limit that is accepted is in the accounts before anything further is admitted.
+//! - The edits of one call are applied all or none; they are durable when it returns.
+//! - A limit that was accepted is in the accounts before the next write is admitted.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,16 +17,17 @@ use crate::properties::{
 };
 use crate::space::{AccountError, Limits, OwnerQuotas, QuotaTree, Usage};
 
-/// What a property shall become.
+/// New state of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// This, as users write values.
+    /// Set locally to this value, as users write values.
     Local(String),
-    /// This was received, as it was stored where it came from: it holds where nothing is set here.
+    /// Received with this value, in its stored form at the sender: effective if no local value is
+    /// set.
     Received(String),
-    /// The ancestors' value or the default, whatever was received.
+    /// The inherited value or the default, even if a value was received.
     Inherit,
-    /// What was received, or else as [`Self::Inherit`].
+    /// The received value, or else as [`Self::Inherit`].
     BackToReceived,
 }
 
@@ -37,11 +38,11 @@ pub struct Edit {
     pub dataset: u64,
     /// The property's stored name: its long one, an owner by number (`userquota@1000`).
     pub name: String,
-    /// What it becomes.
+    /// The new state.
     pub to: Setting,
 }
 
-/// What the store allows of values.
+/// Limits that the store sets to values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// The largest record, as a power of two.
@@ -50,8 +51,8 @@ pub(super) struct Bounds {
     pub(super) frame: u64,
 }
 
-/// What the edits of one property of one dataset come to: the rows of both kinds as they shall be; none
-/// for one that stays.
+/// The combined edits of one property of one dataset: the new local row and the new received row;
+/// `None` for a row that does not change.
 pub(super) struct Planned {
     dataset: u64,
     name: String,
@@ -60,7 +61,7 @@ pub(super) struct Planned {
 }
 
 impl Pool {
-    /// A dataset and its ancestors with what is stored of their properties.
+    /// Returns the stored properties of a dataset and of its ancestors.
     ///
     /// # Errors
     /// Those of the store; a dataset that is not there is damage.
@@ -68,7 +69,7 @@ impl Pool {
         self.admin.lock().chain_of(id)
     }
 
-    /// What the engine and the mount of a dataset go by.
+    /// Returns the effective properties that control the engine and the mount of a dataset.
     ///
     /// # Errors
     /// As [`Self::chain`].
@@ -76,11 +77,11 @@ impl Pool {
         self.admin.lock().behaviour_of(id)
     }
 
-    /// Changes properties; answers the txg in which they hold.
+    /// Changes properties; returns the txg from which they are effective.
     ///
     /// # Errors
-    /// [`PoolError::Property`] for a property or value that is none, [`PoolError::Limit`] for a
-    /// limit that does not fit what is used or available.
+    /// [`PoolError::Property`] for an unknown property or an invalid value, [`PoolError::Limit`]
+    /// for a limit that contradicts what is used or available.
     pub fn set_properties(&self, edits: &[Edit]) -> Result<Txg, PoolError> {
         self.commit_with(|admin, txg| {
             let planned = admin.plan_edits(edits, &self.bounds())?;
@@ -91,7 +92,7 @@ impl Pool {
         })
     }
 
-    /// The stored rows of properties that a dataset is to be made with.
+    /// Turns the properties of a new dataset into rows to store.
     pub(super) fn parse_new(&self, properties: &[(String, String)]) -> Result<Vec<(String, PropertyRow)>, PoolError> {
         let bounds = self.bounds();
         let mut rows: Vec<(String, PropertyRow)> = Vec::new();
@@ -111,7 +112,7 @@ impl Pool {
         Bounds { record_shift: most.ilog2().clamp(9, 24) as u8, frame: most }
     }
 
-    /// Tells every open dataset what holds for it now.
+    /// Applies the effective properties to every open dataset.
     pub(super) fn refresh(&self, admin: &Admin) -> Result<(), PoolError> {
         let bounds = self.bounds();
         for dataset in self.open_datasets() {
@@ -146,13 +147,14 @@ fn stored_name(property: &Property, given: &str) -> Result<String, PoolError> {
     })
 }
 
-/// Applies limits that are to be stored, where they fit what is used and available. With `old`
-/// those that stay are not asked about again.
+/// Applies new limits to the accounts if they fit what is used and available. Limits equal to those
+/// in `old` are not checked again.
 fn apply_limits(quotas: &mut QuotaTree, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
     let judged = |name: &str, outcome: Result<(), AccountError<LimitRefusal>>| {
         outcome.map_err(|error| error.pool_error(|why| PoolError::Limit { name: name.to_owned(), why }))
     };
-    // What is lifted or lowered first: two limits that change together fit each other afterwards.
+    // Limits that are removed or lowered first: two limits that change together must fit each other
+    // only afterwards.
     if new.reservation < old.reservation {
         judged("reservation", quotas.set_reservation(id, new.reservation))?;
     }
@@ -175,7 +177,7 @@ fn apply_limits(quotas: &mut QuotaTree, id: u64, old: &Limits, new: &Limits) -> 
     quotas.set_snapshot_limit(id, new.snapshots)
 }
 
-/// Rows of a dataset as they will be.
+/// The rows of a dataset after the planned edits.
 fn overlay(mut rows: Vec<(String, PropertyRow)>, planned: &[&Planned]) -> Vec<(String, PropertyRow)> {
     let by_name: HashMap<&str, &Planned> = planned.iter().map(|planned| (planned.name.as_str(), *planned)).collect();
     rows.retain(|(name, row)| match by_name.get(name.as_str()) {
@@ -216,7 +218,7 @@ impl Admin {
         self.chain_of(id)?.behaviour()
     }
 
-    /// The quotas of users and groups in a dataset.
+    /// Returns the quotas of users and groups in a dataset.
     pub(super) fn owner_quotas(&self, id: u64) -> Result<OwnerQuotas, PoolError> {
         use crate::properties::owner::OwnerFigure;
         let (mut quotas, rows) = (OwnerQuotas::default(), self.catalog.properties(id)?);
@@ -247,7 +249,7 @@ impl Admin {
         Ok(quotas)
     }
 
-    /// What edits come to, one after the other: each property of each dataset once.
+    /// Combines edits, in their order, into one plan for each property of each dataset.
     pub(super) fn plan_edits(&self, edits: &[Edit], bounds: &Bounds) -> Result<Vec<Planned>, PoolError> {
         let mut all: Vec<Planned> = Vec::new();
         let mut places: HashMap<(u64, String), usize> = HashMap::new();
@@ -265,7 +267,7 @@ impl Admin {
         Ok(all)
     }
 
-    /// Puts what is planned into the catalog.
+    /// Writes planned edits into the catalog.
     fn enter_planned<'p>(&mut self, planned: impl IntoIterator<Item = &'p Planned>) -> Result<(), PoolError> {
         for Planned { dataset, name, local, received } in planned {
             if let Some(local) = local {
@@ -278,8 +280,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The same for what a stream brings, whose limits need not fit here: those that do not are left
-    /// out, and named with the reason.
+    /// As [`Self::enter_planned`] for the properties of a stream, whose limits need not fit here:
+    /// those that do not fit are skipped, and returned with the reason.
     pub(super) fn enter_what_fits(&mut self, planned: &[Planned]) -> Result<Vec<(String, PoolError)>, PoolError> {
         match self.apply(planned) {
             Ok(()) => return self.enter_planned(planned).map(|()| Vec::new()),
@@ -303,7 +305,7 @@ impl Admin {
         Ok(left)
     }
 
-    /// Adds what an edit comes to, after those before it of the same property.
+    /// Adds an edit to the plan, after earlier edits of the same property.
     fn plan(&self, edit: &Edit, property: &Property, bounds: &Bounds, planned: &mut Planned) -> Result<(), PoolError> {
         let row = |source, value| PropertyRow { source, value };
         let comes = planned.received.is_some();
@@ -328,7 +330,7 @@ impl Admin {
                 planned.local = Some(received.then(|| row(PropertySource::Masked, String::new())));
             }
             Setting::BackToReceived => {
-                // What cannot be inherited can have been received all the same.
+                // A property that cannot be inherited may have a received value all the same.
                 if !comes && !self.catalog.has_received(edit.dataset, &planned.name)? {
                     property.check_inherit()?;
                 }
@@ -338,7 +340,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Puts limits into the accounts, where they all fit.
+    /// Enters planned limits into the accounts, if all of them fit.
     fn apply<'p>(&self, planned: impl IntoIterator<Item = &'p Planned>) -> Result<(), PoolError> {
         let mut datasets: BTreeMap<u64, Vec<&Planned>> = BTreeMap::new();
         for one in planned {
@@ -350,7 +352,7 @@ impl Admin {
             let old = limits_of(&stored)?;
             changes.push((id, old, limits_of(&overlay(stored, &planned))?));
         }
-        // Under one lock, so that no promise comes in between.
+        // Under one lock, so that no write is admitted in between.
         let mut quotas = self.quota_tree();
         let mut next = quotas.clone();
         for (id, old, new) in changes {
@@ -360,8 +362,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The rows with which a dataset is made below a parent (0: it is the pool's own): rules for
-    /// names that are not among them are the parent's.
+    /// Returns the rows for a new dataset below a parent (0: it is the root dataset): rules for
+    /// names that are not among them come from the parent.
     pub(super) fn with_rules_for_names(
         &self,
         parent: u64,
@@ -371,8 +373,8 @@ impl Admin {
         Ok(spelling::of_new(rows, &above)?)
     }
 
-    /// Whether a dataset with these properties and this use may be made below a parent (0: it is
-    /// the pool's own); its limits.
+    /// Checks whether a dataset with these properties and this usage may be created below a parent
+    /// (0: it is the root dataset); returns its limits.
     pub(super) fn judge_new(
         &self,
         parent: u64,
@@ -387,14 +389,14 @@ impl Admin {
             return Err(PoolError::CountLimit { what: "filesystem", dataset });
         }
         let mut quotas = self.quota_tree().clone();
-        // The number that it will have.
+        // The number that the new dataset will have.
         let id = self.catalog.head()?.next;
         quotas.add(id, parent, usage, Limits::default())?;
         apply_limits(&mut quotas, id, &Limits::default(), &limits)?;
         Ok(limits)
     }
 
-    /// Whether snapshots of these datasets are within the limits of their number.
+    /// Checks the snapshot limits for a new snapshot of each of these datasets.
     pub(super) fn judge_snapshots(&self, ids: &[u64]) -> Result<(), PoolError> {
         let mut quotas = self.quota_tree().clone();
         for id in ids {
@@ -406,15 +408,16 @@ impl Admin {
         Ok(())
     }
 
-    /// Whether a dataset with its descendants is within the limits of numbers above its new parent.
-    /// What it has in common with the old place does not count again.
+    /// Checks the filesystem and snapshot limits of a new parent and its ancestors for a dataset
+    /// that moves there with its descendants. Ancestors common to the old and the new parent count
+    /// nothing new.
     pub(super) fn judge_move(&self, id: u64, parent: u64) -> Result<(), PoolError> {
         let mut quotas = self.quota_tree().clone();
         let (_, snapshots) = quotas.counts(id)?;
         let before: Vec<u64> = quotas.ancestors(id)?;
         match quotas.reparent(id, parent) {
             Ok(()) => {}
-            // The shortage is told by whoever moves it.
+            // The move itself reports the shortage.
             Err(AccountError::Refused(_)) => return Ok(()),
             Err(AccountError::Pool(error)) => return Err(error),
         }
@@ -433,7 +436,7 @@ impl Admin {
     }
 }
 
-/// How access times are kept, by the properties.
+/// The update mode of access times that the properties select.
 pub(super) fn access_times(behaviour: &Behaviour) -> AccessTimes {
     match (behaviour.atime, behaviour.relatime) {
         (false, _) => AccessTimes::Off,

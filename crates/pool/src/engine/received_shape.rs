@@ -1,13 +1,15 @@
-//! Whether the rows of a stream are a file system: its checksums say that they arrived as they were sent, not that
-//! the sender meant well.
+//! Checks that the rows of a received stream are a consistent file system: checksums prove that
+//! they arrived as they were sent, not that the sender is honest.
 //!
-//! Called when all rows of a snapshot are there ([`super::receiving`]), before anybody can see them. The rows are
-//! compared with the rows of the base, which is a file system: unchanged rows are not read.
+//! Called when all rows of a snapshot have arrived ([`super::receiving`]), before the snapshot
+//! becomes visible. The rows are compared with those of the base, which is a consistent file
+//! system: unchanged rows are not read.
 //!
-//! Invariants: each name leads to an inode of the type that it says, and each inode has as many names as it
-//! counts; a directory has one name, where its hint says, and lies below the root; whatever has no name is among
-//! the orphans; content belongs to an inode that may have it. Memory: some 100 bytes for each inode of which a row
-//! or a name has changed, and for [`INODES_AT_ONCE`] of them; no count of the stream is relied on.
+//! Invariants: each name refers to an inode of the type that it states, and each inode has as many
+//! names as its link count; a directory has one name, where its hint points, and lies below the
+//! root; each inode without a name is in the list of orphans; content belongs to an inode of a
+//! fitting type. Memory: some 100 bytes for each inode of which a row or a name has changed, and at
+//! most for [`INODES_AT_ONCE`] of them; no count of the stream is trusted.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,30 +18,30 @@ use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, keys, pointer_of};
 use crate::tree::{Context, View};
 
-/// So many inodes are looked at together: of more, the changes are read several times.
+/// Number of inodes that are checked together: with more, the changes are read several times.
 const INODES_AT_ONCE: usize = if cfg!(test) { 8 } else { 4 << 20 };
 
-/// After each so many times twice as many are looked at together.
+/// After each this many slices the number of inodes that are checked together doubles.
 const SLICES: usize = 16;
 
-/// The number of the root directory, in all file systems.
+/// Inode number of the root directory in all file systems.
 const ROOT: u64 = 1;
 
-/// The changes of an inode and of its names.
+/// Changes of an inode and of its names.
 #[derive(Default)]
 struct Delta {
-    /// Names that lead to it.
+    /// Change of the number of names that refer to it.
     names: i64,
-    /// Names in it, and of directories among them.
+    /// Change of the number of names in it, and of the directories among them.
     entries: i64,
     directories: i64,
-    /// Rows by the order of listings less those by name, as a sum of hashes.
+    /// Rows in the order of listings minus rows by name, as a sum of hashes: zero if both match.
     unindexed: u64,
-    /// The type that its new names say.
+    /// The type that its new names state.
     named_as: Option<FileType>,
 }
 
-/// The changes of the inodes that are looked at together.
+/// The changes of the inodes that are checked together.
 struct Slice {
     first: u64,
     last: u64,
@@ -48,7 +50,8 @@ struct Slice {
 }
 
 impl Slice {
-    /// Notes a change of an inode or its names; where there are too many inodes, those above are left to the next slice.
+    /// Notes a change of an inode or its names; if there are too many inodes, the upper half moves
+    /// to the next slice.
     fn note(&mut self, number: u64, change: impl FnOnce(&mut Delta)) {
         if number < self.first || number > self.last {
             return;
@@ -63,18 +66,18 @@ impl Slice {
     }
 }
 
-/// So many names of a directory have the same hash at most: that they are not the same is looked at in memory, and two
-/// have it by chance in a directory of billions.
+/// Highest number of names with one hash in a directory: they are compared in memory, and by chance
+/// two have the same hash only in a directory of billions.
 const SAME_HASH_MOST: usize = 1 << 14;
 
-/// A directory and the hash of names in it.
+/// A directory and a hash of names in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HashPlace {
     directory: u64,
     hash: u64,
 }
 
-/// The rows of the base and those that are there now.
+/// The rows of the base and the received ones.
 pub(super) struct ReceivedShape<'a> {
     pub(super) context: Context<'a>,
     pub(super) old: View,
@@ -89,7 +92,7 @@ fn row_sum(key: &[u8], target: NameTarget) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(&target.encode(), xxhash_rust::xxh3::xxh3_64(key))
 }
 
-/// How many names an inode has, by its row.
+/// Number of names of an inode, by its row.
 fn names_of(number: u64, row: Option<&InodeRow>, root: u64) -> i64 {
     match row {
         None => 0,
@@ -98,7 +101,7 @@ fn names_of(number: u64, row: Option<&InodeRow>, root: u64) -> i64 {
     }
 }
 
-/// The names in a directory, and how many of these are of directories, by its row.
+/// Number of names in a directory, and of directories among them, by its row.
 fn held_by(row: Option<&InodeRow>) -> (i64, i64) {
     match row {
         Some(row) if row.file_type() == Some(FileType::Directory) => {
@@ -109,7 +112,7 @@ fn held_by(row: Option<&InodeRow>) -> (i64, i64) {
 }
 
 impl ReceivedShape<'_> {
-    /// Refuses what is no file system.
+    /// Refuses rows that are no consistent file system.
     ///
     /// # Errors
     /// [`PoolError::Format`] with the reason; errors of reading.
@@ -126,7 +129,7 @@ impl ReceivedShape<'_> {
         Ok(())
     }
 
-    /// The head, which has the rules for names of the base.
+    /// Checks the header row, whose rules for names must be those of the base; returns it.
     fn check_heads(&self) -> Result<DatasetHead, PoolError> {
         let head = |view: &View| {
             let row = view.get(&self.context, &keys::head())?;
@@ -160,7 +163,7 @@ impl ReceivedShape<'_> {
         row.map(|row| InodeRow::decode(&row)).transpose()
     }
 
-    /// Reads all changes, and judges one part of the inodes.
+    /// Reads all changes, and checks one slice of the inodes.
     fn check_slice(&self, head: &DatasetHead, slice: &mut Slice) -> Result<(), PoolError> {
         let is_first = slice.first == 0;
         let (mut owner, mut looked_at) = (None, None);
@@ -221,7 +224,7 @@ impl ReceivedShape<'_> {
                 Key::Head | Key::OwnerUse(..) | Key::Received | Key::Recounted => {}
             }
         }
-        // In the order of their rows.
+        // In the order of the inodes' rows.
         let mut below_root = HashSet::from([head.root]);
         for (number, delta) in &slice.deltas {
             self.check_inode(*number, delta, head.root, &mut below_root)?;
@@ -278,7 +281,7 @@ impl ReceivedShape<'_> {
         }
     }
 
-    /// No two names in a directory with this hash are the same, and there are few of them.
+    /// Checks that no two names with this hash in a directory are equal, and that they are few.
     fn check_single(&self, head: &DatasetHead, place: HashPlace) -> Result<(), PoolError> {
         let range = keys::names(place.directory, place.hash);
         let mut sequences = Vec::new();
@@ -305,7 +308,8 @@ impl ReceivedShape<'_> {
         Ok(())
     }
 
-    /// Content whose rows are those of the base fits the inode, of which the record size or the flag of patches is another.
+    /// Checks that content rows of the base still fit an inode whose record size or patch flag has
+    /// changed.
     fn check_unchanged_content(&self, number: u64, row: &InodeRow) -> Result<(), PoolError> {
         let mut owner = Some((number, *row));
         for range in [keys::extents(number, 0, u64::MAX), keys::patches(number, 0, u64::MAX)] {
@@ -317,7 +321,8 @@ impl ReceivedShape<'_> {
         Ok(())
     }
 
-    /// A directory has its one name where its hint says, and the directory of that is below the root.
+    /// Checks that a directory has its one name where its hint points, and that its parents lead to
+    /// the root.
     fn check_directory(&self, number: u64, row: &InodeRow, below_root: &mut HashSet<u64>) -> Result<(), PoolError> {
         let (mut at, mut row, mut passed) = (number, *row, HashSet::new());
         while !below_root.contains(&at) {
@@ -337,7 +342,7 @@ impl ReceivedShape<'_> {
         Ok(())
     }
 
-    /// Nothing is left of an inode that is gone.
+    /// Checks that an inode that is gone has no rows any more.
     fn check_gone(&self, number: u64) -> Result<(), PoolError> {
         let patches = keys::patches(number, 0, u64::MAX);
         for range in [keys::xattrs(number), keys::extents(number, 0, u64::MAX), patches] {
@@ -352,7 +357,7 @@ impl ReceivedShape<'_> {
         }
     }
 
-    /// A row of content fits the inode that it belongs to; `owner` is the one of the row before.
+    /// Checks that a content row fits its inode; `owner` caches the inode of the previous row.
     fn check_content(
         &self,
         key: &Key,
@@ -389,7 +394,8 @@ impl ReceivedShape<'_> {
                 (is_file || kind == Some(FileType::Symlink) && is_inline) && in_range && logical <= record
             }
             Key::Patch { .. } => is_file && row.flags & HAS_PATCHES != 0 && logical <= record,
-            // Without the flag it is not seen, and goes with its file all the same.
+            // Without its flag an extended attribute is not visible, and is removed with its file
+            // all the same.
             Key::Xattr { .. } => true,
             _ => is_file,
         };

@@ -1,15 +1,16 @@
-//! A stream of a snapshot becomes a snapshot: received beside everything else, and there in one
-//! commit when all of it has come.
+//! Receiving a stream: its rows go into a separate dataset, which becomes visible as a snapshot in
+//! one commit when the stream is complete.
 //!
 //! ```text
-//!  a file system that is not there   it is made, marked, and its tree grows row by row
-//!  one that is there                 a clone of the base below it, `%recv`, takes the rows
-//!  the end                           the mark goes, or the head becomes what the clone is; the snapshot is entered
+//!  a new file system          is created and marked, and its tree grows row by row
+//!  an existing file system    a clone of the base below it, `%recv`, takes the rows
+//!  at the end                 the mark is removed, or the live dataset takes the clone's tree; the snapshot is entered
 //! ```
 //!
-//! Called by the verb `receive`, which knows mounts and properties. Invariants: what is half
-//! received is marked (the property [`MARK`]) and used by nobody; it is freed, or gone on with; a
-//! head that is not what its base is stays as it is unless the receiver is told to give that up.
+//! Called by the verb `receive`, which knows mounts and properties. Invariants: a partially
+//! received dataset has the property [`MARK`] and cannot be used; it is either destroyed or
+//! resumed. A live dataset that was modified since its base stays unchanged unless the receiver is
+//! asked to discard the changes (`receive -F`).
 
 use std::sync::Arc;
 
@@ -28,31 +29,32 @@ use crate::space::Usage;
 use crate::tree::{Context, Settings, Tree};
 use crate::{checksum, compress};
 
-/// The property that marks a file system as half received; users have none of this name.
+/// Property that marks a dataset as partially received; users cannot set it.
 pub const MARK: &str = "receiving";
-/// It stays when its stream is cut.
+/// Value of the mark: the rows are kept if the stream is interrupted (`receive -s`).
 const RESUMABLE: &str = "resumable";
-/// It goes with whoever receives it.
+/// Value of the mark: the rows are dropped with the receiving process.
 const ONCE: &str = "once";
 
-/// Where a snapshot is received.
+/// Destination of a received snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct ReceiveInto {
-    /// The dataset above.
+    /// Number of the parent dataset.
     pub parent: u64,
-    /// The last part of the name of the file system.
+    /// Last component of the file system's name.
     pub name: String,
     /// The snapshot's name.
     pub snapshot: String,
-    /// What the file system has besides the base of the stream is given up.
+    /// Discards changes and snapshots of the file system that are newer than the base of the
+    /// stream.
     pub force: bool,
-    /// What has come stays if the stream is cut.
+    /// Keeps the rows if the stream is interrupted.
     pub resumable: bool,
-    /// Properties that the file system has with the snapshot.
+    /// Properties that the file system gets together with the snapshot.
     pub properties: Vec<(String, Setting)>,
-    /// Properties that the snapshot has.
+    /// Properties of the snapshot.
     pub of_snapshot: Vec<(String, Setting)>,
-    /// The tags that hold it.
+    /// Tags of holds on the snapshot.
     pub holds: Vec<String>,
 }
 
@@ -60,16 +62,16 @@ pub struct ReceiveInto {
 pub struct Receiving {
     pool: Arc<Pool>,
     into: ReceiveInto,
-    /// The file system that gets the snapshot; that which takes the rows, where it is another.
+    /// The file system that gets the snapshot; `dataset` takes the rows, and may be another one.
     target: u64,
     dataset: Arc<Dataset>,
-    /// The snapshot that the stream is the difference to.
+    /// The base of an incremental stream.
     base: Option<Txg>,
     fresh: bool,
     head: SnapshotHead,
     token: ResumeToken,
     left_out: Vec<(String, PoolError)>,
-    /// All rows that have come are a file system.
+    /// All rows received so far were checked to be a consistent file system.
     is_whole: bool,
     ended: bool,
 }
@@ -80,7 +82,7 @@ impl std::fmt::Debug for Receiving {
     }
 }
 
-/// The properties of the file system, as changes of this dataset.
+/// The properties of the file system, as edits of this dataset.
 fn edits(into: &ReceiveInto, dataset: u64) -> Vec<Edit> {
     into.properties.iter().map(|(name, to)| Edit { dataset, name: name.clone(), to: to.clone() }).collect()
 }
@@ -89,7 +91,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T, PoolError> {
     Err(PoolError::Refused(why.into()))
 }
 
-/// What begins, or goes on.
+/// A receive that begins or is resumed.
 struct Begun {
     target: u64,
     id: u64,
@@ -98,20 +100,20 @@ struct Begun {
     token: Option<ResumeToken>,
 }
 
-/// Why a file system cannot take a stream that is for another of its states.
+/// Reasons why an existing file system cannot take a stream, in ZFS' words.
 const MODIFIED: &str = "destination has been modified since most recent snapshot";
 const OTHER_BASE: &str = "most recent snapshot does not match incremental source";
 const PARTLY: &str = "destination contains partially-complete state from \"zfs receive -s\"";
 
 impl Pool {
-    /// Begins to receive a snapshot, or goes on where the stream says so.
+    /// Begins to receive a snapshot, or resumes if the stream is a resumed one.
     ///
     /// # Errors
     /// [`PoolError::Refused`] with the reason in ZFS' words; [`PoolError::Busy`] while another
     /// stream is received there.
     pub fn receive(self: &Arc<Self>, into: ReceiveInto, head: &SnapshotHead) -> Result<Receiving, PoolError> {
         let mut admin = self.admin.lock();
-        // A value that is none is refused before anything is received.
+        // An invalid value is refused before anything is received.
         admin.plan_edits(&edits(&into, 0), &self.bounds())?;
         for (name, to) in &into.of_snapshot {
             snapshot_row(name, to)?;
@@ -154,7 +156,8 @@ impl Pool {
         })
     }
 
-    /// What is half received there, if a stream was begun.
+    /// Finds the partially received state of a file system: the file system's number, and that of
+    /// the dataset with the rows.
     fn half(&self, admin: &Admin, parent: u64, name: &str) -> Result<Option<(u64, u64)>, PoolError> {
         let Some(target) = admin.catalog.child(parent, name)? else { return Ok(None) };
         if admin.is_half(target)? {
@@ -186,8 +189,9 @@ impl Pool {
         Ok(Some(Begun { target, id, base, fresh: row.origin.is_none(), token: Some(token) }))
     }
 
-    /// How far the stream has come that a tree is received from; nothing if all that has come is what
-    /// is not there before its first row: that is given up when the stream is cut.
+    /// The position up to which the rows of a stream were received into a tree; `None` if all that
+    /// was received are ranges without rows before its first row: those are dropped when the stream
+    /// is interrupted.
     pub(super) fn token_at(&self, root: Option<Pointer>) -> Result<Option<ResumeToken>, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let row = Tree::open(root, 0, Settings::default()).view().get(&context, &keys::received())?;
@@ -195,12 +199,12 @@ impl Pool {
         Ok(token.filter(|token| !token.after.is_empty()))
     }
 
-    /// How far a stream has come that is received into a dataset and stays when it is cut.
+    /// The position up to which a resumable stream was received into a dataset.
     pub(super) fn resume_token(&self, admin: &Admin, target: u64) -> Result<Option<ResumeToken>, PoolError> {
         Ok(self.resumable(admin, target)?.map(|(_, token)| token))
     }
 
-    /// The same, with the dataset that takes the rows.
+    /// As [`Self::resume_token`], with the dataset that takes the rows.
     pub(super) fn resumable(&self, admin: &Admin, target: u64) -> Result<Option<(u64, ResumeToken)>, PoolError> {
         let half = if admin.is_half(target)? { Some(target) } else { admin.catalog.child(target, PARTIAL)? };
         let Some(id) = half else { return Ok(None) };
@@ -210,7 +214,8 @@ impl Pool {
         Ok(self.token_at(admin.catalog.dataset(id)?.root)?.map(|token| (id, token)))
     }
 
-    /// The rules for names that a stream brings: nothing else comes by this way, since users cannot leave it out.
+    /// The rules for names in a stream. Other properties are refused here, since users cannot
+    /// exclude them on the command line.
     fn spelling_of(&self, head: &SnapshotHead) -> Result<Vec<(String, PropertyRow)>, PoolError> {
         const RULES: [&str; 3] = ["casesensitivity", "normalization", "utf8only"];
         if let Some(other) = head.spelling.iter().find(|property| !RULES.contains(&property.name.as_str())) {
@@ -223,7 +228,7 @@ impl Pool {
         self.parse_new(&given.collect::<Vec<_>>())
     }
 
-    /// What will take the rows: judged before anything is changed.
+    /// Chooses the dataset that takes the rows: all checks are made before anything is changed.
     fn plan_receive(&self, admin: &Admin, into: &ReceiveInto, head: &SnapshotHead) -> Result<Plan, PoolError> {
         let Some(target) = admin.catalog.child(into.parent, &into.name)? else {
             return match head.from {
@@ -311,8 +316,8 @@ impl Pool {
         Ok(Begun { target, id, base, fresh: origin.is_none(), token: None })
     }
 
-    /// Whether a head differs from a snapshot in what users see: files that had no name in the
-    /// snapshot go when the head is used.
+    /// Whether a live dataset differs from a snapshot in anything that users see: files without a
+    /// name in the snapshot are freed when the live dataset is used.
     fn is_modified(&self, snapshot: Option<Pointer>, head: Option<Pointer>) -> Result<bool, PoolError> {
         if snapshot == head {
             return Ok(false);
@@ -328,7 +333,7 @@ impl Pool {
                     let was = row.old.map(InodeRow::decode).transpose()?;
                     let is = row.new.map(InodeRow::decode).transpose()?;
                     let gone = was.is_some_and(|was| was.links == 0) && is.is_none();
-                    // What its rows are charged is no attribute.
+                    // The space that its rows are charged is no attribute.
                     was == is || gone && nameless.insert(number)
                 }
                 Key::Orphan(number) | Key::Cut(number) => nameless.contains(&number),
@@ -344,10 +349,10 @@ impl Pool {
         Ok(false)
     }
 
-    /// Gives up what is half received of a file system; whether there was anything.
+    /// Destroys the partially received state of a file system; returns whether there was any.
     ///
     /// # Errors
-    /// [`PoolError::Busy`] while it is received.
+    /// [`PoolError::Busy`] while a stream is being received into it.
     pub fn abort_receive(&self, parent: u64, name: &str) -> Result<bool, PoolError> {
         let id = {
             let admin = self.admin.lock();
@@ -361,7 +366,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Gives up what is half received to follow a snapshot of a dataset, which is to go.
+    /// Destroys the partially received next snapshot of a dataset that is to be destroyed.
     ///
     /// # Errors
     /// As [`Self::abort_receive`].
@@ -377,7 +382,7 @@ impl Pool {
         self.abort_receive(parent, &name).map(drop)
     }
 
-    /// Gives up what a process that has died was receiving, unless it can be gone on with.
+    /// Destroys what a crashed process was receiving, unless it can be resumed.
     ///
     /// # Errors
     /// Those of the store.
@@ -399,13 +404,13 @@ impl Pool {
     }
 }
 
-/// What will take the rows of a stream.
+/// The dataset that takes the rows of a stream.
 enum Plan {
-    /// A file system that is made.
+    /// A new file system.
     New,
-    /// One that begins as a snapshot of another.
+    /// A clone of a snapshot.
     Clone(u64, Txg),
-    /// One below that which is there, which begins as a snapshot of it, or empty.
+    /// A temporary dataset below the existing one: a clone of the base, or empty.
     Below(u64, Option<Txg>),
 }
 
@@ -423,17 +428,17 @@ impl Admin {
         Ok(self.catalog.own_property(id, MARK)?.map(|row| row.value))
     }
 
-    /// Whether a dataset is half received.
+    /// Whether a dataset is partially received.
     pub(super) fn is_half(&self, id: u64) -> Result<bool, PoolError> {
         Ok(self.mark(id)?.is_some())
     }
 }
 
 impl Receiving {
-    /// Takes a record of rows.
+    /// Receives a record of rows.
     ///
     /// # Errors
-    /// Rows that are none; no room; those of the engine.
+    /// Damaged rows; no space; those of the engine.
     pub fn rows(&mut self, payload: &[u8]) -> Result<(), StreamError> {
         let ops = record::rows(payload)?;
         let (Some(first), Some(last)) = (ops.first(), ops.last()) else { return Ok(()) };
@@ -459,7 +464,8 @@ impl Receiving {
         Ok(())
     }
 
-    /// What cannot be stored here, and frames that are not what they say.
+    /// Refuses rows that cannot be stored here, and frames that do not match their own checksum or
+    /// length.
     fn check(&self, ops: &[RowOp<'_>]) -> Result<(), StreamError> {
         let most = self.pool.storage.largest_frame();
         let mut content = Vec::new();
@@ -498,38 +504,39 @@ impl Receiving {
         Ok(())
     }
 
-    /// The number of the file system that gets the snapshot.
+    /// Number of the file system that gets the snapshot.
     #[must_use]
     pub fn target(&self) -> u64 {
         self.target
     }
 
-    /// Whether that was there before.
+    /// Whether that file system existed before.
     #[must_use]
     pub fn replaces(&self) -> bool {
         self.target != self.dataset.id()
     }
 
-    /// Whether nothing of what was there stays: nobody may use the file system at the end then,
-    /// since names are looked up in another way.
+    /// Whether nothing of the existing file system remains: it must not be in use at the end then,
+    /// since its rules for names may change.
     #[must_use]
     pub fn overwrites(&self) -> bool {
         self.replaces() && self.base.is_none()
     }
 
-    /// How far the stream has come.
+    /// Position up to which the stream was received.
     #[must_use]
     pub fn token(&self) -> &ResumeToken {
         &self.token
     }
 
-    /// The limits that the file system does not have, since they do not fit here.
+    /// The limits of the stream that the file system does not get, since they do not fit here.
     #[must_use]
     pub fn left_out(&self) -> &[(String, PoolError)] {
         &self.left_out
     }
 
-    /// All rows have come: refuses them where they are no file system, and gives them up.
+    /// Checks, once all rows were received, that they are a consistent file system; if not, the
+    /// receive cannot be resumed.
     ///
     /// # Errors
     /// [`PoolError::Refused`] with the reason; errors of reading.
@@ -555,7 +562,7 @@ impl Receiving {
                 Ok(())
             }
             Err(PoolError::Format(what)) => {
-                // No more rows would mend it.
+                // Further rows would not repair it.
                 self.into.resumable = false;
                 refused(format!("invalid stream (its rows are no file system: {what})"))
             }
@@ -563,13 +570,12 @@ impl Receiving {
         }
     }
 
-    /// All rows have come: the snapshot is there when this returns, and the file system has its
-    /// properties.
+    /// Completes the receive once all rows were received: when this returns, the snapshot exists
+    /// and the file system has its properties.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the file system has become another meanwhile,
-    /// [`PoolError::Busy`] where it is in use and [overwritten](Self::overwrites): nothing has
-    /// changed then.
+    /// [`PoolError::Refused`] if the file system was changed meanwhile, [`PoolError::Busy`] if it
+    /// is in use and is [overwritten](Self::overwrites): nothing has changed then.
     pub fn finish(&mut self) -> Result<Txg, PoolError> {
         self.check_shape()?;
         let pool = Arc::clone(&self.pool);
@@ -596,7 +602,7 @@ impl Receiving {
             Err(error) => {
                 drop(stopped);
                 drop(admin);
-                // It can be gone on with, or tried again.
+                // The receive can be resumed, or completed by another try.
                 self.dataset
                     .files()
                     .receive(&[], (self.target, self.fresh), &self.token.encode())
@@ -639,7 +645,7 @@ impl Receiving {
         let planned = admin.plan_edits(&edits(&self.into, target), &self.pool.bounds())?;
         let of_snapshot: Vec<(String, Option<PropertyRow>)> =
             self.into.of_snapshot.iter().map(|(name, to)| snapshot_row(name, to)).collect::<Result<_, _>>()?;
-        // From here on nothing is refused.
+        // Nothing is refused from here on.
         if let Some(newer) = gives_up {
             self.become_received(admin, id, &newer)?;
         } else {
@@ -656,7 +662,8 @@ impl Receiving {
         Ok((txg, admin.enter_what_fits(&planned)?))
     }
 
-    /// Whether the file system is what the stream is for, and which newer snapshots it gives up.
+    /// Checks that the file system still matches the base of the stream; returns the newer
+    /// snapshots and bookmarks to destroy.
     fn judge_target(&self, admin: &Admin) -> Result<DestroySet, PoolError> {
         let snapshots = admin.catalog.snapshots(self.target)?;
         let base = self.base.unwrap_or_default();
@@ -671,7 +678,7 @@ impl Receiving {
                 return refused(MODIFIED);
             }
         }
-        // What a newer bookmark marks is no part of the history any more.
+        // The state that a newer bookmark marks is no part of the history any more.
         let marks = admin.catalog.bookmarks(self.target)?.into_iter().filter(|(_, row)| row.txg > base);
         let set = DestroySet {
             snapshots: if newer.is_empty() { Vec::new() } else { vec![(self.target, newer)] },
@@ -682,7 +689,8 @@ impl Receiving {
         Ok(set)
     }
 
-    /// The head of the file system becomes what took the rows, which is no file system any more.
+    /// Replaces the live dataset of the file system by the dataset that took the rows, which is
+    /// removed.
     fn become_received(&self, admin: &mut Admin, id: u64, newer: &DestroySet) -> Result<(), PoolError> {
         let (pool, target, base) = (&self.pool, self.target, self.base.unwrap_or_default());
         pool.take_away(admin, newer)?;
@@ -694,7 +702,7 @@ impl Receiving {
         (row.usage.referenced, row.usage.logical_referenced) = (taken.usage.referenced, taken.usage.logical_referenced);
         admin.catalog.set_dataset(target, &row)?;
         if self.base.is_none() {
-            // Other rules for names may hold now.
+            // The stream may bring other rules for names.
             for (name, row) in pool.spelling_of(&self.head)? {
                 admin.catalog.set_property(target, &name, Some(&row))?;
             }
@@ -708,7 +716,8 @@ impl Receiving {
         admin.recount(target)
     }
 
-    /// The stream was cut: what has come stays, where that was asked for, and goes otherwise.
+    /// Ends an interrupted receive: keeps the rows if it is resumable, and destroys them otherwise.
+    /// Returns whether they are kept.
     ///
     /// # Errors
     /// Those of a commit.
@@ -718,7 +727,7 @@ impl Receiving {
         Ok(keep)
     }
 
-    /// What has come goes: the stream is not what it says.
+    /// Destroys the received rows of an invalid stream.
     ///
     /// # Errors
     /// Those of a commit.
@@ -736,7 +745,8 @@ impl Receiving {
             pool.receiving.lock().remove(&id);
             return committed;
         }
-        // What is in memory only belongs to nobody with the next commit.
+        // The first commit makes the rows in memory part of the dataset, which the second one
+        // destroys.
         let committed = pool.commit_under(&mut admin, |_, _| Ok(()));
         pool.datasets.write().remove(&id);
         let gone = committed.and_then(|()| pool.commit_under(&mut admin, |admin, _| pool.destroy_head(admin, id)));

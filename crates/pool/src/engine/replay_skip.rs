@@ -1,12 +1,12 @@
-//! What a replay of the intent log leaves out because rows are damaged, so that nothing which comes
-//! later in the log builds on it.
+//! Records that a replay of the intent log skips because rows are damaged, so that no later record
+//! of the log builds on them.
 //!
-//! Called by the replay of an import, and empty where nothing is damaged.
+//! Called by the replay of an import; empty if nothing is damaged.
 //!
-//! Invariant: what is applied is of one piece. A row of an inode in the log says how many names
-//! there were with all that was done before; where some of that was left out, it is applied with as
-//! many as there are here. What names or changes an inode that was never made here, or takes a name
-//! that was given or taken by what was left out, is left out as well.
+//! Invariant: the result of a replay is consistent. An inode row in the log has the link count
+//! after all earlier operations; if some of them were skipped, it is applied with the count of the
+//! names that exist here. Skipped as well: records that name or change an inode which was never
+//! created here, or that add or remove a name which a skipped record added or removed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,30 +15,31 @@ use crate::files::{self, FileError, Table};
 use crate::log::{LogChange, LogRecord};
 use crate::rows::{Entry, FileType, InodeRow, keys};
 
-/// What was left out so far.
+/// The effects of all records skipped so far.
 #[derive(Debug, Default)]
 pub(super) struct ReplaySkip {
-    /// Inodes that only what was left out has made: dataset, number.
+    /// Inodes that only skipped records would have created: dataset, number.
     unmade: HashSet<(u64, u64)>,
-    /// Names that it gave or took: dataset, directory, hash.
+    /// Names that skipped records would have added or removed: dataset, directory, hash.
     names: HashSet<(u64, u64, u64)>,
-    /// By how much rows of the log are ahead of those here.
+    /// Differences of inode rows in the log to the rows here.
     ahead: HashMap<(u64, u64), Ahead>,
 }
 
-/// By how much the row of an inode in the log is more than the one here.
+/// Difference between an inode's row in the log and its row here.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
     links: i64,
-    /// Of a directory: how many names it holds.
+    /// Of a directory: difference of the number of names in it.
     size: i64,
 }
 
-/// Rows that are applied in place of those of a record, by their places in it.
+/// Rows that are applied instead of those of a record, by their positions in it.
 pub(super) type Adjusted = HashMap<usize, Vec<u8>>;
 
 impl ReplaySkip {
-    /// What a record is to be applied with; none where it builds on what was left out.
+    /// Returns the row replacements with which a record is applied; `None` if it builds on skipped
+    /// records.
     ///
     /// # Errors
     /// Those of reading rows.
@@ -84,8 +85,8 @@ impl ReplaySkip {
         }
     }
 
-    /// The row with the names that there are here; none where it would have none left, or some that
-    /// the log says are gone.
+    /// Returns the row with the counts that are true here; `None` if the link count would become
+    /// zero although it is not in the log, or the other way round.
     fn adjust(
         &self,
         dataset: &Dataset,
@@ -114,7 +115,7 @@ impl ReplaySkip {
         Ok(Some(row))
     }
 
-    /// Notes what a record would have done that is left out.
+    /// Notes the effects of a record that is skipped.
     pub(super) fn leave_out(&mut self, dataset: &Dataset, record: &LogRecord<'_>) {
         for change in &record.changes {
             if let LogChange::Put { key, .. } | LogChange::Delete { key } = change
@@ -136,7 +137,8 @@ impl ReplaySkip {
                     self.ahead.insert(inode, Ahead { links, size });
                 }
                 Err(error) => {
-                    // Where it cannot be known whether it is there, nothing more happens to it.
+                    // An inode that cannot be read is treated as absent: nothing more is applied to
+                    // it.
                     if !matches!(error, FileError::NotFound) {
                         tracing::debug!(dataset = record.dataset, inode = number, %error, "an inode of the log cannot be read");
                     }
@@ -147,7 +149,7 @@ impl ReplaySkip {
     }
 }
 
-/// The inode whose row a change puts, and the row.
+/// The inode row that a change puts, with its number.
 fn inode_of(change: &LogChange<'_>) -> Option<(u64, InodeRow)> {
     let LogChange::Put { key, value } = change else { return None };
     match keys::Key::decode(key) {
@@ -156,7 +158,7 @@ fn inode_of(change: &LogChange<'_>) -> Option<(u64, InodeRow)> {
     }
 }
 
-/// The inode that an entry which is put names.
+/// The inode of an entry that a change puts.
 fn entry_of(change: &LogChange<'_>) -> Option<u64> {
     let LogChange::Put { value, .. } = change else { return None };
     Entry::decode(value).ok().map(|entry| entry.inode)

@@ -1,20 +1,20 @@
-//! Reservations of room: who may write how much more, asked before anything is accepted, so that
-//! what was accepted always finds room.
+//! Reservations of space: each operation reserves what it may write before it is accepted, so that
+//! accepted writes always find room.
 //!
 //! ```text
-//!  an operation   admit: promised in the accounts of its dataset and all above it, and in the store
-//!  a frame        charge: the promise becomes what the frame is charged, until its txg is settled
+//!  an operation   admit: reserved in the accounts of its dataset and all above it, and in the store
+//!  a frame        charge: the reservation becomes what the frame is charged, until its txg is settled
 //!  rows           dirtied: the nodes of the tree that a commit will write
-//!  a commit       settle: the promises of its txg become what the dataset uses, at the same moment
+//!  a commit       settle: the reservations of its txg become the dataset's usage, at the same moment
 //! ```
 //!
-//! An operation is refused by `judge`, in this order: a quota of its dataset, or of one above it, is
-//! in the way (EDQUOT); the pool has no room beside what was promised to others (ENOSPC).
+//! `judge` refuses an operation, in this order: a quota of its dataset, or of one above it, is
+//! exceeded (EDQUOT); the pool has no space besides what is reserved for others (ENOSPC).
 //!
-//! Callers: files of datasets through [`Admission`]; commits; administration, which has the
+//! Callers: files of datasets through [`Admission`]; commits; administration, which gets the
 //! accounts ([`QuotaTree`]) from here.
 //!
-//! Invariant: the lock here is the last one; nothing is waited for under it.
+//! Invariant: the lock here is the last one in the lock order; nothing is waited for under it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,33 +28,33 @@ use crate::files::{Admission, FileError, Overwrite};
 use crate::pointer::Txg;
 use crate::space::{AccountError, Purpose, QuotaTree, Shortage, UsageChange};
 
-/// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
-/// node that is divided. Bytes.
+/// Growth of rows with an operation, in addition to what is reserved for it: a few rows, and a node
+/// that is split. Bytes.
 const ROWS: u64 = 4096;
-/// Room is short below this part of the pool, or of what a dataset may have.
+/// Space is short below this fraction (1/n) of the pool, or of what a dataset may use.
 const SHORT_SHARE: u64 = 10;
 
-/// Makes room, where a commit can.
+/// Makes room, if a commit can.
 type Relief = Box<dyn Fn() -> Result<(), PoolError> + Send + Sync>;
 
-/// What operations have reserved of a pool, beside what its datasets use.
+/// Space that operations have reserved in a pool, in addition to the usage of its datasets.
 pub(super) struct Reservations {
     storage: Arc<dyn Storage>,
     books: Mutex<Books>,
     relief: OnceLock<Relief>,
-    /// Everything is admitted: what is replayed in memory takes no room.
+    /// Everything is admitted: a replay in memory takes no space.
     unlimited: AtomicBool,
 }
 
 struct Books {
     quotas: QuotaTree,
-    /// What the open txgs have promised, by txg and dataset.
+    /// Reservations of the open txgs, by txg and dataset.
     due: BTreeMap<(Txg, u64), Due>,
-    /// Promised, and not in the store yet. Bytes.
+    /// Bytes that are reserved and not written to the store yet.
     outstanding: u64,
 }
 
-/// What a dataset was promised in a txg.
+/// Reservations of a dataset in a txg.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
     promised: u64,
@@ -73,7 +73,7 @@ impl Reservations {
         Self { storage, books: Mutex::new(books), relief: OnceLock::new(), unlimited: AtomicBool::new(false) }
     }
 
-    /// From now on everything is admitted: what comes is never written.
+    /// Admits everything from now on: nothing will be written.
     pub(super) fn admit_everything(&self) {
         self.unlimited.store(true, Ordering::Relaxed);
     }
@@ -82,18 +82,18 @@ impl Reservations {
         self.unlimited.load(Ordering::Relaxed)
     }
 
-    /// The accounts.
+    /// Locks the accounts.
     pub(super) fn quota_tree(&self) -> MappedMutexGuard<'_, QuotaTree> {
         MutexGuard::map(self.books.lock(), |books| &mut books.quotas)
     }
 
-    /// From now on a shortage that a commit may end is met with one.
+    /// Sets the function that makes room by a commit, called when space is short.
     pub(super) fn set_relief(&self, relief: impl Fn() -> Result<(), PoolError> + Send + Sync + 'static) {
         // Set once, when the pool begins to run by itself.
         let _ = self.relief.set(Box::new(relief));
     }
 
-    /// What was promised up to a txg has become this change of a dataset's use.
+    /// Turns the reservations of a dataset up to a txg into this change of its usage.
     pub(super) fn settle(&self, dataset: u64, txg: Txg, change: UsageChange) -> Result<(), PoolError> {
         let mut books = self.books.lock();
         let due = books.take_due(dataset, txg);
@@ -101,29 +101,29 @@ impl Reservations {
         books.quotas.settle(dataset, due.promised, change)
     }
 
-    /// Notes how much room there really is: after a commit, and when a pool is opened.
+    /// Measures how much space there really is: after a commit, and when a pool is opened.
     pub(super) fn measure(&self) {
         let room = self.storage.room(Purpose::Write);
         let mut books = self.books.lock();
-        // What open txgs have written is in the store and not in the accounts yet.
+        // Writes of open txgs are in the store and not in the accounts yet.
         let written =
             books.due.values().map(|due| due.promised.saturating_sub(due.outstanding)).fold(0, u64::saturating_add);
         books.quotas.set_room(room.saturating_add(written));
     }
 
-    /// A dataset is gone, and what it was promised.
+    /// Drops the reservations of a destroyed dataset.
     pub(super) fn forget(&self, dataset: u64) {
         let mut books = self.books.lock();
         let due = books.take_due(dataset, Txg(u64::MAX));
         books.outstanding = books.outstanding.saturating_sub(due.outstanding);
     }
 
-    /// What was promised and is not in the store yet, bytes.
+    /// Bytes that are reserved and not written to the store yet.
     pub(super) fn outstanding(&self) -> u64 {
         self.books.lock().outstanding
     }
 
-    /// What a head may write more at this moment, bytes.
+    /// Bytes that may still be written to a dataset at this moment.
     pub(super) fn room(&self, dataset: u64) -> Result<u64, PoolError> {
         let physical = self.storage.room(Purpose::Write);
         let books = self.books.lock();
@@ -142,10 +142,10 @@ impl Reservations {
 }
 
 impl Books {
-    /// Whether a commit would change what a dataset with all below it uses, or is promised.
+    /// Whether a commit would change the usage or the reservations of a dataset or its descendants.
     fn is_active(&self, dataset: u64) -> Result<bool, PoolError> {
         for (_, of) in self.due.keys() {
-            // One that was destroyed meanwhile has nothing to give.
+            // A dataset that was destroyed meanwhile has nothing to free.
             if self.quotas.ancestors(*of).is_ok_and(|above| above.contains(&dataset)) {
                 return Ok(true);
             }
@@ -168,16 +168,16 @@ impl Books {
 }
 
 impl Pool {
-    /// From now on a write that finds no room waits for a commit, which may have freed some, before
-    /// it is refused.
+    /// From now on a write that finds no room waits for a commit, which may free some, before it is
+    /// refused.
     pub fn make_room_by_commits(self: &Arc<Self>) {
         let pool = Arc::downgrade(self);
         self.reservations.set_relief(move || pool.upgrade().map_or(Ok(()), |pool| pool.commit().map(drop)));
     }
 
-    /// What may be written to a dataset at this moment, beside what was promised to others: within
-    /// its quotas and reservations, and those above it, and within what ordinary writes may have of
-    /// the pool. Bytes. It asks no lock that a commit holds.
+    /// Bytes that may be written to a dataset at this moment, reservations of others excluded:
+    /// within its quotas and reservations, those of its ancestors, and the part of the pool that
+    /// ordinary writes may use. Takes no lock that a commit holds.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -186,7 +186,7 @@ impl Pool {
     }
 }
 
-/// What the pool answers to a change that its accounts do not take.
+/// The pool's error for a change that the accounts refuse.
 pub(super) fn refusal(error: AccountError<Shortage>) -> PoolError {
     error.pool_error(|shortage| match shortage {
         Shortage::Quota(dataset) | Shortage::Refquota(dataset) => PoolError::Quota { dataset },
@@ -215,7 +215,7 @@ impl Admission for Reservations {
         let mut books = self.books.lock();
         self.judge(&books, dataset, longer, Purpose::Write)?;
         match books.quotas.admits(dataset, growth, Purpose::Write).map_err(refusal) {
-            // The pool has room for both until the next commit, or has not.
+            // Whether the pool has room for both versions until the next commit is checked below.
             Ok(()) | Err(PoolError::NoSpace) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,12 +1,12 @@
-//! A snapshot on its way to another place: its rows, or those in which it differs from an earlier
-//! one, with what their frames hold.
+//! Sending a snapshot: all its rows, or the rows that differ from an earlier one, with the content
+//! of their frames.
 //!
-//! Called by the verbs `send` and `replicate`, which see to it that neither snapshot goes
-//! meanwhile. Both trees are walked together, and what they share is not read: the cost is that of
-//! the changes. Where only a bookmark is left of the earlier snapshot, nodes that were born since are
-//! walked, and it is also sent where there are no rows. What is half received is sent like a
-//! snapshot, as far as it has come. Invariants: rows come in the order of their keys, so that a key
-//! says how far a stream has come; memory is that of a few records.
+//! Called by the verbs `send` and `replicate`, which keep both snapshots from being destroyed
+//! meanwhile. Both trees are walked together, and nodes that they share are not read: the cost is
+//! that of the changes. If only a bookmark of the earlier snapshot exists, nodes born since then
+//! are walked, and the stream also states the ranges without rows. A partially received dataset is
+//! sent like a snapshot, as far as it was received. Invariants: rows are in the order of their
+//! keys, so that a key is the position in a stream; memory is that of a few records.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::tree::diff::Diff;
 use crate::tree::since::{Since, SinceWalk};
 use crate::tree::{Context, Settings, Tree, View};
 
-/// A record of rows is full with so many bytes of rows and content: with one more row, whatever that
-/// holds, it is not longer than a record may be.
+/// Bytes of rows and content at which a record is complete: with one more row, of any content, it
+/// stays within the length limit of a record.
 const RECORD: usize = 512 << 10;
 /// The first records of a stream are full with so many: a receiver keeps whole records of a stream that
 /// is cut, and a short stream can be resumed as well.
@@ -32,48 +32,48 @@ const FIRST_RECORD: usize = 128 << 10;
 /// And with so many rows.
 const RECORD_ROWS: usize = record::ROWS_MOST / 2;
 
-/// A snapshot: its dataset, and when it was taken.
+/// A snapshot: its dataset's number, and the txg in which it was taken.
 pub type Moment = (u64, Txg);
 
-/// What a snapshot is sent as the difference to.
+/// Base of an incremental stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Earlier {
     /// A snapshot.
     Snapshot(Moment),
-    /// A snapshot of the same file system that is gone: what a bookmark says of when it was taken.
+    /// A destroyed snapshot of the same file system, by a bookmark's txg.
     Bookmark(Txg),
 }
 
-/// Whose rows are sent.
+/// Source of the rows that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Later {
-    /// Those of a snapshot.
+    /// A snapshot.
     Snapshot(Moment),
-    /// Those that have come of one that is half received, in this dataset.
+    /// A partially received state, stored in this dataset.
     Saved(u64),
 }
 
-/// What is sent.
+/// Request for a stream.
 #[derive(Clone, Debug)]
 pub struct ToSend {
-    /// Whose rows.
+    /// Source of the rows.
     pub to: Later,
-    /// What it is the difference to; `None`: all of it.
+    /// Incremental base; `None`: a full stream.
     pub from: Option<Earlier>,
-    /// What follows this key; empty: all of it.
+    /// Position after which a resumed stream begins; empty: the beginning.
     pub after: Vec<u8>,
-    /// Frames as they are stored.
+    /// Sends frames compressed, as they are stored.
     pub stored: bool,
 }
 
-/// What is half received: as long as this lives, nobody goes on with it or gives it up.
+/// A partially received state: as long as this value lives, it is neither resumed nor destroyed.
 pub struct Saved {
     pool: Arc<Pool>,
-    /// The dataset that has the rows.
+    /// Number of the dataset that has the rows.
     pub id: u64,
-    /// How far they have come.
+    /// Position up to which the rows were received.
     pub token: ResumeToken,
-    /// The snapshot that it began as.
+    /// The snapshot of which the dataset is a clone.
     pub base: Option<Moment>,
 }
 
@@ -89,25 +89,25 @@ impl Drop for Saved {
     }
 }
 
-/// A change that is sent.
+/// A row or a range of keys that is sent.
 struct Sent {
     key: Vec<u8>,
     fate: Fate,
 }
 
-/// What becomes of a row.
+/// New state of a row.
 enum Fate {
     Becomes(Vec<u8>, Option<Pointer>),
     Goes,
-    /// There are no rows from it on to this key; empty: to the end.
+    /// There are no rows from its key to this one; empty: to the end.
     NothingTo(Vec<u8>),
 }
 
 impl Sent {
-    /// What a row of a snapshot, or its end, is on its way.
+    /// The sent form of a row, or of its removal (`None`).
     fn of(key: &[u8], value: Option<&[u8]>) -> Result<Self, PoolError> {
         let fate = match value {
-            // What its rows are charged, the receiver finds for itself.
+            // The receiver recounts the space that its rows are charged.
             Some(value) if key.first() == Some(&keys::INODE) => Fate::Becomes(InodeRow::decode(value)?.encode(), None),
             Some(value) => Fate::Becomes(value.to_vec(), pointer_of(key, value)?),
             None => Fate::Goes,
@@ -122,7 +122,7 @@ impl Sent {
         }
     }
 
-    /// How long it is but for content.
+    /// Length without content, bytes.
     fn row(&self) -> usize {
         self.key.len()
             + match &self.fate {
@@ -136,7 +136,8 @@ impl Sent {
     }
 }
 
-/// Whether two rows of an inode differ in what its rows are charged alone, which does not travel.
+/// Whether two inode rows differ only in the space that the inode's rows are charged, which is not
+/// sent.
 fn is_recounted(key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool, PoolError> {
     match (key.first(), old, new) {
         (Some(&keys::INODE), Some(old), Some(new)) => Ok(InodeRow::decode(old)? == InodeRow::decode(new)?),
@@ -144,7 +145,7 @@ fn is_recounted(key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bo
     }
 }
 
-/// Changes in the order of their keys.
+/// Rows to send, in the order of their keys.
 enum Walk<'a> {
     All(Cursor<'a>),
     Difference(Diff<'a>),
@@ -165,7 +166,7 @@ impl Walk<'_> {
                     None => return Ok(None),
                 },
                 Self::Since(steps, since) => match steps.next()? {
-                    // A frame that the row had before is what it still has.
+                    // A frame that is older than the base belongs to a row that the base has too.
                     Some(Since::Row(key, value)) if dead_of(key, value)?.is_some_and(|dead| dead.birth <= *since) => {
                         continue;
                     }
@@ -199,10 +200,10 @@ impl Walk<'_> {
 }
 
 impl Pool {
-    /// Hands on the payloads of records of rows.
+    /// Passes the payloads of the stream's row records to `take`.
     ///
     /// # Errors
-    /// Those of the store; damage; whatever `take` answers.
+    /// Those of the store; damage; errors that `take` returns.
     pub fn send_rows(
         &self,
         what: &ToSend,
@@ -221,7 +222,7 @@ impl Pool {
         Ok(())
     }
 
-    /// About how long the rows of a stream are, bytes.
+    /// Estimates the length of a stream's rows, bytes.
     ///
     /// # Errors
     /// Those of the store; damage.
@@ -236,10 +237,10 @@ impl Pool {
         Ok(size)
     }
 
-    /// What is half received into a dataset and stays when its stream is cut.
+    /// Locks the resumable, partially received state of a dataset, if there is any.
     ///
     /// # Errors
-    /// [`PoolError::Busy`] while it is received, or sent; those of the store.
+    /// [`PoolError::Busy`] while it is being received or sent; those of the store.
     pub fn saved(self: &Arc<Self>, target: u64) -> Result<Option<Saved>, PoolError> {
         let admin = self.admin.lock();
         let Some((id, token)) = self.resumable(&admin, target)? else { return Ok(None) };
@@ -250,7 +251,7 @@ impl Pool {
         Ok(Some(Saved { pool: Arc::clone(self), id, token, base }))
     }
 
-    /// The snapshot with this guid, anywhere in the pool.
+    /// Finds the snapshot with this GUID, anywhere in the pool.
     ///
     /// # Errors
     /// Those of the store.
@@ -275,7 +276,7 @@ impl Pool {
             Ok::<View, PoolError>(Tree::open(root, 0, Settings::default()).view())
         };
         let new = view(what.to)?;
-        // The first key behind the last one.
+        // The smallest key after the last one sent.
         let mut first = what.after.clone();
         if !first.is_empty() {
             first.push(0);
@@ -333,7 +334,7 @@ impl Pool {
     }
 }
 
-/// What follows the pointer in the row of a patch.
+/// The part after the pointer in a patch row.
 fn pieces<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], PoolError> {
     if key.first() != Some(&keys::PATCH) {
         return Ok(&[]);

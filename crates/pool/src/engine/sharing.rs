@@ -1,10 +1,10 @@
-//! Frames that several rows name: counted in the catalog, freed with the last row.
+//! Frames that several rows share (block cloning): counted in the catalog, freed with the last row.
 //!
-//! Called by commits: what came to be shared in a txg is counted before anything of it is freed.
+//! Called by commits: new sharing of a txg is counted before any frame of the txg is freed.
 //!
-//! Invariant: a frame that n rows name, each with its snapshots and clones as one, has n - 1 in its
-//! row of the catalog, and none for 1. Each dataset is charged for its rows; what the pool saves by
-//! that is room that the accounts may go beyond the pool's size by.
+//! Invariant: a frame with n rows, each counted once together with its copies in snapshots and
+//! clones, has the count n - 1 in the catalog, and no row there for n = 1. Each dataset is charged
+//! for its rows; the pool adds the space saved by sharing to the size that the accounts may use.
 
 use super::{Admin, Pool};
 use crate::catalog::rows::SharedRow;
@@ -13,20 +13,20 @@ use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
 impl Pool {
-    /// A row names the frame no more, and no snapshot holds the row: it is free, or one that shares
-    /// it less.
+    /// Drops a row's reference to a frame, where no snapshot holds the row: the frame is freed, or
+    /// shared by one row fewer.
     pub(super) fn release(&self, admin: &mut Admin, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
         if admin.sharing && admin.unshare(dead)? { Ok(()) } else { self.free(dead, txg) }
     }
 
-    /// A frame that is never shared is free.
+    /// Frees a frame that is never shared.
     pub(super) fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
         self.storage.free(dead, txg)
     }
 }
 
 impl Admin {
-    /// Rows have come to share these frames.
+    /// Counts one more row for each of these frames.
     pub(super) fn share(&mut self, pointers: &[Pointer]) -> Result<(), PoolError> {
         let mut saved = 0u64;
         for pointer in pointers {
@@ -47,7 +47,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Whether others name the frame still; they are one fewer then.
+    /// Drops one reference of a shared frame; `false` if no other row references it.
     fn unshare(&mut self, dead: &Dead) -> Result<bool, PoolError> {
         let Some(mut row) = self.catalog.shared(dead.segment, dead.index)? else { return Ok(false) };
         row.more = row.more.saturating_sub(1);
@@ -59,7 +59,7 @@ impl Admin {
         Ok(true)
     }
 
-    /// Counts at an import what sharing saves.
+    /// Counts the space saved by sharing; called at the import.
     pub(super) fn count_shared(&mut self) -> Result<(), PoolError> {
         let mut saved = 0u64;
         for row in self.catalog.all_shared()? {

@@ -1,6 +1,6 @@
-//! The snapshots of a dataset as their readers see them: names, and files as they were.
+//! Read access to the snapshots of a dataset: their names, and their files.
 //!
-//! Called by the layer `dataset` for `.zfs/snapshot`. Reads only: what is opened here is in no
+//! Called by the crate `poolfs` for `.zfs/snapshot`. Nothing that is opened here becomes part of a
 //! commit.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::PoolError;
 use crate::pointer::Txg;
 
 impl Pool {
-    /// The snapshots of a dataset, the oldest first.
+    /// Returns the snapshots of a dataset, the oldest first.
     ///
     /// # Errors
     /// Those of the store.
@@ -19,7 +19,7 @@ impl Pool {
         self.admin.lock().catalog.snapshots(id)
     }
 
-    /// The snapshot of this name, if there is one.
+    /// Finds the snapshot with this name.
     ///
     /// # Errors
     /// Those of the store.
@@ -27,8 +27,8 @@ impl Pool {
         self.admin.lock().catalog.snapshot_named(id, name)
     }
 
-    /// What a dataset references, what is written to it at this moment counted as it is promised;
-    /// bytes. It asks no lock that a commit holds.
+    /// Bytes that a dataset references; writes that are not committed yet count as the space
+    /// reserved for them. Takes no lock that a commit holds.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -37,9 +37,8 @@ impl Pool {
         quotas.expected(id)
     }
 
-    /// The files of a snapshot, to be read only: what is changed in them is in no commit. Whoever
-    /// holds them lets go before the snapshot is destroyed; later reads meet frames that are used
-    /// anew, which is damage to them.
+    /// Opens the files of a snapshot, read only. The caller drops them before the snapshot is
+    /// destroyed: later reads would meet frames that were reused, and report damage.
     ///
     /// # Errors
     /// Those of the store; a snapshot that is not there.

@@ -1,4 +1,4 @@
-//! The store as the engine's storage.
+//! Implements the engine's [`Storage`] for the [`Store`].
 
 use super::{Storage, Work};
 use crate::deadlist::Dead;

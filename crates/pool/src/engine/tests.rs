@@ -1,5 +1,5 @@
-//! The engine over a store in memory: what is committed is there after reopening, snapshots keep
-//! what they saw, and no frame is lost, freed twice or counted wrong.
+//! Tests of the engine over a store in memory: committed data exists after reopening, snapshots
+//! keep their state, and no frame is lost, freed twice or counted wrong.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,17 +23,17 @@ mod running;
 mod sent;
 mod space;
 
-/// Frames in a map; the freed go with the commit.
+/// Store with its frames in a map; freed ones are removed by the commit.
 #[derive(Default)]
 struct MapStorage {
     state: Mutex<MapState>,
-    /// How large it is where that matters, bytes.
+    /// Its size in bytes, where the size matters.
     size: AtomicU64,
-    /// By how much it has become larger without knowing, bytes.
+    /// Bytes by which its device has grown unnoticed.
     growth: AtomicU64,
     /// Runs at each read.
     on_read: Mutex<Option<OnRead>>,
-    /// Why it takes no commit.
+    /// Error of its commits, to make them fail.
     suspended: Mutex<Option<PoolError>>,
 }
 
@@ -52,7 +52,8 @@ struct MapState {
     log: log::Start,
 }
 
-/// What content is packed into: long runs of zeros into nearly nothing, the rest not at all. Bytes.
+/// Stored length of content: long runs of zeros shrink to almost nothing, other content not at all.
+/// Bytes.
 fn packed(content: &[u8]) -> usize {
     if content.len() >= 4096 && content.iter().all(|byte| *byte == 0) { 16 } else { content.len() }
 }
@@ -163,19 +164,19 @@ impl Storage for MapStorage {
         keys::Hashing::default()
     }
 
-    /// A map has no labels that others could read.
+    /// A map has no labels that other programs could read.
     fn allow_folding(&self, _: u64) -> Result<(), PoolError> {
         Ok(())
     }
 
-    /// A map is always in order.
+    /// A map needs no maintenance.
     fn tend(&self, _: u64) -> Result<Work, PoolError> {
         Ok(Work::None)
     }
 }
 
 impl MapStorage {
-    /// What its frames are charged, bytes.
+    /// Bytes that its frames are charged.
     fn stored(&self) -> u64 {
         self.state.lock().charged
     }
@@ -193,7 +194,7 @@ fn config(storage: &Arc<MapStorage>) -> PoolConfig {
     }
 }
 
-/// What is durable after a crash: what no commit named is not there any more.
+/// The durable state after a crash: frames that no commit references are gone.
 fn crash(storage: &MapStorage) -> Durable {
     let mut state = storage.state.lock();
     let (txg, catalog) = state.durable;
@@ -244,8 +245,8 @@ fn contents<T: crate::files::Table>(files: &crate::files::Files<T>) -> Tree {
     read.collect()
 }
 
-/// Collects everything that a root reaches: frames by their names; one that a row shares by that
-/// row and since when as well.
+/// Collects everything that a root reaches: frames by name; a frame shared by a row also by that
+/// row and its birth.
 #[derive(Default)]
 struct Reached(HashMap<Name, u64>);
 
@@ -256,8 +257,8 @@ impl Reached {
         self.0.insert((pointer.segment, pointer.index, Txg(0), Vec::new()), pointer.charged());
     }
 
-    /// The same, where rows that share something are those of the file system in which they came
-    /// to: a clone may do the same at the same moment.
+    /// As above, where rows that share a frame belong to the file system in which the sharing
+    /// began: a clone may share the same frame at the same moment.
     fn of(self, id: u64, origins: &HashMap<u64, (u64, Txg)>) -> HashMap<Name, u64> {
         let one = |((segment, index, since, mut key), charged): (Name, u64)| {
             if since != Txg(0) {
@@ -315,7 +316,7 @@ impl Visitor for CatalogFrames {
     }
 }
 
-/// What each owner uses is the sum of what the owner's inodes are charged.
+/// Asserts that the usage of each owner is the sum of what the owner's inodes are charged.
 fn check_owners(context: Context<'_>, root: Option<Pointer>) {
     let mut sums: BTreeMap<(OwnerKind, u32), OwnerUse> = BTreeMap::new();
     let mut uses = sums.clone();
@@ -340,8 +341,9 @@ fn check_owners(context: Context<'_>, root: Option<Pointer>) {
     assert_eq!(uses, sums, "what owners use");
 }
 
-/// After a commit: the frames in the store are exactly those that the catalog, heads, snapshots and
-/// the list of what is being freed reach; and what every head is charged is what it reaches.
+/// Asserts after a commit that the frames in the store are exactly those that the catalog, live
+/// datasets, snapshots and the list of frames to free reach, and that every live dataset is charged
+/// for what it reaches.
 fn check(pool: &Pool, storage: &MapStorage) {
     for _ in 0..3 {
         pool.commit().unwrap();
@@ -479,7 +481,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(one, 1..60)
 }
 
-/// What each dataset and snapshot holds.
+/// Expected content of each dataset and snapshot.
 #[derive(Default)]
 struct Model {
     live: BTreeMap<u64, Tree>,
@@ -598,7 +600,7 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
             if pool.destroy_dataset(id).is_ok() {
                 model.live.remove(&id);
                 assert!(!model.snapshots.keys().any(|(of, _)| *of == id));
-                // A snapshot that waited for its last clone is gone now.
+                // A snapshot whose destruction was deferred until its last clone is gone now.
                 if let Some((from, txg)) = origin
                     && !pool.snapshots(from).unwrap().iter().any(|(there, ..)| *there == txg)
                 {
@@ -627,7 +629,7 @@ fn a_clone_may_share_the_same_at_the_same_moment() {
     check(&pool, &storage);
 }
 
-/// Makes a file that shares what another has; what cannot be shared is copied.
+/// Makes a file that shares the records of another one; records that cannot be shared are copied.
 fn share(dataset: &Dataset, tree: &mut Tree, a: u8, b: u8) {
     let (a, b) = (format!("f{a}"), format!("f{b}"));
     let Some(content) = tree.get(&a).cloned().filter(|_| a != b) else { return };
@@ -688,7 +690,7 @@ proptest! {
     }
 }
 
-/// A pool on a device that crashes.
+/// A pool on a device with simulated crashes.
 fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     use crate::device::Device;
     use crate::store::{Access, Import, NewPool, Store};
@@ -720,7 +722,7 @@ fn an_fsync_while_a_commit_is_under_way_waits_for_what_that_has_taken() {
         // The file itself, with an attribute that no record can hold.
         pool.commit().unwrap();
         put(&dataset, name, &vec![7; length]);
-        // What a commit does first: the content goes into the table, of which nothing is durable
+        // The first step of a commit: the content goes into the table, of which nothing is durable
         // yet.
         let entered = pool.gate.enter();
         dataset.files().flush(entered.txg()).unwrap();
@@ -745,7 +747,7 @@ fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
         let files = dataset.files();
         let root = files.root();
         let find = |name: &[u8]| files.look_up(&root, name).unwrap().0;
-        // Each begins as an empty file that is committed, or not.
+        // Each begins as an empty file, committed or not.
         for (name, commits) in [("new", false), ("old", true), ("cut", true)] {
             put(&dataset, name, b"");
             if commits {
@@ -755,8 +757,8 @@ fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
             files.write(&inode, Some(0), &vec![7; length]).unwrap();
             pool.sync_file(&dataset, &inode).unwrap();
         }
-        // What a kernel or a user does next: a new name, other times, an unsynced append. None of
-        // it is synced but for the names.
+        // Later changes by a kernel or a user: a new name, other times, an unsynced append. Only
+        // the names are synced.
         files.rename((&root, b"new"), (&root, b"renamed"), MayReplace::Yes).unwrap();
         let times =
             crate::files::AttributeChange { modified: Some(crate::files::TimeChange::Now), ..Default::default() };
@@ -798,7 +800,7 @@ fn what_takes_the_place_of_a_file_comes_with_its_content() {
         put(&dataset, "settings", b"before");
         put(&dataset, "other", b"before");
         pool.commit().unwrap();
-        // Nobody syncs it.
+        // No fsync of it.
         put(&dataset, "settings.new", &vec![7; length]);
         files.rename((&root, b"settings.new"), (&root, b"settings"), MayReplace::Yes).unwrap();
         put(&dataset, "other", b"after");
@@ -844,7 +846,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(one, 1..50)
 }
 
-/// Files as they are, and those of which an fsync has promised that they are so after a crash.
+/// Contents of files, and the files whose state an fsync has made durable.
 #[derive(Default)]
 struct Promises {
     live: Tree,
@@ -926,7 +928,7 @@ fn operate(pool: &Pool, id: u64, promises: &mut Promises, op: &Op) {
     }
 }
 
-/// What every head is charged is what it reaches, also after a replay.
+/// Asserts that every live dataset is charged for what it reaches, also after a replay.
 fn check_charges(pool: &Pool) {
     pool.commit().unwrap();
     let context = Context { frames: &*pool.frames, cache: &pool.cache };

@@ -1,7 +1,7 @@
-//! The rows of a dataset in its tree.
+//! The rows of a dataset, stored in a tree.
 //!
-//! Callers: files of a dataset, under the lock of their table. Invariant: what the tree holds in
-//! memory for a commit to come is counted.
+//! Callers: files of a dataset, under the lock of their table. Invariant: the memory of nodes that
+//! wait for a commit is counted.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,24 +16,24 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::keys;
 use crate::tree::{Context, Frozen, Settings, Tree};
 
-/// The rows of a dataset in its tree.
+/// The rows of a dataset, stored in a tree.
 pub struct TreeTable {
     pub(super) tree: Tree,
     frames: Arc<dyn Frames>,
     cache: Arc<Cache>,
     held: Share,
-    /// The cache's misses when this table last looked, and how many more times it looks for what is
-    /// missing.
+    /// The cache's misses when this table last looked, and the number of further looks for absent
+    /// nodes.
     misses: AtomicU64,
     looks: AtomicU64,
 }
 
-/// After a miss of the cache so many keys are looked at for what is missing: each look is a way
-/// down the tree, which a warm cache does not need.
+/// Number of keys that are checked for absent nodes after a cache miss: each check descends the
+/// tree, which a warm cache does not need.
 const LOOKS: u64 = 512;
 
-/// What a leaf of names takes at most, bytes. Names with nothing in common come all over the
-/// directory: a few thousand change most of its leaves, and a commit writes all that are changed.
+/// Most bytes of a leaf of names. Names are spread over a directory by their hash: a few thousand
+/// change most of its leaves, and a commit writes all changed ones.
 const NAMES_LEAF: usize = 4 << 10;
 
 impl std::fmt::Debug for TreeTable {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for TreeTable {
 }
 
 impl TreeTable {
-    /// The tree with this root.
+    /// Opens the tree with this root.
     pub(super) fn open(
         (dataset, root): (u64, Option<Pointer>),
         frames: &Arc<dyn Frames>,
@@ -60,7 +60,7 @@ impl TreeTable {
         }
     }
 
-    /// A freeze was written out.
+    /// Notes that a frozen tree was written.
     pub(super) fn settle(&mut self, frozen: &Frozen) -> Result<(), PoolError> {
         let settled = self.tree.settle(frozen);
         self.held.become_now(self.tree.dirty_bytes());
@@ -73,7 +73,7 @@ impl TreeTable {
 }
 
 impl TreeTable {
-    /// Whether anything was missing lately. Not exact: several threads count at once.
+    /// Whether the cache missed anything lately. Not exact: several threads count at once.
     fn may_miss(&self) -> bool {
         let misses = self.cache.misses();
         if self.misses.swap(misses, Ordering::Relaxed) != misses {
@@ -89,8 +89,9 @@ impl TreeTable {
 }
 
 impl TreeTable {
-    /// Finds what cannot be read before anything is changed, and which rows are there that are to
-    /// go. The first change may still find it: nothing is half done by then.
+    /// Reads everything that the changes need before the first one, so that read errors come first,
+    /// and finds which of the rows to remove exist. Only the first change may still fail: nothing
+    /// is half done by then.
     fn prepare(&mut self, txg: Txg, turns: &Turns<'_>) -> Result<FoundRows, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let mut found = FoundRows::of(turns.changes.len());
@@ -108,7 +109,7 @@ impl TreeTable {
             let put_at = if change.row.is_none() { turns.last_put(change.key) } else { None };
             let changed = match change.row {
                 Some(row) => self.tree.put(&context, txg, change.key, row),
-                // It is put again by the same batch.
+                // The same batch puts it again.
                 None if put_at > Some(at) => Ok(()),
                 None if put_at.is_some() || found.has(at) => self.tree.remove_present(&context, txg, change.key),
                 None if turn == 0 => self.tree.remove(&context, txg, change.key).map(drop),
@@ -126,16 +127,16 @@ impl TreeTable {
     }
 }
 
-/// The changes of a batch in the order in which they are made: rows are put before others are
-/// removed. A leaf of which nothing is left goes, and its keys are those of a neighbour then, which
-/// nobody has made ready to take a row.
+/// The changes of a batch in the order in which they are applied: rows are put before others are
+/// removed. A leaf that becomes empty is removed, and its keys then belong to a neighbour, which
+/// was not prepared to take a row.
 struct Turns<'b> {
     changes: &'b [Change<'b>],
-    /// The last put of each key, where there are many changes.
+    /// The last put of each key, if there are many changes.
     puts: HashMap<&'b [u8], usize>,
 }
 
-/// So many changes are looked through one by one.
+/// Up to this many changes are searched one by one.
 const FEW: usize = 32;
 
 impl<'b> Turns<'b> {
@@ -153,7 +154,7 @@ impl<'b> Turns<'b> {
         Self { changes, puts }
     }
 
-    /// The changes with their places in the batch.
+    /// The changes in the order of application, with their positions in the batch.
     fn in_order(&self) -> impl Iterator<Item = (usize, &'b Change<'b>)> + use<'b> {
         let changes = self.changes;
         [false, true].into_iter().flat_map(move |removed| {
@@ -169,7 +170,7 @@ impl<'b> Turns<'b> {
     }
 }
 
-/// Which rows of a batch were found, a bit each.
+/// The rows of a batch that were found, one bit each.
 struct FoundRows {
     first: u64,
     more: Vec<u64>,
@@ -235,7 +236,7 @@ impl Table for TreeTable {
     fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError> {
         let Some(rest) = self.tree.scan_leaf(&self.context(), &range.start, &range.end, visit)? else { return Ok(()) };
         let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
-        // The view is gone before the table can be changed again: the lock is held for as long.
+        // The view is dropped before the table can be changed again: the lock is held until then.
         let mut cursor = self.tree.view().cursor(self.context(), &rest, end)?;
         while let Some((key, row)) = cursor.next()? {
             if !visit(key, row) {

@@ -1,6 +1,6 @@
-//! What is done to several snapshots in one commit, and bookmarks that come from bookmarks or go.
+//! Operations on several snapshots in one commit; copying and destroying bookmarks.
 //!
-//! Invariant: all is checked before the first is changed.
+//! Invariant: everything is checked before the first change.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use crate::error::PoolError;
 use crate::pointer::Txg;
 
 impl Pool {
-    /// Destroys snapshots of a dataset, all of them or none; what only they hold is freed in the
-    /// background. With `deferred` those that are held or have clones go when the last of these
-    /// does.
+    /// Destroys snapshots of a dataset, all of them or none; the frames that only they reference
+    /// are freed in the background. With `deferred`, snapshots with holds or clones are destroyed
+    /// when the last hold or clone is gone.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
+    /// [`PoolError::Refused`] for a snapshot that is not there, is held, or has clones.
     pub fn destroy_snapshots(&self, id: u64, names: &[&str], deferred: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let mut now = BTreeSet::new();
@@ -43,10 +43,10 @@ impl Pool {
     }
 
     /// Sets or releases a hold on several snapshots, on all or none. A snapshot whose destruction
-    /// was deferred goes with its last hold.
+    /// was deferred is destroyed with its last hold.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the tag is there already, or is not.
+    /// [`PoolError::Refused`] if the tag exists already, or does not exist.
     pub fn hold_all(&self, snapshots: &[(u64, &str)], tag: &str, hold: bool) -> Result<(), PoolError> {
         let now = (self.clock)().seconds;
         self.commit_with(|admin, _| {
@@ -69,10 +69,10 @@ impl Pool {
         })
     }
 
-    /// Makes a bookmark of another one.
+    /// Creates a bookmark as a copy of another one.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where that is not there or the new one is.
+    /// [`PoolError::Refused`] if the old bookmark does not exist or the new one does.
     pub fn copy_bookmark(&self, id: u64, from: &str, name: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let bookmarks = admin.catalog.bookmarks(id)?;
@@ -86,10 +86,10 @@ impl Pool {
         })
     }
 
-    /// Takes a bookmark away.
+    /// Destroys a bookmark.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where it is not there.
+    /// [`PoolError::Refused`] if it does not exist.
     pub fn destroy_bookmark(&self, id: u64, name: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             if !admin.catalog.bookmarks(id)?.iter().any(|(there, _)| there == name) {
@@ -99,10 +99,10 @@ impl Pool {
         })
     }
 
-    /// Gives the snapshots of these datasets with one name another, all of them or none.
+    /// Renames the snapshots of this name in all these datasets, all of them or none.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the old name is not there or the new one is.
+    /// [`PoolError::Refused`] if the old name does not exist or the new one does.
     pub fn rename_snapshots(&self, ids: &[u64], old: &str, new: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Clones: made of snapshots, and promoted over their origins.
+//! Clones: creation from snapshots, and promotion over their origins.
 
 use super::refused;
 use crate::catalog::{DatasetRow, SnapshotRow};
@@ -10,11 +10,11 @@ use crate::properties::spelling;
 use crate::space::{Purpose, Usage, UsageChange};
 
 impl Pool {
-    /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no
-    /// space.
+    /// Creates a file system as a clone of a snapshot; returns its number. It takes neither time
+    /// nor space.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the snapshot is not there or the name is.
+    /// [`PoolError::Refused`] if the snapshot does not exist or the name does.
     pub fn clone_snapshot(&self, from: u64, snapshot: &str, new: &NewDataset) -> Result<u64, PoolError> {
         self.commit_with(|admin, txg| {
             let Some(origin) = admin.catalog.snapshot_named(from, snapshot)? else {
@@ -45,12 +45,12 @@ impl Pool {
         })
     }
 
-    /// Makes a clone the owner of the snapshot that it came from, and of all older ones; what was
-    /// the origin becomes the clone.
+    /// Promotes a clone: it becomes the owner of its origin snapshot and of all older ones, and the
+    /// former owner becomes its clone.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a dataset that is no clone, or where names of snapshots clash;
-    /// [`PoolError::NoSpace`] where a quota above the clone cannot hold what moves.
+    /// [`PoolError::Refused`] for a dataset that is no clone, or if names of snapshots clash;
+    /// [`PoolError::NoSpace`] if a quota above the clone does not allow the snapshots that move.
     pub fn promote(&self, id: u64) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let mut row = admin.catalog.dataset(id)?;
@@ -90,9 +90,9 @@ impl Pool {
 }
 
 impl Admin {
-    /// Charges a clone for the snapshots that it is about to own, and relieves their owner, where
-    /// all quotas allow it. The lines of both stay what they are; only where each line's own part
-    /// begins moves.
+    /// Charges a clone for the snapshots that it is about to own, and relieves their former owner,
+    /// if all quotas allow it. The chains of deadlists of both do not change; only the position
+    /// moves at which the own part of each begins.
     pub(super) fn charge_promotion(&mut self, from: u64, to: u64, snapshots: usize) -> Result<(), PoolError> {
         let mut changes = Vec::new();
         for (id, gains) in [(from, false), (to, true)] {
@@ -104,8 +104,7 @@ impl Admin {
         self.quota_tree().charge_if_allowed(&changes, Purpose::Write).map_err(refusal)
     }
 
-    /// Moves a snapshot from one dataset's line to another's, with its holds, clones and
-    /// properties.
+    /// Moves a snapshot from one dataset to another, with its holds, clones and properties.
     pub(super) fn move_snapshot(&mut self, from: u64, to: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
         let (holds, clones) = (self.catalog.holds(from, txg)?, self.catalog.clones(from, txg)?);
         for (tag, _) in &holds {
@@ -119,7 +118,7 @@ impl Admin {
             self.catalog.set_snapshot_property(to, txg, &name, Some(&row))?;
         }
         self.catalog.leave_snapshot(from, txg)?;
-        // Both are counted again as they come.
+        // Holds and clones are counted again as they are entered below.
         self.catalog.enter_snapshot(to, txg, &SnapshotRow { holds: 0, clones: 0, ..row.clone() })?;
         for (tag, at) in &holds {
             self.catalog.set_hold(to, txg, tag, Some(*at))?;

@@ -1,4 +1,4 @@
-//! Making, naming and describing datasets.
+//! Creation, renaming and description of datasets.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::properties::spelling;
 use crate::space::{Limits, Usage};
 
 impl Pool {
-    /// The dataset that has the pool's name.
+    /// Creates the root dataset, which has the pool's name.
     pub(in crate::engine) fn create_root(&self, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
         self.make(0, name, properties)
     }
 
-    /// Makes an empty file system; answers its number.
+    /// Creates an empty file system; returns its number.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the name exists.
+    /// [`PoolError::Refused`] if the name exists.
     pub fn create_dataset(&self, new: &NewDataset) -> Result<u64, PoolError> {
         self.make(new.parent, &new.name, &new.properties)
     }
 
-    /// Whether [`Self::create_dataset`] would make it now.
+    /// Checks whether [`Self::create_dataset`] would succeed now.
     ///
     /// # Errors
-    /// Why not.
+    /// The error that it would return.
     pub fn would_create(&self, new: &NewDataset) -> Result<(), PoolError> {
         let admin = self.admin.lock();
         if let Some(failed) = &admin.failed {
@@ -40,8 +40,8 @@ impl Pool {
     }
 
     fn make(&self, parent: u64, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
-        // The files exist before the commit that enters them: it flushes and freezes them as those
-        // of any other dataset.
+        // The files exist before the commit that enters the dataset: it flushes and freezes them
+        // like the files of any other dataset.
         let mut admin = self.admin.lock();
         if let Some(failed) = &admin.failed {
             return Err(failed.clone());
@@ -56,7 +56,7 @@ impl Pool {
         if let Err(error) = &entered
             && admin.catalog.changes() != before
         {
-            // Half of it is in the catalog: no commit may make that durable.
+            // A part of the dataset is in the catalog: no commit may make that durable.
             admin.failed = Some(error.clone());
             self.throttle.fail(error);
         }
@@ -69,7 +69,8 @@ impl Pool {
         Ok(id)
     }
 
-    /// Enters a new file system everywhere; its files are there, and not written yet.
+    /// Enters a new file system into the catalog, the accounts and the table of datasets; its files
+    /// are in memory only.
     fn enter_new(
         &self,
         admin: &mut Admin,
@@ -109,10 +110,10 @@ impl Pool {
         }
     }
 
-    /// Gives a dataset another name or parent.
+    /// Renames a dataset, or moves it below another parent.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the name exists or the parent lies below it;
+    /// [`PoolError::Refused`] if the name exists or the new parent lies below the dataset;
     /// [`PoolError::NoSpace`] for a quota of the new parent.
     pub fn rename_dataset(&self, id: u64, new: &NewDataset) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
@@ -127,8 +128,8 @@ impl Pool {
         })
     }
 
-    /// The name by which the pool's own file system goes in memory, as long as this pool is open:
-    /// for one that nothing is written to.
+    /// Sets the name of the root dataset in memory, for as long as this pool is open: for a pool
+    /// that is imported read only.
     ///
     /// # Errors
     /// Those of the store.
@@ -138,7 +139,7 @@ impl Pool {
         admin.catalog.rename(root, 0, name)
     }
 
-    /// A dataset as the catalog has it, by its name.
+    /// Returns the number and the catalog row of the dataset with this name.
     ///
     /// # Errors
     /// Those of the store.
@@ -148,7 +149,8 @@ impl Pool {
         Ok(Some((id, admin.catalog.dataset(id)?)))
     }
 
-    /// What a dataset uses, and what it may still use, bytes.
+    /// Bytes that a dataset uses and may still use: the breakdown, the usage, and the available
+    /// space.
     ///
     /// # Errors
     /// Those of the store.

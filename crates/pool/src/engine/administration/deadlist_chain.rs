@@ -1,4 +1,4 @@
-//! The line of deadlists of a dataset, and its figures in the catalog and in the accounts.
+//! The chain of deadlists of a dataset, and the dataset's usage in the catalog and in the accounts.
 
 use super::refused;
 use crate::catalog::SnapshotRow;
@@ -9,14 +9,14 @@ use crate::pointer::Txg;
 use crate::space::UsageChange;
 
 impl Admin {
-    /// Takes a snapshot out of its line; what only it held goes to what is being freed.
+    /// Destroys a snapshot; the frames that only it references go to the list of frames to free.
     pub(in crate::engine) fn drop_snapshot(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
         self.take_out_snapshot(id, txg)?;
         self.recount(id)
     }
 
-    /// As [`Self::drop_snapshot`]; what the head is counted to use is counted anew when the last of
-    /// several is out.
+    /// As [`Self::drop_snapshot`] without the recount of the live dataset's usage, which follows
+    /// after the last of several snapshots.
     pub(super) fn take_out_snapshot(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
         let (history, _) = self.catalog.history_of(id)?;
         let position = history.iter().position(|point| point.txg == txg).unwrap_or_default();
@@ -43,21 +43,23 @@ impl Admin {
         self.quota_tree().count_snapshots(id, -1)
     }
 
-    /// Destroys a snapshot whose destruction was deferred, where nothing holds it any more.
+    /// Destroys a snapshot whose destruction was deferred, if it has no holds and no clones any
+    /// more.
     pub(in crate::engine) fn drop_if_due(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
         let row = self.catalog.snapshot(id, txg)?;
         if row.deferred && row.holds == 0 && row.clones == 0 { self.drop_snapshot(id, txg) } else { Ok(()) }
     }
 
-    /// Puts into the catalog what a head is counted to use.
+    /// Copies the usage of a live dataset from the accounts to its catalog row.
     pub(in crate::engine) fn note_usage(&mut self, id: u64) -> Result<(), PoolError> {
         let mut row = self.catalog.dataset(id)?;
         row.usage = self.quota_tree().usage(id)?;
         self.catalog.set_dataset(id, &row)
     }
 
-    /// What a head is at this moment becomes a snapshot with this guid, taken so many seconds after
-    /// 1970; what the head gives up from here on is on a deadlist of its own.
+    /// Makes a snapshot of a live dataset's state at this moment, with this GUID and creation time
+    /// (seconds since 1970). A new deadlist takes the frames that the live dataset drops from now
+    /// on.
     pub(in crate::engine) fn enter_snapshot(
         &mut self,
         id: u64,
@@ -86,7 +88,7 @@ impl Admin {
         self.catalog.set_dataset(id, &row)
     }
 
-    /// Counts anew what a head uses, from its line of deadlists.
+    /// Recounts the usage of a live dataset from its chain of deadlists.
     pub(in crate::engine) fn recount(&mut self, id: u64) -> Result<(), PoolError> {
         let (history, own) = self.catalog.history_of(id)?;
         let usage = self.catalog.deadlists().usage(&history, own)?;

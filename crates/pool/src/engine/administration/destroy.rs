@@ -1,4 +1,4 @@
-//! Rolling back and destroying datasets.
+//! Rollback and destruction of datasets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,24 +8,24 @@ use crate::engine::{Dataset, Pool};
 use crate::error::PoolError;
 use crate::patience;
 
-/// How long a dataset that is to be closed is waited for.
+/// How long to wait for the users of a dataset that is to be closed.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Pool {
-    /// Makes a dataset what its newest snapshot is. Whoever uses it has the files of that time from
-    /// then on, and has to forget what was kept of others.
+    /// Rolls a dataset back to its newest snapshot. Its users get the files of the snapshot from
+    /// then on, and have to drop what they have cached of the old ones.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for another snapshot than the newest.
+    /// [`PoolError::Refused`] if the snapshot is not the newest.
     pub fn roll_back(&self, id: u64, name: &str) -> Result<(), PoolError> {
         self.roll_back_over(id, name, &DestroySet::default())
     }
 
-    /// The same after what stands between has gone, in one commit: newer snapshots, bookmarks,
-    /// clones.
+    /// As [`Self::roll_back`], after destroying what is newer, in the same commit: snapshots,
+    /// bookmarks, clones.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] besides where a newer snapshot is not among what goes, and as
+    /// In addition, [`PoolError::Refused`] if a newer snapshot is not in `set`, and as
     /// [`Self::destroy_set`].
     pub fn roll_back_over(&self, id: u64, name: &str, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
@@ -71,7 +71,7 @@ impl Pool {
             }
             drop(stopped);
             drop(admin);
-            // What was gone back to is there whatever this says: they are freed by the next start.
+            // The rollback is durable whatever this returns: the next import frees the orphans.
             if let Err(error) = dataset.files().adopt_orphans() {
                 tracing::error!(%error, "files without a name cannot be freed now");
             }
@@ -79,11 +79,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Destroys a dataset that has neither children nor snapshots. Nobody may use it: it is closed
-    /// before.
+    /// Destroys a dataset that has neither children nor snapshots. It is closed first: nobody may
+    /// use it.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where it has, or is the pool's own; [`PoolError::Busy`] where it is in use.
+    /// [`PoolError::Refused`] if it has any, or is the root dataset; [`PoolError::Busy`] if it is
+    /// in use.
     pub fn destroy_dataset(&self, id: u64) -> Result<(), PoolError> {
         self.close_datasets(&[id])?;
         self.commit_with(|admin, _| {
@@ -103,7 +104,7 @@ impl Pool {
         })
     }
 
-    /// Ends the use of datasets.
+    /// Closes datasets: no files of them stay open.
     pub(in crate::engine) fn close_datasets(&self, ids: &[u64]) -> Result<(), PoolError> {
         if !ids.is_empty() {
             self.commit()?;
@@ -125,7 +126,7 @@ impl Pool {
                     Err(used) => drop(datasets.insert(id, used)),
                 }
             }
-            // A commit or the committer looks at it just now; whoever works with its files has it
+            // A commit or a background thread may hold it for a moment; users of its files hold it
             // for longer.
             if patience::now() >= until {
                 return Err(PoolError::Busy);

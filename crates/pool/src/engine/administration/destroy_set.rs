@@ -1,9 +1,9 @@
-//! What goes at one moment: file systems with their snapshots, snapshots of others, bookmarks;
-//! alone, or before a head goes back to an older snapshot.
+//! Destruction of a set in one commit: file systems with their snapshots, snapshots of other file
+//! systems, and bookmarks; alone, or before a rollback to an older snapshot.
 //!
-//! Called for `destroy -r`, `destroy -R` and `rollback -r`. Invariants: all is judged before the
-//! first is touched, so it all goes in one commit or nothing does; whoever uses a file system that
-//! is to go stops all of it.
+//! Called for `destroy -r`, `destroy -R` and `rollback -r`. Invariants: everything is checked
+//! before the first change, so all of the set is destroyed in one commit, or nothing is; a file
+//! system in use keeps all of the set from being destroyed.
 
 use std::collections::HashSet;
 
@@ -12,26 +12,28 @@ use crate::engine::{Admin, Pool};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 
-/// What goes.
+/// A set of file systems, snapshots and bookmarks to destroy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DestroySet {
-    /// File systems with all their snapshots, each behind what lies below it and behind the clones
-    /// of its snapshots.
+    /// File systems with all their snapshots, each after its descendants and after the clones of
+    /// its snapshots.
     pub filesystems: Vec<u64>,
-    /// Snapshots of other file systems, by the names behind the `@`.
+    /// Snapshots of other file systems: dataset, and the names after the `@`.
     pub snapshots: Vec<(u64, Vec<String>)>,
-    /// Bookmarks of other file systems, by the names behind the `#`.
+    /// Bookmarks of other file systems: dataset, and the name after the `#`.
     pub bookmarks: Vec<(u64, String)>,
-    /// Of `snapshots` those that are held or have clones go when the last of these does.
+    /// Members of `snapshots` with holds or clones are destroyed when the last hold or clone is
+    /// gone.
     pub deferred: bool,
 }
 
 impl Pool {
-    /// Destroys all of it, or nothing. What only it holds is freed in the background.
+    /// Destroys all of the set, or nothing. Frames that only it references are freed in the
+    /// background.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, or
-    /// is the pool's own file system; [`PoolError::Busy`] where something is in use.
+    /// [`PoolError::Refused`] for a member that does not exist, is held, has clones or children
+    /// outside the set, or is the root dataset; [`PoolError::Busy`] if one is in use.
     pub fn destroy_set(&self, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
         self.commit_with(|admin, _| {
@@ -40,7 +42,7 @@ impl Pool {
         })
     }
 
-    /// Whether all of it can go; nothing is changed.
+    /// Checks whether all of the set can be destroyed; changes nothing.
     pub(in crate::engine) fn judge_destroy_set(&self, admin: &Admin, set: &DestroySet) -> Result<(), PoolError> {
         let root = admin.catalog.head()?.root;
         let open = self.datasets.read();
@@ -79,7 +81,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes away what was judged.
+    /// Destroys a set that [`Self::judge_destroy_set`] accepted.
     pub(in crate::engine) fn take_away(&self, admin: &mut Admin, set: &DestroySet) -> Result<(), PoolError> {
         for id in &set.filesystems {
             for (txg, _) in admin.catalog.snapshots(*id)? {
@@ -91,7 +93,7 @@ impl Pool {
         for (id, names) in &set.snapshots {
             let mut taken = false;
             for name in names {
-                // One whose destruction was deferred has gone with its last clone.
+                // A snapshot whose destruction was deferred was destroyed with its last clone.
                 let Some(txg) = admin.catalog.snapshot_named(*id, name)? else { continue };
                 let mut row = admin.catalog.snapshot(*id, txg)?;
                 if row.holds == 0 && row.clones == 0 {
@@ -109,11 +111,11 @@ impl Pool {
         set.bookmarks.iter().try_for_each(|(id, name)| admin.catalog.set_bookmark(*id, name, None))
     }
 
-    /// Takes a head without snapshots and children out of the catalog.
+    /// Removes a live dataset without snapshots and children from the catalog.
     pub(in crate::engine) fn destroy_head(&self, admin: &mut Admin, id: u64) -> Result<(), PoolError> {
         let row = admin.catalog.dataset(id)?;
         self.doom(admin, row.root, row.newest)?;
-        // What a clone let go of its origin's is the origin's.
+        // Frames of the origin that the clone dropped still belong to the origin.
         admin.catalog.deadlists().forget(row.list)?;
         for (name, _) in admin.catalog.bookmarks(id)? {
             admin.catalog.set_bookmark(id, &name, None)?;
@@ -130,7 +132,7 @@ impl Pool {
 }
 
 impl Admin {
-    /// Whether a snapshot can go once these file systems are gone.
+    /// Checks whether a snapshot can be destroyed once these file systems are gone.
     fn judge_snapshot(
         &self,
         (id, txg): (u64, Txg),

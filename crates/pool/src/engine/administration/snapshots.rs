@@ -1,4 +1,4 @@
-//! Snapshots: taken, destroyed, held, named; bookmarks.
+//! Snapshots: creation, destruction, holds, properties, renaming; creation of bookmarks.
 
 use super::refused;
 use crate::catalog::{BookmarkRow, PropertyRow, PropertySource, SnapshotRow};
@@ -8,7 +8,7 @@ use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::properties::{Property, PropertyError, dataset_property};
 
-/// The row that a change of a snapshot's property comes to; none where the property goes.
+/// The row that a change of a snapshot's property results in; `None` removes the property.
 pub(in crate::engine) fn snapshot_row(name: &str, to: &Setting) -> Result<(String, Option<PropertyRow>), PoolError> {
     let property = dataset_property(name)?;
     let Property::User(name) = &property else { return Err(PropertyError::NotOfSnapshots.into()) };
@@ -25,25 +25,25 @@ pub(in crate::engine) fn snapshot_row(name: &str, to: &Setting) -> Result<(Strin
 }
 
 impl Pool {
-    /// Takes snapshots of several datasets at the same moment. Names are those behind the `@`.
+    /// Takes snapshots of several datasets at the same moment. Names are the parts after the `@`.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where one exists or is named twice; [`PoolError::NoSpace`] where a
-    /// refreservation asks for more than there is.
+    /// [`PoolError::Refused`] if a snapshot exists or a dataset is named twice;
+    /// [`PoolError::NoSpace`] if a refreservation needs more space than there is.
     pub fn snapshot(&self, wanted: &[(u64, String)]) -> Result<Txg, PoolError> {
         self.snapshot_with(wanted, &[])
     }
 
-    /// As [`Self::snapshot`]; each is made with these properties of users.
+    /// As [`Self::snapshot`]; each snapshot gets these user properties.
     ///
     /// # Errors
-    /// Besides, [`PoolError::Property`] for a property that snapshots cannot have.
+    /// In addition, [`PoolError::Property`] for a property that snapshots cannot have.
     pub fn snapshot_with(&self, wanted: &[(u64, String)], properties: &[(String, String)]) -> Result<Txg, PoolError> {
         self.snapshot_at(wanted, properties, &mut || {})
     }
 
-    /// As [`Self::snapshot_with`]; `frozen` is called when what happens from then on is in none of
-    /// them, some time before they are durable.
+    /// As [`Self::snapshot_with`]; `frozen` is called once later changes are in none of the
+    /// snapshots, some time before these are durable.
     ///
     /// # Errors
     /// The same.
@@ -88,11 +88,11 @@ impl Pool {
         })
     }
 
-    /// Destroys a snapshot; what only it holds is freed in the background. With `deferred` one that
-    /// is held or has clones goes when the last of them does.
+    /// Destroys a snapshot; the frames that only it references are freed in the background. With
+    /// `deferred`, a snapshot with holds or clones is destroyed when the last of them is gone.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
+    /// [`PoolError::Refused`] for a snapshot that does not exist, is held, or has clones.
     pub fn destroy_snapshot(&self, id: u64, name: &str, deferred: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
@@ -111,10 +111,11 @@ impl Pool {
         })
     }
 
-    /// Sets or releases a hold. A snapshot whose destruction was deferred goes with its last hold.
+    /// Sets or releases a hold. A snapshot whose destruction was deferred is destroyed with its
+    /// last hold.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the tag is there already, or is not.
+    /// [`PoolError::Refused`] if the tag exists already, or does not exist.
     pub fn hold(&self, id: u64, name: &str, tag: &str, hold: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
@@ -132,10 +133,10 @@ impl Pool {
         })
     }
 
-    /// Makes a bookmark of a snapshot.
+    /// Creates a bookmark of a snapshot.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the snapshot is not there or the bookmark is.
+    /// [`PoolError::Refused`] if the snapshot does not exist or the bookmark does.
     pub fn bookmark(&self, id: u64, snapshot: &str, name: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let Some(txg) = admin.catalog.snapshot_named(id, snapshot)? else {
@@ -149,11 +150,11 @@ impl Pool {
         })
     }
 
-    /// Changes properties of snapshots, all of them or none; those of users alone belong to
-    /// snapshots.
+    /// Changes properties of snapshots, on all of them or none; snapshots have user properties
+    /// only.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a snapshot that is not there, [`PoolError::Property`] for a
+    /// [`PoolError::Refused`] for a snapshot that does not exist, [`PoolError::Property`] for a
     /// property that snapshots cannot have.
     pub fn set_snapshot_properties(
         &self,
@@ -181,10 +182,10 @@ impl Pool {
         })
     }
 
-    /// Gives a snapshot another name.
+    /// Renames a snapshot.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the old one is not there or the new one is.
+    /// [`PoolError::Refused`] if the old name does not exist or the new one does.
     pub fn rename_snapshot(&self, id: u64, old: &str, new: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let Some(txg) = admin.catalog.snapshot_named(id, old)? else {
@@ -200,8 +201,8 @@ impl Pool {
         })
     }
 
-    /// The snapshots of a dataset, the oldest first, each with what destroying it alone would free,
-    /// bytes.
+    /// Returns the snapshots of a dataset, the oldest first, each with the bytes that destroying it
+    /// alone would free.
     ///
     /// # Errors
     /// Those of the store.

@@ -1,5 +1,5 @@
-//! What cannot be read stops whoever reads it, and nothing else: commits, imports and other files
-//! go on.
+//! Damaged data fails the operation that reads it, and nothing else: commits, imports and other
+//! files keep working.
 
 use super::*;
 use crate::cache::Cache;
@@ -58,7 +58,7 @@ fn a_file_that_cannot_be_freed_stops_nobody_else() {
     assert_eq!(contents(dataset.files()).into_keys().collect::<Vec<_>>(), ["even more", "more", "other"]);
     pool.commit().unwrap();
     drop((dataset, pool));
-    // Could it be read again, it would be freed by the next start.
+    // If it became readable again, the next import would free it.
     storage.state.lock().frames.insert((leaf.segment, leaf.index), (kept, birth));
     let pool = reopen(&storage);
     let dataset = pool.dataset(id).unwrap();
@@ -138,8 +138,8 @@ fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
     dataset.files().write(&file, Some(0), &[4; 3000]).unwrap();
     dataset.files().write(&other, Some(0), &[7; 5000]).unwrap();
     let (kept, birth) = lose(&storage, &leaf);
-    // Who syncs or snapshots all of it is told as long as it waits, and who syncs is once when it
-    // is given up.
+    // A sync or snapshot of the whole dataset fails as long as the content waits; a sync fails once
+    // after it was given up.
     assert!(fresh.sync_all(&dataset).is_err());
     assert!(fresh.unstored().is_some_and(|(files, _)| files == 1));
     let refused = fresh.snapshot(&[(id, "lacking".to_owned())]).unwrap_err();
@@ -241,7 +241,7 @@ fn crashed(storage: &Arc<MapStorage>, log: &crate::log::tests::Memory) -> Pool {
     Pool::open(PoolConfig { log: Some(ring(log)), ..config(storage) }, &durable).unwrap()
 }
 
-/// How many names inodes say they have, and have; of each what is wrong.
+/// Link counts of inodes compared with the number of their names; returns the inodes that differ.
 fn wrong_links(dataset: &Dataset) -> Vec<String> {
     let (mut inodes, mut names, mut wrong) = (BTreeMap::new(), BTreeMap::<u64, u32>::new(), Vec::new());
     let mut held = BTreeMap::<u64, u64>::new();
@@ -352,12 +352,12 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     files.rename((&good, b"lost later"), (&rot, new[4].as_bytes()), MayReplace::Yes).unwrap();
     let in_moved = plain(&lost_later, "in it", FileType::Regular);
     write(&in_moved, b"in a directory that stays where it was");
-    // A file that was made by what is left out takes the place of one that is there; then that name
-    // is used again.
+    // A file created by a skipped record would replace an existing one; then that name is used
+    // again.
     files.rename((&inner, b"in it"), (&good, b"b"), MayReplace::Yes).unwrap();
     files.unlink(&good, b"b").unwrap();
     write(&plain(&good, "b", FileType::Regular), b"a second one of that name");
-    // What the log says is its last name is not.
+    // The log claims its last name; it has others.
     files.unlink(&good, b"second name").unwrap();
     write(&plain(&good, "d", FileType::Regular), b"whole");
     assert_eq!(wrong_links(&dataset), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! What goes at one moment, and the properties of snapshots on their ways.
+//! Destruction of sets, and properties of snapshots through rename, clone and send.
 
 use super::*;
 use crate::engine::{DestroySet, Setting};
@@ -50,7 +50,7 @@ fn all_of_it_goes_in_one_commit_or_nothing() {
     check(&pool, &storage);
     let txg = pool.commit().unwrap();
     pool.destroy_set(&of(&[d, c, a])).unwrap();
-    // One commit to close them, one that takes all away.
+    // One commit to close the file systems, one to destroy the set.
     assert!(pool.commit().unwrap().0 <= txg.0 + 3);
     assert!(pool.catalog_view().children(top).unwrap().is_empty());
     check(&pool, &storage);
@@ -71,7 +71,7 @@ fn snapshots_of_several_go_with_their_clones() {
     assert_eq!(pool.snapshots(a).unwrap().len(), 2);
     pool.destroy_set(&DestroySet { deferred: true, snapshots, ..DestroySet::default() }).unwrap();
     assert_eq!(pool.snapshots(a).unwrap().len(), 1);
-    // With its last clone the one that waited goes as well.
+    // With its last clone the snapshot with deferred destruction is destroyed as well.
     let set = DestroySet { filesystems: vec![d, c], snapshots: vec![(a, vec!["one".to_owned()])], ..set };
     pool.destroy_set(&set).unwrap();
     assert!(pool.snapshots(a).unwrap().is_empty());

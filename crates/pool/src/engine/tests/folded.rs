@@ -1,5 +1,5 @@
-//! File systems in which names are the same though their bytes differ: who gets the properties, and
-//! that the pool says so before there is one.
+//! File systems with name folding: inheritance of its properties, and the feature mark of the pool,
+//! which is set before the first one exists.
 
 use super::*;
 use crate::catalog::PropertyRow;
@@ -13,7 +13,7 @@ fn with(parent: u64, name: &str, properties: &[(&str, &str)]) -> NewDataset {
     NewDataset { properties, ..NewDataset::named(parent, name) }
 }
 
-/// The stored rules of a dataset, and what its files go by.
+/// The stored rules of a dataset, and the folding that its files use.
 fn rules(pool: &Pool, id: u64) -> (String, bool) {
     let chain = pool.chain(id).unwrap();
     let own: &[(String, PropertyRow)] = &chain.levels[0].rows;
@@ -60,7 +60,7 @@ fn a_new_file_system_takes_over_what_its_parent_has_and_a_clone_what_its_origin_
     check(&pool, &storage);
 }
 
-/// A store on a device, for what it says itself.
+/// A store on a device, to read its label.
 fn features(device: &Arc<crate::device::Simulator>) -> u64 {
     crate::label::probe(&**device).unwrap().unwrap().incompatible
 }
@@ -109,7 +109,7 @@ fn a_check_finds_names_under_wrong_hashes() {
     let (right, wrong, target) = dataset.files().look_at_table(|table| {
         let head = DatasetHead::decode(&row(table, &keys::head())).unwrap();
         let sequence = head.next - 1;
-        // As a program would have it that knows nothing of cases.
+        // As a program without support for case folding would have it.
         let right = keys::name(head.root, head.hash(b"Name"), sequence);
         (right, keys::name(head.root, head.hashing.hash(head.seed, b"Name"), sequence), row(table, &right))
     });

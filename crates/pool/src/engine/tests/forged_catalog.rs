@@ -1,12 +1,12 @@
-//! Catalogs with right checksums that nobody could have made: a pool is not opened with them, and a reader does
-//! not go on to them.
+//! Forged catalogs with valid checksums: a pool is not opened with them, and a running reader does
+//! not switch to them.
 
 use super::*;
 use crate::catalog::rows::{self, PARTIAL};
 use crate::catalog::{BookmarkRow, DatasetRow, PropertyRow, PropertySource};
 use crate::names::NAME_MOST;
 
-/// A pool with two file systems one below the other, and a snapshot of the lower one.
+/// A pool with two nested file systems, and a snapshot of the inner one.
 struct Image {
     storage: Arc<MapStorage>,
     pool: Pool,
@@ -34,7 +34,7 @@ impl Image {
         self.pool.admin.lock().catalog.dataset(id).unwrap()
     }
 
-    /// Why the image cannot be opened; a running reader does not go on to it either.
+    /// The error of opening the image; a running reader does not switch to it either.
     fn refusal(&self) -> Option<String> {
         let durable = Durable { log: log::Start::default(), ..crash(&self.storage) };
         let opened = Pool::open(config(&self.storage), &durable).err().map(|error| error.to_string());
@@ -99,7 +99,7 @@ fn labels_and_bookmarks_that_nobody_could_have_made_are_not_read() {
 
 #[test]
 fn file_systems_that_are_no_tree_are_refused() {
-    // Its own parent, as the name that leads to it says as well.
+    // It is its own parent, also according to the row of its name.
     let image = Image::new();
     image.forge(|catalog| catalog.rename(image.above, image.above, "above"));
     assert!(image.refusal().is_some_and(|why| why.contains("lies below itself")));
@@ -110,7 +110,7 @@ fn file_systems_that_are_no_tree_are_refused() {
     let root = image.pool.root().unwrap();
     image.forge(|catalog| catalog.rename(root, root, "tank"));
     assert!(image.refusal().is_some_and(|why| why.contains("the pool's own file system")));
-    // Names and parents that contradict each other.
+    // Contradictory rows of names and parents.
     let image = Image::new();
     let row = DatasetRow { parent: root, ..image.row(image.below) };
     image.forge(|catalog| catalog.set_dataset(image.below, &row));

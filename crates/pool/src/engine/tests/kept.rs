@@ -10,7 +10,7 @@ use crate::label::Root;
 use crate::log::KeptLog;
 use crate::store::{Access, Import, NewPool, Store};
 
-/// Words of the log beside what it holds: its head, and one part more than it is long.
+/// Words of the journal in addition to its records: its header, and one part more than its length.
 const MORE: usize = 512 + (1 << 17);
 
 /// A store, and the state that it was opened with.
@@ -32,7 +32,7 @@ fn store(device: &Arc<Simulator>, is_new: bool) -> Result<OpenStore, PoolError> 
     Ok(OpenStore { store, root })
 }
 
-/// The pool in a store, with a log that outlives its process.
+/// The pool in a store, with a replay journal that survives its process.
 fn pool_in(opened: OpenStore, kept: Option<&Arc<KeptLog>>) -> Result<Arc<Pool>, PoolError> {
     let OpenStore { store, root } = opened;
     let store = Arc::new(store);
@@ -49,7 +49,7 @@ fn import(device: &Arc<Simulator>, kept: Option<&Arc<KeptLog>>, is_new: bool) ->
     pool_in(store(device, is_new)?, kept)
 }
 
-/// The log as a dead process leaves it.
+/// The journal as a crashed process leaves it.
 fn left(kept: &KeptLog) -> Arc<KeptLog> {
     let count = MORE + kept.length() as usize / 8;
     let from = SharedWords::taken_over(kept.descriptor().try_clone_to_owned().unwrap(), count).unwrap();
@@ -81,7 +81,7 @@ fn set_long(dataset: &Dataset, file: &Arc<Inode>, value: &[u8]) {
     dataset.files().set_attribute(file, LONG, value, None, None).unwrap();
 }
 
-/// A new file, all of which the intent log can hold: never cut off.
+/// A new file that fits the intent log as a whole: never truncated.
 fn write_new(dataset: &Dataset, name: &str, content: &[u8]) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
@@ -92,7 +92,7 @@ fn write_new(dataset: &Dataset, name: &str, content: &[u8]) -> Arc<Inode> {
     file
 }
 
-/// Content that does not become shorter.
+/// Incompressible content.
 fn random(seed: u64, length: usize) -> Vec<u8> {
     let mut random = seed;
     let bytes = std::iter::repeat_with(|| {
@@ -112,7 +112,7 @@ fn power_may_fail_at_any_moment_of_a_replay() {
     let files: Vec<_> = (0..1500u32).map(|at| write_new(&dataset, &format!("file {at}"), &[at as u8; 700])).collect();
     files.iter().step_by(150).zip(0..).for_each(|(file, at)| set_long(&dataset, file, &random(at, 60_000)));
     let last = files.last().unwrap();
-    // All of them are in the intent log then, and nothing was committed for it.
+    // All of them are in the intent log then, and no commit was made for them.
     let committed = pool.committed.load(Ordering::Acquire);
     pool.sync_file(&dataset, last).unwrap();
     assert_eq!(pool.committed.load(Ordering::Acquire), committed);
@@ -148,7 +148,8 @@ fn long_attributes_are_in_the_intent_log() {
     set_long(&dataset, &old, &random(1, 9000));
     pool.commit().unwrap();
     let committed = pool.committed.load(Ordering::Acquire);
-    // One that replaces a frame of a commit, one of a new file, one that a file is born with, and one that goes again.
+    // A value replacing a committed frame, one of a new file, one that a file is created with, and
+    // one that is removed again.
     set_long(&dataset, &old, &random(2, 65_536));
     let new = write_new(&dataset, "new", b"content");
     set_long(&dataset, &new, &random(3, 4097));

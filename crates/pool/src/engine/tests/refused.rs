@@ -4,7 +4,7 @@ use super::*;
 use crate::device::{Device, Simulator};
 use crate::store::{Access, Import, NewPool, Store};
 
-/// Damage is put into each block of this length that holds anything, bytes.
+/// Length of the blocks that are damaged one after the other, if they hold anything, bytes.
 const BLOCK: usize = 4096;
 
 fn open(device: &Arc<Simulator>, access: Access) -> Result<(Store, Durable), PoolError> {
@@ -50,7 +50,7 @@ fn an_import_that_is_refused_writes_nothing() {
         }
     }
     assert!(refused >= 2, "the catalog was never damaged");
-    // What is not refused says who has it.
+    // An import that is not refused notes the importing host.
     let (store, durable) = open(&device, Access::ReadWrite).unwrap();
     pool_in(store, &durable).unwrap();
     let identity = crate::label::probe(&*device).unwrap().unwrap();

@@ -1,12 +1,12 @@
-//! The engine by itself: commits in time, back-pressure, suspension, freeing beside operations, and
-//! what a rewind gives up.
+//! Tests of the background threads: periodic commits, back-pressure, suspension, freeing during
+//! operations, and the states that a rewind discards.
 
 use std::time::Duration;
 
 use super::*;
 use crate::device::Simulator;
 
-/// Waits for what another thread will do.
+/// Waits for the effect of another thread.
 fn until(what: impl Fn() -> bool) {
     while !what() {
         std::thread::sleep(Duration::from_millis(1));
@@ -49,7 +49,7 @@ fn writers_wait_for_room_and_lose_nothing() {
                 let file = make(dataset, &dataset.files().root(), &format!("f{thread}"), FileType::Regular);
                 for at in 0..300u64 {
                     dataset.files().write(&file, Some(at * 7000), &[thread + 1; 7000]).unwrap();
-                    // Whoever was let in may go on; one write is at most a record.
+                    // An operation that was admitted may finish; one write is at most a record.
                     assert!(pool.held() < 400_000 + 3 * 300_000, "{}", pool.held());
                 }
             });
@@ -73,7 +73,7 @@ fn a_failed_commit_suspends_the_pool_and_tells_whoever_waits() {
         .unwrap();
     let file = make(&dataset, &dataset.files().root(), "file", FileType::Regular);
     device.fail_after(0);
-    // Sooner or later a write waits for room that never comes, or meets the failure itself.
+    // A write eventually waits for room that never comes, or gets the failure itself.
     let error = (0..10_000u64).find_map(|at| dataset.files().write(&file, Some(at * 5000), &[1; 5000]).err());
     assert!(matches!(error, Some(crate::files::FileError::Pool(_))), "{error:?}");
     until(|| pool.suspended().is_some());
@@ -97,8 +97,8 @@ fn an_fsync_during_a_commit_waits_for_it_where_frames_are_what_was_written() {
     pool.sync_file(&dataset, &file).unwrap();
     for round in 1..3u8 {
         files.write(&file, Some(0), &vec![round; 256 << 10]).unwrap();
-        // A commit has begun: nothing of the file waits in memory any more, and no root names it
-        // yet.
+        // A commit has begun: no content of the file waits in memory any more, and no root
+        // references it yet.
         files.flush_most().unwrap();
         let log = pool.log.get().unwrap();
         let ticket = match files.record_content(&file).unwrap() {
@@ -125,7 +125,7 @@ fn files_without_a_name_are_freed_beside_operations() {
     assert!(storage.state.lock().frames.len() > empty + 1000);
     files.unlink(&files.root(), b"large").unwrap();
     drop(file);
-    // In steps, as the chores do it: each frees some rows, and what is left is known.
+    // In steps, as the chores do it: each frees some rows, and the remaining orphans stay known.
     let mut steps = 0;
     while files.free_released(100).unwrap().more {
         steps += 1;
@@ -166,7 +166,7 @@ fn what_is_destroyed_is_freed_in_steps_over_crashes() {
             pool.commit().unwrap();
             steps += usize::from(storage.state.lock().frames.len() < before);
             let more = pool.is_freeing();
-            // The next step is made by whoever imports it.
+            // The importer makes the next step.
             drop(pool);
             pool = Arc::new(reopen(&storage));
             if !more {
@@ -257,7 +257,7 @@ fn nobody_waits_at_the_table_for_a_device() {
     let (counting, looking) = (Arc::clone(&counted), Arc::clone(&dataset));
     *storage.on_read.lock() = Some(Box::new(move || {
         counting.0.fetch_add(1, Ordering::Relaxed);
-        // The thread that reads ahead of listings has no lock: somebody else may have it meanwhile.
+        // The thread of the listing readahead holds no lock: another thread may hold it meanwhile.
         let ahead = std::thread::current().name() == Some("pool-listing");
         counting.1.fetch_add(u64::from(!ahead && !looking.files().table_is_free()), Ordering::Relaxed);
     }));
@@ -285,7 +285,7 @@ fn a_commit_that_waits_for_an_operation_without_end_is_reported_and_suspends() {
     pool.when_stuck(move |why| {
         kept.lock().push(why.to_owned());
         *asked.lock() += 1;
-        // A device answers late, then everybody is to wait.
+        // A device answers late; then all operations are to wait.
         match *asked.lock() {
             1 => Stuck::Excused,
             2 => Stuck::Wait,
@@ -302,7 +302,7 @@ fn a_commit_that_waits_for_an_operation_without_end_is_reported_and_suspends() {
     assert!(pool.suspended().is_some());
     let reasons = reasons.lock();
     assert!(reasons.len() >= 3 && reasons[0].contains("running.rs"), "{reasons:?}");
-    // Everybody else has an answer.
+    // All other operations get an error.
     assert!(dataset.files().unlink(&dataset.files().root(), b"a").is_err());
     drop(entered);
     assert!(committer.stop().is_err());

@@ -1,5 +1,5 @@
-//! Streams of snapshots: what arrives is what was sent, a stream that is cut goes on where it was,
-//! and whatever is refused changes nothing.
+//! Streams of snapshots: the received rows are those that were sent, an interrupted stream resumes
+//! where it was, and a refused one changes nothing.
 
 mod forged;
 mod many;
@@ -29,7 +29,7 @@ impl Side {
         Self { storage, pool, top }
     }
 
-    /// All rows of a snapshot, or of the head, with what their frames hold.
+    /// All rows of a snapshot, or of the live dataset, with the content of their frames.
     fn rows(&self, id: u64, txg: Option<Txg>) -> Vec<(Vec<u8>, Vec<u8>)> {
         let root = {
             let admin = self.pool.admin.lock();
@@ -43,7 +43,7 @@ impl Side {
         let mut cursor = view.cursor(context, &[], None).unwrap();
         let mut rows = Vec::new();
         while let Some((key, value)) = cursor.next().unwrap() {
-            // How far rows have been counted does not travel.
+            // The progress of the row recount is not sent.
             if Key::decode(key).unwrap() == Key::Recounted {
                 continue;
             }
@@ -125,14 +125,14 @@ fn change(dataset: &Dataset, random: &mut Random, steps: usize) {
     }
 }
 
-/// The names in the root of a file system that is used.
+/// The names in the root of an open file system.
 fn names(pool: &Pool, id: u64) -> Vec<Vec<u8>> {
     let dataset = pool.dataset(id).unwrap();
     let files = dataset.files();
     files.list(&files.root(), 0, false, usize::MAX).unwrap().into_iter().map(|entry| entry.name).collect()
 }
 
-/// What is sent of a snapshot, as payloads of records.
+/// The stream of a snapshot, as payloads of records.
 fn sent(side: &Side, what: &ToSend) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     side.pool
@@ -144,7 +144,7 @@ fn sent(side: &Side, what: &ToSend) -> Vec<Vec<u8>> {
     all
 }
 
-/// What a snapshot is sent as the difference to; only its time is known where it is marked.
+/// Base of an incremental stream; of a bookmark only the txg is known.
 fn earlier((home, txg): (u64, Txg), mark: bool) -> Earlier {
     if mark { Earlier::Bookmark(txg) } else { Earlier::Snapshot((home, txg)) }
 }
@@ -169,7 +169,7 @@ fn whole(mut receiving: Receiving, payloads: &[Vec<u8>]) -> Txg {
     receiving.finish().unwrap()
 }
 
-/// A source with a file system, and what it has of a history.
+/// A source with a file system, and its snapshots and bookmarks.
 fn source(seed: u64) -> (Side, u64, Random) {
     let side = Side::new();
     let home = side.pool.create_dataset(&NewDataset::named(side.top, "home")).unwrap();
@@ -211,7 +211,7 @@ proptest! {
             prop_assert_eq!(to.row(id, there).guid, from.row(home, txg).guid);
             prop_assert_eq!(to.row(id, there).created_at, from.row(home, txg).created_at);
             if random.below(2) == 0 {
-                // It is used, and nothing is changed.
+                // It is open, and nothing is changed.
                 names(&to.pool, id);
             }
             check(&to.pool, &to.storage);
@@ -290,7 +290,7 @@ proptest! {
         rows.iter().take(1 + cut.index(rows.len())).for_each(|row| receiving.rows(row).unwrap());
         let token = receiving.token().clone();
         receiving.cut().unwrap();
-        // Nobody changes it meanwhile.
+        // No changes meanwhile.
         let Some(saved) = to.pool.saved(target).unwrap() else {
             prop_assert!(token.after.is_empty(), "nothing is saved");
             return Ok(());
@@ -306,7 +306,7 @@ proptest! {
         // It may be beyond that of the first receiver, in a range that a row says is empty.
         let after = receiving.token().after.clone();
         receiving.cut().unwrap();
-        // Both go on with what the first sender has.
+        // Both resume with the rows that the first sender has.
         for (side, after) in [(&to, token.after), (&third, after)] {
             let receiving = side.pool.receive(into(side, &name), &head(&after)).unwrap();
             let id = receiving.target();
@@ -342,7 +342,7 @@ fn what_is_given_up_leaves_no_trace() {
     assert_eq!(to.rows(copy, None), before);
     assert!(to.pool.admin.lock().catalog.children(copy).unwrap().is_empty());
     check(&to.pool, &to.storage);
-    // What is cut and stays can be given up later.
+    // A kept partial state can be destroyed later.
     let resumable = ReceiveInto { resumable: true, ..into(&to, "b") };
     let mut receiving = to.pool.receive(resumable, &head(&from, home, second, Some(first))).unwrap();
     receiving.rows(&sent(&from, &difference)[0]).unwrap();
@@ -379,13 +379,13 @@ fn a_target_that_has_changed_is_given_up_by_force_only() {
     put(&to.pool.dataset(copy).unwrap(), "more", &[2; 200_000]);
     let there = whole(begin(true).unwrap(), &sent(&from, &difference));
     assert_eq!(from.rows(home, Some(second)), to.rows(copy, Some(there)));
-    // Whoever has the file system open has the new files.
+    // Programs that have the file system open see the new files.
     let now = names(&to.pool, copy);
     assert!(!now.contains(&b"mine".to_vec()) && !now.contains(&b"more".to_vec()));
     check(&to.pool, &to.storage);
 }
 
-/// As a version leaves a file system that charges nobody for rows.
+/// Rows as written by a version that does not charge owners for rows.
 fn uncharge(side: &Side, id: u64) {
     side.pool.commit().unwrap();
     let dataset = side.pool.dataset(id).unwrap();
@@ -559,7 +559,7 @@ fn a_bookmark_is_enough_for_a_difference() {
     whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
     let guid = from.row(home, first).guid;
     from.pool.destroy_snapshot(home, "a", false).unwrap();
-    // Whole nodes go without a trace, and all that is left beside them is what it was.
+    // Whole nodes disappear without a row of removal, and all remaining rows are unchanged.
     for gone in [500..2500, 3000..3001, 5000..6000] {
         gone.for_each(|n| dataset.files().unlink(&root, name(n).as_bytes()).unwrap());
         from.pool.commit().unwrap();
@@ -604,7 +604,7 @@ fn properties_come_with_the_snapshot() {
     sent(&from, &full).iter().for_each(|payload| receiving.rows(payload).unwrap());
     receiving.finish().unwrap();
     let id = receiving.target();
-    // What it has takes more: the quota is left out, and nothing else.
+    // Its contents exceed the quota: the quota is skipped, and nothing else.
     let left: Vec<&str> = receiving.left_out().iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(left, ["quota"]);
     let stored = |pool: &Pool| {

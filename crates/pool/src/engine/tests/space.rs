@@ -1,4 +1,4 @@
-//! Space: what is admitted finds room, limits hold at every moment, deletes go through, figures are
+//! Space: admitted writes find room, limits hold at every moment, deletes succeed, and figures are
 //! exact.
 
 use super::*;
@@ -29,7 +29,7 @@ fn plain(dataset: &Dataset, name: &str, owner: u32) -> crate::files::Result<Arc<
     dataset.files().make(&dataset.files().root(), name.as_bytes(), b"", &new).map(|(inode, _)| inode)
 }
 
-/// Writes until it is refused; answers how much was accepted, and the refusal.
+/// Writes until an error; returns the accepted bytes, and the error.
 fn fill(dataset: &Dataset, inode: &Arc<Inode>, piece: usize) -> (u64, FileError) {
     let data: Vec<u8> = (0..piece).map(|at| (at % 251) as u8 + 1).collect();
     let mut accepted = 0;
@@ -53,9 +53,9 @@ fn a_full_pool_refuses_the_writing_call_and_keeps_all_that_it_accepted() {
     assert!(accepted > line - 2 * MIB && accepted < line, "{accepted} of {line}");
     let used = pool.space(top).unwrap().0.used;
     assert!(used <= line, "{used} of {line}, {accepted} accepted");
-    // It stays full, and says so without a commit each time.
+    // It stays full, and reports this without a commit each time.
     assert!(dataset.files().write(&file, None, &[1; 200_000]).is_err());
-    // What is deleted is there for the next write at once.
+    // Deleted space is available for the next write at once.
     dataset.files().unlink(&dataset.files().root(), b"a").unwrap();
     drop(file);
     let file = plain(&dataset, "b", 0).unwrap();
@@ -206,7 +206,7 @@ fn an_attribute_that_is_refused_keeps_its_old_value() {
     let file = plain(&dataset, "a", 7).unwrap();
     let set = |content: u8, length| dataset.files().set_attribute(&file, b"user.a", &vec![content; length], None, None);
     set(1, 60_000).unwrap();
-    // What replaces as much is not refused for its owner.
+    // A replacement of the same size is not refused for its owner.
     for (name, limit, length) in [("quota", "70K", 60_000), ("userquota@7", "62K", 65_536)] {
         pool.commit().unwrap();
         pool.set_properties(&[local(dataset.id(), name, limit)]).unwrap();
@@ -267,12 +267,12 @@ fn numbers_of_file_systems_and_snapshots_are_limited() {
     pool.snapshot(&[(a, "t".to_owned())]).unwrap();
 }
 
-/// How often as much a test does: more for campaigns by hand.
+/// Number of steps of a test: more for campaigns by hand.
 fn rounds() -> u64 {
     std::env::var("NACRE_POOL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
 }
 
-/// A generator of numbers that anybody can repeat.
+/// A reproducible generator of random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -281,7 +281,7 @@ impl Numbers {
         (self.0 >> 33) % most.max(1)
     }
 
-    /// Bytes that cannot be compressed.
+    /// Incompressible bytes.
     fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length.div_ceil(8))
             .flat_map(|_| {
@@ -292,13 +292,13 @@ impl Numbers {
     }
 }
 
-/// What the file has is what was accepted.
+/// Asserts that the file has the accepted content.
 fn same(dataset: &Dataset, model: &BTreeMap<String, Vec<u8>>) {
     assert!(contents(dataset.files()) == *model, "the content is not what was accepted");
 }
 
-/// Writes, overwrites, deletes, snapshots on a pool that is full most of the time, over the store
-/// itself.
+/// Writes, overwrites, deletes and snapshots on a pool that is full most of the time, over the real
+/// store.
 fn torture_full(seed: u64, steps: u64) {
     let device = Arc::new(crate::device::Simulator::new("disk", 96 << 20));
     let pool = Arc::new(on_device(&device, true));
@@ -361,7 +361,7 @@ fn torture_full(seed: u64, steps: u64) {
         }
     }
     assert!(refused > 0, "it never was full");
-    // Whatever is deleted, room comes back.
+    // Every delete gives space back.
     for (_, row, _) in pool.snapshots(home).unwrap() {
         pool.destroy_snapshot(home, &row.name, false).unwrap();
     }
@@ -410,7 +410,7 @@ fn a_file_system_in_use_is_rolled_back_in_place() {
     pool.roll_back(home, "s").unwrap();
     let expected = Tree::from([("a".to_owned(), vec![1; 300_000]), ("b".to_owned(), vec![2; 100])]);
     assert!(contents(dataset.files()) == expected);
-    // Who held what is there again has it; what was made since is nowhere.
+    // Holders of inodes that exist in the snapshot still have them; later inodes are gone.
     assert_eq!(dataset.files().attributes(&b).unwrap().links, 1);
     assert!(matches!(dataset.files().attributes(&c), Err(FileError::NotFound)));
     assert!(dataset.files().write(&c, None, &[1; 10]).is_err());
@@ -440,7 +440,7 @@ fn a_rollback_beside_writers_leaves_a_state_that_they_go_on_from() {
                 while !stop.load(Ordering::Relaxed) {
                     rounds += 1;
                     let name = format!("w{number}-{}", rounds % 7);
-                    // What was rolled away under a writer is not there any more.
+                    // Content that was rolled back under a writer does not exist any more.
                     if let Ok(file) = plain(&dataset, &name, 0) {
                         let _ = dataset.files().write(&file, None, &vec![number; 200_000]);
                     }
@@ -489,14 +489,16 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(one, 1..60)
 }
 
-/// What limits may be passed by: the rows of what frees, which no quota refuses.
+/// Margin by which limits may be exceeded: rows of operations that free space, which no quota
+/// refuses.
 const SLACK: u64 = 64 << 10;
 
 fn within(pool: &Pool, ids: &[u64], before: &mut BTreeMap<u64, u64>) {
     for id in ids {
         let limits = pool.admin.lock().quota_tree().limits(*id).unwrap();
         let (figures, usage, _) = pool.space(*id).unwrap();
-        // Snapshots keep what the head lets go: an overwritten or deleted file may go on counting.
+        // Snapshots keep what the live dataset drops: an overwritten or deleted file may still
+        // count.
         let most = limits.quota.map_or(u64::MAX, |quota| quota.max(before.get(id).copied().unwrap_or(0)) + SLACK);
         assert!(figures.used <= most, "{} used of {most} by {id}", figures.used);
         assert!(limits.refquota.is_none_or(|limit| usage.referenced <= limit + SLACK), "{usage:?} {limits:?}");
@@ -613,7 +615,7 @@ fn a_range_is_shared_and_both_files_go_their_ways() {
     assert_eq!(files.share(&from, &to, range(1, 0, 1 << 20)).unwrap(), 0);
     assert_eq!(files.share(&from, &to, range(0, 0, 1000)).unwrap(), 0);
     assert_eq!(files.share(&from, &from, range(0, 1 << 20, 1 << 17)).unwrap(), 0);
-    // What is written small lies over the frame, and is the file's own.
+    // A small write lies over the frame as a patch, and belongs to this file alone.
     files.write(&from, Some(140_000), &[200; 100]).unwrap();
     pool.commit().unwrap();
     assert_eq!(files.share(&from, &to, range(1 << 17, 1 << 20, 1 << 17)).unwrap(), 0);
@@ -653,7 +655,7 @@ fn what_is_refused_in_the_middle_takes_no_room() {
     check(&pool, &storage);
 }
 
-/// Many are short of room at once; the commit of one of them makes it for all.
+/// Many writers lack room at once; the commit of one of them makes room for all.
 #[test]
 fn whoever_fits_beside_what_lives_is_never_refused() {
     let (storage, pool) = small(256 * MIB);
@@ -669,7 +671,7 @@ fn whoever_fits_beside_what_lives_is_never_refused() {
                     let file = plain(dataset, &name, 0).unwrap();
                     let mut written = 0;
                     while written < 8 * data.len() {
-                        // Short where there is room for a part: the rest has to find its own.
+                        // Short if there is room for a part: the remainder has to find its own.
                         written += files.write(&file, None, &data).unwrap().written;
                     }
                     files.unlink(&files.root(), name.as_bytes()).unwrap();
@@ -715,7 +717,7 @@ fn as_much_as_is_free_can_be_allocated() {
     }
 }
 
-/// What a random overwrite writes: incompressible, and other each time.
+/// Content of a random overwrite: incompressible, and different each time.
 fn noise(seed: &mut u64, length: usize) -> Vec<u8> {
     let mut next = || {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -724,7 +726,8 @@ fn noise(seed: &mut u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Overwrites a file at random for so many bytes, in blocks of this length; panics where a write is refused.
+/// Overwrites a file at random for so many bytes, in blocks of this length; panics if a write is
+/// refused.
 fn overwrite(dataset: &Dataset, file: &Arc<Inode>, expected: &mut [u8], block: usize, bytes: usize, seed: &mut u64) {
     for _ in 0..bytes / block {
         let at = (*seed >> 20) as usize % (expected.len() / block) * block;

@@ -1,6 +1,6 @@
-//! Streams with right checksums and wrong rows, as a sender that knows the format could make them: whole ones, and
-//! differences to a base. Each is refused and leaves nothing, or what is received is a file system on which every
-//! operation ends, of which nothing stays when it is destroyed.
+//! Forged streams with valid checksums and wrong rows, as a sender that knows the format could make
+//! them: full and incremental ones. Each is refused and leaves nothing, or its result is a file
+//! system on which every operation ends, and nothing remains when it is destroyed.
 //!
 //! `NACRE_STREAM_CASES` makes a campaign of each test, from `NACRE_POOL_SEED`. A case that does not end within
 //! [`ENDS_WITHIN`] fails, and says its seed.
@@ -17,7 +17,7 @@ use crate::send_stream::{RowOp, SentFrame};
 /// How long the operations of one case may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(300);
 
-/// A row as a stream has it, to be changed.
+/// A row of a stream, to be changed.
 #[derive(Clone)]
 enum Sent {
     Put(Vec<u8>, Vec<u8>),
@@ -26,7 +26,7 @@ enum Sent {
     Framed(Vec<u8>, SentContent),
 }
 
-/// What a row names, with a checksum that is right.
+/// The frame of a row, with a valid checksum.
 #[derive(Clone)]
 struct SentContent {
     pieces: Vec<u8>,
@@ -106,7 +106,7 @@ fn scratch(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Has a row name another inode.
+/// Makes a row refer to another inode.
 fn lead_elsewhere(key: &[u8], value: &mut Vec<u8>, random: &mut Random) {
     let number = 1 + random.below(30);
     match Key::decode(key) {
@@ -162,11 +162,11 @@ fn forge_content(content: &mut SentContent, random: &mut Random) {
     }
 }
 
-/// Makes a stream wrong in one way; `base`: the rows of what it is the difference to.
+/// Makes a stream wrong in one way; `base`: the rows of its incremental base.
 fn mutate(rows: &mut Vec<Sent>, base: &[Sent], random: &mut Random) {
     let elsewhere = || rows.iter().chain(base).cloned().collect::<Vec<_>>();
     let Some(other) = one_of(&elsewhere(), random) else { return };
-    // What the base has is sent once more, and is wrong; or it goes.
+    // A row of the base is sent once more with a wrong value, or its removal.
     match random.below(8) {
         0 => {
             rows.push(other);
@@ -210,7 +210,8 @@ fn mutate_row(rows: &mut Vec<Sent>, at: usize, other: Option<Sent>, random: &mut
     }
 }
 
-/// Two names of each directory and its files lead to the same inodes as a hostile sender has them.
+/// Makes two names of each directory and its files refer to the same inodes, as a hostile sender
+/// would.
 fn small_source(seed: u64) -> (Side, u64, Random) {
     let side = Side::new();
     let home = side.pool.create_dataset(&NewDataset::named(side.top, "home")).unwrap();
@@ -255,7 +256,7 @@ fn use_one(dataset: &Dataset, directory: &Arc<Inode>, name: &[u8], inode: &Arc<I
     let _ = files.unlink(directory, b"linked");
 }
 
-/// Does everything to everything, and removes it.
+/// Does everything to all files and directories, and removes them.
 fn use_up(pool: &Pool, id: u64) {
     fn below(dataset: &Dataset, directory: &Arc<Inode>, depth: usize) {
         let files = dataset.files();
@@ -275,7 +276,7 @@ fn use_up(pool: &Pool, id: u64) {
     assert!(dataset.files().list(&dataset.files().root(), 0, false, usize::MAX).unwrap().is_empty());
 }
 
-/// What was received is sent on, cloned, promoted, used and destroyed; nothing of it stays.
+/// Sends on, clones, promotes, uses and destroys the received file system; nothing of it remains.
 fn use_received(to: &Side, snapshots: &[&str]) {
     let id = to.child("copy").unwrap();
     let newest = *snapshots.last().unwrap();
@@ -319,7 +320,7 @@ fn cases(usual: u64, case: fn(u64) -> bool) -> (u64, u64) {
     (count - received, received)
 }
 
-/// Receives a forged stream; whether it was accepted. Otherwise it has left nothing.
+/// Receives a forged stream; returns whether it was accepted. If not, it has left nothing behind.
 fn receive(to: &Side, name: &str, head: &SnapshotHead, rows: Vec<Sent>) -> bool {
     let mut receiving = to.pool.receive(into(to, name), head).unwrap();
     let done = receiving.rows(&put_together(rows)).map_err(|error| error.to_string());
@@ -373,15 +374,16 @@ fn difference(seed: u64) -> bool {
     is_received
 }
 
-/// Whatever a stream says: it is refused and leaves nothing, or what is received is a file system.
+/// Whatever a stream contains: it is refused and leaves nothing, or the result is a consistent file
+/// system.
 #[test]
 fn a_stream_with_right_checksums_and_wrong_rows_harms_nothing() {
     let (refused, received) = cases(150, whole_stream);
-    // Some changes leave a file system: another time, another owner.
+    // Some changes result in a valid file system: another time, another owner.
     assert!(refused > 0 && received > 0, "{refused} refused, {received} received");
 }
 
-/// The difference to a base is looked at as well, with what it leaves of the base.
+/// Incremental streams are checked as well, together with the unchanged rows of the base.
 #[test]
 fn a_difference_with_wrong_rows_harms_nothing() {
     let (refused, received) = cases(80, difference);
@@ -536,7 +538,7 @@ fn what_is_no_file_system_is_refused_with_the_reason() {
     let refused = to.pool.receive(into(&to, "a"), &with_more).map(drop);
     assert!(matches!(&refused, Err(PoolError::Refused(why)) if why.contains("setuid")), "{refused:?}");
     assert_eq!(to.child("copy"), None);
-    // A difference: the counter goes on, and content that stays fits its file.
+    // An incremental stream: the counter continues, and unchanged content fits its file.
     whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
     put(&from.pool.dataset(home).unwrap(), "later", b"content");
     let second = from.snapshot(home, "b");
@@ -580,7 +582,8 @@ fn records_are_no_longer_than_the_segments_of_the_pool() {
     let receiving = begun.unwrap();
     let copy = receiving.target();
     whole(receiving, &[put_together(rows)]);
-    // The file can be written as far as its records find room; what is refused stops nobody else.
+    // The file can be written as far as its records find room; a refused write blocks no other
+    // operation.
     let dataset = pool.dataset(copy).unwrap();
     let files = dataset.files();
     let (directory, _) = files.look_up(&files.root(), b"a").unwrap();

@@ -1,4 +1,4 @@
-//! Streams that bring very many of something: the pool does not stand still over them.
+//! Streams with very many rows of one kind: receiving them takes no quadratic time.
 //!
 //! Nothing is measured: with work that grows with the square of the number these tests would not end within
 //! [`ENDS_WITHIN`], and otherwise they take seconds.
@@ -27,7 +27,7 @@ fn ends(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Receives an empty file system with all this.
+/// Receives an empty file system with these holds and properties.
 fn received(to: &Side, bringing: ReceiveInto) -> (u64, Txg, Vec<String>) {
     let from = Side::new();
     let home = from.pool.create_dataset(&NewDataset::named(from.top, "home")).unwrap();
@@ -49,7 +49,7 @@ fn very_many_holds_are_received() {
         let twice = ReceiveInto { holds: [&holds[..], &holds[..1]].concat(), ..into(&to, "a") };
         let (id, txg, _) = received(&to, twice);
         assert_eq!(to.row(id, txg).holds, MANY as u64);
-        // They move with the snapshot to a clone that takes its place.
+        // They move with the snapshot to a clone that is promoted.
         let clone = NewDataset::named(to.top, "clone");
         let clone = to.pool.clone_snapshot(id, "a", &clone).unwrap();
         to.pool.promote(clone).unwrap();
