@@ -85,6 +85,7 @@ use crate::space::{Limits, Purpose, QuotaTree};
 /// Interface of the store (frames in segments) that the engine uses.
 pub trait Storage: Frames {
     /// Frees a frame that nothing references any more once `txg` is committed.
+    ///
     /// # Errors
     /// A frame that the store does not know, or that is free already: the catalog is damaged.
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;

@@ -1,19 +1,19 @@
-//! POSIX files of one dataset over its rows: names, attributes, content, extended attributes,
+//! POSIX files of one dataset, stored as rows: names, attributes, content, extended attributes,
 //! listings.
 //!
-//! Called by the layer `dataset` with inode numbers and names; calls the dataset's tree through
-//! [`Table`] and the store through [`Frames`]. Permissions are not judged here: whoever calls has
-//! done it.
+//! Called by the crate `poolfs` with inode numbers and names; calls the dataset's tree through
+//! [`Table`] and the store through [`Frames`]. Permissions are not checked here: the caller has
+//! checked them.
 //!
 //! Invariants:
-//! - Lock order: the gate (shared), `names`, inodes (several only under `names`), the table, the
-//!   small ones (`known`, `dirty`, `owners`, `freed`).
-//! - What one operation changes in the table is one [`Batch`], applied under one lock: nobody sees
-//!   half a rename.
-//! - An inode that is *active* (written to since the last flush) has its attributes in memory; the
-//!   row in the table then has the size that the content in the table supports, so that what is
-//!   logged of it never shows content that is not there.
-//! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
+//! - Lock order: the gate (the txg lock, shared), `names`, inodes (several only under `names`), the
+//!   table, the small ones (`known`, `dirty`, `owners`, `freed`).
+//! - All table changes of one operation are one [`Batch`], applied under one lock: a rename is
+//!   never visible in part.
+//! - An *active* inode (written to since the last flush) has its attributes in memory; its row in
+//!   the table has the size for which the table has the content, so that a row in the log never
+//!   shows content that does not exist.
+//! - Before a txg is frozen all active inodes are flushed into the table ([`Files::flush`]), so the
 //!   frozen tree is the state of one moment.
 
 mod buffered;
@@ -82,10 +82,10 @@ use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
 use crate::rows::{DatasetHead, Folding, Timestamp, keys};
 
-/// Why an operation on files was refused or failed. The layer above has one error number for each.
+/// Reason why an operation on files was refused or failed. The layer above maps each to an errno.
 #[derive(Clone, Debug)]
 pub enum FileError {
-    /// There is no such name, or the directory is removed.
+    /// The name does not exist, or the directory was removed.
     NotFound,
     /// The name exists.
     Exists,
@@ -95,20 +95,20 @@ pub enum FileError {
     IsDirectory,
     /// A directory that holds names.
     NotEmpty,
-    /// What is asked makes no sense: a directory moved below itself, a symbolic link read that is
-    /// none.
+    /// An operation that makes no sense: a directory moved below itself, reading the target of
+    /// something that is no symbolic link.
     Invalid,
-    /// What is asked is allowed to nobody: a second name for a directory.
+    /// An operation that nobody may do: a second name for a directory.
     NotPermitted,
     /// A name of more than 255 bytes, or a target that is too long.
     NameTooLong,
-    /// A new name that is not UTF-8, where names have to be.
+    /// A new name that is not UTF-8, where the dataset requires UTF-8.
     NotUtf8,
-    /// No further name for this file can be counted.
+    /// The link count of the file is at its maximum.
     TooManyLinks,
     /// A file cannot be that large.
     TooLarge,
-    /// There is no such extended attribute, no data behind this offset.
+    /// There is no extended attribute of this name, or no data after this offset.
     NoData,
     /// The extended attribute exists.
     AttributeExists,
@@ -116,22 +116,22 @@ pub enum FileError {
     Range,
     /// The dataset is a snapshot or read-only.
     ReadOnly,
-    /// A quota is in the way.
+    /// A quota of a dataset is exceeded.
     Quota,
-    /// The quota of a user or group is in the way; told as [`Self::Quota`].
+    /// A quota of a user or group is exceeded; displayed like [`Self::Quota`].
     OwnerQuota,
-    /// The engine's reason.
+    /// An error of the engine.
     Pool(PoolError),
 }
 
 impl FileError {
-    /// Whether it is about what was to be read, not about the pool.
+    /// Whether the error concerns the data that was read, and not the pool.
     pub(crate) fn is_unreadable(&self) -> bool {
         self.is_rotten() || matches!(self, Self::Pool(PoolError::Device { doing: "reading", .. }))
     }
 
-    /// Whether it is about what was to be read, and will stay: what a device refuses to read now it
-    /// may read another time.
+    /// Whether the data that was read is damaged for good: a read error of a device may not occur
+    /// again.
     pub(crate) fn is_rotten(&self) -> bool {
         matches!(self, Self::Pool(PoolError::Frame { .. } | PoolError::Format(_)))
     }
@@ -169,7 +169,7 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// What operations on files answer.
+/// Result of operations on files.
 pub type Result<T> = std::result::Result<T, FileError>;
 
 /// How new content is stored: the dataset's properties.
@@ -183,28 +183,28 @@ pub struct Storing {
     pub checksum: ChecksumKind,
 }
 
-/// How much was stored, bytes.
+/// Amount of stored data, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredBytes {
-    /// As it is charged.
+    /// Space that it is charged.
     pub charged: u64,
     /// Before compression.
     pub logical: u64,
 }
 
 impl StoredBytes {
-    /// This and more.
+    /// Adds to the amount.
     #[must_use]
     pub fn and(self, charged: u64, logical: u64) -> Self {
         Self { charged: self.charged + charged, logical: self.logical + logical }
     }
 }
 
-/// The clock that files get their times from.
+/// Clock of the files' timestamps.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The clock by which the kernel stamps files whose times it keeps itself: it moves once a tick. By another
-/// one, files would be born after their first write.
+/// The clock by which the kernel sets timestamps that it keeps itself: it advances once a tick.
+/// With another clock files would be created after their first write.
 pub fn kernel_clock() -> Clock {
     Arc::new(|| {
         let now = clocks::now(clocks::Clock::RealtimeCoarse);
@@ -230,39 +230,40 @@ pub struct Files<T> {
     throttle: Arc<Throttle>,
     buffered: Share,
     owners: owner_accounts::OwnerAccounts,
-    /// How far inodes of older versions have been charged for their rows. Under the gate, before the table.
+    /// Progress of charging inodes of older versions for their rows. Lock order: after the gate,
+    /// before the table.
     recounted: Mutex<row_recount::Recounted>,
-    /// When a file lost its last name.
+    /// Time at which a file last lost its last name.
     lost_name: Mutex<Option<std::time::Instant>>,
-    /// Held by whoever is short of room, over the commits that may make some. The first of all
-    /// locks.
+    /// Serializes operations that lack room, while commits make some. The first lock in the order.
     short: Mutex<()>,
     rules: RwLock<Rules>,
     admission: Arc<dyn Admission>,
     stop: stopping::Stop,
-    /// What comes was done before: the log is being replayed.
+    /// Set during log replay: these operations have already been acknowledged.
     replaying: AtomicBool,
-    /// The txg of the newest snapshot or the origin: what was born later is freed when it is replaced.
+    /// Txg of the newest snapshot or of the origin: a frame born later is freed when it is
+    /// replaced.
     held_by_snapshots: AtomicU64,
-    /// The head cannot be read, so nothing more may change.
+    /// The dataset header cannot be read, so nothing may be changed.
     headless: AtomicBool,
-    /// All rows come with a stream, that of the head as well.
+    /// A stream is being received: all rows come from it, the dataset header included.
     receiving: AtomicBool,
     readahead: readahead::ListingReadahead,
     streams: streams::Streams,
     freed: Mutex<Vec<Dead>>,
     unstored: Mutex<unstored::Unstored>,
-    /// Frames that rows of the open txg have come to share.
+    /// Frames that rows of the open txg share for the first time.
     shared: Mutex<Vec<Pointer>>,
     written: AtomicU64,
     written_logical: AtomicU64,
     recorder: OnceLock<Arc<dyn Recorder>>,
     keeper: OnceLock<Arc<Keeper>>,
-    /// Inodes without a name that a process which has died left, where there was one.
+    /// Orphan inodes of a crashed process, if there was one.
     left: Mutex<Option<HashSet<u64>>>,
 }
 
-/// The head's numbers as they are now.
+/// Current values of the dataset header.
 #[derive(Debug)]
 struct Numbers {
     seed: u64,
@@ -279,22 +280,22 @@ impl<T> fmt::Debug for Files<T> {
     }
 }
 
-/// Takes what operations do, so that an fsync need not wait for a commit: the intent log. Called
-/// with the txg held open.
+/// The intent log: records operations so that an fsync need not wait for a commit. Called while the
+/// txg is held open.
 pub trait Recorder: Send + Sync {
-    /// An operation of this txg has changed what its [record](LogRecord::encoded) says.
+    /// Records an operation of this txg, as an encoded [record](LogRecord::encoded).
     fn record(&self, txg: Txg, record: Vec<u8>) -> Ticket;
 
-    /// An operation has changed what no record can hold: until this txg is committed, only a commit
-    /// makes anything durable.
+    /// Notes a change that no record can hold: until this txg is committed, only a commit makes
+    /// anything durable.
     fn cannot_record(&self, txg: Txg);
 }
 
-/// What the files of a dataset stand on.
+/// Parts from which the files of a dataset are assembled.
 pub struct FilesConfig {
     /// The dataset's number, for the headers of frames.
     pub dataset: u64,
-    /// The pool's gate.
+    /// The pool's txg lock.
     pub gate: Arc<Gate>,
     /// The pool's frames.
     pub frames: Arc<dyn Frames>,
@@ -302,11 +303,11 @@ pub struct FilesConfig {
     pub clock: Clock,
     /// How content is stored.
     pub storing: Storing,
-    /// Records get no longer, bytes: the segments of the pool hold no longer frames.
+    /// Longest record, bytes: the segments of the pool hold no longer frames.
     pub longest_record: u64,
-    /// What counts what is held in memory.
+    /// Accounting of uncommitted memory.
     pub throttle: Arc<Throttle>,
-    /// Who knows all limits.
+    /// Admission of writes against all quotas and the pool's space.
     pub admission: Arc<dyn Admission>,
 }
 
@@ -319,32 +320,32 @@ impl fmt::Debug for FilesConfig {
     }
 }
 
-/// What is said of a file system when it is made, and holds for good.
+/// Permanent parameters of a new file system.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFiles {
-    /// How names are hashed; where names are folded, in any case [`Hashing::Ordered`].
+    /// How names are hashed; with name folding always [`Hashing::Ordered`].
     pub hashing: Hashing,
-    /// Which names are the same.
+    /// Which names are equal.
     pub folding: Folding,
-    /// The seed of hashes of names.
+    /// Seed of the hashes of names.
     pub seed: u64,
-    /// The user and the group of the root directory.
+    /// The uid and gid of the root directory.
     pub owner: (u32, u32),
 }
 
-/// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken
-/// it away: whether it can be read, whoever looks under the lock is told.
+/// Reads absent nodes of a table without its lock. A commit may have freed them meanwhile; a read
+/// error is reported by the operation that needs them under the lock.
 fn hint(read: Absent) {
     if let Err(error) = read() {
         tracing::debug!(%error, "a part of a table that was to be read ahead is gone");
     }
 }
 
-/// No way down a tree is longer.
+/// No path down a tree is longer.
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table; its root directory has mode 755.
+    /// Creates an empty file system in an empty table; its root directory has mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
@@ -367,10 +368,10 @@ impl<T: Table> Files<T> {
         Ok(files)
     }
 
-    /// The files of a table that has them.
+    /// Opens the files of a table.
     ///
     /// # Errors
-    /// [`PoolError`] of the table; a table without a head is damaged.
+    /// [`PoolError`] of the table; a table without a dataset header is damaged.
     pub fn open(config: FilesConfig, table: T) -> std::result::Result<Self, PoolError> {
         let row = table.get(&keys::head())?;
         let head = DatasetHead::decode(&row.unwrap_or_default())?;
@@ -432,60 +433,60 @@ impl<T: Table> Files<T> {
         self.known.get(self.numbers.root)
     }
 
-    /// Which names are the same.
+    /// Returns which names are equal.
     #[must_use]
     pub fn folding(&self) -> Folding {
         self.numbers.folding
     }
 
-    /// How many inodes there are.
+    /// Number of inodes.
     #[must_use]
     pub fn objects(&self) -> u64 {
         self.numbers.objects.load(Ordering::Relaxed)
     }
 
-    /// Content that is held in memory until the next flush, bytes.
+    /// Bytes of content that wait in memory for the next flush.
     #[must_use]
     pub fn buffered(&self) -> u64 {
         self.buffered.bytes()
     }
 
-    /// Changes how new content is stored.
+    /// Sets how new content is stored.
     pub fn set_storing(&self, storing: Storing) {
         *self.storing.write() = storing;
     }
 
-    /// Runs `look` with the table, for a commit that freezes it or a check that reads it.
+    /// Runs `look` with the table locked for writing: a commit freezes it, a check reads it.
     pub fn with_table<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         let mut table = self.table.write();
         self.recent.clear();
         look(&mut table)
     }
 
-    /// Runs `look` with the table, for whoever only reads.
+    /// Runs `look` with the table locked for reading.
     pub fn look_at_table<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.table.read())
     }
 
-    /// Whether nobody holds the table's lock.
+    /// Whether the table's lock is free.
     #[cfg(test)]
     pub(crate) fn table_is_free(&self) -> bool {
         self.table.try_write().is_some()
     }
 
-    /// Whether memory holds anything that the table does not have yet.
+    /// Whether memory has changes that are not in the table.
     #[must_use]
     pub fn has_changes(&self) -> bool {
         !self.dirty.lock().is_empty() || self.owners.has_changes() || self.known.has_released()
     }
 
-    /// The content frames that the open txg has freed so far; the commit takes them and applies the
-    /// free rule.
+    /// Takes the content frames that the open txg has freed so far; the commit applies the free
+    /// rule to them.
     pub fn take_freed(&self) -> Vec<Dead> {
         std::mem::take(&mut *self.freed.lock())
     }
 
-    /// What the content frames of the open txg are charged so far, bytes; the commit takes it.
+    /// Takes the amount of content that the open txg has stored so far, for the commit.
     pub fn take_written(&self) -> StoredBytes {
         StoredBytes {
             charged: self.written.swap(0, Ordering::Relaxed),
@@ -493,7 +494,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Writes a frame and counts it.
+    /// Writes a frame and counts it as written.
     fn write_frame(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
         let pointer = self.frames.write(frame)?;
         self.count_written(&pointer);
@@ -505,14 +506,15 @@ impl<T: Table> Files<T> {
         self.written_logical.fetch_add(pointer.logical.into(), Ordering::Relaxed);
     }
 
-    /// Begins an operation: waits while too much is held in memory, then holds the open txg open.
-    /// Not under any lock.
+    /// Begins an operation: waits while memory holds too much, then holds the open txg open. Not to
+    /// be called under any lock.
     #[track_caller]
     fn enter(&self) -> Result<Entered<'_>> {
         self.enter_with(keeping::ROWS)
     }
 
-    /// The same, for an operation that appends so many bytes to the kept log, where there is one.
+    /// As [`Self::enter`], for an operation that appends this many bytes to the replay journal, if
+    /// there is one.
     #[track_caller]
     fn enter_with(&self, bytes: u64) -> Result<Entered<'_>> {
         self.throttle.admit()?;
@@ -520,7 +522,7 @@ impl<T: Table> Files<T> {
         Ok(self.enter_now().with_room(room))
     }
 
-    /// Holds the open txg open, however much is held in memory. Not under any lock.
+    /// Holds the open txg open, however much memory holds. Not to be called under any lock.
     #[track_caller]
     fn enter_now(&self) -> Entered<'_> {
         loop {
@@ -533,10 +535,11 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// A number for a new inode or a new entry. Never given twice.
+    /// Assigns a number to a new inode or entry. A number is never assigned twice.
     ///
     /// # Errors
-    /// [`PoolError::NoSpace`] where all are given: the counter of a head ends at [`keys::NUMBER_MOST`].
+    /// [`PoolError::NoSpace`] if all are used: the counter in a dataset header ends at
+    /// [`keys::NUMBER_MOST`].
     fn number(&self) -> Result<u64> {
         let next = |next: u64| (next < keys::NUMBER_MOST).then_some(next + 1);
         self.numbers
@@ -545,18 +548,18 @@ impl<T: Table> Files<T> {
             .map_err(|_| PoolError::NoSpace.into())
     }
 
-    /// Notes that an owner's inode has grown by so many bytes and objects.
+    /// Adds bytes and objects to the usage of an inode's user and group.
     fn count_owner(&self, row: &crate::rows::InodeRow, bytes: i64, objects: i64) {
         self.owners.change(owners_of(row).map(|owner| (owner, (bytes, objects))));
     }
 
-    /// From now on operations are recorded. Before, as while a log is replayed, they are not.
+    /// Starts recording operations. Before, during a log replay, they are not recorded.
     pub fn record_to(&self, recorder: Arc<dyn Recorder>) {
         // A second recorder would split the log: the first stays.
         let _ = self.recorder.set(recorder);
     }
 
-    /// Applies what an operation changes, and records it.
+    /// Applies and records the changes of an operation.
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply_and(txg, batch, || {
             let kept = self.keep_rows(txg, batch);
@@ -564,7 +567,7 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Records the rows of a batch; `encoded` is their record, where it has been made already.
+    /// Records the rows of a batch; `encoded` is their record, if it was encoded already.
     fn record_rows(&self, txg: Txg, batch: &Batch, encoded: Option<Vec<u8>>) {
         if let Some(recorder) = self.recorder.get() {
             recorder.record(txg, encoded.unwrap_or_else(|| self.record_of(txg, batch)));
@@ -575,10 +578,10 @@ impl<T: Table> Files<T> {
         LogRecord { txg, dataset: self.dataset, changes: batch.logged() }.encoded()
     }
 
-    /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device
-    /// under the table's lock. Not under that lock.
+    /// Reads the nodes on the path to a row into memory, as far as they are known, so that no
+    /// device is waited for under the table's lock. Not to be called under that lock.
     fn warm(&self, key: &[u8]) -> Result<()> {
-        // What a small cache does not keep is read under the lock after all.
+        // Nodes that a small cache does not keep are read under the lock after all.
         for _ in 0..WARMED_MOST {
             let absent = self.table.read().absent(key)?;
             match absent {
@@ -589,19 +592,20 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// The same for the rows of a range, as far as so many leaves reach.
+    /// As [`Self::warm`] for the rows of a range, up to a number of leaves.
     fn warm_range(&self, range: &std::ops::Range<Vec<u8>>, leaves: usize) -> Result<()> {
         let absent = self.table.read().absent_in(range, leaves)?;
         absent.into_iter().for_each(hint);
         Ok(())
     }
 
-    /// Applies what an operation changes; what follows from that is told only then.
+    /// Applies the changes of an operation; its freed frames and usage are noted only on success.
     fn apply(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply_and(txg, batch, || {})
     }
 
-    /// The same; `record` is called before anybody can see the change, and so build on it.
+    /// As [`Self::apply`]; `record` is called before the change is visible, and before another
+    /// operation can depend on it.
     fn apply_and(&self, txg: Txg, batch: &Batch, record: impl FnOnce()) -> Result<()> {
         self.change_table(txg, batch, record).inspect_err(|_| self.abandon(batch))?;
         if !batch.dead.is_empty() {
@@ -613,14 +617,14 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// A batch that the table does not get: the frames that were written for it are free again.
+    /// Drops a batch that was not applied: the frames that were written for it are freed.
     fn abandon(&self, batch: &Batch) {
         if !batch.written.is_empty() {
             self.freed.lock().extend(batch.written.iter().copied());
         }
     }
 
-    /// Changes the table, with what inodes are charged for their rows.
+    /// Changes the table, and the charges of inodes for their rows.
     fn change_table(&self, txg: Txg, batch: &Batch, record: impl FnOnce()) -> Result<()> {
         if batch.is_empty() {
             record();
@@ -631,7 +635,7 @@ impl<T: Table> Files<T> {
         self.change_locked(table, txg, batch, record)
     }
 
-    /// Changes the table by a batch that follows from what it has.
+    /// Changes the table by a batch that is computed from its current rows.
     fn change_with(&self, txg: Txg, batch: impl FnOnce(&T) -> Result<Batch>) -> Result<()> {
         let table = self.table.write();
         let batch = batch(&table)?;

@@ -305,7 +305,6 @@ pub(super) fn is_damage(error: &PoolError) -> bool {
 ///
 /// # Errors
 /// All errors that are not damage.
-/// All others.
 pub(super) fn passed_over(error: PoolError, what: &str) -> Result<(), PoolError> {
     if !is_damage(&error) {
         return Err(error);

@@ -1,8 +1,8 @@
-//! Records in memory: what was written and is not in the table yet, as whole records or as parts of
+//! Records in memory: written content that is not in the table yet, as whole records or as parts of
 //! stored ones.
 //!
 //! Held by the active inodes (`inodes`), filled by writes (`content`, `patches`), recorded by an
-//! fsync (`durable`), emptied by the flush. Invariant: a record has content or parts, never both.
+//! fsync (`durable`), emptied by the flush. Invariant: a record has either whole content or parts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use std::ops::Range;
 /// A record in memory.
 #[derive(Debug, Default)]
 pub(super) struct Buffered {
-    /// Its content, from its beginning to its last byte that is not a hole.
+    /// Its content, from its beginning to its last byte that is not in a hole.
     pub(super) content: Vec<u8>,
-    /// The part that no record of the intent log holds.
+    /// The part that is in no record of the intent log.
     pub(super) unrecorded: Option<Range<usize>>,
-    /// What is promised for it: at least what it will be charged. Bytes.
+    /// Space reserved for it: at least its future charge. Bytes.
     pub(super) promised: u64,
-    /// Parts of it, where the rest is not in memory; the content is empty then.
+    /// Parts of it, if the remainder is not in memory; `content` is empty then.
     pub(super) fragments: Fragments,
     /// The length of the stored content that the parts belong to, bytes.
     pub(super) base: usize,
@@ -28,12 +28,12 @@ impl Buffered {
         self.fragments.len() > 0
     }
 
-    /// What it takes, bytes.
+    /// Memory that it uses, bytes.
     pub(super) fn held(&self) -> u64 {
         (self.content.len() + self.fragments.bytes()) as u64
     }
 
-    /// Notes that a part has changed.
+    /// Notes a changed part.
     pub(super) fn changed(&mut self, part: Range<usize>) {
         self.unrecorded = Some(match self.unrecorded.take() {
             Some(before) => before.start.min(part.start)..before.end.max(part.end),
@@ -41,7 +41,7 @@ impl Buffered {
         });
     }
 
-    /// Makes it whole where it has one part, which is all of it.
+    /// Makes it whole if it has one part, which covers all of it.
     pub(super) fn take_whole(&mut self) -> bool {
         let parts = &mut self.fragments.0;
         let Some(only) = parts.first_entry().filter(|part| part.get().bytes.len() == self.base) else { return false };
@@ -51,7 +51,7 @@ impl Buffered {
         true
     }
 
-    /// Makes it whole: its parts lie over the stored content.
+    /// Makes it whole by laying its parts over the stored content.
     pub(super) fn lay_over(&mut self, content: Vec<u8>) {
         self.content = content;
         for (from, fragment) in std::mem::take(&mut self.fragments).0 {
@@ -67,32 +67,32 @@ impl Buffered {
 #[derive(Debug)]
 struct Fragment {
     bytes: Vec<u8>,
-    /// No record of the intent log holds it.
+    /// It is in no record of the intent log.
     unrecorded: bool,
 }
 
-/// Parts of a record in memory, by their place in it; none touches another.
+/// Parts of a record in memory, by their offsets; no two are adjacent.
 #[derive(Debug, Default)]
 pub(super) struct Fragments(BTreeMap<usize, Fragment>);
 
 impl Fragments {
-    /// How many there are.
+    /// Number of parts.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// What it takes, bytes.
+    /// Memory that they use, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.0.values().map(|fragment| fragment.bytes.len()).sum()
     }
 
-    /// Whether a part is in one of them.
+    /// Whether one of them contains this range.
     pub(super) fn cover(&self, part: &Range<usize>) -> bool {
         let before = self.0.range(..=part.start).next_back();
         before.is_some_and(|(start, fragment)| start + fragment.bytes.len() >= part.end)
     }
 
-    /// Puts a part in; what it touches becomes one with it.
+    /// Puts a part; parts that it touches are merged with it.
     pub(super) fn put(&mut self, from: usize, part: &[u8]) {
         let end = from + part.len();
         let before = self.0.range(..from).next_back().filter(|(start, fragment)| *start + fragment.bytes.len() >= from);
@@ -103,7 +103,7 @@ impl Fragments {
             && start <= from
             && let Some(fragment) = self.0.get_mut(&start)
         {
-            // The usual cases: written again, or right behind.
+            // The usual cases: the same range again, or an append.
             let inside = stop.min(end) - from;
             let (over, behind) = part.split_at(inside);
             if let Some(place) = fragment.bytes.get_mut(from - start..from - start + inside) {
@@ -124,12 +124,12 @@ impl Fragments {
         self.0.insert(first, Fragment { bytes: whole, unrecorded: true });
     }
 
-    /// The parts with their places.
+    /// The parts with their offsets.
     pub(super) fn parts(&self) -> impl Iterator<Item = (usize, &[u8])> {
         self.0.iter().map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
     }
 
-    /// The parts that no record of the log holds, with their places.
+    /// The parts that are in no record of the log, with their offsets.
     pub(super) fn unrecorded(&self) -> impl Iterator<Item = (usize, &[u8])> {
         self.0
             .iter()
@@ -137,19 +137,19 @@ impl Fragments {
             .map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
     }
 
-    /// Takes everything behind the first so many parts out.
+    /// Removes and returns all parts after the first `most`.
     pub(super) fn split(&mut self, most: usize) -> Option<Self> {
         let next = self.0.keys().nth(most).copied()?;
         Some(Self(self.0.split_off(&next)))
     }
 
-    /// A record of the log holds them now.
+    /// Notes that a record of the log has them.
     pub(super) fn recorded(&mut self) {
         self.0.values_mut().for_each(|fragment| fragment.unrecorded = false);
     }
 }
 
-/// Copies a part to its place in `whole`, which begins at `origin` and grows as needed.
+/// Copies a part to its offset in `whole`, which begins at `origin` and grows as needed.
 fn overlay(whole: &mut Vec<u8>, origin: usize, from: usize, part: &[u8]) {
     let at = from.saturating_sub(origin);
     if whole.len() < at + part.len() {
@@ -160,7 +160,7 @@ fn overlay(whole: &mut Vec<u8>, origin: usize, from: usize, part: &[u8]) {
     }
 }
 
-/// Copies what `part` (at `from` of a record) has in common with `target` (at `at` of it).
+/// Copies the overlap of `part` (at `from` of a record) and `target` (at `at` of it).
 pub(super) fn overlap(target: &mut [u8], at: usize, from: usize, part: &[u8]) {
     let (start, end) = (at.max(from), (at + target.len()).min(from + part.len()));
     if start < end

@@ -1,9 +1,9 @@
-//! Content: read, write; sizes and holes; the flush of what is held in memory.
+//! File content: read, write; sizes and holes; the flush of content in memory.
 //!
-//! A file is cut into records of its record size. A write that covers a whole record becomes a
-//! frame at once; parts of records are collected in memory until the next flush. A record that is
-//! all zeros is a hole where content may be compressed (as ZFS has it); content up to
-//! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
+//! A file is divided into records of its record size. A write that covers a whole record becomes a
+//! frame at once; parts of records wait in memory for the next flush. A record of zeros is a hole
+//! if compression is on (as in ZFS); content up to [`crate::rows::extent::INLINE_FILE`] bytes is
+//! stored in the row.
 
 mod flush;
 mod precompressed;
@@ -33,32 +33,32 @@ use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{Extent, FileType, InodeRow, keys};
 
-/// So many leaves of extents are read before the table's lock is taken: more than a read of
-/// ordinary records needs.
+/// Leaves of extents that are read before the table's lock is taken: more than a read of ordinary
+/// records needs.
 const WARMED_LEAVES: usize = 8;
 
 /// The largest size of a file, bytes: offsets are signed.
 const SIZE_MOST: u64 = i64::MAX as u64;
 
-/// Reads of so much at once belong to a stream, bytes: the kernel asks so for files that are read
-/// from front to back.
+/// Length of a single read from which on it belongs to a stream, bytes: the kernel's reads of a
+/// file that is read sequentially.
 const STREAM: usize = 256 << 10;
 
-/// What a write did.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteOutcome {
-    /// Bytes accepted, from the front of the data.
+    /// Bytes accepted, from the beginning of the data.
     pub written: usize,
-    /// Where the first of them went.
+    /// Offset of the first of them.
     pub offset: u64,
-    /// The file has extended attributes, of which some go with a write.
+    /// The file has extended attributes, some of which are dropped by a write.
     pub has_attributes: bool,
 }
 
-/// What is sought.
+/// Target of a seek (lseek(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekTo {
-    /// The next content.
+    /// The next data.
     Data,
     /// The next hole; the end of the file is one.
     Hole,
@@ -68,28 +68,28 @@ pub enum SeekTo {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecordPart {
     pub(super) record: u64,
-    /// Where in the record it begins.
+    /// Offset in the record.
     pub(super) from: usize,
     pub(super) length: usize,
 }
 
-/// What is to be written, and how.
+/// A write, and how it is done.
 #[derive(Clone, Copy)]
 struct Write<'w> {
-    /// Where; `None`: at the end.
+    /// Offset; `None`: at the end.
     offset: Option<u64>,
     data: &'w [u8],
-    /// The whole records of it, where they were compressed before.
+    /// Its whole records, if they were compressed before.
     ahead: Option<&'w Precompressed>,
     admit: Admit,
-    /// The times of the file stay.
+    /// The times of the file do not change.
     timed: bool,
 }
 
-/// What whole records of a write have become before the rows are changed.
+/// Rows of the whole records of a write, before they are applied.
 struct StoredRecords<'w> {
     batch: &'w mut Batch,
-    /// What owners are charged for them in memory, bytes.
+    /// Largest possible charge of these records to the owners' accounts in memory, bytes.
     counted: &'w mut i64,
 }
 
@@ -109,14 +109,14 @@ fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = RecordPar
     })
 }
 
-/// Where a record's content is, owned.
+/// Copy of a record's row: where its content is.
 enum StoredRecord {
     Frame(Pointer),
     Inline(Vec<u8>),
 }
 
 impl<T: Table> Files<T> {
-    /// Reads into the buffer; fewer bytes than fit only at the end of the file.
+    /// Reads into the buffer; fills it except at the end of the file.
     ///
     /// # Errors
     /// [`FileError::IsDirectory`], [`FileError::Invalid`] for other things without content; damage.
@@ -136,7 +136,7 @@ impl<T: Table> Files<T> {
         self.expect_stored(inode, &row, (first, last, length), (&stored, &patches))?;
         let waiting = |record: u64| active.as_ref().and_then(|active| active.records.get(&record));
         let mut rest = &mut *buffer;
-        // Whole records go right to where they are wanted.
+        // Whole records are read directly into the buffer.
         let mut direct = Vec::with_capacity(stored.len());
         for piece in pieces(offset, length as u64, shift) {
             let (part, behind) = rest.split_at_mut(piece.length);
@@ -190,8 +190,7 @@ impl<T: Table> Files<T> {
         Ok(length)
     }
 
-    /// Tells the devices what will be read: at once what is wanted now, and, where so much is
-    /// wanted that it is a stream, what comes next.
+    /// Starts reads on the devices: of the frames wanted now, and, for a stream, of the next ones.
     fn expect_stored(
         &self,
         inode: &Inode,
@@ -212,7 +211,7 @@ impl<T: Table> Files<T> {
         }
         let next = if is_stream { self.streams.go_on(&read) } else { 0..0 };
         if !next.is_empty() && next.start << shift < row.size {
-            // Threads that write a file bring its records in another order than it has, some that are far apart.
+            // Threads that write a file in parallel store its records out of order, some far apart.
             let beyond = if ahead.block > 0 { most } else { 0 };
             let last = next.end.saturating_add(beyond) - 1;
             let coming = self.stored_records(inode.number(), next.start, last)?;
@@ -228,8 +227,8 @@ impl<T: Table> Files<T> {
     /// Writes at an offset; `None` appends.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing
-    /// could be written.
+    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] if nothing could
+    /// be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
         self.write_parts(offset, data, |offset, data| self.write_stored_or_asked(inode, offset, data, false))
     }
@@ -248,7 +247,7 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Writes in as many parts as the kept log asks for: without one it is one.
+    /// Writes in as many parts as the replay journal requires: without one it is one.
     fn write_parts(
         &self,
         offset: Option<u64>,
@@ -263,15 +262,15 @@ impl<T: Table> Files<T> {
             rest = behind;
             match write(Some(outcome.offset.saturating_add(outcome.written as u64)), part) {
                 Ok(more) => outcome.written += more.written,
-                // What was accepted before counts.
+                // The parts accepted before count.
                 Err(_) => break,
             }
         }
         Ok(outcome)
     }
 
-    /// As [`Self::write`], for what was stored to a mapping: nobody has been asked before. Where it
-    /// is `timed`, the times stay, as in [`Self::write_held`].
+    /// As [`Self::write`], for a page that was stored through a memory mapping: it was not admitted
+    /// before. With `timed` the times do not change, as in [`Self::write_held`].
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -279,12 +278,13 @@ impl<T: Table> Files<T> {
         self.write_parts(Some(offset), data, |offset, data| self.write_stored_or_asked(inode, offset, data, timed))
     }
 
-    /// As [`Self::write`], for what was accepted before: no limit refuses it any more. Where it is
-    /// `timed`, the times stay: whoever held it back tells them by himself, before or after.
+    /// As [`Self::write`], for kernel write-back that was accepted before: no limit refuses it any
+    /// more. With `timed` the times do not change: the kernel sends them by itself, before or
+    /// after.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where the pool has
-    /// no room at all.
+    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] if the pool has no
+    /// room at all.
     pub fn write_held(
         &self,
         inode: &Arc<Inode>,
@@ -302,7 +302,7 @@ impl<T: Table> Files<T> {
 
     fn write_admitted(&self, inode: &Arc<Inode>, write: &Write<'_>) -> Result<WriteOutcome> {
         let Write { offset, data, .. } = *write;
-        // Before a commit would have to wait for this.
+        // Waits now, so that no commit has to wait for this later.
         self.frames.await_room();
         let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, ROWS + data.len() as u64, behind)?;
@@ -319,7 +319,7 @@ impl<T: Table> Files<T> {
         if edited.row.record_shift == 0 {
             edited.row.record_shift = self.storing.read().record_shift;
         }
-        // All of it has to be in the first record.
+        // It must fit into the first record.
         let is_small = data.len() <= INLINE_FILE.min(1 << edited.row.record_shift);
         if edited.active.is_none() && edited.row.size == 0 && offset == 0 && is_small {
             return self.write_small(entered.txg(), edited, write);
@@ -328,7 +328,7 @@ impl<T: Table> Files<T> {
         inode.shift.store(shift, Ordering::Relaxed);
         let mut batch = Batch::default();
         let owned = edited.row;
-        // What owners are charged for whole records is not in the table before the end.
+        // The charge of whole records is not in the table before the end.
         let mut counted = 0;
         let mut written = 0usize;
         let mut failed = None;
@@ -340,7 +340,7 @@ impl<T: Table> Files<T> {
                 (piece, part)
             })
             .collect();
-        // Files that a stream or an image has brought may have longer records than this pool holds.
+        // Files of a stream or an image may have longer records than this pool can hold.
         let longest = self.longest_record;
         if 1 << shift > longest
             && !self.is_replaying()
@@ -394,7 +394,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a
+    /// Writes the first content of a file, stored in its row: nothing of it stays in memory, and a
     /// record of the log holds it.
     fn write_small(&self, txg: Txg, mut edited: Editing<'_>, write: &Write<'_>) -> Result<WriteOutcome> {
         let data = write.data;
@@ -417,8 +417,9 @@ impl<T: Table> Files<T> {
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }
 
-    /// Replaces whole records, compressed ahead or by several threads where that pays; answers how
-    /// many bytes of them, from the front, and what stopped it.
+    /// Replaces whole records, precompressed or compressed by several threads where that pays off;
+    /// returns how many bytes of them were written, from the beginning, and the error that stopped
+    /// it.
     fn write_records(
         &self,
         txg: Txg,
@@ -477,7 +478,7 @@ impl<T: Table> Files<T> {
                 Form::Frame => pointer.map(Extent::Frame),
             };
             if stopped || (form == Form::Frame && new.is_none()) {
-                // Nothing behind the first that failed counts as written.
+                // Records after the first failed one do not count as written.
                 self.give_back(new.as_ref());
                 stopped = true;
                 continue;
@@ -493,25 +494,24 @@ impl<T: Table> Files<T> {
         (written, failed)
     }
 
-    /// Content that waited in memory and is not wanted any more: neither is what it was promised.
+    /// Drops content from memory, and its reservation.
     pub(super) fn release(&self, txg: Txg, row: &InodeRow, buffered: &Buffered) {
         self.became(txg, row, buffered, 0);
     }
 
-    /// Content that waited in memory has become a frame that is charged so much; 0 where none was
-    /// needed.
+    /// Notes that content in memory has become a frame with this charge; 0 if it needed none.
     pub(super) fn became(&self, txg: Txg, row: &InodeRow, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
         self.admission.charge(self.dataset, txg, buffered.promised, charged);
         self.owners.count_waiting(row, -(buffered.promised as i64));
     }
 
-    /// A frame that was written for a row that could not be made is free again.
+    /// Frees a frame whose row could not be changed.
     fn give_back(&self, new: Option<&Extent<'_>>) {
         self.freed.lock().extend(new.and_then(Extent::dead));
     }
 
-    /// The record's row becomes this; the frame that it named is freed.
+    /// Replaces a record's row, and frees the frame that it referenced.
     pub(super) fn replace(
         &self,
         edited: &mut Editing<'_>,
@@ -547,7 +547,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// A record's row goes, and the frame that it names.
+    /// Removes a record's row, and frees the frame that it references.
     pub(super) fn forget_extent(&self, edited: &mut Editing<'_>, key: &[u8], batch: &mut Batch) -> Result<()> {
         if let keys::Key::Extent { record, .. } = keys::Key::decode(key)? {
             self.replace(edited, record, None, batch)?;
@@ -562,7 +562,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// A frame of file content.
+    /// A new frame of file content.
     pub(super) fn new_frame<'a>(
         &self,
         storing: &Storing,
@@ -585,7 +585,7 @@ impl<T: Table> Files<T> {
         admit: Admit,
     ) -> Result<()> {
         if piece.length == 1 << edited.row.record_shift {
-            // A whole record, in a replay in memory: nothing of the one before is read.
+            // A whole record, in a replay in memory: the previous content is not read.
             let row = edited.row;
             if let Some(before) = edited.activate().records.insert(piece.record, Buffered::default()) {
                 self.release(txg, &row, &before);
@@ -608,7 +608,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// The record in memory, with a promise of room for as much of it as there will be.
+    /// Returns the record in memory, with space reserved for its future length.
     fn promised_record<'a>(
         &self,
         txg: Txg,
@@ -625,13 +625,13 @@ impl<T: Table> Files<T> {
         let (number, from, to) = (edited.number, record << row.record_shift, (record + 1) << row.record_shift);
         let replaced = || match promised {
             0 => self.replaced(&row, number, &(from..to)),
-            // What is stored was counted before.
+            // The stored content was counted before.
             _ => Ok(Replaced::default()),
         };
         if need > 0
             && let Err(refused) = self.admit_over(&row, Needs::new(need, length as u64), admit, replaced)
         {
-            // What was only read for this need not be stored again.
+            // A record that was only read for this need not be stored again.
             if promised == 0
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
@@ -645,7 +645,7 @@ impl<T: Table> Files<T> {
         Ok(buffer)
     }
 
-    /// The record in memory, read where it is not there yet.
+    /// Returns the record in memory, read from the store if necessary.
     fn buffered_record<'a>(&self, edited: &'a mut Editing<'_>, record: u64) -> Result<&'a mut Buffered> {
         let (number, size) = (edited.number, edited.row.size);
         let shift = edited.row.record_shift;
@@ -666,7 +666,7 @@ impl<T: Table> Files<T> {
         Ok(edited.activate().records.entry(record).or_insert(Buffered { content: read, ..Buffered::default() }))
     }
 
-    /// A record's stored content; empty for a hole.
+    /// Reads a record's stored content; empty for a hole.
     pub(super) fn load(&self, row: &InodeRow, number: u64, record: u64) -> Result<Vec<u8>> {
         self.warm(&keys::extent(number, record))?;
         let extent = self.table.read().get(&keys::extent(number, record))?;
@@ -682,7 +682,7 @@ impl<T: Table> Files<T> {
                         false => self.frames.read(&pointer)?.to_vec(),
                     };
                 let mut direct = Vec::new();
-                // Patches are laid over the content that was read, however long its row says that it is.
+                // Patches are laid over the content that was read, whatever length its row states.
                 let piece = RecordPart { length: content.len(), ..piece };
                 self.lay_patches(&mut content, &piece, &patches, &mut direct)?;
                 self.frames.read_all(&mut direct)?;
@@ -691,7 +691,7 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// The numbers of the first `most` stored records of a range, in order.
+    /// Returns the numbers of the first `most` stored records of a range, in order.
     fn stored_numbers(&self, number: u64, first: u64, last: u64, most: usize) -> Result<Vec<u64>> {
         let range = keys::extents(number, first, last);
         self.warm_range(&range, most.min(WARMED_LEAVES))?;
@@ -705,7 +705,7 @@ impl<T: Table> Files<T> {
         Ok(found)
     }
 
-    /// The stored records of a range, in order; holes are left out.
+    /// Returns the stored records of a range, in order, without holes.
     fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, StoredRecord)>> {
         let range = keys::extents(number, first, last);
         self.warm_range(&range, WARMED_LEAVES)?;
@@ -728,7 +728,7 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// How a record's content comes to lie.
+/// How a record's content is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Hole,
@@ -746,7 +746,7 @@ fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
     }
 }
 
-/// The frames that records are read from: of split ones the blocks alone.
+/// The frames from which records are read: of split ones only the blocks.
 fn frames_of(stored: &[(u64, StoredRecord)], patches: &[StoredPatch]) -> Vec<Pointer> {
     let mut frames = Vec::with_capacity(stored.len() + patches.len());
     for (record, stored) in stored {
@@ -769,7 +769,7 @@ fn check_regular(row: &InodeRow) -> Result<()> {
     }
 }
 
-/// Fills `part` with the content from `from` on, and with zeros behind its end.
+/// Fills `part` with the content from `from` on, and with zeros after its end.
 fn copy_or_zero(part: &mut [u8], content: &[u8], from: usize) {
     let content = content.get(from..).unwrap_or_default();
     let there = content.len().min(part.len());
@@ -779,8 +779,8 @@ fn copy_or_zero(part: &mut [u8], content: &[u8], from: usize) {
 }
 
 fn is_zero(content: &[u8]) -> bool {
-    // Most content is not, which its first bytes tell; the rest in steps that the compiler turns
-    // into wide instructions.
+    // Most content is not zero, as its first bytes show; the remainder is checked in steps that the
+    // compiler turns into wide instructions.
     let mut parts = content.chunks(256);
     parts.all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -1,8 +1,8 @@
-//! What an fsync needs of a file, and the replay of what was recorded.
+//! Making a file durable for an fsync, and the replay of recorded operations.
 //!
-//! Content in memory is recorded when somebody asks for it, never before; content that went to
-//! frames already is durable with the next commit only. Replay is called before anybody uses the
-//! dataset; it ends with a commit.
+//! Content in memory is recorded when a program calls fsync, never before; content that was already
+//! written as frames becomes durable with the next commit only. The replay runs before the dataset
+//! is used; it ends with a commit.
 //!
 //! Invariant: applying a record twice is applying it once.
 
@@ -20,22 +20,22 @@ use crate::rows::inode::flags::{CUT, HAS_PATCHES};
 use crate::rows::xattr::INLINE_MOST;
 use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Xattr, keys};
 
-/// What a replay copies at once where it cannot share, bytes.
+/// Bytes that a replay copies at once where it cannot share.
 const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// How a file becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// When the log is flushed up to this record.
+    /// By flushing the log up to this record.
     Logged(Ticket),
-    /// When the open txg is committed.
+    /// By committing the open txg.
     Committed,
-    /// It is, as far as this file goes; what names it may wait in the log.
+    /// The file itself is durable already; its names may still wait in the log.
     Recorded,
 }
 
 impl<T: Table> Files<T> {
-    /// Records what makes a file durable, where records can.
+    /// Records the content and attributes of a file, if records can hold them.
     ///
     /// # Errors
     /// Those of the engine.
@@ -47,9 +47,9 @@ impl<T: Table> Files<T> {
         Ok(self.record_edited(&**recorder, entered.txg(), &mut edited))
     }
 
-    /// A file is about to take the name of another one, which whoever renames it counts on being there
-    /// whole: either the one or the other is there after a crash. Without this the log would bring the name
-    /// back, and not what was written to the file before.
+    /// Records a file that is about to replace another one in a rename: programs rely on finding
+    /// either the old or the new file complete after a crash. Without this the log would restore
+    /// the name, and not the content written before.
     pub(super) fn record_before_replacing(&self, txg: Txg, moving: &mut Editing<'_>) {
         if let Some(recorder) = self.recorder.get()
             && self.record_edited(&**recorder, txg, moving) == Durability::Committed
@@ -88,16 +88,16 @@ impl<T: Table> Files<T> {
             buffered.unrecorded = None;
             buffered.fragments.recorded();
         }
-        // The log has all of it now: whatever it is told of the inode next (a new name, other
-        // times) must not cut the file off again.
+        // The log has all of it now: later rows of the inode in the log (a new name, other times)
+        // must not truncate the file.
         active.stored_size = row.size;
         Durability::Logged(ticket)
     }
 
-    /// Whether what a recorded change needs can be read.
+    /// Checks whether the rows that a recorded change needs can be read.
     ///
     /// # Errors
-    /// Why not.
+    /// The error of reading them.
     pub fn look_at(&self, change: &LogChange<'_>) -> Result<()> {
         let row = |key: &[u8]| {
             self.warm(key)?;
@@ -122,7 +122,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Applies a change that was recorded and not committed.
+    /// Applies a recorded change that was not committed.
     ///
     /// # Errors
     /// Those of the engine; damaged rows.
@@ -189,9 +189,9 @@ impl<T: Table> Files<T> {
                 self.note_left(number);
                 number
             }
-            // Its numbers were given; what else it says, the table knows.
+            // Only its counter of numbers is used; the table has the other fields.
             keys::Key::Head => DatasetHead::decode(value)?.next.saturating_sub(1),
-            // The cut makes it by itself.
+            // The truncation in the record makes this row by itself.
             keys::Key::Cut(_) => 0,
             keys::Key::Patch { .. } => {
                 return Err(PoolError::Refused(
@@ -210,7 +210,7 @@ impl<T: Table> Files<T> {
                 0
             }
         };
-        // Numbers that the log gave are never given again.
+        // Numbers that the log has assigned are never assigned again.
         let next = number.saturating_add(1).min(keys::NUMBER_MOST);
         self.numbers.next.fetch_max(next, std::sync::atomic::Ordering::Relaxed);
         Ok(())
@@ -223,13 +223,14 @@ impl<T: Table> Files<T> {
             );
         };
         match self.set_attribute(&self.known.get(inode), name, content, None, None) {
-            // The attributes of a new file come before its inode, but for records with long ones, which are no rows.
+            // The attributes of a new file come before its inode, except in records with long
+            // values, which are no rows.
             Err(FileError::NotFound) if content.len() <= INLINE_MOST => self.replay_row(key, value),
             done => done,
         }
     }
 
-    /// What was shared then may be in memory now, or lie otherwise: the rest is copied.
+    /// Replays sharing: records that are in memory now, or stored in another form, are copied.
     fn replay_share(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<()> {
         let mut done = self.share(from, to, range)?;
         let mut content = vec![0; COPIED_AT_ONCE];
@@ -240,7 +241,7 @@ impl<T: Table> Files<T> {
                 length: range.length - done,
             };
             let mut left = usize::try_from(rest.length).unwrap_or(usize::MAX).min(content.len());
-            // What waits in memory stays there, record by record; what lies behind it is shared.
+            // Content in memory remains there, record by record; later records are shared.
             if self.throttle.is_in_memory()
                 && let Some(until) = self.until_sharing(from, to, rest)?
             {
@@ -270,7 +271,7 @@ impl<T: Table> Files<T> {
         self.apply(entered.txg(), &batch)
     }
 
-    /// An inode becomes what was recorded; what it is charged stays what the engine knows.
+    /// Replays an inode row; its charge stays the one that the engine knows.
     fn replay_inode(&self, number: u64, row: &InodeRow) -> Result<()> {
         let inode = self.known.get(number);
         let there = self.attributes(&inode);
@@ -309,8 +310,8 @@ impl<T: Table> Files<T> {
             refused_by: 0,
         };
         let now = self.set_attributes(&inode, &change)?;
-        // What lies behind the end and cannot be read keeps no pool from being imported: it goes
-        // before the file grows.
+        // Unreadable rows after the end do not prevent an import: they are removed before the file
+        // grows.
         if let Err(error) = self.finish_cut(&inode, now) {
             if !error.is_unreadable() {
                 return Err(error);
@@ -331,7 +332,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// The same where neither owner nor size change, which is most often so: in one step.
+    /// As [`Self::replay_inode`] in one step, for the usual case that neither owner nor size
+    /// change.
     fn replay_same_size(&self, inode: &Arc<Inode>, there: &InodeRow, row: &InodeRow) -> Result<bool> {
         let regular = row.file_type() == Some(FileType::Regular);
         if (there.uid, there.gid) != (row.uid, row.gid) || (regular && there.size != row.size) || there.flags & CUT != 0
@@ -355,7 +357,7 @@ impl<T: Table> Files<T> {
         Ok(true)
     }
 
-    /// What memory has of names follows the row.
+    /// Updates the state of an active inode from the link count of the row.
     fn replay_links(&self, edited: &mut Editing<'_>) {
         if edited.row.links > 0
             && let Some(active) = edited.active.as_mut()
@@ -368,8 +370,8 @@ impl<T: Table> Files<T> {
         let entered = self.gate.enter();
         let mut batch = Batch::default();
         match keys::Key::decode(key)? {
-            // A record or a patch behind the end of a file, a long attribute: the frame goes with
-            // the row.
+            // A record or a patch after the end of a file, a long attribute: the frame is freed
+            // with the row.
             keys::Key::Extent { inode, .. } => {
                 let inode = self.known.get(inode);
                 let mut edited = match self.edit(&inode) {

@@ -1,8 +1,8 @@
-//! The open transaction group: operations are inside of it while they change something, a commit closes it while
-//! nobody is.
+//! The gate, a lock of the open transaction group: operations hold it shared while they change
+//! something, a commit closes the txg while none does.
 //!
-//! Called by every operation that changes files, by commits, and by the watchdog ([`crate::engine`]), which asks
-//! for the places of operations that do not come out.
+//! Called by every operation that changes files, by commits, and by the watchdog
+//! ([`crate::engine`]), which asks for the source locations of operations that do not end.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,13 +14,13 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use super::keeping::KeptRoom;
 use crate::pointer::Txg;
 
-/// So often a commit that waits looks whether it is to give up.
+/// Interval in which a waiting commit checks whether it is to give up.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Where one thread is inside of a gate.
+/// Source location of the operation that one thread has inside of a gate.
 type PlaceOfThread = Mutex<Option<&'static Location<'static>>>;
 
-/// The places of all living threads.
+/// The locations of all living threads.
 static PLACES: Mutex<Vec<Weak<PlaceOfThread>>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -33,32 +33,33 @@ thread_local! {
     };
 }
 
-/// The open transaction group. Operations enter it; a commit moves it on while nobody is inside.
+/// The open transaction group. Operations enter it; a commit advances it while no operation is
+/// inside.
 #[derive(Debug)]
 pub struct Gate {
     open: RwLock<Txg>,
-    /// Beginnings and ends of waits of commits for operations inside: odd while a commit waits.
+    /// Counts beginnings and ends of commits' waits for operations: odd while a commit waits.
     closings: AtomicU64,
     given_up: AtomicBool,
 }
 
 impl Gate {
-    /// A gate whose first open txg is this one.
+    /// A gate with this first open txg.
     #[must_use]
     pub fn new(open: Txg) -> Self {
         Self { open: RwLock::new(open), closings: AtomicU64::new(0), given_up: AtomicBool::new(false) }
     }
 
-    /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one
-    /// thread: a commit may wait in between.
+    /// Holds the open txg open: changes under it belong to that txg. A thread must not enter twice:
+    /// a commit may wait in between.
     #[track_caller]
     pub fn enter(&self) -> Entered<'_> {
         let open = self.open.read();
         Entered { open, _room: None, _inside: Inside::at(Location::caller()) }
     }
 
-    /// Closes the open txg: runs `freeze` with it while nobody is inside, then opens the next one. `None` after
-    /// [`Self::give_up`].
+    /// Closes the open txg: runs `freeze` with it while no operation is inside, then opens the next
+    /// one. `None` after [`Self::give_up`].
     pub fn advance<R>(&self, freeze: impl FnOnce(Txg) -> R) -> Option<R> {
         self.closings.fetch_add(1, Ordering::Relaxed);
         let mut open = loop {
@@ -76,20 +77,20 @@ impl Gate {
         Some(answer)
     }
 
-    /// The number of the commit that waits for operations inside, while one does.
+    /// Identifies the commit that waits for operations, while one does.
     #[must_use]
     pub fn closing(&self) -> Option<u64> {
         let closings = self.closings.load(Ordering::Relaxed);
         (closings % 2 == 1).then_some(closings)
     }
 
-    /// Lets a commit that waits end without closing anything.
+    /// Makes a waiting commit return without closing the txg.
     pub fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
 }
 
-/// Where threads are inside of a gate, in the source.
+/// Source locations of all operations that are inside of a gate.
 #[must_use]
 pub fn places() -> Vec<String> {
     let places: Vec<_> = PLACES.lock().iter().filter_map(Weak::upgrade).collect();
@@ -99,29 +100,29 @@ pub fn places() -> Vec<String> {
     all
 }
 
-/// The open txg is held open.
+/// Holds the open txg open until it is dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
     open: RwLockReadGuard<'a, Txg>,
-    /// What the operation may append to the kept log; given back behind the gate.
+    /// Room in the replay journal for the operation; returned after the gate is left.
     _room: Option<KeptRoom<'a>>,
     _inside: Inside,
 }
 
 impl<'a> Entered<'a> {
-    /// Which txg it is.
+    /// The open txg.
     #[must_use]
     pub fn txg(&self) -> Txg {
         *self.open
     }
 
-    /// With this much room in the kept log.
+    /// Attaches this room in the replay journal.
     pub(super) fn with_room(self, room: Option<KeptRoom<'a>>) -> Self {
         Self { _room: room, ..self }
     }
 }
 
-/// This thread is inside.
+/// Marks this thread as inside of a gate.
 #[derive(Debug)]
 struct Inside;
 
@@ -134,7 +135,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // A thread that ends has no place.
+        // A thread that is ending has no location any more.
         let _ = PLACE.try_with(|own| *own.lock() = None);
     }
 }

@@ -1,7 +1,8 @@
-//! Long values of extended attributes that a replay in memory has set: a frame of them would need room.
+//! Long values of extended attributes that a replay in memory has set: writing their frames would
+//! need room.
 //!
-//! Their rows have an empty value. No commit ever stores those: a pool whose replay goes on in memory is suspended
-//! until the next process replays it once more.
+//! Their rows have an empty value. No commit ever stores these rows: a pool whose replay continues
+//! in memory is suspended until the next process replays the journal again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use parking_lot::RwLock;
 
 use super::{Share, Throttle};
 
-/// Values by the keys of their rows.
+/// Values by the key of their row.
 #[derive(Debug)]
 pub(super) struct HeldValues {
     values: RwLock<HashMap<Vec<u8>, Vec<u8>>>,
@@ -18,7 +19,7 @@ pub(super) struct HeldValues {
 }
 
 impl HeldValues {
-    /// None, counted by this throttle.
+    /// An empty set, accounted by this throttle.
     pub(super) fn new(throttle: Arc<Throttle>) -> Self {
         Self { values: RwLock::default(), held: Share::new(throttle) }
     }
@@ -28,14 +29,14 @@ impl HeldValues {
         self.values.read().get(key).cloned()
     }
 
-    /// Holds the value of a row.
+    /// Sets the value of a row.
     pub(super) fn put(&self, key: &[u8], value: &[u8]) {
         self.remove(key);
         self.held.grow(value.len() as u64);
         self.values.write().insert(key.to_vec(), value.to_vec());
     }
 
-    /// The row has another value, or is gone.
+    /// Drops the value of a row that has another value, or is removed.
     pub(super) fn remove(&self, key: &[u8]) {
         if self.values.read().is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Inodes: the attributes of the active ones, changes of attributes.
+//! Inodes: attributes of the active ones in memory, and changes of attributes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,18 +18,18 @@ use crate::rows::inode::flags::{CUT, HAS_PATCHES, NOATIME};
 use crate::rows::{FileType, InodeRow, OwnerKind, OwnerUse, Timestamp, keys};
 use crate::space::Purpose;
 
-/// What an active inode takes in memory beside its content, bytes: measured roughly.
+/// Memory of an active inode in addition to its content, bytes: measured roughly.
 pub(super) const ACTIVE: u64 = 768;
 
-/// One inode, as its holders know it.
+/// One inode, shared by its holders.
 #[derive(Debug)]
 pub struct Inode {
     number: u64,
     known: Arc<Known>,
     pub(super) active: SpinRwLock<Option<Box<Active>>>,
-    /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
+    /// Its record size as a power of two when it was last read, 0 before: a hint.
     pub(super) shift: AtomicU8,
-    /// Why something that was written cannot be stored; kept for whoever syncs the file.
+    /// Reason why written content cannot be stored; kept for the next sync of the file.
     pub(super) apart: Mutex<Option<Apart>>,
 }
 
@@ -45,15 +45,15 @@ impl Inode {
         self.number
     }
 
-    /// Whether its last holder has it freed.
+    /// Whether it is freed when its last holder drops it.
     pub(super) fn is_nameless(&self) -> bool {
         self.active.read().as_ref().is_some_and(|active| active.nameless)
     }
 
-    /// Whether nothing that was written to it waits for rows that cannot be read.
+    /// Checks that no written content waits for rows that cannot be read.
     ///
     /// # Errors
-    /// Why something does.
+    /// The reason why content waits.
     pub(crate) fn check_stored(&self) -> Result<()> {
         match &*self.apart.lock() {
             Some(Apart { error, lost: false, .. }) => Err(error.clone()),
@@ -61,21 +61,21 @@ impl Inode {
         }
     }
 
-    /// The same for whoever syncs it, who hears once of what was given up as well.
+    /// As [`Self::check_stored`] for a sync, which also gets the error of given-up content, once.
     pub(crate) fn check_synced(&self) -> Result<()> {
         self.check_stored()?;
         self.apart.lock().take().map_or(Ok(()), |apart| Err(apart.error))
     }
 }
 
-/// Something that was written to a file cannot be stored.
+/// State of a file whose written content cannot be stored.
 #[derive(Clone, Debug)]
 pub(super) struct Apart {
     /// The txg that found it.
     pub(super) since: Txg,
-    /// Why.
+    /// The reason.
     pub(super) error: FileError,
-    /// It was given up.
+    /// The content was given up.
     pub(super) lost: bool,
 }
 
@@ -86,35 +86,34 @@ impl Drop for Inode {
     }
 }
 
-/// What memory knows of an inode that the table does not know yet, or that has no name.
+/// State of an inode that the table does not have yet, or that has no name.
 #[derive(Debug)]
 pub(super) struct Active {
-    /// The attributes as everybody sees them.
+    /// The attributes that users see.
     pub(super) row: InodeRow,
-    /// The size that the content in the table, or in the log, supports; what is put into the table,
-    /// and so into the log, has this one.
+    /// The size for which the table, or the log, has the content; rows for the table, and so for
+    /// the log, get this size.
     pub(super) stored_size: u64,
     /// Whether the row differs from the table's.
     pub(super) changed: bool,
-    /// Content that is not in the table: whole records from their beginnings.
+    /// Content that is not in the table, by record.
     pub(super) records: BTreeMap<u64, Buffered>,
     /// The last txg in which frames of this file were written that only a commit makes durable.
     pub(super) frames_in: Txg,
-    /// It has no name: stays until its last holder lets go.
+    /// It has no name: it lives until its last holder drops it.
     pub(super) nameless: bool,
     /// It never had a name and may get one (`O_TMPFILE` without `O_EXCL`).
     pub(super) linkable: bool,
 }
 
 impl Active {
-    /// The attributes as users see them: content that waits in memory counts as well, as it is,
-    /// decompressed.
+    /// The attributes that users see: content in memory is included with its uncompressed length.
     pub(super) fn shown(&self) -> InodeRow {
         let waiting: u64 = self.records.values().map(|record| record.content.len() as u64).sum();
         InodeRow { charged: self.row.charged.saturating_add(waiting), ..self.row }
     }
 
-    /// Whether the table does not have all of it.
+    /// Whether the table lacks any of it.
     fn differs(&self) -> bool {
         self.changed
             || !self.records.is_empty()
@@ -122,7 +121,7 @@ impl Active {
     }
 }
 
-/// How a time changes.
+/// Change of a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeChange {
     /// To the time of the operation.
@@ -131,19 +130,19 @@ pub enum TimeChange {
     To(Timestamp),
 }
 
-/// What becomes of the time of change.
+/// Change of the ctime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangedTime {
-    /// That of the operation.
+    /// Set to the time of the operation.
     #[default]
     Now,
-    /// This one.
+    /// Set to this time.
     To(Timestamp),
-    /// As it is.
+    /// Unchanged.
     Stays,
 }
 
-/// A change of attributes; what is `None` stays.
+/// A change of attributes; `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttributeChange {
     /// Permission bits, 12 of them.
@@ -154,15 +153,15 @@ pub struct AttributeChange {
     pub gid: Option<u32>,
     /// Size, bytes; for regular files.
     pub size: Option<u64>,
-    /// The size is made larger only: who is longer by then stays so.
+    /// The size is only increased: a file that is longer by then keeps its size.
     pub only_longer: bool,
     /// Access time.
     pub accessed: Option<TimeChange>,
     /// Modification time.
     pub modified: Option<TimeChange>,
-    /// Time of change; where it stays, another size leaves the modification time as well.
+    /// ctime; if it is unchanged, a new size does not change the modification time either.
     pub changed: ChangedTime,
-    /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else
+    /// Removes set-user-id, and set-group-id if the group may execute, as a write by another user
     /// does.
     pub kill_privileges: bool,
     /// File flags.
@@ -171,8 +170,8 @@ pub struct AttributeChange {
     pub refused_by: u32,
 }
 
-/// A change of [`InodeRow::flags`]: the bits of `mask` become those of `bits`, all others stay. The engine's
-/// own bits about patches and cut-off content never change by it.
+/// A change of [`InodeRow::flags`]: the bits of `mask` get the values in `bits`, all others are
+/// unchanged. The engine's own bits for patches and truncated content never change by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagChange {
     /// The bits that change.
@@ -181,35 +180,36 @@ pub struct FlagChange {
     pub bits: u32,
 }
 
-/// An inode whose attributes are being changed: locked until it is put into a batch and dropped.
+/// An inode whose attributes are being changed: locked until it was put into a batch and is
+/// dropped.
 pub(super) struct Editing<'a> {
     pub(super) number: u64,
     pub(super) active: RwLockWriteGuard<'a, Option<Box<Active>>>,
     pub(super) row: InodeRow,
-    /// What becomes of records in memory once the table has taken what is changed.
+    /// Changes of records in memory, made once the table has the changed rows.
     pub(super) pending: Vec<Pending>,
-    /// There is a kept log.
+    /// There is a replay journal.
     pub(super) is_kept: bool,
 }
 
-/// What becomes of a record in memory; `fresh` where it was read for that.
+/// Change of a record in memory; `fresh` if it was read for this change.
 #[derive(Debug)]
 pub(super) enum Pending {
-    /// The table has what it is now.
+    /// It is dropped: the table has the content.
     Gone(u64),
-    /// It ends here.
+    /// It is truncated.
     Cut { record: u64, keep: usize, fresh: bool },
-    /// A part of it becomes zeros.
+    /// A part of it is zeroed.
     Zeroed { record: u64, part: Range<usize>, fresh: bool },
 }
 
 impl Editing<'_> {
     pub(super) fn file_type(&self) -> FileType {
-        // A row with another mode is refused when it is read.
+        // A row with an invalid mode is refused when it is read.
         self.row.file_type().unwrap_or(FileType::Regular)
     }
 
-    /// Puts the row into the batch and the memory of the active.
+    /// Puts the row into the batch and into the active inode.
     pub(super) fn put(&mut self, batch: &mut Batch) {
         let mut stored = self.row;
         if let Some(active) = self.active.as_mut() {
@@ -225,7 +225,7 @@ impl Editing<'_> {
         batch.put(&key, stored.encode());
     }
 
-    /// Remembers that there is no name any more.
+    /// Notes that the last name was removed.
     pub(super) fn lose_last_name(&mut self) {
         let row = self.row;
         self.activate().nameless = true;
@@ -234,7 +234,7 @@ impl Editing<'_> {
         }
     }
 
-    /// The inode in memory, made active where it is not.
+    /// The active inode, created if necessary.
     pub(super) fn activate(&mut self) -> &mut Active {
         let row = self.row;
         self.active.get_or_insert_with(|| {
@@ -253,26 +253,27 @@ impl Editing<'_> {
 }
 
 impl<T: Table> Files<T> {
-    /// The inode of a number, for whoever has only that (an exported handle).
+    /// Returns the inode of a number, for a caller that has only the number (an exported handle).
     ///
     /// # Errors
-    /// [`FileError::NotFound`] where no inode has the number.
+    /// [`FileError::NotFound`] if no inode has the number.
     pub fn by_number(&self, number: u64) -> Result<Arc<Inode>> {
         let inode = self.known.get(number);
-        // One without a name may be freed at any moment.
+        // An inode without a name may be freed at any moment.
         if self.attributes(&inode)?.links == 0 { Err(FileError::NotFound) } else { Ok(inode) }
     }
 
-    /// The same without a look whether it exists: what is asked of it next says so.
+    /// As [`Self::by_number`] without a check that it exists: the next operation on it reports
+    /// that.
     #[must_use]
     pub fn inode(&self, number: u64) -> Arc<Inode> {
         self.known.get(number)
     }
 
-    /// The attributes.
+    /// Returns the attributes.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] where the inode is gone, and those of the engine.
+    /// [`FileError::NotFound`] if the inode is gone, and those of the engine.
     pub fn attributes(&self, inode: &Inode) -> Result<InodeRow> {
         let active = inode.active.read();
         match active.as_ref() {
@@ -301,7 +302,7 @@ impl<T: Table> Files<T> {
         self.keep_stored(&self.table.read(), number)
     }
 
-    /// Attributes as the table has them, kept for the next look at them.
+    /// The attributes in the table; adds them to the cache of recent ones.
     pub(super) fn keep_stored(&self, table: &T, number: u64) -> Result<InodeRow> {
         let stored = table.get(&keys::inode(number))?.ok_or(FileError::NotFound)?;
         let charged = InodeRow::decode_charged(&stored)?;
@@ -309,7 +310,7 @@ impl<T: Table> Files<T> {
         Ok(charged.0)
     }
 
-    /// Attributes as the table has them.
+    /// The attributes in the table.
     pub(super) fn stored(&self, number: u64) -> Result<InodeRow> {
         self.warm(&keys::inode(number))?;
         Self::stored_in(&self.table.read(), number)
@@ -320,7 +321,7 @@ impl<T: Table> Files<T> {
         Ok(InodeRow::decode(&row)?)
     }
 
-    /// Locks an inode to change it.
+    /// Locks an inode for a change.
     pub(super) fn edit<'a>(&self, inode: &'a Inode) -> Result<Editing<'a>> {
         let active = inode.active.write();
         let row = match active.as_ref() {
@@ -330,7 +331,7 @@ impl<T: Table> Files<T> {
         Ok(self.editing(inode.number, active, row))
     }
 
-    /// The same of one that is active.
+    /// As [`Self::edit`], if the inode is active.
     pub(super) fn edit_active<'a>(&self, inode: &'a Inode) -> Option<Editing<'a>> {
         let active = inode.active.write();
         let row = active.as_ref()?.row;
@@ -346,7 +347,7 @@ impl<T: Table> Files<T> {
         Editing { number, active, row, pending: Vec::new(), is_kept: self.keeper.get().is_some() }
     }
 
-    /// Remembers that an inode has something to flush.
+    /// Notes that an inode has changes to flush.
     pub(super) fn note_dirty(&self, inode: &Arc<Inode>) {
         self.dirty.lock().entry(inode.number).or_insert_with(|| {
             self.buffered.grow(ACTIVE);
@@ -355,10 +356,10 @@ impl<T: Table> Files<T> {
     }
 
     /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is
-    /// no longer active.
+    /// not active any more.
     pub(super) fn finish(&self, inode: &Arc<Inode>, mut edited: Editing<'_>) {
         if edited.row.flags & CUT != 0 {
-            // Whoever cuts goes on with it; where he cannot, or was gone, it is swept.
+            // The truncating operation continues with it; if it cannot, or has ended, a chore does.
             self.known.put_cut([inode.number]);
         }
         let Some(active) = edited.active.as_ref() else { return };
@@ -369,7 +370,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Changes attributes; answers what they are then.
+    /// Changes attributes; returns the new ones.
     ///
     /// # Errors
     /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none,
@@ -408,8 +409,7 @@ impl<T: Table> Files<T> {
         if changed.is_ok() {
             self.settle(txg, &before, &mut edited);
             if (before.uid, before.gid) != (row.uid, row.gid) {
-                // What it was charged before is the old owner's, and what follows from the size is
-                // in the batch.
+                // The charge before is the old owner's; changes by a new size are in the batch.
                 let charged = i64::try_from(row.charged).unwrap_or(i64::MAX);
                 self.count_owner(&before, charged.saturating_neg(), -1);
                 self.count_owner(&row, charged, 1);
@@ -452,7 +452,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Whether who gets a file may use so much.
+    /// Checks the quotas of the new owner of a file.
     fn judge_new_owner(&self, number: u64, row: &InodeRow, change: &AttributeChange) -> Result<()> {
         let owners = [(OwnerKind::User, change.uid, row.uid), (OwnerKind::Group, change.gid, row.gid)];
         for (kind, new, old) in owners {
@@ -464,11 +464,11 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Notes that the content was read, if access times are kept; with `relatime` as mount(8) has
-    /// it: when the noted time is not newer than the last change, or a day old. Nobody's reading
-    /// fails by that: where it cannot be noted, it is not.
+    /// Updates the access time after a read, if access times are kept; with `relatime`, as mount(8)
+    /// describes it: if it is not newer than the last change, or a day old. A read never fails
+    /// because of it.
     pub fn touch(&self, inode: &Arc<Inode>) {
-        // Whatever is wrong with the inode is told to whoever asks for its attributes.
+        // An error of the inode is reported by the next request for its attributes.
         if let Err(error) = self.note_access(inode) {
             tracing::debug!(inode = inode.number(), %error, "an access time is not noted");
         }
@@ -489,7 +489,7 @@ impl<T: Table> Files<T> {
             return Ok(());
         }
         self.throttle.check()?;
-        // Nobody waits for this; where there is no room, it is not noted.
+        // A read must not wait for this; if there is no room, the time is not updated.
         let Some(room) = self.room_now(ROWS) else { return Ok(()) };
         let entered = self.gate.enter().with_room(room);
         if self.stop.is_on() {
@@ -505,7 +505,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// What the flush puts into the table for each owner, and the head.
+    /// Puts the usage of each owner and the dataset header, for a flush.
     pub(super) fn put_counters(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
         let mut outcome = Ok(());
         self.owners.flush(|owner, change| match Self::count_use(table, owner, change, batch) {
@@ -513,7 +513,7 @@ impl<T: Table> Files<T> {
             Err(error) => {
                 let error = FileError::from(error);
                 if error.is_unreadable() {
-                    // It waits in memory: nobody else's commit fails by it.
+                    // The change waits in memory: no commit fails because of it.
                     tracing::error!(dataset = self.dataset, ?owner, %error, "what an owner uses cannot be counted");
                 } else if let FileError::Pool(error) = error {
                     outcome = Err(error);
@@ -526,8 +526,8 @@ impl<T: Table> Files<T> {
         if let Err(error) = &put
             && error.is_rotten()
         {
-            // Numbers that are given now could be given again: nobody changes anything here until
-            // it can be noted, and the others go on.
+            // Numbers assigned now could be assigned again: the dataset is read-only until the
+            // header can be written; other datasets keep working.
             if !self.headless.swap(true, std::sync::atomic::Ordering::Relaxed) {
                 tracing::error!(dataset = self.dataset, %error, "the head of a file system cannot be read: it is read-only");
             }
@@ -550,7 +550,7 @@ impl<T: Table> Files<T> {
             objects: numbers.objects.load(Relaxed),
         };
         let (key, head) = (keys::head(), head.encode());
-        // A dataset in which nothing happens is not written anew by each commit.
+        // The header of an unchanged dataset is not written by each commit.
         if self.receiving.load(Relaxed) {
             return Ok(());
         }
@@ -562,7 +562,7 @@ impl<T: Table> Files<T> {
 }
 
 impl<T: Table> Files<T> {
-    /// Puts what an owner uses now.
+    /// Puts the new usage of an owner.
     fn count_use(
         table: &T,
         (kind, id): (OwnerKind, u32),
@@ -592,9 +592,9 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// Times of a file that has lost its last name for good: they live as long as it is held, so
-/// nothing but memory has to know them. The kernel tells one with each removal where it keeps times
-/// itself.
+/// Changes of timestamps of a file that has lost its last name for good: they live as long as it is
+/// held, so they are changed in memory only. The kernel sends one with each removal if it keeps the
+/// times itself.
 fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<InodeRow> {
     let AttributeChange { accessed, modified, changed, refused_by, .. } = *change;
     let only_times = AttributeChange { accessed, modified, changed, refused_by, ..AttributeChange::default() };
@@ -621,7 +621,7 @@ fn apply_change(row: &mut InodeRow, change: &AttributeChange, now: Timestamp) {
     }
     row.uid = change.uid.unwrap_or(row.uid);
     row.gid = change.gid.unwrap_or(row.gid);
-    // Whether there are patches, and what is left behind the end, nobody but the engine knows.
+    // Only the engine knows whether there are patches, or rows after the end.
     if let Some(flags) = change.flags {
         let mask = flags.mask & !(HAS_PATCHES | CUT);
         row.flags = row.flags & !mask | flags.bits & mask;

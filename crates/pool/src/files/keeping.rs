@@ -1,25 +1,28 @@
-//! What files append to the kept log ([`crate::log::kept`]), and what is left of a process that has died.
+//! Records for the replay journal ([`crate::log::kept`]), and the orphan inodes of a crashed
+//! process.
 //!
-//! Every change of files that anybody can see comes by here, with the rows as users see them:
+//! Every visible change of files is appended here, with the rows as users see them:
 //!
 //! | change | record |
 //! |---|---|
-//! | a file is made, also without a name; gets, changes, loses a name (`names.rs`) | the rows of the batch |
-//! | attributes, sizes, flags (`inodes.rs`), extended attributes (`xattrs.rs`) | the rows of the batch, long values in full |
-//! | a write, also one that was held back or was stored to a mapping (`content.rs`) | the content, the inode |
+//! | a file is created, also without a name; gets, changes, loses a name (`names.rs`) | the rows of the batch |
+//! | attributes, sizes, flags (`inodes.rs`), xattrs (`xattrs.rs`) | the rows of the batch, long values in full |
+//! | a write, also a kernel write-back or a store to a mapping (`content.rs`) | the content, the inode |
 //! | a range that is zeroed or punched (`content/sizes.rs`) | the range, the inode |
-//! | a range that becomes one of another file (`sharing.rs`) | both ranges, the inode |
+//! | a range that is shared with another file (`sharing.rs`) | both ranges, the inode |
 //! | an access time (`inodes.rs`) | the inode |
-//! | another tree in the place of this one, by administration (`stopping.rs`) | the numbers that were given out |
+//! | administration replaces the tree (`stopping.rs`) | the assigned inode numbers |
 //!
-//! What nobody sees is not there: flushes, rows that a cut leaves, files that nobody holds being freed
-//! (they are without a name after a replay, too), what owners use. Administration is a commit before it
-//! is answered, and what is received is seen with its last commit.
+//! Invisible changes are not recorded: flushes, rows that remain after a truncation, the freeing of
+//! orphans (they are orphans after a replay, too), usage of owners. Administration is a commit
+//! before it is answered, and a received file system becomes visible with its last commit.
 //!
 //! Invariants:
-//! - The order in the log is that in which changes were applied: rows are appended under the table's
-//!   lock, content under the inode's. Whoever builds on a change comes behind it.
-//! - Room is asked for before anything is held ([`KeptRoom`]), and nobody who makes room appends.
+//! - The order of the journal is the order in which changes were applied: rows are appended under
+//!   the table's lock, content under the inode's. A change that depends on another one comes after
+//!   it.
+//! - Room is reserved before anything is held ([`KeptRoom`]), and operations that make room append
+//!   nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,12 +34,12 @@ use crate::log::{KeptLog, LogChange, LogRecord};
 use crate::pointer::Txg;
 use crate::rows::{DatasetHead, keys};
 
-/// The most that an operation on rows appends, bytes: names, a target, a few inodes.
+/// Most bytes that an operation on rows appends: names, a link target, a few inodes.
 pub(super) const ROWS: u64 = 16 << 10;
-/// The same where a file is made: two access control lists and a label may come with it.
+/// The same for the creation of a file: two access control lists and a label may come with it.
 pub(super) const NEW: u64 = 256 << 10;
 
-/// Room in the kept log for what an operation may append.
+/// Room reserved in the replay journal for the records of an operation.
 #[derive(Debug)]
 pub(super) struct KeptRoom<'f> {
     keeper: &'f Keeper,
@@ -53,7 +56,7 @@ impl Drop for KeptRoom<'_> {
     }
 }
 
-/// The kept log, and who waits for room in it.
+/// The replay journal, and the number of operations that wait for room in it.
 #[derive(Debug)]
 pub struct Keeper {
     pub(crate) log: Arc<KeptLog>,
@@ -61,25 +64,25 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of a pool.
+    /// The keeper of a pool's journal.
     pub(crate) fn new(log: Arc<KeptLog>) -> Self {
         Self { log, waiting: AtomicUsize::new(0) }
     }
 }
 
 impl<T: Table> Files<T> {
-    /// From now on what changes is kept. Before, as while a log is replayed, it is not.
+    /// Starts recording changes in the journal. Before, during a log replay, they are not recorded.
     pub(crate) fn keep_with(&self, keeper: Arc<Keeper>) {
         // A second one would split the log: the first stays.
         let _ = self.keeper.set(keeper);
     }
 
-    /// The most content that one write may have.
+    /// Most bytes of content in one write.
     pub(super) fn written_at_once(&self) -> usize {
         self.keeper.get().map_or(usize::MAX, |keeper| keeper.log.most())
     }
 
-    /// Waits until there is room for what an operation may append. Not under any lock.
+    /// Waits until there is room for the records of an operation. Not to be called under any lock.
     pub(super) fn room_to_keep(&self, bytes: u64) -> Result<Option<KeptRoom<'_>>> {
         let Some(keeper) = self.keeper.get().filter(|_| bytes > 0) else { return Ok(None) };
         if !keeper.log.make_room(bytes) {
@@ -91,14 +94,14 @@ impl<T: Table> Files<T> {
             });
             keeper.waiting.fetch_sub(1, Ordering::SeqCst);
             if !has_room.get() {
-                // Nobody commits: what finds no room then is told by the log.
+                // No commits are made: the log reports a record that finds no room.
                 return admitted.map(|()| None).map_err(Into::into);
             }
         }
         Ok(Some(KeptRoom { keeper, throttle: &self.throttle, bytes }))
     }
 
-    /// The same without waiting; the outer `None` where there is none.
+    /// As [`Self::room_to_keep`] without waiting; the outer `None` if there is no room.
     pub(super) fn room_now(&self, bytes: u64) -> Option<Option<KeptRoom<'_>>> {
         match self.keeper.get() {
             None => Some(None),
@@ -108,8 +111,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Keeps the rows of a batch, as users see them. Where the table has the same, as of most batches,
-    /// answers the record, which is that of the intent log.
+    /// Appends the rows of a batch, as users see them. If the table has the same rows, as for most
+    /// batches, returns the encoded record, which is also that of the intent log.
     pub(super) fn keep_rows(&self, txg: Txg, batch: &Batch) -> Option<Vec<u8>> {
         self.keeper.get()?;
         let differs = |kind| matches!(kind, Some(keys::EXTENT | keys::PATCH | keys::CUT | keys::XATTR));
@@ -145,7 +148,7 @@ impl<T: Table> Files<T> {
         None
     }
 
-    /// Keeps what became of content, if anything did, and the row as users see it.
+    /// Appends a change of content, if there is one, and the inode's row as users see it.
     pub(super) fn keep_row(&self, txg: Txg, edited: &Editing<'_>, content: Option<LogChange<'_>>) {
         if self.keeper.get().is_none() {
             return;
@@ -161,9 +164,9 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Keeps that the numbers below the next are given, whatever a tree says that comes in the place of
-    /// this one. Called while operations are [stopped](Self::stop) and the txg is closed, before anything
-    /// of it is durable.
+    /// Appends the counter of inode numbers, so that no number is assigned twice, whatever the tree
+    /// contains that replaces this one. Called while operations are [stopped](Self::stop) and the
+    /// txg is closed, before any of it is durable.
     pub(crate) fn keep_numbers(&self) {
         let numbers = &self.numbers;
         let head = DatasetHead {
@@ -190,8 +193,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// From now on the files without a name that are in the table are held, whoever else holds them: a
-    /// process that has died gave them to somebody who may have them still.
+    /// Holds the orphan inodes in the table from now on, whether or not they have other holders:
+    /// the kernel got them from a crashed process and may still have them open.
     ///
     /// # Errors
     /// Those of reading the table.
@@ -201,23 +204,23 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Those that are held so.
+    /// The inodes that are held this way.
     #[must_use]
     pub fn left(&self) -> Vec<u64> {
         self.left.lock().iter().flatten().copied().collect()
     }
 
-    /// Nobody has this file of those that were [left](Self::left): it lives as long as somebody here
-    /// holds it.
+    /// Ends the hold on one of the inodes of [`Self::left`], which the kernel does not have open:
+    /// from now on it lives as long as a holder in this process.
     ///
     /// # Errors
-    /// Those of reading its row: it is freed by the next start then.
+    /// Those of reading its row: it is freed by the next import then.
     pub fn let_left_go(&self, number: u64) -> Result<()> {
         let was_left = self.left.lock().as_mut().is_some_and(|left| left.remove(&number));
         if was_left { self.release_left([number]) } else { Ok(()) }
     }
 
-    /// The same of all of them.
+    /// Ends the hold on all of them.
     ///
     /// # Errors
     /// As [`Self::let_left_go`].
@@ -245,12 +248,12 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Whether a process that has died may have given this file, without a name, to somebody.
+    /// Whether this orphan may be open in the kernel since before the crash of a process.
     pub(super) fn is_left(&self, number: u64) -> bool {
         self.left.lock().as_ref().is_some_and(|left| left.contains(&number))
     }
 
-    /// A replay makes a file one without a name.
+    /// Adds an inode that became an orphan in a replay.
     pub(super) fn note_left(&self, number: u64) {
         self.left.lock().iter_mut().for_each(|left| {
             left.insert(number);

@@ -1,8 +1,8 @@
-//! Which inodes are known: while somebody holds one, everybody gets the same; when the last holder
-//! lets go of one that has no name left, its number goes to the list of those that are to be freed.
+//! Table of the inodes in memory: as long as an inode is held, all lookups return the same one;
+//! when the last holder drops an orphan, its number goes to the list of inodes to free.
 //!
-//! Invariant: an entry of the table leads to an inode that lives, or is taken out by the one that
-//! ends.
+//! Invariant: an entry of the table refers to a live inode, or is removed by the one whose last
+//! reference was dropped.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,17 +13,17 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Inode;
 
-/// The inodes that somebody holds, and those without a name that nobody holds any more.
+/// The held inodes, and the orphans that are not held any more.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     held: Mutex<HashMap<u64, Weak<Inode>, BuildHasherDefault<Spread>>>,
     released: Mutex<Vec<u64>>,
     some_released: Condvar,
-    /// Files behind whose end something is left.
+    /// Files with rows after their end, which a truncation has not removed yet.
     cut: Mutex<BTreeSet<u64>>,
 }
 
-/// Spreads inode numbers over a table: they are counted up, nobody chooses them.
+/// Hash of inode numbers, which are counted up and not chosen by users.
 #[derive(Debug, Default)]
 pub(super) struct Spread(u64);
 
@@ -37,15 +37,15 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // By the golden ratio (Knuth, The Art of Computer Programming, 6.4), with the upper half,
-        // which depends on all bits, in the lower one too.
+        // Multiplies by the golden ratio (Knuth, The Art of Computer Programming, 6.4), and folds
+        // the upper half, which depends on all bits, into the lower one.
         let product = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ (product >> 32);
     }
 }
 
 impl Known {
-    /// The inode of this number; the same one for everybody.
+    /// Returns the inode of this number; all callers share one.
     pub(super) fn get(self: &Arc<Self>, number: u64) -> Arc<Inode> {
         let mut held = self.held.lock();
         if let Some(inode) = held.get(&number).and_then(Weak::upgrade) {
@@ -56,11 +56,11 @@ impl Known {
         inode
     }
 
-    /// One has ended; `nameless` where it had no name left.
+    /// Notes that the last reference of an inode was dropped; `nameless` if it had no name.
     pub(super) fn ended(&self, number: u64, nameless: bool) {
         {
             let mut held = self.held.lock();
-            // A new one of this number may have been made since the count fell to zero.
+            // A new inode of this number may have been created since the count fell to zero.
             if held.get(&number).is_some_and(|weak| weak.strong_count() == 0) {
                 held.remove(&number);
             }
@@ -70,27 +70,27 @@ impl Known {
         }
     }
 
-    /// Whether somebody holds this one.
+    /// Whether an inode is held.
     pub(super) fn is_held(&self, number: u64) -> bool {
         self.held.lock().get(&number).is_some_and(|inode| inode.strong_count() > 0)
     }
 
-    /// The inode of this number, where somebody holds it.
+    /// The inode of this number, if it is held.
     pub(super) fn held(&self, number: u64) -> Option<Arc<Inode>> {
         self.held.lock().get(&number).and_then(Weak::upgrade)
     }
 
-    /// All that somebody holds.
+    /// All held inodes.
     pub(super) fn all(&self) -> Vec<Arc<Inode>> {
         self.held.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Inodes without a name that nobody holds.
+    /// Takes the list of orphans that are not held.
     pub(super) fn take_released(&self) -> Vec<u64> {
         std::mem::take(&mut *self.released.lock())
     }
 
-    /// Inodes that are to be freed another time.
+    /// Adds inodes to be freed later.
     pub(super) fn put_released(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut released = self.released.lock();
         released.extend(numbers);
@@ -99,26 +99,26 @@ impl Known {
         }
     }
 
-    /// Waits until there are inodes to be freed, or were, at most until then.
+    /// Waits until there are inodes to free, or were, at most until `until`.
     pub(super) fn wait_released(&self, until: Instant) {
         let mut released = self.released.lock();
-        // Once: who is told may find that a commit has taken them, which is as good.
+        // Waits once: a commit may take them before this thread runs, which is equivalent.
         if released.is_empty() {
             self.some_released.wait_until(&mut released, until);
         }
     }
 
-    /// A file behind whose end something is left.
+    /// Takes a file with rows after its end.
     pub(super) fn next_cut(&self) -> Option<u64> {
         self.cut.lock().pop_first()
     }
 
-    /// Files to be looked at behind their end.
+    /// Adds files whose rows after the end are to be removed.
     pub(super) fn put_cut(&self, numbers: impl IntoIterator<Item = u64>) {
         self.cut.lock().extend(numbers);
     }
 
-    /// Whether there is any.
+    /// Whether there are files with rows after their end.
     pub(super) fn has_cut(&self) -> bool {
         !self.cut.lock().is_empty()
     }

@@ -1,14 +1,12 @@
-//! Listings: the entries of a directory in the order of their creation, with attributes where they
-//! are wanted.
+//! Listings: the entries of a directory in the order of their creation, with attributes on request.
 //!
-//! An entry's sequence is the cookie: it is unique, never given twice, and stays while the name
-//! stays; so a listing may be left and taken up again at any time, over a remount as well, and
-//! shows every name that is there throughout exactly once. New names have higher ones: a listing
-//! that ends at the sequence that was next when it began ends, whatever is made or renamed
-//! meanwhile.
+//! An entry's sequence is the cookie: it is unique, never assigned twice, and stays as long as the
+//! name; so a listing can be interrupted and continued at any time, also after a remount, and shows
+//! every name that exists throughout exactly once. New names have higher ones: a listing that ends
+//! at the sequence that was next when it began is finite, whatever is created or renamed meanwhile.
 //!
-//! Inodes are numbered in the order in which their names were made, so the attributes of a
-//! directory's files lie together as well: where they do, they are read in one pass beside that
+//! Inodes are numbered in the order in which their names were created, so the attributes of a
+//! directory's files are close together as well: then they are read in one pass, parallel to that
 //! over the names, not one by one.
 
 use std::ops::Range;
@@ -22,63 +20,63 @@ use crate::rows::{Entry, FileType, InodeRow, keys};
 /// An entry of a directory.
 #[derive(Clone, Debug)]
 pub struct ListedEntry {
-    /// Where to go on behind it.
+    /// Cookie to continue after it.
     pub sequence: u64,
     /// The name.
     pub name: Vec<u8>,
-    /// What it names.
+    /// Number of its inode.
     pub number: u64,
     /// Its type.
     pub file_type: FileType,
-    /// The inode and its attributes, where they were asked for.
+    /// The inode and its attributes, if they were requested.
     pub file: Option<(Arc<Inode>, InodeRow)>,
 }
 
-/// An entry of a directory as a visitor sees it.
+/// An entry of a directory, borrowed, for a visitor.
 #[derive(Clone, Copy, Debug)]
 pub struct SeenEntry<'a> {
-    /// Where to go on behind it.
+    /// Cookie to continue after it.
     pub sequence: u64,
     /// The name.
     pub name: &'a [u8],
-    /// What it names.
+    /// Number of its inode.
     pub number: u64,
     /// Its type.
     pub file_type: FileType,
-    /// Its attributes, where they were asked for.
+    /// Its attributes, if they were requested.
     pub row: Option<&'a InodeRow>,
 }
 
-/// So many entries are looked at under one hold of the table's lock.
+/// Number of entries read under one hold of the table's lock.
 const TOGETHER: usize = 512;
-/// And at least so many, where more are wanted than were expected.
+/// And at least so many, if more are needed than expected.
 const FEWEST: usize = 16;
-/// Of so many files it is kept which have no extended attributes: whoever wants so many often asks
-/// for the access control list of each.
+/// Number of entries from which on files without extended attributes are cached: programs that read
+/// so many often ask for the access control list of each.
 const LONG: usize = 64;
-/// Attributes are read in one pass where at most so many inodes lie between the first and the last
-/// for each that is wanted.
+/// Attributes are read in one pass if there are at most so many inodes between the first and the
+/// last for each requested one.
 const DENSE: u64 = 8;
 
-/// Whether the attributes of an inode are wanted.
+/// Selects the inodes whose attributes are requested.
 pub type InodeFilter<'a> = &'a dyn Fn(u64) -> bool;
 
-/// Some entries, their names in one buffer, their attributes, where they are wanted, in another
-/// one: most listings go without, and each entry is written and read once more on its way.
+/// Some entries: their names in one buffer, their attributes, if requested, in another one: most
+/// listings need none, and would write and read them once more for each entry.
 #[derive(Default)]
 struct Chunk {
     names: Vec<u8>,
     entries: Vec<ChunkEntry>,
     /// As many as entries, or none.
     rows: Vec<Option<InodeRow>>,
-    /// Inodes that had changes in memory when the rows were read, by the place of their entry.
+    /// Inodes that had changes in memory when the rows were read, by the index of their entry.
     active: Vec<(usize, Arc<Inode>)>,
 }
 
 struct ChunkEntry {
     sequence: u64,
     number: u64,
-    /// Where its name ends; it begins where the one before ends.
+    /// End of its name; it begins at the end of the one before.
     end: u32,
     file_type: FileType,
 }
@@ -95,21 +93,21 @@ impl Chunk {
         let Some(sequence) = keys::sequence_of_entry(key)? else { return Ok(()) };
         let Entry { inode, file_type, name } = Entry::decode(value)?;
         self.names.extend_from_slice(name);
-        // Names are of 255 bytes at most, entries a few hundred.
+        // Names have at most 255 bytes, and there are a few hundred entries.
         let end = self.names.len() as u32;
         self.entries.push(ChunkEntry { sequence, number: inode, end, file_type });
         Ok(())
     }
 }
 
-/// So many leaves hold the entries that are read at once, or nearly all of them.
+/// Number of leaves that hold the entries that are read at once, or nearly all of them.
 const CHUNK_LEAVES: usize = 8;
-/// What comes next is read ahead where one of so many leaves is missing ...
+/// Readahead starts if one of so many leaves is missing ...
 const NEAR_LEAVES: usize = 24;
-/// ... so many of them: 2 MiB.
+/// ... and reads so many of them: 2 MiB.
 const FAR_LEAVES: usize = 64;
-/// So often rows are looked at again after something that was missing was read; then they are read
-/// as they are.
+/// Number of times that rows are looked at again after missing nodes were read; after that they are
+/// read under the lock.
 const LOOKS_MOST: usize = 3;
 
 /// The rows of inodes from one to another.
@@ -117,14 +115,14 @@ fn inodes(first: u64, last: u64) -> Range<Vec<u8>> {
     keys::inode(first).to_vec()..keys::inode(last.saturating_add(1)).to_vec()
 }
 
-/// The entries of a directory behind one sequence and below another.
+/// The entries of a directory after one sequence and before another.
 fn entries(directory: u64, behind: u64, end: u64) -> Range<Vec<u8>> {
     let first = behind.saturating_add(1);
     keys::entry(directory, first).to_vec()..keys::entry(directory, end.max(first)).to_vec()
 }
 
 impl<T: Table> Files<T> {
-    /// Up to `most` entries behind the sequence `behind` (0: from the beginning).
+    /// Returns up to `most` entries after the sequence `behind` (0: from the beginning).
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
@@ -141,16 +139,16 @@ impl<T: Table> Files<T> {
         Ok(listed)
     }
 
-    /// Above the sequences of all names that are there now, and not above those of names that will
-    /// be.
+    /// Returns a number above the sequences of all existing names, and not above those of future
+    /// names.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.numbers.next.load(Ordering::Relaxed)
     }
 
-    /// Shows the entries behind the sequence `behind` (0: from the beginning) and below `end` until
-    /// `visit` answers false, with the attributes of those inodes at least that are wanted. About
-    /// `expected` of them will be looked at. The visitor may do whatever it likes: no lock is held.
+    /// Shows the entries after the sequence `behind` (0: from the beginning) and before `end` until
+    /// `visit` returns false, with the attributes at least of the requested inodes. About
+    /// `expected` of them will be looked at. No lock is held during a visit.
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
@@ -172,7 +170,7 @@ impl<T: Table> Files<T> {
             let wanted = left.clamp(FEWEST, TOGETHER);
             self.read_chunk(entries(directory.number(), behind, end), (attributes, wanted), &mut chunk)?;
             if chunk.entries.len() == wanted {
-                // A few entries with attributes are what every listing begins with.
+                // Every listing begins with a few entries with attributes.
                 let inodes_of = (attributes.is_some() && wanted > FEWEST).then_some(row.size);
                 self.read_ahead((directory.number(), end), inodes_of, &chunk)?;
             }
@@ -197,22 +195,22 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Whether a file is known, without a look at the table, to have no extended attributes, and so
-    /// no access control list. Those are that a listing with attributes has just shown, or that
-    /// were looked at.
+    /// Whether a file is known, without reading the table, to have no extended attributes, and so
+    /// no access control list: because a listing with attributes has just shown it, or because it
+    /// was looked up.
     #[must_use]
     pub fn is_bare(&self, number: u64) -> bool {
         self.recent.is_bare(number)
     }
 
-    /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so
-    /// many names where they are wanted.
+    /// Reads ahead the entries after these, in parallel, and on request the inodes of so many
+    /// names.
     fn read_ahead(&self, (directory, end): (u64, u64), inodes_of: Option<u64>, chunk: &Chunk) -> Result<()> {
         let Some(last) = chunk.entries.last() else { return Ok(()) };
         let leaves = (NEAR_LEAVES, FAR_LEAVES);
         let table = self.table.read();
         let names = table.absent_ahead(&entries(directory, last.sequence, end), leaves)?;
-        // Where inodes lie in the order of the names, those of the names to come follow.
+        // If the inodes are in the order of the names, those of the next names follow.
         let ordered =
             chunk.entries.is_sorted_by(|one, next| one.number < next.number && next.number - one.number <= DENSE);
         let rows = match inodes_of.filter(|_| ordered) {
@@ -224,8 +222,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Reads the next entries, and the attributes that the table has of them, as they are at one
-    /// moment.
+    /// Reads the next entries, and their attributes in the table, as they are at one moment.
     fn read_chunk(
         &self,
         range: Range<Vec<u8>>,
@@ -242,8 +239,8 @@ impl<T: Table> Files<T> {
                 Ok(chunk.entries.len() < wanted)
             })?;
             let Some(is_wanted) = attributes else { return Ok(()) };
-            // Entries made with their inodes are in the inodes' order; links and renamed files are
-            // among them anywhere.
+            // Entries created with their inodes are in the inodes' order; links and renamed files
+            // are anywhere.
             let mut order: Vec<(u64, usize)> =
                 chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
             order.retain(|(number, _)| is_wanted(*number));
@@ -251,8 +248,8 @@ impl<T: Table> Files<T> {
             if looks.next().is_none() {
                 break (table, order);
             }
-            // Nobody is to wait at the table for a device: what is missing is read without its
-            // lock, then all is looked at again.
+            // No operation is to wait for a device under the table's lock: missing nodes are read
+            // without it, then everything is looked at again.
             let mut absent = Vec::new();
             for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
                 if let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) {
@@ -280,7 +277,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Reads the attributes of inodes that lie close together.
+    /// Reads the attributes of inodes that are close together.
     fn read_rows(table: &T, group: &[(u64, usize)], rows: &mut [Option<InodeRow>]) -> Result<()> {
         let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) else { return Ok(()) };
         if group.len() < 4 {
@@ -310,8 +307,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes the attributes of inodes that were active when their rows were read from memory, or from the table where
-    /// a flush has put them meanwhile.
+    /// Updates the attributes of inodes that were active when their rows were read: from memory, or
+    /// from the table if they were flushed meanwhile.
     fn show_active(&self, chunk: &mut Chunk) -> Result<()> {
         for (at, inode) in std::mem::take(&mut chunk.active) {
             let row = match self.attributes(&inode) {
@@ -327,8 +324,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Notes which of the entries are active, while the lock of the table is held that their rows were read from: a
-    /// flush changes the table before it takes an inode from `dirty`.
+    /// Notes which of the entries are active, under the table's lock under which their rows were
+    /// read: a flush changes the table before it removes an inode from `dirty`.
     fn note_active(&self, chunk: &mut Chunk) {
         let dirty = self.dirty.lock();
         if dirty.is_empty() {

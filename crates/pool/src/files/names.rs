@@ -1,9 +1,9 @@
-//! Names: look-up, new files, links, removal, rename.
+//! Names: look-up, creation of files, links, removal, rename.
 //!
-//! Invariants: whoever looks for a name finds the one that is the same in this file system
-//! ([`crate::rows::Folding`]), and it keeps the spelling that it was given; whoever changes names
-//! holds `names` for the whole operation, and applies one batch; look-ups take the table's lock
-//! alone.
+//! Invariants: a look-up finds the name that is equal in this file system
+//! ([`crate::rows::Folding`]), and the name keeps the bytes that it was created with; an operation
+//! that changes names holds `names` throughout, and applies one batch; look-ups take the table's
+//! lock alone.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -20,22 +20,22 @@ use crate::rows::folding::Normal;
 use crate::rows::{Entry, Extent, FileType, InodeRow, NameHint, NameTarget, Timestamp, entry, keys};
 use crate::space::Purpose;
 
-/// The most names of a file, as other Linux file systems have it for their largest (XFS: 2^31 - 1).
+/// Maximum link count, the one of XFS (2^31 - 1).
 const LINKS_MOST: u32 = i32::MAX as u32;
 
-/// What a new file shall be.
+/// Description of a file that is to be created.
 #[derive(Clone, Debug)]
 pub struct NewInode {
-    /// Type, permissions, owner, group, device; times, links and hint are set here.
+    /// Type, permissions, owner, group, device; times, links and hint are set by this module.
     pub row: InodeRow,
     /// The target of a symbolic link, at most 4095 bytes.
     pub target: Option<Vec<u8>>,
-    /// Extended attributes that it is born with.
+    /// Extended attributes that it is created with.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl NewInode {
-    /// What it is charged at most under this name, bytes.
+    /// Its largest possible charge under this name, bytes.
     fn most_charged(&self, name: &[u8]) -> u64 {
         let attributes = self.attributes.iter().map(|(name, value)| most_for_attribute(name, value)).sum::<u64>();
         let target = self.target.as_deref().map_or(0, row_charges::of_target);
@@ -44,34 +44,34 @@ impl NewInode {
     }
 }
 
-/// What a new file may depend on.
+/// State of the directory on which a new file may depend.
 #[derive(Clone, Debug)]
 pub struct ParentView {
     /// The directory's attributes.
     pub row: InodeRow,
-    /// The value of the directory's extended attribute that was asked for, where it has one.
+    /// The requested extended attribute of the directory, if it has one.
     pub attribute: Option<Vec<u8>>,
     /// The time of the operation.
     pub now: Timestamp,
 }
 
-/// Makes a file out of the directory that it is for.
+/// Describes a new file, from the state of its directory.
 pub type Making<'a> = dyn Fn(&ParentView) -> Result<NewInode> + 'a;
 
-/// An inode that is about to be made.
+/// An inode that is being created.
 struct Birth<'b, 'e> {
-    /// The directory that it is made in, or below; and the same, locked.
+    /// The directory that it is created in; and the same, locked.
     directory: &'b Inode,
     parent: &'b Editing<'e>,
-    /// The directory's extended attribute that `new` sees.
+    /// The directory's extended attribute that `new` gets.
     inherited: &'b [u8],
     new: &'b Making<'b>,
-    /// The name that it gets; empty for none.
+    /// Its name; empty for none.
     name: &'b [u8],
     now: Timestamp,
 }
 
-/// What a rename does where the new name exists.
+/// What a rename does if the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayReplace {
     /// Replace it.
@@ -82,7 +82,7 @@ pub enum MayReplace {
     Exchange,
 }
 
-/// What a name means.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FoundName {
     pub(super) inode: u64,
@@ -90,14 +90,14 @@ pub(super) struct FoundName {
     pub(super) sequence: u64,
 }
 
-/// A name in a directory that is locked for change.
+/// A name in a directory that is locked for a change.
 struct NameKey<'a> {
     directory: u64,
     name: &'a [u8],
 }
 
 impl<T: Table> Files<T> {
-    /// What a name in a directory means.
+    /// Looks a name up in a directory; returns its inode and attributes.
     ///
     /// # Errors
     /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NameTooLong`].
@@ -124,8 +124,8 @@ impl<T: Table> Files<T> {
             }
         };
         let inode = self.known.get(found.inode);
-        // Not the row that was read above: a flush may have ended since, and the row of an active inode lacks
-        // what only memory had.
+        // Not the row read above: a flush may have ended since, and the row of an active inode
+        // lacks changes in memory.
         let row = self.attributes(&inode)?;
         Ok((inode, row))
     }
@@ -134,14 +134,14 @@ impl<T: Table> Files<T> {
         self.numbers.hashing.hash(self.numbers.seed, &self.numbers.folding.fold(name))
     }
 
-    /// How a name that was found is spelled.
+    /// The exact bytes of a name that was found.
     fn spelled(&self, table: &T, directory: u64, found: FoundName) -> Result<Vec<u8>> {
         let row = table.get(&keys::entry(directory, found.sequence))?;
         let row = row.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
         Ok(Entry::decode(&row)?.name.to_vec())
     }
 
-    /// Whether a file may get this name.
+    /// Checks a name for a file.
     fn check_new_name(&self, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let utf8 = name.is_ascii() || std::str::from_utf8(name).is_ok();
@@ -157,7 +157,7 @@ impl<T: Table> Files<T> {
         if row.file_type() == Some(FileType::Directory) { Ok(row) } else { Err(FileError::NotDirectory) }
     }
 
-    /// The entry of a name: by the hash, then by the name itself, or one that is the same.
+    /// Finds the entry of a name: by its hash, then by comparing names.
     pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<FoundName>> {
         let hash = self.hash(name);
         let mut candidates = Vec::new();
@@ -177,8 +177,8 @@ impl<T: Table> Files<T> {
         Ok(None)
     }
 
-    /// Makes a file and gives it a name. `new` sees the directory as it is at that moment, and the
-    /// value of the directory's extended attribute `inherited` (its default access control list).
+    /// Creates a file under a name. `new` gets the directory's state at that moment, and the value
+    /// of its extended attribute `inherited` (its default access control list).
     ///
     /// # Errors
     /// [`FileError::Exists`], [`FileError::NotFound`] for a removed directory,
@@ -229,7 +229,7 @@ impl<T: Table> Files<T> {
         Ok((self.known.get(number), made.row))
     }
 
-    /// Makes a regular file without a name (`O_TMPFILE`); one that is `linkable` may get one once.
+    /// Creates a regular file without a name (`O_TMPFILE`); a `linkable` one can be linked later.
     ///
     /// # Errors
     /// As [`Self::make`].
@@ -264,7 +264,7 @@ impl<T: Table> Files<T> {
         made.row.links = 0;
         self.put_new(entered.txg(), number, &mut made, &mut batch).inspect_err(|_| self.abandon(&batch))?;
         batch.put(&keys::orphan(number), Vec::new());
-        // Held before it is there: whoever frees what nobody holds must not find it.
+        // Held before it exists: it must not be freed as an orphan without holders.
         let inode = self.known.get(number);
         self.apply_recorded(entered.txg(), &batch)?;
         self.count_new(&made.row);
@@ -275,7 +275,7 @@ impl<T: Table> Files<T> {
         Ok((inode, made.row))
     }
 
-    /// A directory, locked to take another name.
+    /// Locks a directory that is to get a name.
     fn edit_directory<'a>(&self, directory: &'a Inode) -> Result<Editing<'a>> {
         let edited = self.edit(directory)?;
         if edited.file_type() != FileType::Directory {
@@ -330,7 +330,7 @@ impl<T: Table> Files<T> {
         batch.remove(&keys::name(place.directory, hash, sequence));
     }
 
-    /// Gives a file a further name.
+    /// Creates a hard link to a file.
     ///
     /// # Errors
     /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for
@@ -357,7 +357,7 @@ impl<T: Table> Files<T> {
         let mut linked = self.edit(inode)?;
         self.check_linkable(&linked.row)?;
         let file_type = linked.file_type();
-        // What never had a name has none that it is sought by.
+        // A file that never had a name has no hint.
         let was_left = linked.row.hint.is_none() && self.is_left(inode.number());
         if linked.row.links == 0 && !linked.activate().linkable && !was_left {
             return Err(FileError::NotFound);
@@ -390,7 +390,7 @@ impl<T: Table> Files<T> {
         Ok(linked.row)
     }
 
-    /// Takes a name that is not a directory's.
+    /// Removes a name of a file that is no directory.
     ///
     /// # Errors
     /// [`FileError::NotFound`], [`FileError::IsDirectory`].
@@ -406,8 +406,8 @@ impl<T: Table> Files<T> {
         self.take(directory, name, true).map(drop)
     }
 
-    /// Takes the name of a directory that is empty, or of anything else; answers whose it was, and
-    /// how many names are left to that.
+    /// Removes the name of an empty directory, or of another file; returns its inode, and its
+    /// remaining link count.
     ///
     /// # Errors
     /// As [`Self::unlink`] and [`Self::remove_directory`].
@@ -430,7 +430,7 @@ impl<T: Table> Files<T> {
         if found.inode == directory.number() {
             return Err(leads_back());
         }
-        // Declared before the lock on it, so that it is let go of after that.
+        // Declared before its lock, so that it is dropped after it.
         let inode = self.known.get(found.inode);
         let mut taken = self.edit(&inode)?;
         self.check_loses_name(&parent.row, &taken.row)?;
@@ -460,12 +460,12 @@ impl<T: Table> Files<T> {
         self.rename_and(from, to, replace, None)
     }
 
-    /// As [`Self::rename`], and makes another file in the place of the one that has moved, at the
-    /// same moment: what overlays leave for names that are gone (`RENAME_WHITEOUT`). Not together
-    /// with [`MayReplace::Exchange`].
+    /// As [`Self::rename`], and creates another file under the old name in the same step: a
+    /// whiteout of an overlay (`RENAME_WHITEOUT`). Not together with [`MayReplace::Exchange`].
     ///
     /// # Errors
-    /// Besides, [`FileError::Invalid`] for an exchange, and what [`Self::make`] says of limits.
+    /// In addition, [`FileError::Invalid`] for an exchange, and the errors of [`Self::make`] for
+    /// limits.
     pub fn rename_leaving(
         &self,
         from: (&Inode, &[u8]),
@@ -563,9 +563,8 @@ impl<T: Table> Files<T> {
         if let Some(replaced) = &replaced {
             self.check_loses_name(&parents.to().row, &replaced.row)?;
         }
-        // A name that is there before and after stays where it was in listings, and so does a file
-        // that gets another name in its directory: whoever is reading the directory meets each of
-        // them once.
+        // A name that exists before and after keeps its position in listings, and so does a file
+        // that is renamed within its directory: a concurrent listing shows each of them once.
         let beside = from.0.number() == to.0.number() && left.is_none();
         let sequence = match target {
             Some(target) => target.sequence,
@@ -609,7 +608,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Makes a file that is no directory under a name that has just been left.
+    /// Creates a file that is no directory under the name that a rename has just freed.
     fn leave_another(
         &self,
         txg: Txg,
@@ -633,7 +632,7 @@ impl<T: Table> Files<T> {
         Ok(made.row)
     }
 
-    /// Whether a rename may be, or is nothing to do.
+    /// Checks a rename; `Break` with its result if there is nothing to do.
     fn judge_rename(
         &self,
         from: &Inode,
@@ -684,17 +683,17 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// The directory that holds a directory; the root's is itself.
+    /// Returns the parent of a directory; the root's is itself.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] where it is gone.
+    /// [`FileError::NotFound`] if it is gone.
     pub fn parent(&self, directory: &Inode) -> Result<Arc<Inode>> {
         let above = self.attributes(directory)?.hint.map_or(self.numbers.root, |hint| hint.directory);
         Ok(self.known.get(above))
     }
 
-    /// The path of a file below the root, by the name that its hint names; `None` where that name
-    /// is gone.
+    /// Returns the path of a file below the root, by the name in its hint; `None` if that name is
+    /// gone.
     ///
     /// # Errors
     /// Those of the engine.
@@ -718,7 +717,7 @@ impl<T: Table> Files<T> {
         Ok(Some(parts.join(&b'/')))
     }
 
-    /// Where a symbolic link points.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// [`FileError::Invalid`] for anything else.
@@ -763,12 +762,13 @@ impl<'a> Parents<'a> {
     }
 }
 
-/// A name in a damaged directory that leads to this directory: who locked both would wait for itself.
+/// A name in a damaged directory that leads to this directory: locking both would deadlock.
 fn leads_back() -> FileError {
     crate::PoolError::Format(crate::Damage::Structure("a name that leads to its own directory")).into()
 }
 
-/// The way from a directory to the root, which ends also where damaged hints lead in a circle (Brent's algorithm).
+/// The path from a directory to the root; ends also if damaged hints form a cycle (Brent's
+/// algorithm).
 #[derive(Default)]
 struct Climb {
     steps: u64,
@@ -804,7 +804,7 @@ fn check_empty(edited: &Editing<'_>) -> Result<()> {
     if edited.file_type() == FileType::Directory && edited.row.size != 0 { Err(FileError::NotEmpty) } else { Ok(()) }
 }
 
-/// A directory gets a name.
+/// Counts a new name in a directory.
 fn gain(directory: &mut Editing<'_>, of: FileType, now: Timestamp) -> Result<()> {
     let row = &mut directory.row;
     if of == FileType::Directory {
@@ -818,7 +818,7 @@ fn gain(directory: &mut Editing<'_>, of: FileType, now: Timestamp) -> Result<()>
     Ok(())
 }
 
-/// A directory loses a name.
+/// Counts a removed name in a directory.
 fn lose(directory: &mut Editing<'_>, of: FileType, now: Timestamp) {
     let row = &mut directory.row;
     if of == FileType::Directory {
@@ -828,7 +828,7 @@ fn lose(directory: &mut Editing<'_>, of: FileType, now: Timestamp) {
     (row.modified, row.changed) = (now, now);
 }
 
-/// A file loses one of its names; one without any waits as an orphan until nobody holds it.
+/// Removes one of a file's names; a file without any is an orphan until its last holder drops it.
 fn lose_name(edited: &mut Editing<'_>, now: Timestamp, batch: &mut Batch) {
     let directory = edited.file_type() == FileType::Directory;
     edited.row.links = if directory { 0 } else { edited.row.links.saturating_sub(1) };

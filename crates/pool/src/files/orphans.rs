@@ -1,5 +1,5 @@
-//! Inodes without a name: they live while somebody holds them, and are freed piece by piece
-//! afterwards; after a crash, at the next start.
+//! Orphan inodes: inodes without a name live while they are held, and are freed step by step
+//! afterwards; after a crash, at the next import.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -9,35 +9,34 @@ use crate::deadlist::Dead;
 use crate::rows::inode::flags::CUT;
 use crate::rows::{InodeRow, dead_of, keys};
 
-/// How many rows one step frees: a step holds the txg open.
+/// Number of rows that one step frees: a step holds the txg open.
 const STEP: usize = 1024;
 
-/// What was freed of the inodes that nobody holds.
+/// Result of a step of freeing orphan inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Inodes that are gone.
+    /// Number of freed inodes.
     pub gone: u64,
     /// Whether there are more to be freed.
     pub more: bool,
 }
 
-/// What became of an inode.
+/// Result of freeing one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Freed {
-    /// It is gone.
+    /// It was freed.
     Gone,
-    /// It has a name again, or was gone before.
+    /// It has a name again, or was freed before.
     Kept,
-    /// A part of it is left.
+    /// A part of its rows remains.
     More,
 }
 
 impl<T: Table> Files<T> {
-    /// Frees the inodes that nobody holds any more, until about so many rows are gone; answers what
-    /// is done.
+    /// Frees inodes without holders until about so many rows are removed.
     ///
     /// # Errors
-    /// Those of the engine; what is left is freed at the next start.
+    /// Those of the engine; the remainder is freed at the next import.
     pub fn free_released(&self, rows: u64) -> Result<Swept> {
         let (mut left, mut gone) = (rows, 0);
         let mut waiting = self.known.take_released().into_iter();
@@ -49,7 +48,7 @@ impl<T: Table> Files<T> {
                 Ok(Freed::More) => self.known.put_released(std::iter::once(number)),
                 Ok(Freed::Gone) => gone += 1,
                 Ok(Freed::Kept) => {}
-                // Those behind one that cannot be read are freed all the same.
+                // Inodes after one that cannot be read are freed all the same.
                 Err(error) => outcome = Err(error),
             }
         }
@@ -57,8 +56,8 @@ impl<T: Table> Files<T> {
         outcome.map(|()| Swept { gone, more: self.known.has_released() })
     }
 
-    /// Frees all orphans of the table at once: after a start, when nobody can hold one. Answers how
-    /// many are gone.
+    /// Frees all orphans of the table at once: after an import, when none can be held. Returns
+    /// their number.
     ///
     /// # Errors
     /// Those of the engine.
@@ -67,21 +66,20 @@ impl<T: Table> Files<T> {
         self.free_released(u64::MAX).map(|swept| swept.gone)
     }
 
-    /// Has the orphans of the table freed as those that were let go, step by step, but for some
-    /// that are held: after a start, or when the table is another. There may be as many as files
-    /// were ever removed within a moment.
+    /// Schedules the orphans of the table for being freed step by step, except those in `held`:
+    /// after an import, or when the table was replaced. There may be very many of them.
     ///
     /// # Errors
     /// Those of reading the table.
     pub fn let_orphans_go(&self, held: &HashSet<u64>) -> Result<()> {
         let mut numbers = self.orphans()?;
-        // Who holds one by now has it freed when he lets go, or at the next start.
+        // An orphan that is held by now is freed when its holder drops it, or at the next import.
         numbers.retain(|number| !held.contains(number) && !self.known.is_held(*number));
         self.known.put_released(numbers);
         self.find_cuts()
     }
 
-    /// The inodes without a name that the table has.
+    /// Returns the orphan inodes of the table.
     pub(super) fn orphans(&self) -> Result<Vec<u64>> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::ORPHAN), &mut |key, _| {
@@ -93,20 +91,20 @@ impl<T: Table> Files<T> {
         Ok(numbers)
     }
 
-    /// Frees one inode, where it is still one without a name, as far as so many rows go.
+    /// Frees one inode, if it is still an orphan, up to so many rows.
     fn free(&self, number: u64, left: &mut u64) -> Result<Freed> {
         loop {
             let entered = self.gate.enter();
             if self.stop.is_on() {
-                // Its table is being replaced: what has no name there is looked for afterwards.
+                // Its table is being replaced, and its orphans are looked up afterwards.
                 return Ok(Freed::Kept);
             }
-            // It is freed when it is let go of.
+            // It is freed when its holder drops it.
             if self.is_left(number) || self.known.held(number).is_some_and(|inode| inode.is_nameless()) {
                 return Ok(Freed::Kept);
             }
             let table = self.table.read();
-            // Another holder may have come through its number, and given it a name again.
+            // A new holder may have opened it by number, and given it a name again.
             if table.get(&keys::orphan(number))?.is_none() {
                 return Ok(Freed::Kept);
             }
@@ -135,7 +133,7 @@ impl<T: Table> Files<T> {
                 batch.put(&keys::inode(number), row.encode());
             }
             self.apply(entered.txg(), &batch)?;
-            // The rows are gone: now their frames are nobody's.
+            // The rows are removed: now their frames are free.
             self.freed.lock().extend(freed);
             self.count_owner(&row, bytes, if complete { -1 } else { 0 });
             if complete {
@@ -149,7 +147,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// The next rows of an inode to remove, the frames that they name, and whether that is all.
+    /// Collects the next rows of an inode to remove, and the frames that they reference; `true` if
+    /// these are all.
     fn collect(&self, table: &T, number: u64, batch: &mut Batch) -> Result<(Vec<Dead>, bool)> {
         let (mut freed, mut rows) = (Vec::new(), 0);
         for range in [keys::extents(number, 0, u64::MAX), keys::xattrs(number), keys::patches(number, 0, u64::MAX)] {

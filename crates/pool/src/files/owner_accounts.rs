@@ -1,8 +1,9 @@
-//! What owners (users and groups) use of a file system that its table does not say yet.
+//! Changes of the space that owners (users and groups) use in a file system, as far as its table
+//! does not have them yet.
 //!
-//! Called by whatever changes files, and by `quota_check.rs`, which judges by it. Invariant: locks
-//! here are held for a look or a sum only; that of what waits may be taken under that of the
-//! changes, never the other way round.
+//! Called by every change of files, and by `quota_check.rs`, which checks quotas with them.
+//! Invariant: locks here are held for one look or sum only; `waiting` may be locked under
+//! `changes`, never the other way round.
 
 use std::collections::BTreeMap;
 
@@ -13,25 +14,25 @@ use crate::rows::{InodeRow, OwnerKind};
 /// A user or a group.
 pub(super) type OwnerId = (OwnerKind, u32);
 
-/// By how much an owner's use has changed: bytes, objects.
+/// Change of an owner's usage: bytes, objects.
 pub(super) type UseChange = (i64, i64);
 
-/// The owners of an inode.
+/// The user and the group of an inode.
 pub(super) fn owners_of(row: &InodeRow) -> [OwnerId; 2] {
     [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)]
 }
 
-/// What owners use beside what the table says.
+/// Usage of owners in addition to the rows of the table.
 #[derive(Debug, Default)]
 pub(super) struct OwnerAccounts {
-    /// What has changed since the last flush.
+    /// Changes since the last flush.
     changes: Mutex<BTreeMap<OwnerId, UseChange>>,
-    /// What of each owner's waits in memory, worst case. Bytes.
+    /// Content of each owner that waits in memory, as its largest possible charge. Bytes.
     waiting: Mutex<BTreeMap<OwnerId, u64>>,
 }
 
 impl OwnerAccounts {
-    /// Notes what has changed for some owners.
+    /// Adds changes for some owners.
     pub(super) fn change(&self, changes: impl IntoIterator<Item = (OwnerId, UseChange)>) {
         let mut known = self.changes.lock();
         for (owner, (bytes, objects)) in changes {
@@ -45,12 +46,12 @@ impl OwnerAccounts {
         !self.changes.lock().is_empty()
     }
 
-    /// Hands the changes to the table, one by one; those that it does not take stay.
+    /// Passes the changes to `take` one by one; those that it does not take remain.
     pub(super) fn flush(&self, mut take: impl FnMut(OwnerId, UseChange) -> bool) {
         self.changes.lock().retain(|owner, change| !take(*owner, *change));
     }
 
-    /// Notes that so much more of an inode's waits in memory, or less. Bytes.
+    /// Adds to the content of an inode's owners that waits in memory. Bytes.
     pub(super) fn count_waiting(&self, row: &InodeRow, bytes: i64) {
         if bytes == 0 {
             return;
@@ -65,19 +66,19 @@ impl OwnerAccounts {
         }
     }
 
-    /// Whether anything of anybody's waits in memory.
+    /// Whether content of any owner waits in memory.
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.lock().is_empty()
     }
 
-    /// What has changed of an owner's use, and what of it waits in memory.
+    /// Returns an owner's changes since the last flush, and its content that waits in memory.
     pub(super) fn of(&self, owner: OwnerId) -> (UseChange, u64) {
         let changes = self.changes.lock();
         let change = changes.get(&owner).copied().unwrap_or_default();
         (change, self.waiting.lock().get(&owner).copied().unwrap_or_default())
     }
 
-    /// The table is another one.
+    /// Drops everything: the table was replaced.
     pub(super) fn clear(&self) {
         self.changes.lock().clear();
         self.waiting.lock().clear();

@@ -1,18 +1,19 @@
 //! Small writes into large records: a part of a stored record waits in memory without the record,
-//! and becomes a small frame of its own, a *patch*, where rewriting the whole record would cost
-//! many times what was written.
+//! and becomes a small frame of its own, a *patch*, if rewriting the whole record would cost many
+//! times the written bytes.
 //!
-//! What a record holds is its extent's frame, overlaid by its patches in their order, overlaid by
-//! what waits in memory. A patch that newer ones cover goes. Where patches would take too much room,
-//! the record is [split](super::split) into blocks.
+//! The content of a record is its extent's frame, overlaid by its patches in their order, overlaid
+//! by the parts in memory. A patch that newer ones cover is dropped. If patches would take too much
+//! space, the record is [split](super::split) into blocks.
 //!
 //! Invariants:
-//! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the
-//!   length of that makes the record whole first.
-//! - What was accepted is stored whatever the old content is: a record that cannot be read any more
-//!   gets patches where it would be stored anew, so that damage of one file never stops a commit.
-//! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the
-//!   one place).
+//! - Patches and parts in memory lie within the content of the extent's frame; an operation that
+//!   changes its length loads the whole record first.
+//! - Accepted writes are stored whatever the state of the old content: a record that cannot be read
+//!   gets patches even where it would be rewritten, so that damage of one file never stops a
+//!   commit.
+//! - A record that is rewritten or removed takes its patches with it ([`Files::replace`] is the one
+//!   function).
 
 use super::buffered::Buffered;
 use super::content::{RecordPart, graver};
@@ -28,30 +29,31 @@ use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::patch::PIECES_MOST;
 use crate::rows::{Extent, InodeRow, Patch, keys};
 
-/// A record that is not split has at most so many patches; the next small write splits it.
+/// Most patches of a record that is not split; the next small write splits it.
 const PATCHES_MOST: usize = 8;
-/// A patch is worth it up to this part of the record.
+/// A patch is worth it up to this fraction (1/n) of the record.
 const PATCH_SHARE: usize = 4;
-/// By this part of what it takes when it is stored whole a record may take more, for its patches.
+/// By this fraction (1/n) of the space of the whole record, a record with patches may use more.
 const SPARE_SHARE: u64 = 2;
-/// The same where room is short.
+/// The same if space is short.
 const SPARE_SHARE_SHORT: u64 = 64;
 
-/// What a record of this length may need for so many bytes that are written of it, as blocks with their rows.
+/// Space that so many written bytes of a record of this length may need, as blocks with their rows.
 fn promise(written: usize, base: usize) -> u64 {
-    /// Blocks are rarely longer: what more they need is promised when it is known.
+    /// Blocks are rarely longer: a larger need is reserved once it is known.
     const BLOCK: usize = 16 << 10;
     let blocks = written.div_ceil(BLOCK) + 1;
     worst(written.next_multiple_of(BLOCK).min(base)) + (blocks as u64) * worst(0)
 }
 
-/// How the waiting parts of a record come to be stored.
+/// How the parts of a record in memory are stored.
 enum Form {
-    /// As a patch, or one for each part (`apart`), from this number on. `superseded` are the patches that it covers.
+    /// As a patch, or one per part (`apart`), with numbers from `next` on. `superseded` are the
+    /// patches that it covers.
     Patch { next: u64, superseded: Vec<StoredPatch>, apart: bool },
     /// As blocks of a split record.
     Blocks { there: Vec<StoredPatch>, whole: bool },
-    /// With the whole record.
+    /// By rewriting the whole record.
     Record,
 }
 
@@ -61,18 +63,18 @@ struct NewPatch {
     buffered: Buffered,
     next: u64,
     superseded: Vec<StoredPatch>,
-    /// Each part is a patch.
+    /// Each part becomes a patch.
     apart: bool,
 }
 
 impl NewPatch {
-    /// The contents of its frames.
+    /// Returns the contents of its frames.
     fn contents(&self) -> Vec<Vec<u8>> {
         let parts: Vec<&[u8]> = self.buffered.fragments.parts().map(|(_, part)| part).collect();
         if self.apart { parts.into_iter().map(<[u8]>::to_vec).collect() } else { vec![parts.concat()] }
     }
 
-    /// The pieces of its frames: place in the record and length, bytes.
+    /// Returns the pieces of its frames: offset in the record and length, bytes.
     fn pieces(&self) -> Vec<Vec<(u32, u32)>> {
         let parts = self.buffered.fragments.parts().map(|(from, part)| (from as u32, part.len() as u32));
         if self.apart { parts.map(|piece| vec![piece]).collect() } else { vec![parts.collect()] }
@@ -80,8 +82,8 @@ impl NewPatch {
 }
 
 impl<T: Table> Files<T> {
-    /// Takes a part of a stored record into memory, without the record; `false` where the record
-    /// itself must be there.
+    /// Takes a part of a stored record into memory, without the record; `false` if the whole record
+    /// is needed in memory.
     pub(super) fn buffer_fragment(
         &self,
         edited: &mut Editing<'_>,
@@ -123,10 +125,9 @@ impl<T: Table> Files<T> {
         if end > base || !inside || part.len() * PATCH_SHARE > base {
             return Ok(false);
         }
-        // The flush looks at them, and must not fail by what is damaged: whoever writes here is
-        // told now.
+        // The flush reads them and must not fail on damage: the write fails now instead.
         self.stored_patches(&row, number, piece.record, piece.record)?;
-        // Blocks are replaced by blocks; a record that is not split may have to be stored anew.
+        // Blocks are replaced by blocks; a record that is not split may have to be rewritten.
         let written = if is_split(pointer.charged(), base) { piece.length } else { base };
         let promised = promise(written, base);
         let needs = Needs::new(promised, piece.length as u64);
@@ -144,7 +145,7 @@ impl<T: Table> Files<T> {
         self.buffered.grow((buffered.fragments.bytes() - before) as u64);
     }
 
-    /// Makes a record whole in memory of which only parts are there.
+    /// Loads the remainder of a record of which only parts are in memory.
     pub(super) fn fill(&self, row: &InodeRow, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
         if !buffered.take_whole() {
             let content = self.load(row, number, record)?;
@@ -156,7 +157,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// The patches of some records, in their order.
+    /// Returns the patches of some records, in their order.
     pub(super) fn stored_patches(&self, row: &InodeRow, inode: u64, first: u64, last: u64) -> Result<Vec<StoredPatch>> {
         let mut found = Vec::new();
         if row.flags & HAS_PATCHES == 0 {
@@ -173,7 +174,8 @@ impl<T: Table> Files<T> {
         Ok(found)
     }
 
-    /// Overlays a part of a record with its patches. Frames that are wanted whole are left for `direct`, to be read together.
+    /// Overlays a part of a record with its patches. Frames that are needed as a whole are added to
+    /// `direct`, to be read together.
     pub(super) fn lay_patches<'b>(
         &self,
         target: &'b mut [u8],
@@ -193,7 +195,8 @@ impl<T: Table> Files<T> {
                 continue;
             }
             let content = self.frames.read(&pointer)?;
-            // Whatever the row says, a shorter frame leaves the rest as it is: its checksum was right.
+            // A frame that is shorter than its row states leaves the remaining bytes unchanged: its
+            // checksum was valid.
             if let Some(content) = content.get(from..from + part.len()) {
                 part.copy_from_slice(content);
             }
@@ -201,7 +204,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// A record's patches go; answers what they were charged.
+    /// Removes a record's patches; returns the space that they were charged.
     pub(super) fn drop_patches(&self, patches: Vec<StoredPatch>, inode: u64, batch: &mut Batch) -> u64 {
         let mut charged = 0;
         for StoredPatch { record, number, patch } in patches {
@@ -212,11 +215,11 @@ impl<T: Table> Files<T> {
         charged
     }
 
-    /// A record's patches, and whether there can be another one.
+    /// Returns a record's patches, and makes sure that a new one's row can be put.
     fn patches_to_add_to(&self, edited: &Editing<'_>, record: u64) -> Result<Vec<StoredPatch>> {
         let there = self.stored_patches(&edited.row, edited.number, record, record)?;
         if there.is_empty() {
-            // The first one's row goes where nobody has looked yet.
+            // The row of the first patch goes to a leaf that nothing has read yet.
             let key = keys::patch(edited.number, record, 0);
             self.warm(&key)?;
             self.table.read().get(&key)?;
@@ -224,14 +227,15 @@ impl<T: Table> Files<T> {
         Ok(there)
     }
 
-    /// What the frame of a record's extent is charged.
+    /// Space that the frame of a record's extent is charged.
     fn charged_for_extent(&self, inode: u64, record: u64) -> Result<u64> {
         let row = self.table.read().get(&keys::extent(inode, record))?;
         let extent = row.as_deref().map(Extent::decode).transpose()?;
         Ok(extent.and_then(|extent| extent.dead()).map_or(0, |dead| dead.charged))
     }
 
-    /// How the waiting parts of a record are to be stored, so that it takes no more than `1 / spare_share` beyond its content.
+    /// Chooses how the parts of a record are stored, so that it uses no more than `1 / spare_share`
+    /// beyond its content.
     fn form_of_parts(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered, spare_share: u64) -> Result<Form> {
         let (base, bytes) = (buffered.base, buffered.fragments.bytes());
         if bytes * PATCH_SHARE > base * 2 || buffered.fragments.len() > PIECES_MOST {
@@ -257,8 +261,8 @@ impl<T: Table> Files<T> {
         if base <= BLOCK_LEAST { Ok(Form::Record) } else { Ok(Form::Blocks { there, whole: !apart }) }
     }
 
-    /// Stores as patches or blocks what is worth it; answers the rest, whole in memory, and what could not
-    /// be done, which is in memory still.
+    /// Stores parts as patches or blocks where that is worth it; returns the records to rewrite,
+    /// with their whole content, and the result for those that failed, which are in memory again.
     pub(super) fn flush_patches(
         &self,
         txg: Txg,
@@ -267,7 +271,7 @@ impl<T: Table> Files<T> {
         batch: &mut Batch,
     ) -> (Vec<(u64, Buffered)>, Result<()>) {
         let (mut whole, mut patches, mut split, mut outcome) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
-        // Asked only where it matters: most of what is flushed has no parts.
+        // Queried only if needed: most flushed records are complete.
         let is_short = some.iter().any(|(_, buffered)| buffered.is_sparse()) && self.admission.is_short(self.dataset);
         let spare_share = if is_short { SPARE_SHARE_SHORT } else { SPARE_SHARE };
         for (record, mut buffered) in some {
@@ -308,8 +312,9 @@ impl<T: Table> Files<T> {
         (whole, graver(outcome, stored))
     }
 
-    /// Nothing that was accepted may depend on what lies there already: the parts of a record that cannot be read become patches
-    /// whatever they take. After other errors they wait again.
+    /// Stores the parts of a record that cannot be read as patches, whatever space they take:
+    /// accepted writes must not depend on the old content. After other errors the parts return to
+    /// memory.
     fn beside(
         &self,
         edited: &mut Editing<'_>,
@@ -381,7 +386,8 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// A record's parts in as many as there must be patches; the first has the promise of all.
+/// Divides a record's parts into as many as patches are needed; the first has the whole
+/// reservation.
 fn apart(buffered: Buffered) -> impl Iterator<Item = Buffered> {
     let mut rest = Some(buffered);
     std::iter::from_fn(move || {

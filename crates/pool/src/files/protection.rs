@@ -1,5 +1,5 @@
-//! Immutable and append-only files and directories (`chattr +i`, `chattr +a`; ioctl_iflags(2)): what is refused with
-//! EPERM, as by `may_delete`, `may_create` and `notify_change` of Linux.
+//! Immutable and append-only files and directories (`chattr +i`, `chattr +a`; ioctl_iflags(2)):
+//! refusals with EPERM, as by `may_delete`, `may_create` and `notify_change` of Linux.
 //!
 //! Called by `names.rs` for the directory and the file of a name, by `inodes.rs` and `xattrs.rs` under the inode's lock,
 //! and by poolfs for writes; poolfs itself checks opens, and names the flags that refuse a change of attributes
@@ -10,10 +10,12 @@ use crate::rows::InodeRow;
 use crate::rows::inode::flags::{APPEND, IMMUTABLE};
 
 impl<T: Table> Files<T> {
-    /// Refuses a write to an immutable file, and one before the end of an append-only file. `offset`: `None` for the end.
+    /// Refuses a write to an immutable file, and one before the end of an append-only file.
+    /// `offset`: `None` for the end.
     ///
     /// # Errors
-    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] where the inode is gone, and those of the engine.
+    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] if the inode is gone, and those of the
+    /// engine.
     pub fn check_write(&self, inode: &Inode, offset: Option<u64>) -> Result<()> {
         let row = self.attributes_without_room(inode)?;
         let is_before_end = offset.is_some_and(|offset| offset < row.size);
@@ -25,8 +27,8 @@ impl<T: Table> Files<T> {
         self.check_without(directory, IMMUTABLE)
     }
 
-    /// Refuses that a directory loses a name where it is immutable or append-only, and that the file of the name
-    /// does.
+    /// Refuses the removal of a name from an immutable or append-only directory, or of an immutable
+    /// or append-only file.
     pub(super) fn check_loses_name(&self, directory: &InodeRow, file: &InodeRow) -> Result<()> {
         self.check_without(directory, IMMUTABLE | APPEND)?;
         self.check_without(file, IMMUTABLE | APPEND)

@@ -1,12 +1,12 @@
-//! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the
-//! engine, which knows all limits of the pool (`engine/reservation.rs`).
+//! Checks whether an operation may take the space that it needs: the rules of the dataset, quotas
+//! of owners, and the engine, which knows all limits of the pool (`engine/reservation.rs`).
 //!
-//! An operation asks before it changes anything. What waits in memory stays promised until it is a
-//! frame; what a commit will write of the table is counted as it becomes dirty. So what was
-//! accepted finds room, and no figure is overrun between commits.
+//! An operation is admitted before it changes anything. The reservation of content in memory lasts
+//! until the content is a frame; table nodes that a commit will write are counted as they become
+//! dirty. So accepted writes find room, and no limit is exceeded between commits.
 //!
-//! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with
-//! one before it is told.
+//! Invariant: a refused operation has changed nothing; before a shortage that a commit may end is
+//! reported, a commit is tried.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,86 +22,85 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::{Extent, InodeRow, OwnerKind, OwnerUse, keys};
 use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
-/// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
-/// done.
+/// Assumed need of an operation on rows, bytes; the nodes that it has dirtied are counted
+/// afterwards.
 const ROWS: u64 = 1;
-/// What an operation asks for beside content, bytes: its rows, and nodes of the tree that are divided.
+/// Space reserved for an operation in addition to content, bytes: its rows, and tree nodes that are
+/// split.
 const BESIDE: u64 = 8192;
-/// After the removal of a file it may count for so long although it is closed: its last user is
-/// heard of later.
+/// Time for which a removed file may count although it is closed: its last RELEASE arrives later.
 const CLOSING: Duration = Duration::from_millis(100);
 /// A row with its share of the nodes above, bytes.
 const ROW: u64 = 128;
-/// This part of what is stored in blocks are their headers and rows, at most: no quota refuses them.
+/// Largest share (1/n) of headers and rows in content stored as blocks: no quota refuses them.
 const BLOCKS_SHARE: u64 = 25;
-/// So many leaves of extents are read before the table's lock is taken.
+/// Leaves of extents that are read before the table's lock is taken.
 const WARMED_LEAVES: usize = 8;
-/// How often a commit is tried to make room.
+/// Number of commits that are tried to make room.
 const RELIEFS: usize = 2;
 
-/// Who knows all limits of a pool and what was promised: the engine (`engine/reservation.rs`).
+/// Admission against all limits and reservations of a pool: the engine (`engine/reservation.rs`).
 pub trait Admission: Send + Sync {
-    /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the
-    /// pool has any room.
+    /// Reserves bytes for a dataset, if all limits allow it; without a purpose as long as the pool
+    /// has any room.
     ///
     /// # Errors
     /// [`FileError::Quota`], [`PoolError::NoSpace`].
     fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<()>;
 
-    /// Promises a dataset bytes that replace others, which the next commit frees: as long as the pool has room for both until then.
+    /// Reserves bytes for content that replaces other content, which the next commit frees: as long
+    /// as the pool has room for both until then.
     ///
     /// # Errors
     /// As [`Self::admit`].
     fn admit_replacing(&self, dataset: u64, overwrite: &Overwrite) -> Result<()>;
 
-    /// Whether so much would be admitted; nothing is promised.
+    /// Checks whether so much would be admitted; reserves nothing.
     ///
     /// # Errors
     /// As [`Self::admit`].
     fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<()>;
 
-    /// What was promised has become a frame of this txg that is charged so much; 0 where none was
-    /// needed.
+    /// Turns a reservation into the charge of a frame of this txg; 0 if no frame was needed.
     fn charge(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
 
-    /// The commit of this txg will write so much more of the table.
+    /// Notes that the commit of this txg will write so much more of the table.
     fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
 
-    /// Makes room by a commit, if one may help: where something is known to be `freed` by the next,
-    /// or was done since the last; with a dataset, whose quota was in the way, was done there.
-    /// Whether there was one. Not under any lock.
+    /// Makes room by a commit, if one may help: if the next one will free something (`freed`), or
+    /// there were changes since the last; with a dataset, whose quota is exceeded, changes there.
+    /// Returns whether a commit was made. Not to be called under any lock.
     ///
     /// # Errors
     /// Those of the engine.
     fn relieve(&self, dataset: Option<u64>, freed: bool) -> std::result::Result<bool, PoolError>;
 
-    /// What may be written to a dataset now, bytes.
+    /// Bytes that may be written to a dataset now.
     fn room(&self, dataset: u64) -> u64;
 
-    /// Whether so little may be written that files must not grow by being overwritten: less than a tenth of the pool, or of what
-    /// the dataset's quota allows.
+    /// Whether space is so short that files must not grow by being overwritten: less than a tenth
+    /// of the pool, or of what the dataset's quota allows.
     fn is_short(&self, dataset: u64) -> bool;
 }
 
-/// When reading is noted.
+/// When reads update the access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTimes {
     /// Never.
     Off,
-    /// When the noted time is not newer than the last change, or a day old (`relatime` of
-    /// mount(8)).
+    /// If it is not newer than the last change, or a day old (`relatime` of mount(8)).
     #[default]
     Relative,
     /// Always.
     Strict,
 }
 
-/// What holds for the files of a dataset beside how they are stored.
+/// Rules for the files of a dataset, apart from how they are stored.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Nothing may be changed.
     pub read_only: bool,
-    /// When reading is noted.
+    /// When reads update the access time.
     pub access: AccessTimes,
     /// New names have to be UTF-8.
     pub utf8_only: bool,
@@ -109,63 +108,64 @@ pub struct Rules {
     pub quotas: OwnerQuotas,
 }
 
-/// Writes to a file that are announced.
+/// A request to reserve writes to a file.
 #[derive(Clone, Debug)]
 pub struct ExpectedWrites {
     /// The file.
     pub inode: u64,
-    /// Where they are made, where that is known: they may replace content.
+    /// Range that they write, if it is known: they may replace content.
     pub part: Option<Range<u64>>,
     /// The user.
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// What they need, bytes.
+    /// Bytes that they need.
     pub bytes: u64,
-    /// What else is expected of anybody, bytes.
+    /// Bytes expected for all other writes.
     pub beside: u64,
-    /// What counts against quotas of owners besides, bytes.
+    /// Bytes that count against quotas of owners in addition.
     pub beside_of_owner: u64,
 }
 
-/// What a write over stored content needs, bytes.
+/// Space that a write over stored content needs, bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Overwrite {
     /// Until the next commit.
     pub bytes: u64,
-    /// At most, in the end, beside what is stored now. It counts against quotas.
+    /// Largest growth in the end, compared with the stored content. It counts against quotas.
     pub growth: u64,
-    /// By so much more content there is. It is asked for like any new content.
+    /// Growth of the content. It is admitted like new content.
     pub longer: u64,
 }
 
-/// What content needs.
+/// Space that content needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// At most, with its rows. Bytes.
+    /// Largest space with its rows, bytes.
     pub(super) bytes: u64,
     /// Its length, bytes.
     pub(super) content: u64,
-    /// What its owners are charged, at most. Bytes.
+    /// Largest charge of its owners, bytes.
     pub(super) owned: u64,
 }
 
 impl Needs {
-    /// Content of this length that needs so many bytes, all of which its owners may be charged.
+    /// The need of content of this length that takes so many bytes, all of which its owners may be
+    /// charged.
     pub(super) fn new(bytes: u64, content: u64) -> Self {
         Self { bytes, content, owned: bytes }
     }
 }
 
-/// What the next commit frees where content is replaced, bytes.
+/// Space that the next commit frees when content is replaced, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Replaced {
-    /// As it is charged, with the rows that name it.
+    /// Charged space, including the rows that reference it.
     pub(super) charged: u64,
-    /// What owners are no longer charged although a snapshot may hold it: content in rows, of which nobody knows since when it is
-    /// there.
+    /// Space that owners are not charged any more although a snapshot may hold it: content in rows,
+    /// whose birth is unknown.
     pub(super) held: u64,
-    /// Content.
+    /// Length of the content.
     pub(super) logical: u64,
 }
 
@@ -174,43 +174,43 @@ pub(super) struct Replaced {
 pub enum Admit {
     /// If all limits allow it.
     Asked,
-    /// It was accepted before, by whoever collects writes: only a pool that has nothing left but
-    /// what removals need refuses it.
+    /// It was accepted before by the kernel's write-back: it is refused only by a pool that has
+    /// nothing left but the space for removals.
     Held,
     /// It makes room in the end: no quota refuses it.
     Freeing,
 }
 
-/// What a record with so much content needs at most, its row included. Bytes.
+/// Largest space that a record with so much content needs, including its row. Bytes.
 pub(super) fn worst(content: usize) -> u64 {
     let unit = u64::from(Pointer::UNIT);
     (content as u64 + u64::from(Pointer::HEADER)).next_multiple_of(unit) + ROW
 }
 
-/// Whether room is all that was missing.
+/// Whether the error is a lack of space or quota only.
 fn is_shortage(error: &FileError) -> bool {
     matches!(error, FileError::OwnerQuota | FileError::Pool(PoolError::NoSpace | PoolError::Quota { .. }))
 }
 
 impl<T: Table> Files<T> {
-    /// Changes what holds.
+    /// Sets the rules.
     pub fn set_rules(&self, rules: Rules) {
         *self.rules.write() = rules;
     }
 
-    /// Nothing can be changed any more: it is a snapshot.
+    /// Makes the files read only: they are a snapshot.
     pub fn make_read_only(&self) {
         self.rules.write().read_only = true;
     }
 
-    /// What may be written here now: within all limits, beside what is promised. Bytes.
+    /// Bytes that may be written now: within all limits, without what is reserved.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.admission.room(self.dataset)
     }
 
-    /// How much content fits there: what records take beside their content left out, and what the rows of
-    /// an operation may need. As much can be allocated. Bytes.
+    /// Bytes of content that fit into [`Self::room`], without the overhead of records and of the
+    /// rows of an operation. As much can be allocated.
     #[must_use]
     pub fn content_room(&self) -> u64 {
         let record = 1u64 << self.storing.read().record_shift;
@@ -220,13 +220,13 @@ impl<T: Table> Files<T> {
         whole * record + rest
     }
 
-    /// Whether any owner has a quota: how much each may still write differs then.
+    /// Whether any owner has a quota: then owners differ in how much they may still write.
     #[must_use]
     pub fn has_owner_quotas(&self) -> bool {
         !self.rules.read().quotas.is_empty()
     }
 
-    /// Whether an owner's write of so many bytes would be admitted; nothing is promised.
+    /// Checks whether an owner's write of so many bytes would be admitted; reserves nothing.
     ///
     /// # Errors
     /// As a write's: [`FileError::Quota`], [`PoolError::NoSpace`], [`FileError::ReadOnly`].
@@ -238,8 +238,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Promises an owner's writes to come their bytes, if all limits allow them beside what is
-    /// expected otherwise. [`Self::withdraw`] ends the promise.
+    /// Reserves space for an owner's future writes, if all limits allow them in addition to other
+    /// expected writes. [`Self::withdraw`] ends the reservation.
     ///
     /// # Errors
     /// As [`Self::would_admit`].
@@ -248,7 +248,7 @@ impl<T: Table> Files<T> {
             self.check_writable()?;
             let Err(shortage) = self.promise_new(writes) else { return Ok(()) };
             let Some(part) = &writes.part else { return Err(shortage) };
-            // What else is expected has to find room meanwhile, and is promised nothing.
+            // Other expected writes must find room meanwhile; nothing is reserved for them.
             let needs = Needs::new(writes.bytes.saturating_add(writes.beside), part.end - part.start);
             let row = self.attributes(&self.known.get(writes.inode))?;
             self.admit_replacing(&owners_of(&row), needs, shortage, || self.replaced(&row, writes.inode, part))?;
@@ -268,11 +268,11 @@ impl<T: Table> Files<T> {
         self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
     }
 
-    /// So much of what was promised is not wanted any more, or is asked for now by what it was
-    /// promised to.
+    /// Ends so many bytes of a reservation: they are not needed, or the writes they were reserved
+    /// for are admitted now.
     pub fn withdraw(&self, bytes: u64) {
         if bytes > 0 {
-            // Nothing of it is a frame, of whatever txg.
+            // None of it is a frame, of whatever txg.
             self.admission.charge(self.dataset, Txg(0), bytes, 0);
         }
     }
@@ -287,38 +287,38 @@ impl<T: Table> Files<T> {
         if self.rules.read().read_only && !self.is_replaying() { Err(FileError::ReadOnly) } else { Ok(()) }
     }
 
-    /// Runs an operation; where it is short of room, again after a commit that may have made some.
-    /// Not under any lock.
+    /// Runs an operation; if it lacks space, runs it again after a commit that may have made some.
+    /// Not to be called under any lock.
     pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
         self.with_relief_for(Admit::Asked, operation)
     }
 
-    /// The same; nothing that was held back waits for others who are short, since commits of
-    /// snapshots wait for it.
+    /// As [`Self::with_relief`]; kernel write-back does not wait for other operations that lack
+    /// space, since commits of snapshots wait for it.
     pub(super) fn with_relief_for<R>(&self, admit: Admit, operation: impl Fn() -> Result<R>) -> Result<R> {
         let outcome = self.relieved(admit, &operation);
-        // Who has just removed a file may write at once: whoever had it open for him tells a little
-        // later that he has not any more.
+        // A program that has just removed a file may write at once: the RELEASE of the file arrives
+        // a little later.
         let short = matches!(outcome, Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)));
         if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
             return outcome;
         }
         self.known.wait_released(patience::now() + CLOSING);
-        // Once: others may go on removing what helps nobody here.
+        // Once: other processes may continue to remove files that do not help here.
         self.relieved(admit, &operation)
     }
 
-    /// A file has lost its last name.
+    /// Notes that a file has lost its last name.
     pub(super) fn note_last_name(&self) {
         *self.lost_name.lock() = Some(patience::now());
     }
 
-    /// Whether files without a name may be held by nothing but what the next flush takes.
+    /// Whether orphans may be held by nothing but entries that the next flush removes.
     fn holds_nameless(&self) -> bool {
         if self.lost_name.lock().is_none() {
             return false;
         }
-        // A change of a file takes its lock before that of the list.
+        // A change of a file locks the file before the list.
         let dirty: Vec<_> = self.dirty.lock().values().map(Arc::clone).collect();
         dirty.iter().any(|inode| inode.is_nameless())
     }
@@ -328,8 +328,8 @@ impl<T: Table> Files<T> {
         if !outcome.as_ref().is_err_and(is_shortage) {
             return outcome;
         }
-        // One after the other: what a commit gave to one who waited would be taken by those who
-        // came later.
+        // One after the other: space from a commit of one waiting operation would be taken by later
+        // ones.
         let _line = (admit == Admit::Asked).then(|| self.short.lock());
         outcome = operation();
         for _ in 0..RELIEFS {
@@ -337,15 +337,15 @@ impl<T: Table> Files<T> {
             let relieved = match &outcome {
                 Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
                 Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
-                // What waits counts as it may become at worst, and what lost its last name still
-                // counts, which the next flush may be the last to hold.
+                // Content in memory counts with its largest possible charge, and orphans still
+                // count that only the next flush may hold.
                 Err(FileError::OwnerQuota) if freed || self.holds_nameless() || self.owners.has_waiting() => {
                     self.admission.relieve(Some(self.dataset), freed || self.holds_nameless())?
                 }
                 _ => break,
             };
-            // Where nothing is left to commit, another's commit may have made room since the
-            // operation was refused.
+            // If nothing is left to commit, another commit may have made room since the operation
+            // was refused.
             outcome = operation();
             if !relieved {
                 break;
@@ -357,12 +357,13 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Asks for room for new content of a file.
+    /// Admits new content of a file.
     pub(super) fn admit_content(&self, row: &InodeRow, bytes: u64, admit: Admit) -> Result<()> {
         self.admit_over(row, Needs::new(bytes, bytes), admit, || Ok(Replaced::default()))
     }
 
-    /// The same for so much content that may replace some: `replaced` is asked where room is short.
+    /// As [`Self::admit_content`], for content that may replace other content: `replaced` is called
+    /// if space is short.
     pub(super) fn admit_over(
         &self,
         row: &InodeRow,
@@ -387,7 +388,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Admits what replaces as much as it needs, or nearly, after this shortage.
+    /// Admits content that replaces as much as it needs, or nearly, after this shortage.
     fn admit_replacing(
         &self,
         owners: &[(OwnerKind, u32)],
@@ -418,8 +419,9 @@ impl<T: Table> Files<T> {
         self.admission.admit_replacing(self.dataset, &Overwrite { bytes, growth, longer })
     }
 
-    /// What the next commit frees where these bytes of a file are written, with what names it: frames that no snapshot holds and no other
-    /// record shares, and content in a row. Of a record that is written in part, no more than is written of it.
+    /// Computes what the next commit frees if these bytes of a file are written, including rows:
+    /// frames that no snapshot holds and no other record shares, and content in a row. A record
+    /// that is written in part counts for that part only.
     pub(super) fn replaced(&self, row: &InodeRow, inode: u64, part: &Range<u64>) -> Result<Replaced> {
         let shift = self.shift_of(row);
         let mut sum = Replaced::default();
@@ -430,7 +432,7 @@ impl<T: Table> Files<T> {
         let held = self.held_by_snapshots.load(Ordering::Relaxed);
         let written_of = |from: u64, length: u64| part.end.min(from + length).saturating_sub(part.start.max(from));
         let mut in_row = 0;
-        // Of a frame that holds content from `from` on, as much as is written of the content.
+        // A frame with content from `from` on counts for the written part of the content.
         let mut free = |pointer: &Pointer, from: u64, length: u64| {
             let written = written_of(from, length);
             if written > 0 && pointer.birth.0 > held {
@@ -464,7 +466,7 @@ impl<T: Table> Files<T> {
         if written > 0 {
             let stored = worst(in_row) * written / in_row as u64;
             sum.logical += written;
-            // Of rows it is not known since when they are there.
+            // The birth of rows is unknown.
             match held {
                 0 => sum.charged += stored,
                 _ => sum.held += stored,
@@ -473,8 +475,8 @@ impl<T: Table> Files<T> {
         Ok(sum)
     }
 
-    /// The txg of the newest snapshot of the dataset, or of its origin: frames that were born later are freed when they are replaced. Until it
-    /// is known, all are held.
+    /// Sets the txg of the newest snapshot of the dataset, or of its origin: frames born later are
+    /// freed when they are replaced. Until it is set, snapshots are assumed to hold all frames.
     pub fn set_held_by_snapshots(&self, txg: Txg) {
         self.held_by_snapshots.store(txg.0, Ordering::Relaxed);
     }
@@ -483,20 +485,20 @@ impl<T: Table> Files<T> {
         self.replaying.load(Ordering::Relaxed)
     }
 
-    /// Asks for what an operation on rows needs.
+    /// Admits an operation on rows.
     pub(super) fn admit_rows(&self, purpose: Purpose) -> Result<()> {
         self.check_writable()?;
         if self.is_replaying() {
             return Ok(());
         }
         match self.admission.check(self.dataset, ROWS, purpose) {
-            // Who deletes may go further: it is what makes room again.
+            // Removals may use more of the slop space: they make room.
             Err(_) if purpose == Purpose::Free => self.admission.check(self.dataset, ROWS, Purpose::Destroy),
             outcome => outcome,
         }
     }
 
-    /// Whether owners may use so many bytes and inodes more.
+    /// Checks the quotas of owners for so many more bytes and inodes.
     pub(super) fn judge_owners(&self, owners: &[(OwnerKind, u32)], bytes: u64, objects: u64) -> Result<()> {
         if self.is_replaying() || self.rules.read().quotas.is_empty() {
             return Ok(());
@@ -510,10 +512,10 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// What an owner uses now, what waits in memory included.
+    /// Returns an owner's usage, including content in memory.
     pub(super) fn owner_use(&self, (kind, id): (OwnerKind, u32)) -> Result<OwnerUse> {
-        // The table first: what the flush moves there in between is counted twice rather than not
-        // at all.
+        // Accounts in memory are read before the table: changes that the flush moves in between are
+        // counted twice rather than not at all.
         let (changed, waiting) = self.owners.of((kind, id));
         let row = self.table.read().get(&keys::owner_use(kind, id))?;
         let stored = row.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;

@@ -1,10 +1,11 @@
-//! Reading ahead of a listing: what it comes to next is read and decompressed beside it.
+//! Readahead of listings: a thread reads and decompresses the next nodes while the listing is
+//! served.
 //!
-//! Called by `listing.rs`. Only the cache is filled: what a listing shows is decided when it looks,
-//! so it sees every change made before. Invariants:
-//! - what is read ahead is a hint: it may be dropped, and what goes wrong is met again by whoever
-//!   needs it;
-//! - the thread is gone when the files are dropped, and after [`IDLE`] without anything to do.
+//! Called by `listing.rs`. Only the cache is filled: a listing reads the table itself, so it shows
+//! every change made before. Invariants:
+//! - readahead is a hint: it may be dropped, and a read error occurs again for the operation that
+//!   needs the node;
+//! - the thread has ended when the files are dropped, and ends after [`IDLE`] without work.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
@@ -15,14 +16,14 @@ use parking_lot::Mutex;
 use super::Absent;
 use crate::workers::unpin_thread;
 
-/// Parts that wait while another one is read; what comes beyond is not read ahead.
+/// Number of parts that may wait while another one is read; further ones are not read ahead.
 const WAITING: usize = 2;
-/// So long the thread waits for more.
+/// Time after which the idle thread ends.
 const IDLE: Duration = Duration::from_secs(1);
 /// Stack of the thread, bytes.
 const STACK: usize = 256 << 10;
 
-/// The thread that reads ahead; made when it is needed.
+/// The readahead thread; started when it is needed.
 #[derive(Debug, Default)]
 pub(super) struct ListingReadahead(Mutex<Option<Running>>);
 
@@ -38,7 +39,7 @@ impl Running {
         let work = move || {
             unpin_thread();
             while let Ok(read) = coming.recv_timeout(IDLE) {
-                // Whoever needs what cannot be read meets the error.
+                // The operation that needs an unreadable node gets the error.
                 let _ = read();
             }
         };
@@ -50,13 +51,13 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.parts = None;
-        // It ends by itself now; a panic of it has harmed nobody.
+        // It ends by itself now; a panic of it does no harm.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl ListingReadahead {
-    /// Has the thread read this, unless it has enough to do.
+    /// Has the thread read this part, unless too many wait already.
     pub(super) fn go(&self, read: Absent) {
         let mut running = self.0.lock();
         let send = |running: &Running, read| match running.parts.as_ref().map(|parts| parts.try_send(read)) {

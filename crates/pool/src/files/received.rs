@@ -1,11 +1,11 @@
-//! Files that arrive row by row with a stream of a snapshot.
+//! Files that are received row by row from a stream of a snapshot.
 //!
-//! Called by the engine (`engine/receiving.rs`) with rows as they were where they come from; frames
-//! are written here, and rows get the pointers to them. Nobody else uses the files meanwhile.
+//! Called by the engine (`engine/receiving.rs`) with the rows of the sending pool; frames are
+//! written here, and rows get the pointers to them. The files are not used otherwise meanwhile.
 //!
-//! Invariants: what a file and its owners are charged is what is stored here, not what was there;
-//! how far the stream has come is a row that changes with the others, so a crash never leaves it
-//! ahead of them or behind them.
+//! Invariants: a file and its owners are charged for the space used here, not at the sender; the
+//! position of the stream is a row that changes with the others, so a crash never leaves it ahead
+//! of them or behind them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
@@ -23,20 +23,20 @@ use crate::rows::{DatasetHead, Entry, Extent, Folding, InodeRow, NameTarget, Own
 use crate::send_stream::{RowOp, SentFrame, record};
 use crate::space::Purpose;
 
-/// An inode whose row or charge changes: as it was counted last, and as it becomes.
+/// An inode whose row or charge changes: its previous and its new row.
 #[derive(Clone, Copy)]
 struct Touched {
     before: Option<InodeRow>,
     after: Option<InodeRow>,
 }
 
-/// What a record of a stream changes.
+/// Changes by a record of a stream.
 struct Arriving<'a> {
     inodes: BTreeMap<u64, Touched>,
     batch: Batch,
     pointers: std::vec::IntoIter<Pointer>,
     ops: &'a [RowOp<'a>],
-    /// The table had no rows when the stream began: nothing is replaced.
+    /// The table was empty when the stream began: nothing is replaced.
     fresh: bool,
 }
 
@@ -44,18 +44,19 @@ fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))
 }
 
-/// All keys are lower.
+/// Greater than all keys.
 const BEHIND_ALL: &[u8] = &[0xff];
 
-/// The numbers of a dataset that nothing was received of yet.
+/// Header of a dataset for which nothing was received yet.
 const NOTHING: DatasetHead =
     DatasetHead { next: 2, root: 1, seed: 0, hashing: keys::Hashing::Ordered, folding: Folding::EXACT, objects: 0 };
 
-/// What a frame is in this dataset: its kind, the stream it is written to, whose it is.
+/// Kind of a frame in this dataset, the write stream for it, and its owner.
 fn place(dataset: u64, key: &[u8]) -> std::result::Result<(FrameKind, WriteStream, Owner), PoolError> {
     match Key::decode(key)? {
         Key::Extent { inode, record } => {
-            // How long records are stands in the inode; the number tells whoever looks which it is.
+            // The record size is in the inode; the record's number identifies the frame in
+            // diagnostics.
             Ok((FrameKind::Data, WriteStream::Data, Owner { dataset, object: inode, offset: record }))
         }
         Key::Patch { inode, record, .. } => {
@@ -68,7 +69,7 @@ fn place(dataset: u64, key: &[u8]) -> std::result::Result<(FrameKind, WriteStrea
     }
 }
 
-/// The row of a key that names this frame.
+/// The row of a key that references this frame.
 fn framed(key: &[u8], pieces: &[u8], pointer: Pointer) -> std::result::Result<Vec<u8>, PoolError> {
     match key.first() {
         Some(&keys::EXTENT) if pieces.is_empty() => {
@@ -93,7 +94,7 @@ fn framed(key: &[u8], pieces: &[u8], pointer: Pointer) -> std::result::Result<Ve
     }
 }
 
-/// Whether a row without a frame is one.
+/// Checks a row without a frame.
 fn check(key: &Key, value: &[u8]) -> std::result::Result<(), PoolError> {
     match key {
         Key::Head => DatasetHead::decode(value).map(drop),
@@ -114,7 +115,8 @@ fn check(key: &Key, value: &[u8]) -> std::result::Result<(), PoolError> {
 }
 
 impl<T: Table> Files<T> {
-    /// Files that are received into a table, which may have those of an earlier moment, or a part.
+    /// Files that are received into a table, which may have an earlier state, or a part of the
+    /// rows.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
@@ -125,12 +127,12 @@ impl<T: Table> Files<T> {
         Ok(files)
     }
 
-    /// Takes rows of a stream, in the order of their keys, and notes how far it has come: all of it
-    /// or nothing. `owner` is the dataset whose frames they will be; `fresh`: there was nothing when
-    /// the stream began.
+    /// Applies rows of a stream, in the order of their keys, together with its position: all of
+    /// them or none. `owner` is the dataset to which the frames will belong; `fresh`: the table was
+    /// empty when the stream began.
     ///
     /// # Errors
-    /// [`super::FileError::Quota`], [`PoolError::NoSpace`]; rows that are none; those of the engine.
+    /// [`super::FileError::Quota`], [`PoolError::NoSpace`]; invalid rows; those of the engine.
     pub fn receive(&self, ops: &[RowOp<'_>], (owner, fresh): (u64, bool), progress: &[u8]) -> Result<()> {
         self.with_relief(|| self.take_rows(ops, (owner, fresh), progress))
     }
@@ -167,8 +169,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes rows away from a key on and before another (empty: to the end), some of them at once,
-    /// as the stream says that there are none; `progress`: how far it had come before.
+    /// Removes rows from a key up to before another (empty: to the end), in steps, for a range that
+    /// the stream states to be empty; `progress`: the position of the stream before.
     ///
     /// # Errors
     /// As [`Self::receive`].
@@ -193,7 +195,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Forgets how far the stream has come: it has ended.
+    /// Removes the position of the stream, which is complete.
     ///
     /// # Errors
     /// Those of the engine.
@@ -245,7 +247,7 @@ impl<T: Table> Files<T> {
     fn note_rows(&self, arriving: &mut Arriving<'_>) -> Result<()> {
         for op in arriving.ops {
             if matches!(op, RowOp::Nothing { .. }) {
-                // They were taken away before.
+                // They were removed before.
                 continue;
             }
             let key = Key::decode(op.key())?;
@@ -272,7 +274,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Any other row; a file is charged for what it names.
+    /// Any other row; a file is charged for the frame that it references.
     fn note_row(&self, arriving: &mut Arriving<'_>, key: &Key, op: &RowOp<'_>, old: Option<Vec<u8>>) -> Result<()> {
         let dead = old.map_or(Ok(None), |row| dead_of(op.key(), &row))?;
         let mut charged = dead.as_ref().map_or(0, |dead| -(dead.charged as i64));
@@ -306,7 +308,7 @@ impl<T: Table> Files<T> {
         };
         match &mut touched.after {
             Some(row) => row.charged = row.charged.saturating_add_signed(charged),
-            // It went with its inode, and so did the charge.
+            // It was removed with its inode, and so was the charge.
             None if matches!(op, RowOp::Gone { .. }) => {}
             None => return Err(damaged("content of a file that is not there").into()),
         }
@@ -314,7 +316,7 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// A frame as it is written here: compressed as the file system says, or as it has come.
+/// A frame for this pool: compressed as its properties require, or as it was sent.
 fn new_frame<'a>(
     birth: Txg,
     storing: Storing,

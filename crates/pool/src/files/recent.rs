@@ -1,11 +1,10 @@
-//! Attributes that were looked at last: each operation on a file begins with them, and a way down
-//! the tree costs more than all else about them. And which files were seen without extended
-//! attributes: a long listing asks for the ACL of each file that it has just been given.
+//! Cache of recently read attributes: each operation on a file begins with them, and a descent of
+//! the tree is the most expensive part of it. And a cache of files without extended attributes: a
+//! long listing (`ls -l`) asks for the ACL of each file that it has just listed.
 //!
-//! Asked and filled by `inodes.rs` and `listing.rs`, kept true by whoever changes the table.
-//! Invariants: what is noted is what the table has, since it is noted under the table's lock, and
-//! replaced or taken out under the same lock held for writing; nothing is allocated before anybody
-//! asks.
+//! Read and filled by `inodes.rs` and `listing.rs`, kept up to date by all changes of the table.
+//! Invariants: the cache has the table's rows, since it is filled under the table's lock, and
+//! updated under the same lock held for writing; nothing is allocated before the first use.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +15,13 @@ use super::Change;
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{FileType, InodeRow, keys};
 
-/// How many are kept.
+/// Number of cached attributes.
 const PLACES: usize = 64;
-/// Of so many files it is kept that they have no extended attributes: more than a program takes
-/// from a listing before it asks about them. 16 KiB.
+/// Number of cached files without extended attributes: more than a program takes from a listing
+/// before it asks for them. 16 KiB.
 const BARE: usize = 2048;
 
-/// The attributes of an inode, and what its rows are charged.
+/// The attributes of an inode, and the charge for its rows.
 #[derive(Clone, Copy, Debug)]
 struct Noted {
     number: u64,
@@ -32,22 +31,22 @@ struct Noted {
 
 type CachedRow = Mutex<Option<Noted>>;
 
-/// See the file's head.
+/// The caches; see the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     places: OnceLock<Box<[CachedRow]>>,
-    /// Numbers of inodes without extended attributes, each at the place that it chooses; 0: none.
-    /// Nothing before a listing is long.
+    /// Numbers of inodes without extended attributes, in slots by number; 0: none. Allocated with
+    /// the first long listing.
     bare: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Recent {
-    /// The attributes of an inode, where they are kept.
+    /// Returns the attributes of an inode, if they are cached.
     pub(super) fn get(&self, number: u64) -> Option<InodeRow> {
         self.noted(number).map(|noted| noted.row)
     }
 
-    /// The attributes of an inode with what its rows are charged, where they are kept.
+    /// Returns the attributes of an inode and the charge for its rows, if they are cached.
     pub(super) fn get_charged(&self, number: u64) -> Option<(InodeRow, u64)> {
         self.noted(number).map(|noted| (noted.row, noted.charge))
     }
@@ -57,7 +56,7 @@ impl Recent {
         noted.filter(|noted| noted.number == number)
     }
 
-    /// Keeps what the table has, while its lock is held.
+    /// Caches a row of the table, while its lock is held.
     pub(super) fn note(&self, number: u64, (row, charge): &(InodeRow, u64)) {
         let places = self.places.get_or_init(|| (0..PLACES).map(|_| Mutex::default()).collect());
         if let Some(place) = places.get(number as usize % PLACES) {
@@ -68,7 +67,8 @@ impl Recent {
         }
     }
 
-    /// Keeps of which of these inodes the table has no extended attributes, while its lock is held.
+    /// Caches which of these inodes have no extended attributes in the table, while its lock is
+    /// held.
     pub(super) fn note_bare<'a>(&self, rows: impl Iterator<Item = (u64, &'a InodeRow)>) {
         let places = self.bare.get_or_init(|| (0..BARE).map(|_| AtomicU64::new(0)).collect());
         for (number, row) in rows {
@@ -87,8 +87,8 @@ impl Recent {
         self.bare.get()?.get(number as usize % BARE)
     }
 
-    /// The table has taken these changes, or a part of them where that failed; its lock is held for
-    /// writing.
+    /// Follows changes of the table; after a failed change the affected entries are dropped. The
+    /// table's lock is held for writing.
     pub(super) fn follow(&self, changes: &[Change<'_>], failed: bool) {
         for change in changes {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
@@ -110,7 +110,7 @@ impl Recent {
         }
     }
 
-    /// Anything may have changed.
+    /// Drops everything: the table may have changed in any way.
     pub(super) fn clear(&self) {
         self.places.get().into_iter().flatten().for_each(|place| *place.lock() = None);
         self.bare.get().into_iter().flatten().for_each(|place| place.store(0, Ordering::Release));
@@ -121,7 +121,7 @@ impl Recent {
     }
 }
 
-/// Symbolic links are not kept: nobody asks for what they have.
+/// Symbolic links are not cached: no program asks for their attributes.
 fn keep_bare(place: &AtomicU64, number: u64, row: &InodeRow) {
     if row.flags & HAS_XATTRS == 0 && row.file_type() != Some(FileType::Symlink) {
         place.store(number, Ordering::Release);
@@ -130,9 +130,9 @@ fn keep_bare(place: &AtomicU64, number: u64, row: &InodeRow) {
     }
 }
 
-/// Takes a number from its place, if it is there.
+/// Drops a number from its slot, if it is there.
 fn forget(place: &AtomicU64, number: u64) {
-    // Another one's stays.
+    // A number of another inode stays.
     let _ = place.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Acquire);
 }
 

@@ -1,25 +1,25 @@
-//! What the rows of an inode are charged to its owner: attributes, names, link targets, small
+//! Space that the rows of an inode are charged to its owner: attributes, names, link targets, small
 //! content, extended attributes, and the rows of records and patches.
 //!
-//! Every batch of rows passes [`Files::row_charges`] before the table takes it, under the table's
-//! lock: there the charge of each inode that the batch concerns follows the rows, and the use of its
-//! user and group follows the charge. So nothing that changes rows has to count them itself.
+//! Every batch of rows passes [`Files::row_charges`] before it is applied, under the table's lock:
+//! there the charge of each inode in the batch is updated from the rows, and the usage of its user
+//! and group from the charge. So no operation has to count its rows itself.
 //!
 //! ```text
 //!  row            belongs to                charged
 //!  inode          itself                    INODE
 //!  entry          the inode that it names   2 ROW + HASH + value + value without the name: the row for
 //!                                           look-ups, too
-//!  xattr          its inode                 ROW + name + value, or FRAME where the value has a frame
-//!  content        its inode                 ROW + content, where it is in the row
+//!  xattr          its inode                 ROW + name + value, or FRAME if the value has a frame
+//!  content        its inode                 ROW + content, if it is in the row
 //! ```
 //!
-//! Frames are in [`InodeRow::charged`]; rows that name frames of content are charged nothing: they
-//! take less than a hundredth of them.
+//! Frames are in [`InodeRow::charged`]; rows that reference frames of content are charged nothing:
+//! they take less than a hundredth of the frames' space.
 //!
-//! Invariants: the table's inode rows hold the charge, no row in memory does; the use of an owner
-//! is the sum of the charges of its inodes, whatever a charge is. An inode that an older version
-//! wrote last has none: all its rows are counted with its next change, or in the background
+//! Invariants: the table's inode rows hold the charge, no row in memory does; the usage of an owner
+//! is the sum of the charges of its inodes, whatever a charge is. An inode last written by an older
+//! version has no charge: all its rows are counted with its next change, or in the background
 //! ([`Files::recount_rows`]), which notes its progress in a row of its own.
 
 use super::owner_accounts::{OwnerId, owners_of};
@@ -27,27 +27,27 @@ use super::row_recount::recount;
 use super::{Batch, Change, Files, Result, RowChange, Table};
 use crate::rows::{Entry, InodeRow, keys, pointer_of};
 
-/// What an inode's own row is charged, bytes: the times differ from inode to inode, and are not
-/// compressed away. It and the constants below are chosen so that the sum comes within 5 % of what a
-/// file system of one kind of rows uses (`what_owners_use_adds_up_to_what_is_used`).
+/// Charge of an inode's own row, bytes: the times differ from inode to inode, and are not
+/// compressed away. It and the constants below are chosen so that the sum comes within 5 % of what
+/// a file system of one kind of rows uses (`what_owners_use_adds_up_to_what_is_used`).
 pub(super) const INODE: u64 = 32;
-/// What a row is charged beside its value, bytes: what is left of its key when the leaf has been
-/// compressed, and its part of the nodes above.
+/// Charge of a row in addition to its value, bytes: the compressed part of its key in the leaf, and
+/// its share of the nodes above.
 const ROW: u64 = 16;
-/// What the key of a name is charged beside that, bytes: its hash and its sequence differ from
-/// their neighbours'.
+/// Charge of the key of a name in addition to that, bytes: its hash and its sequence differ from
+/// those of its neighbours.
 const HASH: u64 = 16;
-/// What the value of a row that names a frame is charged, bytes, however the frame is shared.
+/// Charge of the value of a row that references a frame, bytes, however the frame is shared.
 const FRAME: u64 = 56;
-/// The number of the inode that a key belongs to lies behind the kind.
+/// Position of the inode's number in a key, after the kind of the row.
 const NUMBER: std::ops::Range<usize> = 1..9;
 
-/// What a batch changes of the charges.
+/// Changes of charges by a batch.
 #[derive(Default)]
 pub(super) struct RowCharges {
-    /// The rows of the inodes that the batch concerns, in the order of their numbers.
+    /// The rows of the inodes in the batch, in the order of their numbers.
     inodes: Vec<ChargedInode>,
-    /// By what the use of owners changes, bytes.
+    /// Changes of the usage of owners, bytes.
     pub(super) uses: Vec<(OwnerId, i64)>,
 }
 
@@ -58,7 +58,7 @@ struct ChargedInode {
 }
 
 impl RowCharges {
-    /// The batch with these charges, as the table takes it.
+    /// Returns the changes of the batch with these charges, for the table.
     pub(super) fn changes<'b>(&'b self, batch: &'b Batch) -> Vec<Change<'b>> {
         let has_charge = |key: &[u8]| self.inodes.binary_search_by(|inode| inode.key.as_slice().cmp(key)).is_ok();
         let others = batch.changes().iter().filter(|change| change.row.is_none() || !has_charge(&change.key));
@@ -71,28 +71,29 @@ impl RowCharges {
     }
 }
 
-/// What a name of an inode is charged, bytes: an entry and the row for look-ups.
+/// Charge of a name of an inode, bytes: an entry and the row for look-ups.
 pub(super) fn of_name(name: &[u8]) -> u64 {
     const TYPE_AND_NUMBER: u64 = 10;
     2 * (ROW + TYPE_AND_NUMBER) + HASH + name.len() as u64
 }
 
-/// What an extended attribute with a value in its row is charged, bytes.
+/// Charge of an extended attribute with its value in the row, bytes.
 pub(super) fn of_attribute(name: &[u8], value: &[u8]) -> u64 {
     ROW + 1 + (name.len() + value.len()) as u64
 }
 
-/// What content that lies in its row is charged, bytes.
+/// Charge of content in its row, bytes.
 pub(super) fn of_content(content: &[u8]) -> u64 {
     ROW + 1 + content.len() as u64
 }
 
-/// What the target of a symbolic link is charged, bytes.
+/// Charge of the target of a symbolic link, bytes.
 pub(super) fn of_target(target: &[u8]) -> u64 {
     of_content(target)
 }
 
-/// What a row is charged, and to which inode; none for rows that are nobody's, or damaged.
+/// The inode to which a row is charged, and the charge; `None` for rows that belong to no inode, or
+/// are damaged.
 pub(super) fn charge_of(key: &[u8], value: &[u8]) -> Option<(u64, u64)> {
     if !has_charge(key) {
         return None;
@@ -112,7 +113,8 @@ pub(super) fn charge_of(key: &[u8], value: &[u8]) -> Option<(u64, u64)> {
     Some((inode, ROW + in_key + value))
 }
 
-/// Whether a row with this key can be charged. Of the rows of content, only that of record 0 can hold it.
+/// Whether a row with this key can have a charge. Of the rows of content, only record 0 can hold
+/// its content.
 fn has_charge(key: &[u8]) -> bool {
     match key.first() {
         Some(&(keys::ENTRY | keys::XATTR)) => true,
@@ -121,7 +123,7 @@ fn has_charge(key: &[u8]) -> bool {
     }
 }
 
-/// The number of the inode whose row this key names.
+/// The inode's number in the key of an inode row.
 pub(super) fn inode_of(key: &[u8]) -> Option<u64> {
     if key.first() != Some(&keys::INODE) || key.len() != NUMBER.end {
         return None;
@@ -130,7 +132,7 @@ pub(super) fn inode_of(key: &[u8]) -> Option<u64> {
 }
 
 impl<T: Table> Files<T> {
-    /// What a batch changes of the charges of inodes, and what follows for their owners.
+    /// Computes the changes of inodes' charges by a batch, and those of their owners' usage.
     ///
     /// # Errors
     /// Errors of reading the table.
@@ -161,7 +163,7 @@ impl<T: Table> Files<T> {
         Ok(charges)
     }
 
-    /// What an inode is charged for the rows that the table has.
+    /// Charge of an inode for the rows in the table.
     fn charge_before(&self, table: &T, number: u64, after: &InodeRow, before: Option<(InodeRow, u64)>) -> Result<u64> {
         match before {
             Some((row, 0)) => recount(table, number, &row),
@@ -172,7 +174,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// What an inode is charged for its rows now: for who becomes its owner.
+    /// Current charge of an inode for its rows, for a change of its owner.
     ///
     /// # Errors
     /// Errors of reading the table.
@@ -194,7 +196,8 @@ fn last_changes(batch: &Batch) -> Vec<&RowChange> {
     changes
 }
 
-/// By how much the rows of inodes grow, bytes, in the order of their numbers; also of those whose own row alone changes.
+/// Growth of the rows of inodes, bytes, in the order of their numbers; inodes of which only the own
+/// row changes are included.
 fn growths<T: Table>(table: &T, changes: &[&RowChange]) -> Result<Vec<(u64, i64)>> {
     let mut growths = Vec::with_capacity(changes.len());
     for RowChange { key, row } in changes {
@@ -212,7 +215,7 @@ fn growths<T: Table>(table: &T, changes: &[&RowChange]) -> Result<Vec<(u64, i64)
     Ok(growths)
 }
 
-/// Adds up what belongs to the same.
+/// Adds up the values of equal keys.
 fn sum_up<K: Ord + Copy>(sums: &mut Vec<(K, i64)>) {
     sums.sort_by_key(|(of, _)| *of);
     sums.dedup_by(|next, first| {

@@ -1,11 +1,12 @@
-//! The charges of inodes that were written last by a version that charged nobody for rows.
+//! Recount of the rows of inodes that were last written by a version that charged no owner for
+//! rows.
 //!
-//! Called by `row_charges.rs` with the next change of such an inode, and by the pool's chores
-//! (`engine/committer.rs`), which count all others in the background, in the order of their numbers.
+//! Called by `row_charges.rs` with the next change of an inode without a charge, and by the pool's
+//! chores (`engine/committer.rs`), which count all others in the background, ordered by number.
 //!
-//! Invariants: an inode's charge and the use of its owners change under one lock of the table; the
-//! progress is a row that changes with them, so a crash never leaves it ahead of them. Nothing of it
-//! is in the intent log: what a crash undoes is counted again.
+//! Invariants: an inode's charge and the usage of its owners change under one lock of the table;
+//! the progress is a row that changes with them, so a crash never leaves it ahead of them. Nothing
+//! of this is in the intent log: rows lost by a crash are counted again.
 
 use std::ops::Range;
 
@@ -16,26 +17,26 @@ use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{Entry, FileType, InodeRow, keys};
 use crate::space::Purpose;
 
-/// Of the attributes of an inode, so many are counted at most: the table's lock is held.
+/// Most attributes of an inode that are counted: the table's lock is held.
 const COUNTED_MOST: usize = 65_536;
-/// So many inodes are looked at under one lock of the table.
+/// Number of inodes that are checked under one lock of the table.
 const STEP: usize = 128;
-/// The leaves with rows of a step that are read before the table is locked.
+/// Leaves with rows of a step that are read before the table is locked.
 const WARMED_LEAVES: usize = 8;
 
-/// How far the inodes of a file system are known to have charges.
+/// Progress of the recount in a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Recounted {
-    /// The table has not been asked yet.
+    /// The table was not read yet.
     #[default]
     Unknown,
-    /// Those with lower numbers have.
+    /// Inodes with lower numbers have a charge.
     Before(u64),
-    /// All have, or rows that cannot be read are in the way.
+    /// All inodes have a charge, or unreadable rows end the recount.
     All,
 }
 
-/// The row that says that all inodes have charges.
+/// The progress row of a completed recount.
 pub(super) fn all_counted() -> Vec<u8> {
     u64::MAX.to_be_bytes().to_vec()
 }
@@ -49,8 +50,8 @@ fn progress_of(row: Option<&[u8]>) -> Recounted {
 }
 
 impl<T: Table> Files<T> {
-    /// Counts the rows of some inodes without a charge, where there are any; answers whether there may be
-    /// more. Not under any lock.
+    /// Counts the rows of some inodes without a charge, if there are any; returns whether there may
+    /// be more. Not to be called under any lock.
     ///
     /// # Errors
     /// Errors of the engine; the inodes are counted later. Rows that cannot be read end the count until the
@@ -65,7 +66,7 @@ impl<T: Table> Files<T> {
                 *self.recounted.lock() = Recounted::All;
                 Ok(false)
             }
-            // There is room another time.
+            // There may be room another time.
             Err(FileError::Quota | FileError::Pool(PoolError::NoSpace | PoolError::Quota { .. })) => Ok(false),
             outcome => outcome,
         }
@@ -82,14 +83,15 @@ impl<T: Table> Files<T> {
         let step = self.uncounted(from)?;
         let entered = self.enter()?;
         let mut progress = self.recounted.lock();
-        // Another table may have come, by a rollback.
+        // The table may have been replaced by a rollback.
         if *progress != Recounted::Before(from) {
             return Ok(true);
         }
         let next = step.next.unwrap_or(u64::MAX);
         self.change_with(entered.txg(), |table| {
             let mut batch = Batch::default();
-            // Where nothing is to be counted, the file system stays as it is: a snapshot is not modified.
+            // With nothing to count, the file system is left unchanged: a received snapshot stays
+            // unmodified.
             if step.numbers.is_empty() && table.get(&keys::recounted())?.is_none() {
                 return Ok(batch);
             }
@@ -113,7 +115,7 @@ impl<T: Table> Files<T> {
         Ok(*progress != Recounted::All)
     }
 
-    /// The next inodes without a charge; has their rows in memory.
+    /// Finds the next inodes without a charge, and reads their rows into memory.
     fn uncounted(&self, from: u64) -> Result<Step> {
         self.warm_range(&inodes_from(from), WARMED_LEAVES)?;
         let mut step = Step { numbers: Vec::new(), next: None };
@@ -142,7 +144,7 @@ impl<T: Table> Files<T> {
 struct Step {
     /// Those without a charge.
     numbers: Vec<u64>,
-    /// The first inode of the next step; none behind the last one.
+    /// The first inode of the next step; `None` after the last one.
     next: Option<u64>,
 }
 
@@ -150,12 +152,12 @@ fn inodes_from(number: u64) -> Range<Vec<u8>> {
     keys::inode(number).to_vec()..keys::of_kind(keys::INODE).end
 }
 
-/// What the rows are charged that the table has of an inode without a charge, bytes. Names that cannot
-/// be found from the inode count like the one that can. Rows that cannot be read are charged nothing: a change of
-/// the inode does not need them.
+/// The charge of an inode for its rows in the table, bytes. Names that cannot be found from the
+/// inode count like the one that can. Unreadable rows are charged nothing: a change of the inode
+/// does not need them.
 ///
 /// # Errors
-/// Errors of reading the table, but for damage and unreadable devices.
+/// Errors of reading the table, except damage and unreadable devices.
 pub(super) fn recount<T: Table>(table: &T, number: u64, row: &InodeRow) -> Result<u64> {
     let mut charge = INODE;
     match count_rows(table, number, row, &mut charge).map_err(FileError::Pool) {
@@ -192,7 +194,7 @@ fn count_rows<T: Table>(
     if row.flags & HAS_XATTRS == 0 { Ok(()) } else { count(keys::xattrs(number)) }
 }
 
-/// What the names of an inode are charged, bytes, by the entry of one of them.
+/// The charge of the names of an inode, bytes, computed from the entry of one of them.
 fn charge_of_names(key: &[u8], value: &[u8], number: u64, row: &InodeRow) -> u64 {
     let Ok(entry) = Entry::decode(value) else { return 0 };
     if entry.inode != number {

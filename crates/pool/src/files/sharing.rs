@@ -1,10 +1,11 @@
-//! Sharing: a range of one file becomes a range of another without being copied. Both name the same
-//! frames afterwards.
+//! Sharing (reflink, block cloning): a range of one file becomes a range of another without
+//! copying. Both reference the same frames afterwards.
 //!
-//! The frame is counted in the catalog with the commit; whatever goes by births takes the new row's
-//! frame for one that was born with it. Each file is charged as if it had the content for itself.
+//! The references of a frame are counted in the catalog with the commit; for everything that
+//! depends on births, the frame is as old as the new row. Each file is charged as if it had the
+//! content for itself.
 //!
-//! Invariant: a record is shared as a whole, with all that is in it.
+//! Invariant: a record is shared as a whole, with all its content.
 
 use std::sync::Arc;
 
@@ -15,21 +16,21 @@ use crate::log::LogChange;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Extent, FileType, keys};
 
-/// How many records are shared in one step: a step holds the txg open and names locked.
+/// Number of records shared in one step: a step holds the txg open and names locked.
 const RECORDS_AT_ONCE: u64 = 1024;
 
 /// A range of one file that is to become one of another. Offsets and length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Where it begins in the file that has it.
+    /// Offset in the source file.
     pub from: u64,
-    /// Where it begins in the file that gets it.
+    /// Offset in the target file.
     pub to: u64,
-    /// How long it is.
+    /// Length.
     pub length: u64,
 }
 
-/// A row of the source, owned.
+/// Copy of a row of the source.
 enum Source {
     Hole,
     Inline(Vec<u8>),
@@ -37,21 +38,22 @@ enum Source {
 }
 
 impl<T: Table> Files<T> {
-    /// Shares as much of a range as can be, from its beginning; answers how much that is. What is
-    /// left has to be copied: ends of records, content that waits in memory, records with patches,
-    /// files of different record sizes, a range of the same file. At the end of the source a record
-    /// may be shared that is not full.
+    /// Shares as much of a range as possible, from its beginning; returns the shared length. The
+    /// caller copies the remainder: parts of records, content in memory, records with patches,
+    /// files of different record sizes, a range of the same file. At the end of the source an
+    /// incomplete record can be shared.
     ///
     /// # Errors
-    /// As a write's.
+    /// As for a write.
     pub fn share(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
         self.share_timed(from, to, range, false)
     }
 
-    /// The same; with `timed`, the times of the target stay, as in [`Self::write_held`].
+    /// As [`Self::share`]; with `timed` the times of the target do not change, as in
+    /// [`Self::write_held`].
     ///
     /// # Errors
-    /// As a write's.
+    /// As for a write.
     pub fn share_timed(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range, timed: bool) -> Result<u64> {
         let mut done = 0;
         if from.number() == to.number() {
@@ -70,16 +72,16 @@ impl<T: Table> Files<T> {
             match step {
                 Ok(0) => return Ok(done),
                 Ok(shared) => done += shared,
-                // What is shared already stays so.
+                // Records shared so far remain shared.
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Where a range cannot be shared from its beginning: how much of it is to be copied before
-    /// sharing may go on, up to the end of the record. `None` where nothing behind it can be
-    /// shared, either: records of other sizes, or at other places.
+    /// For a range that cannot be shared at its beginning: returns how much of it has to be copied
+    /// before sharing may continue, up to the end of the record. `None` if nothing after it can be
+    /// shared either: different record sizes, or unaligned offsets.
     ///
     /// # Errors
     /// Those of reading rows.
@@ -100,14 +102,14 @@ impl<T: Table> Files<T> {
         let waits = from.active.read().as_ref().is_some_and(|active| !active.records.is_empty());
         if waits && !self.throttle.is_in_memory() {
             self.flush_one(txg, from)?;
-            // What cannot be stored cannot be shared.
+            // Content that cannot be stored cannot be shared.
             from.check_stored()?;
         }
         let _names = self.names.lock();
         let source = self.edit(from)?;
         let mut target = self.edit(to)?;
         if target.is_cut_before(range.to.saturating_add(range.length)) {
-            // It was cut off meanwhile.
+            // It was truncated meanwhile.
             return Ok(0);
         }
         let Some(records) = plan(&source, &mut target, range)? else { return Ok(0) };
@@ -138,12 +140,12 @@ impl<T: Table> Files<T> {
         let at = (range.from, range.to);
         let change = LogChange::Share { from: from.number(), to: to.number(), at, length: shared };
         self.apply_and_finish(txg, to, target, (&batch, change))?;
-        // Held so long: what is written to it afterwards is kept afterwards.
+        // Held until now: later writes to it are recorded later.
         drop(source);
         Ok(shared)
     }
 
-    /// Shares one record; `false` where it cannot be.
+    /// Shares one record; `false` if that is impossible.
     fn share_record(
         &self,
         txg: Txg,
@@ -154,7 +156,7 @@ impl<T: Table> Files<T> {
         if source.active.as_ref().is_some_and(|active| active.records.contains_key(&at)) {
             return Ok(false);
         }
-        // A patch lies over one frame: the record is copied, which makes it one again.
+        // A patch lies over one frame: the record is copied, which merges them.
         if !self.stored_patches(&source.row, source.number, at, at)?.is_empty() {
             return Ok(false);
         }
@@ -175,7 +177,7 @@ impl<T: Table> Files<T> {
             self.admission.charge(self.dataset, txg, pointer.charged(), pointer.charged());
         }
         let row = new.map(|pointer| Extent::Shared { pointer, since: txg });
-        // Counted before the row: what cannot be put is given back as any other reference.
+        // Counted before the row is put: if that fails, it is dropped like any other reference.
         if let Some(pointer) = new {
             self.count_written(&pointer);
             self.shared.lock().push(pointer);
@@ -194,14 +196,14 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// The frames that rows of the open txg have come to share; the commit takes them and counts.
+    /// Takes the frames that rows of the open txg share for the first time; the commit counts them.
     pub fn take_shared(&self) -> Vec<Pointer> {
         std::mem::take(&mut *self.shared.lock())
     }
 }
 
-/// How many records of a range can be shared; gives a target that has no record size yet that of
-/// the source.
+/// Number of records of a range that can be shared; a target without a record size gets that of the
+/// source.
 fn plan(source: &Editing<'_>, target: &mut Editing<'_>, range: Range) -> Result<Option<u64>> {
     for edited in [source, &*target] {
         match edited.file_type() {
@@ -222,7 +224,7 @@ fn plan(source: &Editing<'_>, target: &mut Editing<'_>, range: Range) -> Result<
     }
     let length = range.length.min(source.row.size - range.from);
     let end = range.to.checked_add(length).filter(|end| *end <= i64::MAX as u64).ok_or(FileError::TooLarge)?;
-    // The last record of the source as a whole, where nothing of the target lies behind it.
+    // The incomplete last record of the source as a whole, if the target ends there.
     let to_end = range.from + length == source.row.size && end >= target.row.size;
     let records = if to_end { length.div_ceil(size) } else { length / size };
     Ok(Some(records.min(RECORDS_AT_ONCE)).filter(|records| *records > 0))

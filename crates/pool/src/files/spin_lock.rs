@@ -1,20 +1,21 @@
-//! Locks that are held for a few microseconds: whoever finds one taken looks again for a while
+//! Locks that are held for a few microseconds: a thread that finds one taken retries for a while
 //! before it sleeps.
 //!
-//! Callers: everything in `files`. Going to sleep and being woken takes longer than what the holder
-//! does, above all where the processor has halted meanwhile: two threads that make files beside
-//! each other were slower together than one alone.
+//! Callers: everything in `files`. Sleeping and waking takes longer than the holder's work,
+//! especially if the processor has halted meanwhile: two threads that created files in parallel
+//! were slower together than one alone.
 //!
-//! Invariant: nobody looks again where there is one processor, and nobody for longer than [`LOOKS`]
-//! pauses: the holder may not be running.
+//! Invariant: no thread retries on a single processor, and none for longer than [`LOOKS`] pauses:
+//! the holder may not be running.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::workers::processors;
 
-/// How often it is looked again ...
+/// Number of retries ...
 const LOOKS: u32 = 40;
-/// ... and what is waited between, pauses of a processor: about 10 us in all on today's.
+/// ... and the wait between two of them, in pause instructions: about 10 us in all on current
+/// processors.
 const PAUSES: u32 = 8;
 
 fn soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
@@ -28,7 +29,7 @@ fn soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
     })
 }
 
-/// A lock for several readers or one writer.
+/// A spinning lock for several readers or one writer.
 #[derive(Debug, Default)]
 pub(super) struct SpinRwLock<T>(RwLock<T>);
 
@@ -55,7 +56,7 @@ impl<T> SpinRwLock<T> {
     }
 }
 
-/// A lock for one.
+/// A spinning lock for one holder.
 #[derive(Debug, Default)]
 pub(super) struct SpinMutex(Mutex<()>);
 

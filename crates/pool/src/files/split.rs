@@ -1,13 +1,13 @@
-//! Split records: what small writes keep changing is stored in blocks, so that a write replaces the
-//! blocks that it covers, and the record takes no more room than its content.
+//! Split records: a record that small writes keep changing is stored in blocks, so that a write
+//! replaces the blocks that it covers, and the record takes no more space than its content.
 //!
-//! Called by the flush of patches (`patches`), where one more patch would make a record take too
-//! much. In the format a split record is one whose extent's frame holds zeros, packed into some
-//! hundred bytes, and which has a patch of one piece for each of its blocks.
+//! Called by the flush of patches (`patches`), if one more patch would make a record take too much
+//! space. In the format, a split record is one whose extent's frame holds zeros, compressed into
+//! some hundred bytes, and which has a patch of one piece for each of its blocks.
 //!
 //! Invariants:
 //! - A block is a part of the record between multiples of [`grid`]; the end of the record ends one.
-//! - A record is split whole or stays as it was: no batch has a part of its blocks.
+//! - A record is split as a whole or not at all: no batch has a part of its blocks.
 
 use super::buffered::{Buffered, overlap};
 use super::inodes::Editing;
@@ -19,7 +19,7 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::{Extent, Patch, keys};
 
-/// Blocks of a record of this length begin at multiples of it, bytes.
+/// Blocks of a record of this length begin at multiples of this many bytes.
 fn grid(base: usize) -> usize {
     (base.next_power_of_two() / BLOCKS_MOST).max(BLOCK_LEAST)
 }
@@ -27,10 +27,10 @@ fn grid(base: usize) -> usize {
 /// A part of a record, bytes.
 type Part = std::ops::Range<usize>;
 
-/// The blocks that are written anew when these parts of a record are written.
+/// The blocks to rewrite when these parts of a record are written.
 ///
-/// `victims` are the patches that lie there, by their place in `there`; all of them where the
-/// record was not split before (`whole`).
+/// `victims` are the patches to replace, by their position in `there`; all of them if the record
+/// was not split before (`whole`).
 fn blocks(base: usize, written: &[Part], there: &[StoredPatch], whole: bool) -> Blocks {
     let grid = grid(base);
     let outward = |part: &Part| part.start / grid * grid..part.end.next_multiple_of(grid).min(base);
@@ -48,7 +48,7 @@ fn blocks(base: usize, written: &[Part], there: &[StoredPatch], whole: bool) -> 
     if whole {
         take(&(0..base), &mut taken);
     }
-    // A patch that is replaced in part is replaced whole, and so is each that it touches.
+    // A patch that is replaced in part is replaced as a whole, and so is each one that it touches.
     while let Some(next) = (0..there.len()).find(|at| {
         !victims.get(*at).copied().unwrap_or(true)
             && there.get(*at).is_some_and(|patch| {
@@ -74,15 +74,15 @@ fn blocks(base: usize, written: &[Part], there: &[StoredPatch], whole: bool) -> 
     Blocks { parts, victims }
 }
 
-/// What a record's writing replaces, and by what.
+/// The blocks to write for a record, and the patches that they replace.
 struct Blocks {
     /// The new blocks, in their order.
     parts: Vec<Part>,
-    /// Which of the patches go.
+    /// Whether each of the patches is replaced.
     victims: Vec<bool>,
 }
 
-/// A record that is to be split, or is and has blocks to be replaced.
+/// A record to split, or a split one with blocks to replace.
 pub(super) struct Splitting {
     pub(super) record: u64,
     pub(super) buffered: Buffered,
@@ -93,7 +93,7 @@ pub(super) struct Splitting {
 }
 
 impl<T: Table> Files<T> {
-    /// Stores the waiting parts of a record as blocks. Where it fails, they wait again.
+    /// Stores the parts of a record in memory as blocks. On an error they return to memory.
     pub(super) fn store_blocks(
         &self,
         txg: Txg,
@@ -105,7 +105,7 @@ impl<T: Table> Files<T> {
         match self.write_blocks(txg, edited, &splitting, &mut written) {
             Ok(new) => self.name_blocks(txg, edited, splitting, new, batch),
             Err(error) => {
-                // Nothing names them.
+                // No row references them.
                 self.freed.lock().extend(written.iter().map(|pointer| Dead::of(pointer, false)));
                 put_back(edited, splitting.record, splitting.buffered);
                 Err(error)
@@ -113,7 +113,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Writes the frames of the new blocks; `written` has what was written, whatever happens.
+    /// Writes the frames of the new blocks; `written` has the written ones, also after an error.
     fn write_blocks(
         &self,
         txg: Txg,
@@ -148,7 +148,7 @@ impl<T: Table> Files<T> {
         Ok(NewBlocks { base, blocks: parts.into_iter().zip(frames).collect(), victims })
     }
 
-    /// Has the record's rows name the new frames.
+    /// Makes the record's rows reference the new frames.
     fn name_blocks(
         &self,
         txg: Txg,
@@ -191,17 +191,17 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// The frames of a record that was split, or of blocks that were replaced.
+/// The new frames of a record that was split, or of replaced blocks.
 struct NewBlocks {
-    /// The frame of zeros, where the record's extent had content.
+    /// The frame of zeros, if the record's extent had content.
     base: Option<Pointer>,
     /// The blocks.
     blocks: Vec<(Part, Pointer)>,
-    /// Which of the patches they replace.
+    /// Whether each of the patches is replaced.
     victims: Vec<bool>,
 }
 
-/// Parts that could not be stored are in memory again.
+/// Returns parts to memory that could not be stored.
 pub(super) fn put_back(edited: &mut Editing<'_>, record: u64, buffered: Buffered) {
     let records = &mut edited.activate().records;
     match records.get_mut(&record) {

@@ -1,8 +1,8 @@
-//! Stopping the operations of one dataset for as long as its tree is replaced by another: rollback
-//! of a file system in use.
+//! Stops the operations of one dataset while its tree is replaced by another one: rollback of a
+//! file system in use.
 //!
-//! Invariant: operations wait before they hold anything, so whoever stops them can commit; reads go
-//! on.
+//! Invariant: operations wait before they hold anything, so the rollback can commit; reads
+//! continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::{Files, Result, Table};
 use crate::error::PoolError;
 use crate::rows::{DatasetHead, keys};
 
-/// Whether operations wait.
+/// Whether operations have to wait.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     on: AtomicBool,
@@ -22,12 +22,12 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// Whether whoever holds the gate now has to let go and wait.
+    /// Whether an operation that has just entered the gate has to leave it and wait.
     pub(super) fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
 
-    /// Waits until operations may go on.
+    /// Waits until operations may continue.
     pub(super) fn wait(&self) {
         let mut state = self.state.lock();
         while self.is_on() {
@@ -42,7 +42,7 @@ impl Stop {
     }
 }
 
-/// Operations of a dataset wait until this is dropped.
+/// Keeps the operations of a dataset stopped until it is dropped.
 #[derive(Debug)]
 pub struct StoppedFiles<'a, T: Table> {
     files: &'a Files<T>,
@@ -55,8 +55,8 @@ impl<T: Table> Drop for StoppedFiles<'_, T> {
 }
 
 impl<T: Table> Files<T> {
-    /// Stops operations: those that begin after the next closing of a txg wait. By one at a time,
-    /// who has the administration of the pool.
+    /// Stops operations: those that begin after the next closing of a txg wait. The caller holds
+    /// the pool's administration lock, so only one does this at a time.
     pub fn stop(&self) -> StoppedFiles<'_, T> {
         self.stop.set(true);
         StoppedFiles { files: self }
@@ -64,9 +64,9 @@ impl<T: Table> Files<T> {
 }
 
 impl<T: Table> StoppedFiles<'_, T> {
-    /// The files are those of another table from now on, of the same dataset at another time:
-    /// whoever holds an inode has what has its number there, or nothing. Called when a commit has
-    /// taken all that memory held.
+    /// Replaces the table by one of the same dataset at another time: a held inode then refers to
+    /// the inode of its number in the new table, if there is one. Called after a commit, which has
+    /// taken all changes from memory.
     ///
     /// # Errors
     /// Those of the table; nothing is changed then.
@@ -85,7 +85,7 @@ impl<T: Table> StoppedFiles<'_, T> {
         files.buffered.shrink(forgotten * super::inodes::ACTIVE);
         files.owners.clear();
         *files.recounted.lock() = super::row_recount::Recounted::Unknown;
-        // Numbers that were given since are not given again: somebody may hold them.
+        // Inode numbers assigned since are not assigned again: they may still be held.
         files.numbers.next.fetch_max(head.next, Ordering::Relaxed);
         files.numbers.objects.store(head.objects, Ordering::Relaxed);
         Ok(())
@@ -93,7 +93,8 @@ impl<T: Table> StoppedFiles<'_, T> {
 }
 
 impl<T: Table> Files<T> {
-    /// Nobody uses the dataset any more, after a commit: what that could not store is lost.
+    /// Drops changes that a commit could not store: the dataset is closed afterwards, and they are
+    /// lost.
     pub fn give_up(&self) {
         let left: Vec<Arc<super::Inode>> = self.dirty.lock().drain().map(|(_, inode)| inode).collect();
         for inode in &left {
@@ -103,8 +104,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Takes out of memory what is there of an inode: nothing, after a commit, but where rows are
-    /// damaged.
+    /// Drops the changes of an inode from memory: after a commit there are none, except for damaged
+    /// rows.
     fn empty(&self, inode: &super::Inode) {
         let txg = self.gate.enter().txg();
         let active = inode.active.write().take();
@@ -115,8 +116,8 @@ impl<T: Table> Files<T> {
             .for_each(|active| active.records.values().for_each(|buffered| self.release(txg, &active.row, buffered)));
     }
 
-    /// Marks what is held and has no name, after a table was replaced: it goes when its last holder
-    /// lets go. Other inodes without a name are freed.
+    /// Marks held inodes that have no name in the new table: they are freed when their last holder
+    /// drops them. Other inodes without a name are freed now.
     ///
     /// # Errors
     /// Those of the engine.

@@ -1,7 +1,9 @@
-//! Patches as their rows say: the parts of a record that each holds, and which of them are read.
+//! Patches according to their rows: the parts of a record that each holds, and those that a read
+//! uses.
 //!
-//! Called by reads (`content`), by what stores patches and blocks (`patches`, `split`), and by admission
-//! (`quota_check`). Invariant: where several patches hold a part, the newest is read.
+//! Called by reads (`content`), by the functions that store patches and blocks (`patches`,
+//! `split`), and by admission (`quota_check`). Invariant: if several patches hold a part, the
+//! newest is read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,20 +11,20 @@ use std::ops::Range;
 use crate::pointer::Pointer;
 use crate::rows::Patch;
 
-/// The shortest block, bytes: the unit in which the kernel writes pages.
+/// Shortest block, bytes: the unit in which the kernel writes pages.
 pub(super) const BLOCK_LEAST: usize = 4096;
-/// The most blocks of a record.
+/// Most blocks of a record.
 pub(super) const BLOCKS_MOST: usize = 256;
-/// A frame of zeros takes at most this part of the record.
+/// A frame of zeros takes at most this fraction (1/n) of the record.
 const ZEROS_SHARE: u64 = 64;
 
-/// Whether a record whose extent's frame is charged so much, and that has so much content, may be
-/// a split one: what its frame takes does not count.
+/// Whether a record with this length, whose extent's frame is charged so much, may be a split one:
+/// the space of that frame does not count.
 pub(super) fn is_split(charged: u64, base: usize) -> bool {
     charged <= base as u64 / ZEROS_SHARE
 }
 
-/// A patch as it is stored.
+/// A stored patch.
 #[derive(Clone, Debug)]
 pub(super) struct StoredPatch {
     pub(super) record: u64,
@@ -39,10 +41,10 @@ impl StoredPatch {
 
 /// A part of a record that is read from a patch.
 pub(super) struct Visible {
-    /// Where it ends in the record, bytes.
+    /// Its end in the record, bytes.
     pub(super) end: usize,
     pub(super) pointer: Pointer,
-    /// Where it begins in the frame's content, bytes.
+    /// Its offset in the frame's content, bytes.
     pub(super) from: usize,
 }
 
@@ -52,7 +54,8 @@ pub(super) fn of_record(patches: &[StoredPatch], record: u64) -> impl Iterator<I
     patches.get(first..).unwrap_or_default().iter().take_while(move |patch| patch.record == record)
 }
 
-/// The parts of a piece of a record that patches hold, by their places in the record: where several do, of the newest.
+/// The parts of a piece of a record that patches hold, by their offsets in the record: if several
+/// hold one, that of the newest.
 pub(super) fn visible(patches: &[StoredPatch], record: u64, piece: &Range<usize>) -> BTreeMap<usize, Visible> {
     let mut found: BTreeMap<usize, Visible> = BTreeMap::new();
     let (first, last) = (piece.start, piece.end);
@@ -71,7 +74,7 @@ pub(super) fn visible(patches: &[StoredPatch], record: u64, piece: &Range<usize>
     found
 }
 
-/// Takes a part out of those that are visible.
+/// Removes a range from the visible parts.
 fn cut_out(found: &mut BTreeMap<usize, Visible>, start: usize, end: usize) {
     let before = found.range(..start).next_back().map(|(at, _)| *at);
     let touched: Vec<usize> = before.into_iter().chain(found.range(start..end).map(|(at, _)| *at)).collect();

@@ -1,15 +1,15 @@
-//! Streams: files that are read from front to back, and how far ahead of each of them was asked.
+//! Streams: files that are read sequentially, and how far ahead of each was read.
 //!
-//! Called by `content.rs`. A file may have several readers. All of it is a hint. Invariants:
-//! - at most [`KNOWN`] streams are known, those that went on last; the others begin anew;
-//! - where asking costs something, no more is asked for ahead of a stream than twice what was read of it,
-//!   and a fixed amount where it began at the front of its file.
+//! Called by `content.rs`. A file may have several readers. All of this is a hint. Invariants:
+//! - at most [`KNOWN`] streams are tracked, the most recent ones; others start again;
+//! - if requests are expensive, readahead is at most twice what was read of a stream, plus a fixed
+//!   amount if the stream began at the start of its file.
 
 use std::ops::Range;
 
 use parking_lot::Mutex;
 
-/// So many streams of a file system are known.
+/// Number of tracked streams of a file system.
 const KNOWN: usize = 64;
 
 /// One stream, in records of its file.
@@ -18,9 +18,9 @@ struct Stream {
     inode: u64,
     /// Where it began.
     begun: u64,
-    /// Up to here was asked.
+    /// End of its readahead.
     asked: u64,
-    /// So far ahead, the last time.
+    /// Length of its last readahead.
     window: u64,
 }
 
@@ -30,14 +30,14 @@ pub(super) struct StreamRead {
     pub(super) inode: u64,
     pub(super) first: u64,
     pub(super) last: u64,
-    /// How far ahead is asked at least, more than that from the front of a file, and at most.
+    /// Readahead: at least, in addition from the start of a file, and at most.
     pub(super) least: u64,
     pub(super) begins: u64,
     pub(super) most: u64,
 }
 
 impl StreamRead {
-    /// Whether it goes on with a stream; requests of one come in any order.
+    /// Whether it continues a stream; requests of one may arrive in any order.
     fn goes_on(&self, stream: &Stream) -> bool {
         let reach = stream.asked.saturating_sub(2 * stream.window.max(1));
         stream.inode == self.inode
@@ -46,24 +46,24 @@ impl StreamRead {
             && reach <= self.last.saturating_add(1)
     }
 
-    /// How far ahead is asked, where so much was read of the stream since it began there.
+    /// Length of the readahead of a stream that began at `begun` and of which so much was read.
     fn window(&self, begun: u64, read: u64) -> u64 {
         let more = if begun == 0 { self.begins } else { 0 };
         read.saturating_mul(2).saturating_add(more).clamp(self.least, self.most.max(self.least))
     }
 }
 
-/// The streams of a file system, that which went on last at the end.
+/// The streams of a file system, the most recent one last.
 #[derive(Debug, Default)]
 pub(super) struct Streams(Mutex<Vec<Stream>>);
 
 impl Streams {
-    /// Whether what is wanted now was asked for before.
+    /// Whether the readahead covers this read.
     pub(super) fn has_asked(&self, read: &StreamRead) -> bool {
         self.0.lock().iter().any(|stream| read.goes_on(stream) && stream.asked > read.last)
     }
 
-    /// Takes a stream on; answers what is to be asked for ahead of it.
+    /// Continues or starts a stream; returns the range to read ahead.
     pub(super) fn go_on(&self, read: &StreamRead) -> Range<u64> {
         let next = read.last + 1;
         let mut streams = self.0.lock();
@@ -74,12 +74,13 @@ impl Streams {
                 Stream { inode: read.inode, begun: read.first, asked: next, window: 0 }
             }
         };
-        // Who begins somewhere may go on or not; who begins with the file mostly does.
+        // A read in the middle may be followed by another or not; one at the start of a file mostly
+        // is.
         let is_new = stream.begun == read.first;
         let so_far = if is_new && read.first > 0 { 0 } else { next.saturating_sub(stream.begun) };
         stream.window = read.window(stream.begun, so_far);
         let (from, until) = (stream.asked.max(next), next.saturating_add(stream.window));
-        // In steps, so that few requests are made for much.
+        // In steps, so that there are few large requests.
         let ahead = if until > from && until - from >= stream.window / 4 { from..until } else { from..from };
         stream.asked = ahead.end;
         if streams.len() >= KNOWN {
@@ -106,7 +107,7 @@ mod tests {
             assert_eq!(streams.has_asked(&read), at > 0, "{at}");
             let ahead = streams.go_on(&read);
             assert_eq!(ahead.start, until);
-            // Not more than twice as much as was read, and what it begins with.
+            // At most twice what was read, and the initial amount.
             assert!(ahead.end - (at + 8) <= (32 + 2 * (at + 8)).min(256));
             (until, furthest) = (ahead.end, furthest.max(ahead.end - (at + 8)));
         }
@@ -117,7 +118,7 @@ mod tests {
         // From elsewhere: nothing before it goes on.
         assert!(streams.go_on(&read(3, 80, 87)).is_empty());
         assert_eq!(streams.go_on(&read(3, 88, 95)), 96..128);
-        // As far at once as is worth it where that costs nothing.
+        // As far at once as is worth it if requests are cheap.
         let local = StreamRead { least: 64, begins: 0, most: 64, ..read(2, 80, 87) };
         assert_eq!(streams.go_on(&local), 88..152);
         assert!(streams.go_on(&StreamRead { first: 88, last: 95, ..local }).is_empty());

@@ -1,5 +1,5 @@
-//! The edge between files and the dataset's tree: rows read one by one or in ranges, and changed in
-//! batches. Tests put an ordered map behind it.
+//! Interface between files and the dataset's tree: rows are read one by one or in ranges, and
+//! changed in batches. Tests implement it with an ordered map.
 
 use std::ops::Range;
 
@@ -9,20 +9,20 @@ use crate::log::LogChange;
 use crate::pointer::Txg;
 use crate::rows::{InodeRow, OwnerKind, keys};
 
-/// Reads something that a table needs.
+/// Reads nodes that a table lacks in memory.
 pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError> + Send>;
 
 /// The rows of a dataset.
 pub trait Table: Send + Sync {
-    /// A row.
+    /// Returns a row.
     ///
     /// # Errors
     /// Damage of the tree, a device that fails.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
 
-    /// What must be read before a row can be got or changed without waiting for a device: read it
-    /// without the table's lock, then ask again. `None` where nothing is known to be missing; a
-    /// table may say so although something is.
+    /// Returns a read that is necessary before a row can be read or changed without waiting for a
+    /// device: run it without the table's lock, then call this again. `None` if nothing is known to
+    /// be missing; a table may return that although something is.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -31,7 +31,7 @@ pub trait Table: Send + Sync {
         Ok(None)
     }
 
-    /// The same for the rows of a range, or those of them that so many leaves hold.
+    /// As [`Self::absent`] for the rows of a range, up to so many leaves.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -39,7 +39,8 @@ pub trait Table: Send + Sync {
         self.absent_ahead(range, (leaves, leaves))
     }
 
-    /// The same where one of the first `near` leaves is missing; then the first `far` are read.
+    /// As [`Self::absent_in`] if one of the first `near` leaves is missing; the read then includes
+    /// the first `far`.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -48,13 +49,13 @@ pub trait Table: Send + Sync {
         Ok(None)
     }
 
-    /// The rows of a range in the order of their keys, until `visit` answers false.
+    /// Visits the rows of a range in the order of their keys, until `visit` returns false.
     ///
     /// # Errors
     /// As [`Self::get`].
     fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError>;
 
-    /// The same where a visit may fail, which ends it.
+    /// As [`Self::scan`]; an error of a visit ends it.
     ///
     /// # Errors
     /// As [`Self::get`], and those of `visit`.
@@ -70,40 +71,40 @@ pub trait Table: Send + Sync {
     /// Makes all these changes, in their order.
     ///
     /// # Errors
-    /// As [`Self::get`]. Either nothing is changed, or the table has seen to it that what is half
-    /// changed is never committed.
+    /// As [`Self::get`]. Either nothing is changed, or the table prevents the commit of a partial
+    /// change.
     fn change(&mut self, txg: Txg, changes: &[Change<'_>]) -> Result<(), PoolError>;
 
-    /// What the next commits will write of the table, bytes.
+    /// Bytes of the table that the next commits will write.
     fn dirty_bytes(&self) -> u64;
 }
 
 /// A change of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowChange {
-    /// Which row.
+    /// Key of the row.
     pub key: Vec<u8>,
-    /// What it becomes; `None` where it goes.
+    /// The new row; `None` removes it.
     pub row: Option<Vec<u8>>,
 }
 
-/// A change of one row, as a table takes it.
+/// A change of one row, borrowed, for a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'b> {
-    /// Which row.
+    /// Key of the row.
     pub key: &'b [u8],
-    /// What it becomes; `None` where it goes.
+    /// The new row; `None` removes it.
     pub row: Option<&'b [u8]>,
 }
 
 impl RowChange {
-    /// The change as a table takes it.
+    /// The change for a table.
     #[must_use]
     pub fn as_row(&self) -> Change<'_> {
         Change { key: &self.key, row: self.row.as_deref() }
     }
 
-    /// The change as the intent log has it.
+    /// The change for the intent log.
     #[must_use]
     pub fn as_change(&self) -> LogChange<'_> {
         match &self.row {
@@ -113,37 +114,38 @@ impl RowChange {
     }
 }
 
-/// What one operation changes, and what follows from it: nothing of that is told to anybody before
-/// the table has taken the rows.
+/// The changes of one operation, and their consequences, which take effect only after the table has
+/// taken the rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     changes: Vec<RowChange>,
-    /// Frames that no row names any more then.
+    /// Frames that no row references any more afterwards.
     pub(super) dead: Vec<Dead>,
-    /// Frames that were written for its rows: they are nobody's where the table does not take them.
+    /// Frames that were written for its rows: they are freed if the table does not take the rows.
     pub(super) written: Vec<Dead>,
-    /// By what the use of owners changes, bytes.
+    /// Changes of the usage of owners, bytes.
     pub(super) uses: Vec<((OwnerKind, u32), i64)>,
-    /// By what the charge of the file that is changed differs, bytes.
+    /// Change of the charge of the changed file, bytes.
     pub(super) charged: i64,
-    /// What the kept log has in place of rows: by their keys.
+    /// Rows for the replay journal that differ from the table's, by their keys.
     pub(super) kept_as: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What both logs have in place of rows that name frames: long values in full, by their keys.
+    /// Rows for both logs instead of rows that reference frames: long values in full, by their
+    /// keys.
     pub(super) logged_as: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Batch {
-    /// The row becomes this.
+    /// Puts a row.
     pub fn put(&mut self, key: &[u8], row: Vec<u8>) {
         self.changes.push(RowChange { key: key.to_vec(), row: Some(row) });
     }
 
-    /// The row goes, if it is there.
+    /// Removes a row, if it exists.
     pub fn remove(&mut self, key: &[u8]) {
         self.changes.push(RowChange { key: key.to_vec(), row: None });
     }
 
-    /// A file is charged so much more; its row says so already.
+    /// Charges a file for more bytes; its row has the charge already.
     pub(super) fn charge(&mut self, row: &InodeRow, bytes: i64) {
         self.charged = self.charged.saturating_add(bytes);
         self.uses.extend([(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)].map(|owner| (owner, bytes)));
@@ -155,19 +157,19 @@ impl Batch {
         self.changes.is_empty()
     }
 
-    /// The changes as a table takes them, without charges for rows.
+    /// The changes for a table, without charges for rows.
     #[must_use]
     pub fn uncharged(&self) -> Vec<Change<'_>> {
         self.changes.iter().map(RowChange::as_row).collect()
     }
 
-    /// The changes as the intent log has them.
+    /// The changes for the intent log.
     pub(super) fn logged(&self) -> Vec<LogChange<'_>> {
         let rows = self.changes.iter().map(RowChange::as_change);
         if self.logged_as.is_empty() {
             return rows.collect();
         }
-        // A long value is no row: replay sets it, and its inode has to be there.
+        // A long value is no row: a replay sets it, and needs its inode before.
         let is_inode = |change: &LogChange<'_>| change.kind() == Some(keys::INODE);
         let mut logged: Vec<LogChange<'_>> = rows.clone().filter(is_inode).collect();
         for (change, row) in self.changes.iter().zip(rows) {

@@ -1,5 +1,5 @@
-//! Files over a map: each operation by itself, then random ones against a plain model, over flushes
-//! and reopening.
+//! Tests of files over a map: each operation by itself, then random ones against a plain model,
+//! with flushes and reopening.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,18 +27,18 @@ struct MapTable(Rows, Arc<Watched>);
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What is known of a table's use.
+/// Injected errors and statistics of a table.
 #[derive(Default)]
 struct Watched {
     /// Rows that cannot be read.
     rotten: Mutex<Vec<Vec<u8>>>,
-    /// Nothing can be changed.
+    /// All changes fail.
     refuses: AtomicBool,
     /// Rows that scans have shown.
     shown: AtomicU64,
     /// The most changes of a batch.
     longest: AtomicUsize,
-    /// The rows after each batch, where somebody wants to know.
+    /// The rows after each batch, if a test needs them.
     history: Mutex<Option<Vec<Rows>>>,
 }
 
@@ -86,7 +86,7 @@ impl Admission for Unlimited {
 }
 
 impl Table for MapTable {
-    /// Nothing of it is ever written.
+    /// None of it is ever written.
     fn dirty_bytes(&self) -> u64 {
         0
     }
@@ -134,7 +134,7 @@ impl Table for MapTable {
 struct MapFrames {
     content: Mutex<BTreeMap<u32, Arc<[u8]>>>,
     next: AtomicU32,
-    /// What cannot be read any more.
+    /// Frames that cannot be read.
     rotten: Mutex<Vec<u32>>,
     /// Writes that still succeed; negative: all.
     room: AtomicI64,
@@ -165,7 +165,7 @@ impl Frames for MapFrames {
             segment: 1,
             index,
             offset: 0,
-            // Zeros are packed, the rest is not.
+            // Zeros are compressed, other content is not.
             stored: if frame.content.iter().all(|byte| *byte == 0) { 16 } else { frame.content.len() as u32 },
             logical: frame.content.len() as u32,
             kind: frame.kind,
@@ -230,8 +230,8 @@ fn names(files: &MapFiles, directory: &Inode) -> Vec<Vec<u8>> {
     files.list(directory, 0, false, usize::MAX).unwrap().into_iter().map(|entry| entry.name).collect()
 }
 
-/// Everything that must hold between the rows: counts, sizes, names by hash and by sequence, use of
-/// owners, and the frames that rows name are exactly those that were written and not freed.
+/// Checks everything that must hold between the rows: counts, sizes, names by hash and by sequence,
+/// usage of owners; and that rows reference exactly the frames that were written and not freed.
 fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     let entered = files.gate.enter();
     files.flush(entered.txg()).unwrap();
@@ -346,7 +346,7 @@ fn names_are_made_found_listed_and_taken() {
     files.remove_directory(&root, b"d").unwrap();
     assert!(matches!(files.make(&d, b"x", b"", &new(FileType::Regular)), Err(FileError::NotFound)));
     assert_eq!(files.attributes(&d).unwrap().links, 0);
-    // The listing holds what it showed.
+    // The listing holds the inodes that it has shown.
     drop((d, inside));
     assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     drop((first, rest));
@@ -370,8 +370,8 @@ fn a_listing_meets_each_name_once_and_none_that_came_later() {
         names
     };
     let first = listed(0, end, 2);
-    // Moved behind the reader and before him; put in the place of another; exchanged; new; one that
-    // leaves another.
+    // Moved to before and after the listing's position; put over another; exchanged; new; one that
+    // leaves a whiteout.
     for (old, new, replace) in
         [("a", "moved-a", MayReplace::No), ("c", "moved-c", MayReplace::No), ("d", "e", MayReplace::Yes)]
     {
@@ -407,7 +407,7 @@ fn times_are_those_that_whoever_keeps_them_tells() {
     };
     files.write(&file, Some(0), &[1; 10_000]).unwrap();
     assert_eq!(told(-7, ChangedTime::To(at(-8))), (at(-7), at(-8)));
-    // A write that comes late: short, long, and the first of a file.
+    // A late write-back: short, long, and the first of a file.
     files.write_held(&file, Some(0), b"late", true).unwrap();
     files.write_held(&file, Some(0), &[2; 300_000], true).unwrap();
     let small = make(&files, &root, b"g", FileType::Regular);
@@ -425,7 +425,7 @@ fn times_are_those_that_whoever_keeps_them_tells() {
     files.write_stored(&file, 4096, &[3; 100], true).unwrap();
     files.zero_timed(&file, 8192, 4096, false, true).unwrap();
     assert_eq!(now(), (at(-7), at(-8)));
-    // Without a time of its own each change has that of the clock.
+    // Without a given time each change has the time of the clock.
     files.write_held(&file, Some(0), b"late", false).unwrap();
     assert!(now().0 > at(0) && now().1 > at(0));
     files.unlink(&root, b"f").unwrap();
@@ -452,7 +452,7 @@ fn a_file_without_a_name_lives_while_it_is_held() {
     assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
     assert_eq!(content(&files, &files.look_up(&root, b"t").unwrap().0), b"tmp");
-    // What a crash leaves is freed at the next start.
+    // Orphans of a crash are freed at the next import.
     let held = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap().0;
     files.write(&held, Some(0), &data).unwrap();
     check(&files, &frames, &mut Vec::new());
@@ -502,7 +502,7 @@ fn numbers_end_with_an_error() {
         let refused = files.link(&last, &root, b"link");
         assert!(matches!(refused, Err(FileError::Pool(PoolError::NoSpace))), "{refused:?}");
     }
-    // A log that names a number beyond them is one that somebody has forged.
+    // A log with a number above the limit is forged.
     let entry = Entry { inode: u64::MAX, file_type: FileType::Regular, name: b"forged" }.encode();
     files.replay(&LogChange::Put { key: &keys::entry(root.number(), 7), value: &entry }).unwrap();
     assert_eq!(files.numbers.next.load(Ordering::Relaxed), keys::NUMBER_MOST);
@@ -526,7 +526,7 @@ fn a_full_pool_loses_nothing_that_was_accepted() {
     assert!(matches!(files.write(&a, Some(5 * 4096), &data), Err(FileError::Pool(PoolError::NoSpace))));
     files.write(&a, Some(100), b"parts are kept in memory").unwrap();
     files.write(&a, Some(5000), b"until there is room").unwrap();
-    // Nobody else is stopped by it, and whoever syncs it or goes on is told.
+    // Operations on other files succeed, and a sync of it or a further write fails.
     let other = make(&files, &root, b"other", FileType::Regular);
     files.flush(Txg(7)).unwrap();
     assert!(files.look_at_table(|table| table.0.contains_key(keys::inode(other.number()).as_slice())));
@@ -541,7 +541,7 @@ fn a_full_pool_loses_nothing_that_was_accepted() {
     assert_eq!(files.buffered(), 0);
     assert_eq!(content(&files, &a), expected);
     a.check_synced().unwrap();
-    // Where there is none for long, it is given up: memory is not held for ever.
+    // If there is no room for long, it is given up: memory is not held for ever.
     files.write(&a, Some(100), b"gone with the next commits").unwrap();
     frames.room.store(0, Ordering::Relaxed);
     (7..67).for_each(|txg| files.flush(Txg(txg)).unwrap());
@@ -580,7 +580,7 @@ fn small_writes_into_records_are_patches_until_there_are_too_many() {
         assert!(rows <= 16 && stored == 5 + rows, "{rows} patches, {stored} frames");
         assert!(rows > 0 || round % 9 == 8, "round {round}");
     }
-    // What is cut off, replaced or removed takes its patches with it.
+    // Truncated, replaced or removed records lose their patches.
     files.write(&a, Some(100), b"again").unwrap();
     files.set_attributes(&a, &AttributeChange { size: Some(4500), ..AttributeChange::default() }).unwrap();
     expected[100..105].copy_from_slice(b"again");

@@ -1,12 +1,13 @@
-//! What the pool holds in memory that no commit has made durable yet, and who waits because it is
+//! Accounting of the pool's memory that waits for a commit, and the throttle of operations if it is
 //! too much.
 //!
-//! Callers: files (they say what they hold, and wait before an operation begins), the tables of
+//! Callers: files (they report what they hold, and wait before an operation begins), the tables of
 //! datasets (dirty nodes), the committer (it is woken here).
 //!
 //! Invariants:
-//! - Nobody waits here who holds the gate or any lock: a commit needs them to make room.
-//! - Without a committer nobody waits: whoever runs the pool by hand commits by hand.
+//! - An operation that waits here holds neither the gate nor a lock: a commit needs them to make
+//!   room.
+//! - Without a committer no operation waits: a caller that runs the pool by hand commits by hand.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,16 +18,16 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::PoolError;
 use crate::patience;
 
-/// The sum of what waits in memory for a commit.
+/// Sum of the memory that waits for a commit.
 #[derive(Debug)]
 pub struct Throttle {
     held: AtomicU64,
-    /// From here on a commit is due, bytes.
+    /// Bytes at which a commit is due.
     begin: AtomicU64,
-    /// From here on operations wait, bytes.
+    /// Bytes at which operations wait.
     most: AtomicU64,
     failed: OnceLock<PoolError>,
-    /// A replay goes on in memory although the pool has failed: content becomes no frames.
+    /// A replay continues in memory although the pool has failed: content is not written as frames.
     in_memory: AtomicBool,
     state: Mutex<ThrottleState>,
     /// Operations wait here for room.
@@ -41,14 +42,14 @@ struct ThrottleState {
     stop: bool,
 }
 
-/// Why the committer goes on.
+/// Why the committer was woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// A commit is due: much is held, or somebody has asked.
+    /// A commit is due: memory holds much, or one was requested.
     Due,
-    /// The time is over.
+    /// The interval is over.
     Time,
-    /// It is to end.
+    /// The committer is to end.
     Stop,
 }
 
@@ -68,13 +69,13 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// What is held now, bytes.
+    /// Bytes held now.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// More is held.
+    /// Adds to the memory held.
     pub fn grow(&self, bytes: u64) {
         let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         let begin = self.begin.load(Ordering::Relaxed);
@@ -83,18 +84,18 @@ impl Throttle {
         }
     }
 
-    /// Less is held.
+    /// Subtracts from the memory held.
     pub fn shrink(&self, bytes: u64) {
         let before = self.held.fetch_sub(bytes, Ordering::Relaxed);
         let most = self.most.load(Ordering::Relaxed);
         if before >= most && before.saturating_sub(bytes) < most {
-            // Under the lock, so that nobody goes to sleep between his look and this.
+            // Under the lock, so that no operation goes to sleep between its check and this.
             let _state = self.state.lock();
             self.room.notify_all();
         }
     }
 
-    /// Lets an operation begin: waits while too much is held.
+    /// Admits an operation: waits while too much memory is held.
     ///
     /// # Errors
     /// Why the pool accepts nothing any more.
@@ -110,8 +111,8 @@ impl Throttle {
         self.check()
     }
 
-    /// Lets an operation begin that needs room of another kind, which commits make: waits until `has_room`
-    /// says so. Without a committer nobody waits.
+    /// Admits an operation that needs another kind of room, which commits make: waits until
+    /// `has_room` returns true. Without a committer it does not wait.
     ///
     /// # Errors
     /// Why the pool accepts nothing any more.
@@ -125,9 +126,9 @@ impl Throttle {
         self.check()
     }
 
-    /// There may be room for who waits in [`Self::admit_when`].
+    /// Wakes operations in [`Self::admit_when`]: there may be room.
     pub fn made_room(&self) {
-        // Under the lock, so that nobody goes to sleep between his look and this.
+        // Under the lock, so that no operation goes to sleep between its check and this.
         let _state = self.state.lock();
         self.room.notify_all();
     }
@@ -136,7 +137,7 @@ impl Throttle {
         self.held() >= self.most.load(Ordering::Relaxed)
     }
 
-    /// Whether the pool accepts anything.
+    /// Checks that the pool accepts operations.
     ///
     /// # Errors
     /// Why it does not.
@@ -147,40 +148,40 @@ impl Throttle {
         }
     }
 
-    /// Whether a replay goes on in memory: whatever has failed, operations are accepted, and content becomes
-    /// no frames. Called by the replay, while nobody else uses the pool.
+    /// Sets whether a replay continues in memory: operations are accepted after any failure, and
+    /// content is not written as frames. Called by the replay, before the pool is used otherwise.
     pub fn set_in_memory(&self, on: bool) {
         self.in_memory.store(on, Ordering::Relaxed);
     }
 
-    /// Whether that is so.
+    /// Whether a replay continues in memory.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.in_memory.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is accepted. The first reason stays.
+    /// Fails the pool: nothing is accepted from now on. The first reason is kept.
     pub fn fail(&self, error: &PoolError) {
         let _ = self.failed.set(error.clone());
         let _state = self.state.lock();
         self.room.notify_all();
     }
 
-    /// Why nothing is accepted any more, if it is so.
+    /// Reason why nothing is accepted any more, if so.
     #[must_use]
     pub fn failed(&self) -> Option<PoolError> {
         self.failed.get().cloned()
     }
 
-    /// A committer works: operations may wait for it. Bytes at which a commit is due, and at which
-    /// operations wait.
+    /// Notes that a committer runs: operations may wait for it. `begin`: bytes at which a commit is
+    /// due, `most`: at which operations wait.
     pub fn arm(&self, begin: u64, most: u64) {
         self.state.lock().stop = false;
         self.begin.store(begin, Ordering::Relaxed);
         self.most.store(most.max(begin), Ordering::Relaxed);
     }
 
-    /// Other bounds, where the committer has not ended meanwhile.
+    /// Sets other bounds, unless the committer has ended.
     pub fn rearm(&self, begin: u64, most: u64) {
         let mut state = self.state.lock();
         if state.stop {
@@ -188,12 +189,12 @@ impl Throttle {
         }
         self.begin.store(begin, Ordering::Relaxed);
         self.most.store(most.max(begin), Ordering::Relaxed);
-        // Whoever waits may go on by that, and what is too much already asks for its commit.
+        // Waiting operations may continue, and too much held memory asks for its commit.
         state.due |= self.held() >= begin;
         self.room.notify_all();
     }
 
-    /// The committer ends: nobody waits from now on.
+    /// Notes that the committer ends: no operation waits from now on.
     pub fn disarm(&self) {
         let mut state = self.state.lock();
         self.begin.store(u64::MAX, Ordering::Relaxed);
@@ -203,19 +204,19 @@ impl Throttle {
         self.work.notify_all();
     }
 
-    /// Asks for a commit.
+    /// Requests a commit.
     pub fn ask(&self) {
         self.state.lock().due = true;
         self.work.notify_all();
     }
 
-    /// Whether nobody commits, or will for long.
+    /// Whether no committer runs, or it is about to end.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.state.lock().stop
     }
 
-    /// Waits so long, or until the committer ends.
+    /// Waits for so long, or until the committer ends.
     pub fn pause(&self, time: Duration) {
         let until = patience::now() + time;
         let mut state = self.state.lock();
@@ -240,7 +241,7 @@ impl Throttle {
     }
 }
 
-/// A part of what a throttle counts, which is given back when it goes.
+/// A part of a throttle's sum, which is subtracted when it is dropped.
 #[derive(Debug, Default)]
 pub struct Share {
     throttle: std::sync::Arc<Throttle>,
@@ -248,37 +249,36 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing yet.
+    /// An empty share.
     #[must_use]
     pub fn new(throttle: std::sync::Arc<Throttle>) -> Self {
         Self { throttle, bytes: AtomicU64::new(0) }
     }
 
-    /// What it is, bytes.
+    /// Bytes in this share.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is accepted by whom it belongs to: what is in memory must not be
-    /// committed.
+    /// Fails the pool: the memory that this share counts must not be committed.
     pub fn fail(&self, error: &PoolError) {
         self.throttle.fail(error);
     }
 
-    /// It grows.
+    /// Adds bytes.
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.throttle.grow(bytes);
     }
 
-    /// It shrinks.
+    /// Subtracts bytes.
     pub fn shrink(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.throttle.shrink(bytes);
     }
 
-    /// It becomes this. By one thread at a time.
+    /// Sets the bytes. Called by one thread at a time.
     pub fn become_now(&self, bytes: u64) {
         let before = self.bytes();
         if bytes > before {

@@ -1,39 +1,39 @@
-//! Files whose content cannot be stored, because rows that it belongs to are damaged: who syncs,
-//! snapshots or exports all of a file system is told.
+//! Files whose content cannot be stored, because rows that it needs are damaged: reported to a
+//! sync, snapshot or export of the whole file system.
 //!
-//! Callers: the flush notes them; the engine asks. Invariant: a file is here from the flush that
-//! found it until one has stored it, or has given it up.
+//! Callers: the flush notes them; the engine asks for them. Invariant: a file is listed from the
+//! flush that failed until one has stored its content, or has given it up.
 
 use std::collections::BTreeMap;
 
 use super::{FileError, Files, Result, Table};
 use crate::pointer::Txg;
 
-/// What waits in memory and cannot be stored, and what was lost.
+/// Files with content in memory that cannot be stored, and the last loss.
 #[derive(Debug, Default)]
 pub(super) struct Unstored {
     now: BTreeMap<u64, FileError>,
     lost: Option<Lost>,
 }
 
-/// The last file that was given up.
+/// A file whose content was given up.
 #[derive(Debug)]
 struct Lost {
-    /// By which txg.
+    /// Txg that gave it up.
     by: Txg,
-    /// Why.
+    /// The reason.
     error: FileError,
-    /// Somebody knows.
+    /// The loss was reported.
     told: bool,
 }
 
 impl<T: Table> Files<T> {
-    /// Something of an inode cannot be stored now.
+    /// Notes that content of an inode cannot be stored now.
     pub(super) fn note_unstored(&self, number: u64, error: &FileError) {
         self.unstored.lock().now.insert(number, error.clone());
     }
 
-    /// It is stored, or is nobody's any more.
+    /// Notes that it is stored, or dropped.
     pub(super) fn note_stored(&self, number: u64) {
         let mut unstored = self.unstored.lock();
         if !unstored.now.is_empty() {
@@ -41,25 +41,24 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// It is given up.
+    /// Notes that it is given up.
     pub(super) fn note_lost(&self, txg: Txg, number: u64, error: &FileError) {
         let mut unstored = self.unstored.lock();
         unstored.now.remove(&number);
         unstored.lost = Some(Lost { by: txg, error: error.clone(), told: false });
     }
 
-    /// How many files hold what cannot be stored, and why one of them does.
+    /// Number of files with content that cannot be stored, and the error of one of them.
     #[must_use]
     pub fn unstored(&self) -> Option<(usize, FileError)> {
         let unstored = self.unstored.lock();
         unstored.now.values().next().map(|error| (unstored.now.len(), error.clone()))
     }
 
-    /// After a commit: whether all that was written before is stored. What was given up is told
-    /// once.
+    /// Checks after a commit that all content written before is stored. A loss is reported once.
     ///
     /// # Errors
-    /// Why something is not.
+    /// The reason why some content is not stored.
     pub fn check_all_stored(&self) -> Result<()> {
         let mut unstored = self.unstored.lock();
         if let Some(error) = unstored.now.values().next() {
@@ -74,7 +73,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Whether the tree that this txg has frozen lacks something that was written before.
+    /// The error if the tree that this txg froze lacks content that was written before.
     pub(crate) fn lacks_at(&self, txg: Txg) -> Option<FileError> {
         let unstored = self.unstored.lock();
         let lost = unstored.lost.as_ref().filter(|lost| lost.by >= txg).map(|lost| &lost.error);

@@ -1,5 +1,5 @@
-//! Extended attributes: values in rows, long ones in frames of their own; logs have these in full. Which names may be
-//! used by whom is judged above.
+//! Extended attributes: values in rows, long ones in frames of their own; logs have the values in
+//! full. The caller checks which names a user may access.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
 use crate::rows::{InodeRow, Xattr, keys};
 use crate::space::Purpose;
 
-/// What an attribute is charged at most, bytes: its row, and the frame of a long value.
+/// Largest possible charge of an attribute, bytes: its row, and the frame of a long value.
 pub(super) fn most_for_attribute(name: &[u8], value: &[u8]) -> u64 {
     if value.len() > INLINE_MOST { worst(value.len()) + name.len() as u64 } else { of_attribute(name, value) }
 }
 
 impl<T: Table> Files<T> {
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     ///
     /// # Errors
-    /// [`FileError::NoData`] where there is none.
+    /// [`FileError::NoData`] if there is none.
     pub fn attribute(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         if self.attributes(inode)?.flags & HAS_XATTRS == 0 {
             return Err(FileError::NoData);
@@ -45,7 +45,7 @@ impl<T: Table> Files<T> {
         }))
     }
 
-    /// The names of all attributes.
+    /// Returns the names of all attributes.
     ///
     /// # Errors
     /// Those of the engine.
@@ -62,9 +62,9 @@ impl<T: Table> Files<T> {
         Ok(names)
     }
 
-    /// Sets an attribute; `exists` demands that it is there already, or that it is not. With
-    /// `permissions` the permission bits become these in the same step, as an access control list
-    /// asks for.
+    /// Sets an attribute; `exists` requires that it exists already, or that it does not. With
+    /// `permissions` the permission bits are set in the same step, as an access control list
+    /// requires.
     ///
     /// # Errors
     /// [`FileError::AttributeExists`], [`FileError::NoData`], [`FileError::TooLarge`] for a value
@@ -134,8 +134,8 @@ impl<T: Table> Files<T> {
         self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
-    /// The frame that an attribute has now, if any, and what the attribute is charged at least; checks that
-    /// it exists where that matters.
+    /// The current frame of an attribute, if any, and the least that the attribute is charged;
+    /// checks whether it exists as required.
     fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<(Option<Pointer>, u64)> {
         let old = self.table.read().get(&keys::xattr(number, name))?;
         match (exists, &old) {
@@ -150,8 +150,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Applies a change of an attribute that had a frame and is charged so much now. The old frame
-    /// is free only once no row names it.
+    /// Applies a change of an attribute with its old frame and its new charge. The old frame is
+    /// freed only once no row references it.
     fn settle_attributes(
         &self,
         txg: Txg,
@@ -173,7 +173,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Puts an attribute; answers what it is charged beyond its row.
+    /// Puts an attribute; returns its charge in addition to its row.
     pub(super) fn put_attribute(
         &self,
         txg: Txg,
@@ -217,7 +217,8 @@ impl<T: Table> Files<T> {
         self.admission.charge(self.dataset, txg, promised, charged);
         let pointer = written?;
         if self.keeper.get().is_some() || self.recorder.get().is_some() {
-            // The frame is durable with the commit only, and other records may come to depend on this one.
+            // The frame becomes durable with a commit only, and other records may depend on this
+            // one.
             batch.logged_as.push((key.clone(), Xattr::Inline(value).encode()));
         }
         batch.put(&key, Xattr::Frame(pointer).encode());

@@ -1,4 +1,4 @@
-//! The flush: what memory holds comes into the table, before a txg is frozen.
+//! The flush: changes in memory go into the table, before a txg is frozen.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::Extent;
 
 impl<T: Table> Files<T> {
-    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg
-    /// is frozen. What belongs to rows that are damaged, or finds no room, stays where it is,
+    /// Flushes all changes in memory into the table, while no operation is running, right before a
+    /// txg is frozen. Changes that need damaged rows, or find no room, stay in memory,
     /// [apart](Self::set_apart).
     ///
     /// # Errors
@@ -37,14 +37,14 @@ impl<T: Table> Files<T> {
         self.apply(txg, &batch)
     }
 
-    /// Puts most of what memory holds into the table while operations go on, so that little is left
-    /// for the moment when they must wait.
+    /// Flushes most changes while operations continue, so that little is left for the moment when
+    /// they have to wait.
     ///
     /// # Errors
     /// As [`Self::flush`].
     pub fn flush_most(&self) -> Result<()> {
-        // What is written meanwhile may need another round, and that one another: each is shorter
-        // than the one before, or it is the last.
+        // New writes may need another round, and that one another: each is shorter than the one
+        // before, or it is the last.
         let mut before = usize::MAX;
         for _ in 0..FLUSH_ROUNDS {
             let dirty: Vec<Arc<Inode>> = self.dirty.lock().values().cloned().collect();
@@ -68,11 +68,11 @@ impl<T: Table> Files<T> {
                 return Ok(Flushed::Whole);
             }
         };
-        // What goes into the table here was in no record: an fsync that finds it there must wait
-        // for the commit.
+        // Content that goes into the table here was in no record of the log: an fsync that finds it
+        // there must wait for the commit.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         let holds = edited.active.as_ref().is_some_and(|active| !active.records.is_empty());
-        // Before anything is taken out of memory it is known that there is a row to name it.
+        // Before content is taken out of memory, its inode row must be readable.
         if holds
             && let Err(error) = self.stored(inode.number())
             && error.is_rotten()
@@ -90,12 +90,12 @@ impl<T: Table> Files<T> {
                 Ok(()) => {}
                 Err(error) if error.is_rotten() => unstored = Some(error),
                 Err(error) if is_of_one_file(&error) => {
-                    // Nor is there any for what comes behind.
+                    // Later records would find no room either.
                     unstored = Some(error);
                     break;
                 }
                 Err(error) => {
-                    // What was stored before counts; the records that failed are in memory again.
+                    // Records stored before count; the failed ones are in memory again.
                     edited.put(&mut batch);
                     self.apply_flushed(txg, &batch)?;
                     return Err(error);
@@ -105,8 +105,7 @@ impl<T: Table> Files<T> {
         let row = edited.row;
         if let Some(active) = edited.active.as_mut() {
             active.row = row;
-            // The end of the file is where its content is, or it would end in holes that nobody
-            // made.
+            // The file ends where its content does, or it would end in holes that no program made.
             let first = active.records.keys().next().map_or(u64::MAX, |record| record << row.record_shift);
             active.stored_size = row.size.min(first.max(active.stored_size));
             active.changed = false;
@@ -133,9 +132,9 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// What belongs to rows that are damaged, or finds no room, keeps nobody else's from being
-    /// committed. It stays in memory, and is tried again by the next commits; in the end it is
-    /// given up. Whoever syncs the file is told from now on.
+    /// Keeps changes of a file in memory that need damaged rows, or find no room, so that commits
+    /// of other files succeed. Later commits try again; after some of them the changes are given
+    /// up. A sync of the file fails from now on.
     fn set_apart(&self, txg: Txg, inode: &Arc<Inode>, mut edited: Editing<'_>, error: FileError) -> Flushed {
         let row = edited.row;
         let given_up = {
@@ -170,8 +169,8 @@ impl<T: Table> Files<T> {
         Flushed::Apart
     }
 
-    /// What was accepted is lost to memory: nobody may go on as if it had been stored. What is in
-    /// the intent log is done again.
+    /// Fails the pool: accepted changes were lost from memory, and no operation may continue as if
+    /// they were stored. Changes in the intent log are replayed.
     fn lose(&self, error: FileError) -> FileError {
         if let FileError::Pool(error) = &error {
             self.buffered.fail(error);
@@ -179,12 +178,12 @@ impl<T: Table> Files<T> {
         error
     }
 
-    /// Applies what was in memory and is there no more.
+    /// Applies changes that are not in memory any more.
     fn apply_flushed(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply(txg, batch).map_err(|error| self.lose(error))
     }
 
-    /// Stores records that were in memory; those that cannot be stored go back there.
+    /// Stores records from memory; those that cannot be stored return to memory.
     fn flush_records(
         &self,
         txg: Txg,
@@ -234,23 +233,23 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// What a flush did with an inode.
+/// Result of the flush of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::files) enum Flushed {
-    /// The table has all of it.
+    /// The table has all changes.
     Whole,
-    /// Some of it cannot be stored, and waits in memory.
+    /// Some changes cannot be stored, and wait in memory.
     Apart,
 }
 
-/// Whether what cannot be stored concerns one file only: rows that it belongs to are damaged, or
-/// there is no room for its content. The rest of the pool goes on.
+/// Whether an error concerns one file only: rows that it needs are damaged, or there is no room for
+/// its content. All other files keep working.
 fn is_of_one_file(error: &FileError) -> bool {
     error.is_rotten() || matches!(error, FileError::Pool(PoolError::NoSpace))
 }
 
-/// Of two outcomes the one that stops more: what is damaged or finds no room concerns one file, all
-/// else the pool.
+/// The more serious of two results: damage and lack of room concern one file, all other errors the
+/// pool.
 pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()> {
     match one {
         Ok(()) => other,
@@ -259,20 +258,20 @@ pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()>
     }
 }
 
-/// So many txgs try to store what belongs to rows that are damaged.
+/// Number of txgs that try to store changes that need damaged rows.
 const APART_MOST: u64 = 3;
-/// So many try to store what finds no room: meanwhile somebody may remove something. Not for ever:
-/// memory that is full of it would stop everybody.
+/// Number of txgs that try to store changes that find no room: files may be removed meanwhile. Not
+/// for ever: memory that is full of them would block all operations.
 const WITHOUT_ROOM_MOST: u64 = 60;
-/// How many rounds a flush makes beside operations.
+/// Number of rounds of a flush while operations continue.
 const FLUSH_ROUNDS: usize = 4;
-/// So little need not be flushed beside operations, bytes.
+/// Bytes that need not be flushed while operations continue.
 const FLUSH_LITTLE: u64 = 4 << 20;
-/// How much of a file is stored together, bytes: enough for several threads to compress.
+/// Bytes of a file that are stored together: enough for several threads to compress.
 const FLUSHED_TOGETHER: usize = 4 << 20;
 
-/// The first records in memory from one on, to be stored together; those that come back are not
-/// taken again.
+/// Takes the next records out of memory, to be stored together; records that return to memory are
+/// not taken again.
 fn take_some(edited: &mut Editing<'_>, from: &mut u64) -> Vec<(u64, Buffered)> {
     let Some(active) = edited.active.as_mut() else { return Vec::new() };
     let (mut some, mut bytes) = (Vec::new(), 0);
@@ -281,7 +280,7 @@ fn take_some(edited: &mut Editing<'_>, from: &mut u64) -> Vec<(u64, Buffered)> {
         && let Some(buffered) = active.records.remove(&record)
     {
         *from = record.saturating_add(1);
-        // Parts may have to become the whole record.
+        // Parts may have to be extended to the whole record.
         bytes += buffered.content.len().max(buffered.base);
         some.push((record, buffered));
     }

@@ -1,10 +1,9 @@
-//! Compression of whole records before their inode is locked: writes to one file, which several
-//! threads bring, are compressed beside one another, and nobody waits for a compression who only
-//! wants to read.
+//! Compression of whole records before their inode is locked: writes of several threads to one file
+//! are compressed in parallel, and readers do not wait for a compression.
 //!
-//! Invariants: nothing is taken of the pool here, and nothing is promised: that comes under the
-//! lock, for the content as it is. What turns out not to fit the file as it is found there is
-//! compressed again.
+//! Invariants: no space is taken or reserved here: that happens under the lock, for the content as
+//! it is. Results that do not fit the file as it is found under the lock are dropped, and the
+//! content is compressed again.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +12,7 @@ use crate::files::{Files, Inode, Storing, Table};
 use crate::frames::{Compressed, NewFrame};
 use crate::pointer::Txg;
 
-/// Less than this is compressed under the lock, bytes.
+/// Shorter writes are compressed under the lock, bytes.
 const WORTH_IT: usize = 128 << 10;
 
 /// Whole records of a write, compressed.
@@ -21,12 +20,12 @@ const WORTH_IT: usize = 128 << 10;
 pub(super) struct Precompressed {
     storing: Storing,
     shift: u8,
-    /// By their numbers, in order.
+    /// By record number, in order.
     records: Vec<(u64, Compressed)>,
 }
 
 impl Precompressed {
-    /// What became of the records of these frames, if it is good for them.
+    /// Returns the compressed records for these frames, if record size and properties still match.
     pub(super) fn of(
         &self,
         storing: &Storing,
@@ -45,7 +44,7 @@ impl Precompressed {
 }
 
 impl<T: Table> Files<T> {
-    /// Compresses the whole records of a write; `None` where that is better done later.
+    /// Compresses the whole records of a write; `None` if that is better done later.
     pub(super) fn compress_ahead(&self, inode: &Inode, offset: Option<u64>, data: &[u8]) -> Option<Precompressed> {
         let offset = offset.filter(|_| data.len() >= WORTH_IT)?;
         let storing = *self.storing.read();
@@ -67,7 +66,7 @@ impl<T: Table> Files<T> {
         for (record, content) in &records {
             frames.push(self.new_frame(&storing, Txg(0), (number, record << shift), content));
         }
-        // Whatever is wrong is told where it is written.
+        // Errors are reported by the write itself.
         let compressed = self
             .frames
             .compress_all(&frames)

@@ -1,5 +1,5 @@
-//! How an edit ends: what it makes of records in memory happens when the table has taken its rows,
-//! and not otherwise.
+//! The end of an edit: its changes of records in memory are made if, and only if, the table has
+//! taken its rows.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::pointer::Txg;
 use crate::rows::InodeRow;
 
 impl<T: Table> Files<T> {
-    /// Ends an edit that a batch completes, and that has made this change of content. Where the table does not take it, memory has what it
-    /// had; a file may have grown by what reads as zeros.
+    /// Applies the batch that completes an edit with this change of content, and ends the edit. If
+    /// the table does not take it, memory keeps its content; a file may have grown by zeros.
     pub(in crate::files) fn apply_and_finish(
         &self,
         txg: Txg,
@@ -22,7 +22,7 @@ impl<T: Table> Files<T> {
         let applied = self.apply(txg, batch);
         let row = edited.row;
         if applied.is_ok() {
-            // Nobody sees content, nor the row, before the inode is let go of.
+            // Neither the content nor the row is visible before the inode is unlocked.
             self.keep_row(txg, &edited, Some(change));
             self.settle(txg, &row, &mut edited);
         } else {
@@ -35,7 +35,7 @@ impl<T: Table> Files<T> {
         applied
     }
 
-    /// The table has taken what was changed: memory follows.
+    /// Makes the changes of records in memory, after the table has taken the rows.
     pub(in crate::files) fn settle(&self, txg: Txg, row: &InodeRow, edited: &mut Editing<'_>) {
         for pending in std::mem::take(&mut edited.pending) {
             let records = &mut edited.activate().records;
@@ -49,7 +49,7 @@ impl<T: Table> Files<T> {
                     if let Some(buffer) = records.get_mut(&record) {
                         let cut = buffer.content.len().saturating_sub(keep);
                         buffer.content.truncate(keep);
-                        // The record of the new size cuts there as well.
+                        // The record of the new size truncates it as well.
                         let part = buffer.unrecorded.take();
                         buffer.unrecorded =
                             part.map(|part| part.start.min(keep)..part.end.min(keep)).filter(|part| !part.is_empty());
@@ -69,7 +69,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// What was to be changed stays as it was: what was only read for that is not needed in memory.
+    /// Discards the changes of records in memory; records that were only read for them are dropped.
     pub(in crate::files) fn take_back(&self, txg: Txg, row: &InodeRow, edited: &mut Editing<'_>) {
         for pending in std::mem::take(&mut edited.pending) {
             if let Pending::Cut { record, fresh: true, .. } | Pending::Zeroed { record, fresh: true, .. } = pending

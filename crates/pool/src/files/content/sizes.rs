@@ -1,11 +1,11 @@
-//! Sizes and holes: what is cut off, zeroed, and found again.
+//! File sizes and holes: truncation, zeroing, seeking.
 //!
 //! Invariants:
-//! - The size of a file is cut in one step, and recorded; the rows behind its end go in steps, as
-//!   many at a time as a commit may wait for. A row that has [`CUT`] may have some left, whatever
-//!   happens in between: they are gone before the file grows over them.
-//! - What an operation makes of records in memory it makes of them when the table has taken its
-//!   rows ([`Files::settle`]).
+//! - A truncation changes the size in one step, and records it; the rows after the end are removed
+//!   in steps, each as long as a commit may wait for. An inode with [`CUT`] may still have rows
+//!   there, whatever happens in between: they are removed before the file grows over them.
+//! - Changes of records in memory are made once the table has taken the operation's rows
+//!   ([`Files::settle`]).
 
 use std::sync::Arc;
 
@@ -20,20 +20,21 @@ use crate::rows::inode::flags::CUT;
 use crate::rows::{InodeRow, keys};
 use crate::space::Purpose;
 
-/// How many records one step takes out: a step holds the txg open. Few in tests, where it is many
-/// steps that matter.
+/// Number of records that one step removes: a step holds the txg open. Few in tests, for many
+/// steps.
 pub(in crate::files) const STEP: usize = if cfg!(test) { 5 } else { 1024 };
 
 impl Editing<'_> {
-    /// Whether rows may be left between the end of the file and this.
+    /// Whether there may be rows between the end of the file and this offset.
     pub(in crate::files) fn is_cut_before(&self, end: u64) -> bool {
         self.row.flags & CUT != 0 && end > self.row.size
     }
 }
 
 impl<T: Table> Files<T> {
-    /// Begins an operation that keeps so many bytes, and after which the file may end at `end`: what a
-    /// cut has left there goes first. Not under any lock.
+    /// Begins an operation that appends so many bytes to the journal, and after which the file may
+    /// end at `end`: rows that a truncation left there are removed first. Not to be called under
+    /// any lock.
     pub(in crate::files) fn enter_growing<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
@@ -52,8 +53,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Takes out what a cut has left behind the end of a file, where it is to grow up to `end`. Not
-    /// under any lock.
+    /// Removes the rows that a truncation left, if the file is to grow up to `end`. Not to be
+    /// called under any lock.
     pub(in crate::files) fn uncut(&self, inode: &Arc<Inode>, end: u64) -> Result<()> {
         while self.edit(inode)?.is_cut_before(end) {
             self.cut_some(inode)?;
@@ -61,7 +62,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes out all that a cut has left; answers the attributes.
+    /// Removes all rows that a truncation left; returns the attributes.
     pub(in crate::files) fn finish_cut(&self, inode: &Arc<Inode>, row: InodeRow) -> Result<InodeRow> {
         let mut row = row;
         while row.flags & CUT != 0 {
@@ -71,13 +72,13 @@ impl<T: Table> Files<T> {
         Ok(row)
     }
 
-    /// Takes out what cuts have left that were broken off, by a crash or by what could not be read:
-    /// about so many rows. Answers whether there is more. Not under any lock, and not by whom a
-    /// commit waits for.
+    /// Removes about so many rows of truncations that were interrupted, by a crash or by unreadable
+    /// rows. Returns whether there are more. Not to be called under any lock, nor by an operation
+    /// that a commit waits for.
     ///
     /// # Errors
-    /// Those of the engine; what is left is taken out after the next start, or before the file
-    /// grows.
+    /// Those of the engine; the remaining rows are removed after the next import, or before the
+    /// file grows.
     pub fn sweep_cuts(&self, rows: u64) -> Result<bool> {
         let mut left = rows;
         let mut outcome = Ok(());
@@ -95,14 +96,14 @@ impl<T: Table> Files<T> {
                     batch.remove(&keys::cut(number));
                     outcome = self.enter().and_then(|entered| self.apply(entered.txg(), &batch));
                 }
-                // Those behind one that cannot be read are swept all the same.
+                // Files after one that cannot be read are processed all the same.
                 Err(error) => outcome = Err(error),
             }
         }
         outcome.map(|()| self.known.has_cut())
     }
 
-    /// Looks in the table for what cuts have left, to be swept.
+    /// Looks in the table for interrupted truncations, to complete them.
     pub(crate) fn find_cuts(&self) -> Result<()> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::CUT), &mut |key, _| {
@@ -115,13 +116,13 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// One step of it.
+    /// One step of removing rows after the end.
     fn cut_some(&self, inode: &Arc<Inode>) -> Result<()> {
-        // A size that was kept has this follow from it.
+        // The journal has the size, from which this follows.
         let entered = self.enter_with(0)?;
         let mut edited = self.edit(inode)?;
         if edited.row.flags & CUT == 0 {
-            // One of a log that was replayed, where less was left.
+            // A row of a replayed log, where fewer rows were left.
             let mut batch = Batch::default();
             if self.table.read().get(&keys::cut(edited.number))?.is_some() {
                 batch.remove(&keys::cut(edited.number));
@@ -143,8 +144,8 @@ impl<T: Table> Files<T> {
         dropped
     }
 
-    /// Changes the size. What is cut off reads as zeros when the file grows again. On an error the
-    /// caller puts back what the edit was.
+    /// Changes the size. Truncated content reads as zeros when the file grows again. On an error
+    /// the caller restores the edit's state.
     pub(in crate::files) fn resize(
         &self,
         txg: Txg,
@@ -156,7 +157,7 @@ impl<T: Table> Files<T> {
             return Err(FileError::TooLarge);
         }
         let old = edited.row.size;
-        // In memory with the size that it has: what is refused leaves it so.
+        // Active with its old size: an error leaves it so.
         edited.activate();
         edited.row.size = size;
         if size < old {
@@ -174,8 +175,7 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes everything behind the size out of memory, and as much as one step may out of the
-    /// table.
+    /// Removes all content after the size from memory, and one step of its rows from the table.
     fn drop_records(&self, txg: Txg, edited: &mut Editing<'_>, batch: &mut Batch) -> Result<()> {
         let (size, shift) = (edited.row.size, self.shift_of(&edited.row));
         let whole = size.div_ceil(1 << shift);
@@ -185,7 +185,7 @@ impl<T: Table> Files<T> {
             let there = edited.activate().records.get(&record);
             let fresh = there.is_none();
             let shorter = match there {
-                // Of a record that is not all in memory the parts behind the cut must go as well.
+                // Parts after the end of an incomplete record must be removed as well.
                 Some(record) => record.is_sparse() || record.content.len() > keep,
                 None => self.stored_records(edited.number, record, record)?.iter().any(|(_, stored)| match stored {
                     StoredRecord::Inline(content) => content.len() > keep,
@@ -194,7 +194,7 @@ impl<T: Table> Files<T> {
             };
             if shorter {
                 edited.row.record_shift = shift;
-                // Read as far as the file still goes: the rest is cut off by that.
+                // Read up to the new end of the file, which truncates it.
                 self.promised_record(txg, edited, record, keep, Admit::Freeing)?;
                 edited.pending.push(Pending::Cut { record, keep, fresh });
             }
@@ -204,7 +204,7 @@ impl<T: Table> Files<T> {
         self.drop_rows(edited, batch)
     }
 
-    /// Takes rows of records behind the size out of the table: one step of them.
+    /// Removes one step of the rows of records after the size.
     fn drop_rows(&self, edited: &mut Editing<'_>, batch: &mut Batch) -> Result<()> {
         let whole = edited.row.size.div_ceil(1 << self.shift_of(&edited.row));
         let records = self.stored_numbers(edited.number, whole, u64::MAX - 1, STEP)?;
@@ -212,7 +212,7 @@ impl<T: Table> Files<T> {
             self.replace(edited, *record, None, batch)?;
         }
         let (was, is) = (edited.row.flags & CUT != 0, records.len() == STEP);
-        // So that a start finds it.
+        // Makes an import find it.
         match (was, is) {
             (false, true) => batch.put(&keys::cut(edited.number), Vec::new()),
             (true, false) => batch.remove(&keys::cut(edited.number)),
@@ -222,11 +222,11 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Whether a range of a file could be filled now. Nothing is set aside: content goes to a new
-    /// place whenever it is written.
+    /// Checks whether a range of a file could be filled now. Nothing is reserved: content is always
+    /// written to a new block address.
     ///
     /// # Errors
-    /// As [`Self::write`], at once.
+    /// As [`Self::write`], without a commit to make room.
     pub fn would_fill(&self, inode: &Inode, offset: u64, length: u64) -> Result<()> {
         let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
         if length == 0 {
@@ -245,7 +245,7 @@ impl<T: Table> Files<T> {
             Err(FileError::Quota | FileError::Pool(crate::PoolError::NoSpace)) => {}
             other => return other,
         }
-        // What holds something already is only written over.
+        // Existing records are only overwritten.
         let mut there =
             inode.active.read().as_ref().map_or(0, |active| active.records.range(first..=last).count() as u64);
         let mut from = first;
@@ -260,16 +260,16 @@ impl<T: Table> Files<T> {
         fits(there)
     }
 
-    /// Makes a range read as zeros; whole records become holes. With `grow` the file ends no
-    /// earlier than the range.
+    /// Zeroes a range; whole records become holes. With `grow` the file is extended to the end of
+    /// the range.
     ///
     /// # Errors
-    /// As [`Self::write`]; what lies before the place of the error may be zeroed.
+    /// As [`Self::write`]; the range before the error may be zeroed.
     pub fn zero(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool) -> Result<()> {
         self.zero_timed(inode, offset, length, grow, false)
     }
 
-    /// The same; with `timed`, the times stay, as in [`Self::write_held`].
+    /// As [`Self::zero`]; with `timed` the times do not change, as in [`Self::write_held`].
     ///
     /// # Errors
     /// As [`Self::zero`].
@@ -288,14 +288,14 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// One step of it; answers how far it went.
+    /// One step of zeroing; returns the end of the zeroed part.
     fn zero_some(&self, inode: &Arc<Inode>, range: (u64, u64), grow: bool, timed: bool) -> Result<u64> {
         let (offset, end) = range;
         let (entered, mut edited) = self.enter_growing(inode, ROWS, |row| if grow { end } else { row.size })?;
         check_regular(&edited.row)?;
         let txg = entered.txg();
         edited.row.record_shift = self.shift_of(&edited.row);
-        // In memory as it is: what is refused leaves it so.
+        // Active as it is: an error leaves it so.
         edited.activate();
         let before = edited.row;
         let mut batch = Batch::default();
@@ -332,8 +332,8 @@ impl<T: Table> Files<T> {
             return Ok(end);
         }
         let (first, last) = (offset >> shift, (stop - 1) >> shift);
-        // Only records that hold something are looked at: a range of any length costs what is in
-        // it.
+        // Only existing records are processed: the cost depends on the content of a range, not on
+        // its length.
         let mut present = self.stored_numbers(edited.number, first, last, STEP)?;
         let (last, reached) = match present.last() {
             Some(last) if present.len() == STEP => (*last, ((last + 1) << shift).min(end)),
@@ -344,7 +344,7 @@ impl<T: Table> Files<T> {
         present.sort_unstable();
         present.dedup();
         let mut covered = Vec::new();
-        // First what may be refused most likely.
+        // First the parts that are most likely to be refused.
         for record in present {
             let start = record << shift;
             let (from, to) = (offset.max(start), stop.min(start + (1 << shift)));
@@ -371,7 +371,7 @@ impl<T: Table> Files<T> {
         Ok(reached)
     }
 
-    /// Whether the rows of a range of a file can be read.
+    /// Checks that the rows of a range of a file can be read.
     pub(in crate::files) fn look_at_records(
         &self,
         row: &InodeRow,
@@ -381,7 +381,7 @@ impl<T: Table> Files<T> {
     ) -> Result<()> {
         let shift = self.shift_of(row);
         let (first, last) = (offset >> shift, offset.saturating_add(length.saturating_sub(1)) >> shift);
-        // The leaves of the first and the last one are read even where there is no such record.
+        // The leaves of the first and the last record are read even if there is no such record.
         for record in [first, last] {
             self.warm(&keys::extent(number, record))?;
             self.table.read().get(&keys::extent(number, record))?;
@@ -390,10 +390,10 @@ impl<T: Table> Files<T> {
         self.stored_patches(row, number, first, last).map(drop)
     }
 
-    /// Where the next content or hole begins, at or behind an offset.
+    /// Returns the beginning of the next data or hole, at or after an offset.
     ///
     /// # Errors
-    /// [`FileError::NoData`] behind the end, or where only holes follow.
+    /// [`FileError::NoData`] after the end, or if only holes follow.
     pub fn seek(&self, inode: &Inode, offset: u64, to: SeekTo) -> Result<u64> {
         let active = inode.active.read();
         let row = match active.as_ref() {

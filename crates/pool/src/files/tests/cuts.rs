@@ -1,4 +1,4 @@
-//! Files that are cut off and punched: what fails changes nothing, what is long goes in steps.
+//! Truncation and hole punching: an error changes nothing, long ranges are processed in steps.
 
 use super::*;
 use crate::codec::Reader;
@@ -18,7 +18,7 @@ fn what_may_only_grow_is_never_cut() {
     let (files, frames) = empty();
     let (file, mut data) = long(&files, 4);
     let longer = |size| AttributeChange { only_longer: true, ..cut(size) };
-    // Somebody has written more since the size was looked at.
+    // The file has grown since its size was read.
     assert_eq!(files.set_attributes(&file, &longer(700)).unwrap().size, 2048);
     assert_eq!(content(&files, &file), data);
     assert_eq!(files.set_attributes(&file, &longer(3000)).unwrap().size, 3000);
@@ -38,7 +38,7 @@ fn long(files: &MapFiles, records: usize) -> (Arc<Inode>, Vec<u8>) {
     (file, data)
 }
 
-/// Nothing was done: no frame is freed, no memory is held that nobody gives back.
+/// Asserts that nothing was done: no frame is freed, and no memory stays reserved.
 fn untouched(files: &MapFiles, frames: &MapFrames, file: &Inode, data: &[u8]) {
     assert!(files.freed.lock().is_empty());
     assert_eq!(content(files, file), data);
@@ -55,7 +55,7 @@ fn a_hole_that_cannot_be_made_is_not_made() {
     // The hole ends within a record that cannot be read.
     let last = *frames.content.lock().keys().last().unwrap();
     frames.rotten.lock().push(last);
-    // What waits in memory of the other records stays as well.
+    // Content of the other records in memory is unchanged as well.
     files.write(&file, Some(600), b"waits").unwrap();
     data[600..605].copy_from_slice(b"waits");
     assert!(files.zero(&file, 0, 3 * 512 + 100, false).is_err());
@@ -68,7 +68,7 @@ fn a_hole_that_cannot_be_made_is_not_made() {
     data[600..605].copy_from_slice(b"again");
     assert!(files.zero(&file, 10, 3 * 512, false).is_err());
     watched(&files).rotten.lock().clear();
-    // The frame that stood for the small write is no longer.
+    // The former frame of the small write is gone.
     assert_eq!(content(&files, &file), data);
     files.flush(Txg(7)).unwrap();
     assert_eq!(content(&files, &file), data);
@@ -141,7 +141,7 @@ fn long_files_are_cut_and_punched_in_steps() {
 #[test]
 fn what_a_cut_leaves_behind_never_comes_back() {
     use crate::rows::inode::flags::CUT;
-    // How the file grows again, and whether the cut goes on at once or after a start.
+    // How the file grows again, and whether the truncation continues at once or after an import.
     for (grows, reopened) in (0..5).flat_map(|grows| [(grows, false), (grows, true)]) {
         let (files, frames) = empty();
         let (file, mut data) = long(&files, 4 * STEP);
@@ -155,7 +155,7 @@ fn what_a_cut_leaves_behind_never_comes_back() {
         assert_eq!((row.size, row.flags & CUT), (1000, CUT));
         assert_eq!(content(&files, &file), data);
         assert_eq!(files.seek(&file, 0, SeekTo::Hole).unwrap(), 1000);
-        // Nobody's flags say otherwise, and it may get shorter.
+        // The flags are consistent, and the file may be truncated further.
         let change =
             AttributeChange { flags: Some(FlagChange { mask: u32::MAX, bits: 0 }), ..AttributeChange::default() };
         assert_eq!(files.set_attributes(&file, &change).unwrap().flags & CUT, CUT);
@@ -219,7 +219,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     let (file, mut data) = long(&files, 6 * STEP);
     let number = file.number();
     let used = files.attributes(&file).unwrap().charged;
-    // After each step, as a crash finds it.
+    // After each step, as after a crash.
     let watched = watched(&files);
     *watched.history.lock() = Some(Vec::new());
     files.set_attributes(&file, &cut(1000)).unwrap();
@@ -250,7 +250,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
             (0, false)
         );
     }
-    // Nothing is left of one that is removed in the middle.
+    // Nothing remains of a file that is removed in the middle.
     let rows = history.iter().find(|rows| left(rows) > 0).unwrap().clone();
     let after = Files::open(config(&frames), MapTable(rows, Arc::default())).unwrap();
     after.unlink(&after.root(), b"long").unwrap();
@@ -259,7 +259,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     assert!(after.look_at_table(|table| !table.0.contains_key(keys::cut(number).as_slice())));
 }
 
-/// What was recorded, encoded as changes of rows or content.
+/// Recorded operations, encoded as changes of rows or content.
 #[derive(Default)]
 pub(super) struct Log(pub(super) Mutex<Vec<Vec<Recorded>>>);
 
@@ -313,7 +313,7 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         let history = watched.history.lock().take().unwrap();
         let records = log.0.lock();
         assert_eq!((records.len(), history.len()), (steps + 1, steps + 1));
-        // Where the end lies within a record, memory has a part of what a commit would write.
+        // If the end is within a record, memory has a part of what a commit would write.
         let commits = if size == 1024 { steps + 1 } else { 1 };
         for (committed, recorded) in
             (0..commits).flat_map(|committed| (committed..=steps + 1).map(move |recorded| (committed, recorded)))
@@ -364,7 +364,7 @@ fn seeking_looks_no_further_than_it_must() {
     assert_eq!(files.seek(&file, 512 * 4 + 1, SeekTo::Data).unwrap(), 512 * 5);
     assert_eq!(files.seek(&file, 0, SeekTo::Hole).unwrap(), 512 * 4);
     assert!(watched.shown.load(Ordering::Relaxed) < 20);
-    // What waits in memory belongs to it.
+    // Content in memory belongs to it.
     files.write(&file, Some(512 * 4 + 3), b"x").unwrap();
     files.write(&file, None, b"behind").unwrap();
     assert_eq!(files.seek(&file, 0, SeekTo::Hole).unwrap(), data.len() as u64 + 6);

@@ -1,11 +1,11 @@
-//! File systems in which names are the same though their bytes differ.
+//! File systems with name folding.
 
 use super::*;
 use crate::rows::folding::Normal;
 
 fn of(folding: Folding) -> (MapFiles, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
-    // Whatever the pool has otherwise: names are side by side there.
+    // Whatever the pool's default is: with folding names are hashed in order.
     (
         Files::format(
             config(&frames),
@@ -79,7 +79,7 @@ fn renames_give_the_spelling_that_is_asked_for() {
     rename("two", "ONE", MayReplace::Yes).unwrap();
     assert_eq!((listed(&files), files.look_up(&root, b"one").unwrap().0.number()), ("ONE DIR".to_owned(), a.number()));
     assert_eq!(files.attributes(&b).unwrap().links, 0);
-    // What is left in the place of a name has its spelling.
+    // The whiteout of a rename has the spelling of the old name.
     files.rename_leaving((&root, b"one"), (&d, b"moved"), MayReplace::No, &new(FileType::CharDevice)).unwrap();
     files.rename_leaving((&root, b"one"), (&root, b"One"), MayReplace::Yes, &new(FileType::CharDevice)).unwrap();
     assert_eq!((listed(&files), names(&files, &d)), ("ONE DIR".to_owned(), vec![b"moved".to_vec()]));
@@ -112,7 +112,7 @@ fn names_have_to_be_utf_8_where_the_property_says_so() {
     files.set_rules(Rules { utf8_only: true, ..Rules::default() });
     assert!(matches!(files.make(&root, b"\xff", b"", &new(FileType::Regular)), Err(FileError::NotUtf8)));
     make(&files, &root, "\u{e9}".as_bytes(), FileType::Regular);
-    // What is there can be used, renamed and removed.
+    // Existing names can be used, renamed and removed.
     assert!(files.look_up(&root, b"before \xff").is_ok());
     files.rename((&root, b"before \xff"), (&root, b"after"), MayReplace::No).unwrap();
     files.unlink(&root, b"after").unwrap();

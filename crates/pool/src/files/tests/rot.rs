@@ -1,4 +1,4 @@
-//! Files whose old content cannot be read any more.
+//! Files whose old content cannot be read.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn writes_to_a_record_that_rots_are_stored_all_the_same() {
     files.write(&file, Some(0), &old).unwrap();
     files.flush(Txg(7)).unwrap();
     frames.rotten.lock().extend(frames.content.lock().keys());
-    // More pieces than one patch has, and more than what is worth a patch.
+    // More pieces than a patch can have, and more bytes than are worth a patch.
     for at in (0..100u64).map(|number| number * 1300) {
         files.write(&file, Some(at), &[200; 700]).unwrap();
     }
@@ -126,7 +126,7 @@ fn a_file_whose_rows_rot_is_set_apart_and_nobody_else() {
         } else {
             files.flush(Txg(10)).unwrap();
             assert_eq!((files.buffered(), files.throttle.held()), (0, 0));
-            // Whoever syncs it hears of it once.
+            // A sync fails once.
             assert!(file.check_synced().is_err());
             file.check_synced().unwrap();
             watched.rotten.lock().clear();

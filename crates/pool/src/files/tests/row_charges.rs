@@ -1,10 +1,10 @@
-//! What the rows of inodes are charged, and quotas of owners for them.
+//! Charges for the rows of inodes, and quotas of owners for them.
 
 use super::cuts::{Log, replay};
 use super::*;
 use crate::space::{OwnerQuota, OwnerQuotas};
 
-/// What a user has been charged, bytes.
+/// Bytes charged to a user.
 fn used(files: &MapFiles, uid: u32) -> u64 {
     files.owner_use((OwnerKind::User, uid)).unwrap().bytes
 }
@@ -55,7 +55,7 @@ fn each_row_is_charged_to_the_owner_of_its_inode() {
     assert!((-1100..-1000).contains(&grown(&files)));
     let mut freed = Vec::new();
     check(&files, &frames, &mut freed);
-    // The new owner has what the old one had.
+    // The new owner is charged what the old one was.
     let all = used(&files, 7);
     let change = AttributeChange { uid: Some(8), ..AttributeChange::default() };
     files.set_attributes(&file, &change).unwrap();
@@ -102,7 +102,7 @@ fn quotas_of_owners_hold_for_rows() {
         assert!((90_000..=100_000).contains(&used), "{used}");
     };
     until_refused(&|at| files.set_attribute(&file, format!("user.{at}").as_bytes(), &[9; 4000], None, None));
-    // What does not grow is not refused.
+    // Operations without growth are not refused.
     files.set_attribute(&file, b"user.0", &[8; 4000], None, None).unwrap();
     limited(&files, 7, 1 << 30);
     files.set_attribute(&file, b"user.long", &[7; 60_000], None, None).unwrap();
@@ -138,7 +138,7 @@ fn quotas_of_owners_hold_for_rows() {
     assert!(matches!(longer, Err(FileError::Quota)), "{longer:?}");
     files.rename((&root, &name(0)), (&root, b"short"), MayReplace::No).unwrap();
     limited(&files, 7, 100_000);
-    // Another user has his own, and cannot give it away.
+    // Another user has an own quota, and cannot give the file away.
     let (other, _) = files.make(&root, b"o", b"", &owned(9, FileType::Regular, None)).unwrap();
     (0..30)
         .for_each(|at| files.set_attribute(&other, format!("user.{at}").as_bytes(), &[9; 4000], None, None).unwrap());
@@ -147,7 +147,7 @@ fn quotas_of_owners_hold_for_rows() {
     check(&files, &frames, &mut Vec::new());
 }
 
-/// The table as a version leaves it that does not know of charges for rows.
+/// The table as written by a version without charges for rows.
 fn of_older_version(mut old: MapTable) -> MapTable {
     let keys: Vec<Vec<u8>> = old.0.keys().cloned().collect();
     for key in keys {
@@ -190,7 +190,7 @@ fn inodes_of_older_versions_are_charged_with_their_next_change_or_by_and_by() {
         files.set_attributes(&inode, &change).unwrap();
     }
     assert_eq!(used(&files, 7), charged);
-    // The root directory is left to the background.
+    // The root directory is counted in the background.
     while files.recount_rows().unwrap() {}
     check(&files, &frames, &mut freed);
 }
@@ -241,7 +241,7 @@ fn a_replay_charges_what_was_charged() {
     files.remove_attribute(&file, b"user.a").unwrap();
     let charged = [7, 8, 9].map(|uid| used(&files, uid));
     assert!(charged[0] == 0 && charged[1] > 3000 && charged[2] > 1500);
-    // A second replay finds all of it done.
+    // A second replay has nothing to do.
     let after = Files::open(config(&frames), table).unwrap();
     for _ in 0..2 {
         log.0.lock().iter().for_each(|record| replay(&after, record));

@@ -1,8 +1,9 @@
-//! Split records against a plain buffer: content after random writes, cuts and flushes, and what files take.
+//! Split records against a plain buffer: content after random writes, truncations and flushes, and
+//! the space that files use.
 
 use super::*;
 
-/// Files whose room is short or not, as the test says.
+/// Files whose room is short or not, as the test chooses.
 fn with_room_that_changes() -> (MapFiles, Arc<MapFrames>, Arc<Unlimited>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
     let admission = Arc::new(Unlimited::default());
@@ -54,7 +55,7 @@ fn split_records_have_the_content_that_was_written() {
                 kind => {
                     let length = 1 + random.below([40, 600, 4096, 9000, 20_000, 70_000][kind % 6]);
                     let from = random.below(expected.len());
-                    // Half of them as pages lie.
+                    // Half of them aligned to pages.
                     let (from, length) = if kind % 2 == 0 {
                         (from / 4096 * 4096, length.next_multiple_of(4096))
                     } else {
@@ -123,7 +124,7 @@ fn where_a_block_cannot_be_read_or_written_nothing_is_lost() {
     let data = random.bytes(4096);
     files.write(&file, Some(4096), &data).unwrap();
     expected[4096..8192].copy_from_slice(&data);
-    // There is no room for all blocks: what was written waits, and no frame is left over.
+    // There is no room for all blocks: the written content waits, and no frame is leaked.
     for room in 0..5 {
         frames.room.store(room, Ordering::Relaxed);
         files.flush(Txg(7)).unwrap();
@@ -131,7 +132,7 @@ fn where_a_block_cannot_be_read_or_written_nothing_is_lost() {
     }
     frames.room.store(-1, Ordering::Relaxed);
     check(&files, &frames, &mut Vec::new());
-    // A block that has become unreadable: the write beside it is stored, and read.
+    // An unreadable block: a write next to it is stored, and can be read.
     let lost =
         frames.content.lock().iter().find(|(_, content)| content[..] == expected[8192..12_288]).map(|(at, _)| *at);
     frames.rotten.lock().push(lost.unwrap());
