@@ -1,12 +1,12 @@
-//! The catalog: the tree that names all others. Datasets, snapshots, bookmarks, holds, clones,
-//! properties, history; deadlists live in it as well.
+//! The catalog (like ZFS' MOS): the tree that references all other trees. Datasets, snapshots,
+//! bookmarks, holds, clones, properties, history; deadlists are stored in it as well.
 //!
-//! Called by the engine, which holds one lock over it: administration and commits change it, nobody
-//! else reads it.
+//! Called by the engine, which guards it by one lock: administration and commits change it, and all
+//! reads go through the engine.
 //!
 //! ```text
 //!  kind  row         key after the kind byte           value
-//!  0x10  head        -                                 PoolHead: next dataset, root dataset, list of what is being freed
+//!  0x10  head        -                                 PoolHead: next dataset, root dataset, list of frames to free
 //!  0x11  dataset     dataset                           DatasetRow
 //!  0x12  child       parent, name                      dataset
 //!  0x13  property    dataset (0: the pool), name       source, value
@@ -16,14 +16,14 @@
 //!  0x17  hold        dataset, txg, tag                 time
 //!  0x18  clone       dataset, txg, clone's dataset     nothing
 //!  0x19  history     number                            HistoryRow
-//!  0x1a  doomed      dataset                           what is left of a dataset that is being destroyed
-//!  0x1b  received    dataset, name                     source, value of a property that was received
-//!  0x1c  shared      segment and index of a frame      how many rows name it beside the first
+//!  0x1a  doomed      dataset                           the remainder of a dataset that is being destroyed
+//!  0x1b  received    dataset, name                     source, value of a received property
+//!  0x1c  shared      segment and index of a frame      number of rows that reference it besides the first
 //!  0x30  ...         deadlists                         see `deadlist`
 //! ```
 //!
-//! Invariants: numbers in keys are big-endian; every decoder takes any bytes; a dataset's number is
-//! never given twice.
+//! Invariants: numbers in keys are big-endian; every decoder accepts arbitrary bytes; a dataset's
+//! number is never assigned twice.
 
 pub mod rows;
 mod shape;

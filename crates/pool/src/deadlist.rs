@@ -1,24 +1,24 @@
-//! Deadlists: which frames of a snapshot its successor does not reference any more, so that
-//! destroying a snapshot costs what it frees and not what it holds. The catalog keeps them as rows;
-//! a commit appends to them, destroying, rollback and the figures of snapshots read them.
+//! Deadlists (as in ZFS): the frames of a snapshot that its successor does not reference any more,
+//! so that destroying a snapshot costs what it frees and not what it holds. The catalog stores them
+//! as rows; a commit appends to them; destroy, rollback and the figures of snapshots read them.
 //!
-//! A history is a line of points: snapshots from the oldest on, those of origins included, then the
-//! head. The list of a point holds the frames that the point before referenced and this one does
-//! not. A list is cut into buckets by birth: the bucket `after` holds frames born after that
-//! snapshot and not after the next.
+//! A history is a chain of points: snapshots from the oldest on, those of origins included, then
+//! the live dataset (head). The list of a point holds the frames that the previous point referenced
+//! and this one does not. A list is divided into buckets by birth: the bucket `after` holds frames
+//! born after that snapshot and not after the next.
 //!
 //! ```text
 //!  head frees a frame:    born after the newest snapshot ? free it : append it to the head's list
 //!  snapshot S:            S takes the head's list; the head gets an empty one
-//!  destroy S (P S N):     of N's list the frames born in (P, S] are freed; the rest and S's list are N's list from now on
-//!  rollback to S:         the head's list is forgotten: the frames are referenced again
+//!  destroy S (P S N):     of N's list the frames born in (P, S] are freed; the remainder and S's list become N's list
+//!  rollback to S:         the head's list is dropped: the frames are referenced again
 //!  clone from S:          an empty list; its history is that of S
-//!  promote:               snapshots change their owner; lists and histories stay, because buckets follow births and not owners
+//!  promote:               snapshots change their owner; lists and histories stay: buckets follow births, not owners
 //! ```
 //!
 //! Invariants: a frame is in at most one list per history after the snapshot that holds it; a
-//! bucket's totals are those of its chunks; a bucket whose snapshot has been destroyed belongs to
-//! the interval that it lies in, so destroying touches no list but two.
+//! bucket's totals are those of its chunks; a bucket whose snapshot was destroyed belongs to the
+//! interval that contains it, so a destroy changes two lists only.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub mod history;
 
 pub use history::{Fate, Point, killed};
 
-/// Kind byte of the row that counts lists and chunks.
+/// Kind byte of the row with the counters of lists and chunks.
 pub const COUNTERS: u8 = 0x30;
 /// Kind byte of buckets: list, after -> totals.
 pub const BUCKET: u8 = 0x31;
@@ -39,25 +39,24 @@ pub const PART: u8 = 0x32;
 /// Kind byte of chunks: chunk -> entries.
 pub const CHUNK: u8 = 0x33;
 
-/// How long a chunk grows before the next one is begun, bytes.
+/// Length of a chunk, in bytes, at which the next one is started.
 const CHUNK_BYTES: usize = 6144;
 
-/// Chunks of fewer entries are joined where lists are merged; larger ones are moved without being
-/// read.
+/// Chunks of fewer entries are merged when lists are; larger ones are moved without being read.
 const SMALL_CHUNK: u64 = 256;
 
-/// The longest encoded entry, bytes.
+/// Longest encoded entry, bytes.
 const ENTRY_BYTES: usize = 5 + 5 + 10 + 5 + 10;
 
-/// What is shown a row, key and value, and says whether it wants the next.
+/// Visitor of rows, key and value; returns whether to continue.
 pub type RowVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, PoolError> + 'a;
 
 /// Rows in the order of their keys: the catalog's tree, or a map.
 pub trait Rows {
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// Those of the tree, as for all here.
+    /// Those of the tree, as for all functions here.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
 
     /// Sets the value of a key.
@@ -72,18 +71,18 @@ pub trait Rows {
     /// As [`Self::get`].
     fn delete(&mut self, key: &[u8]) -> Result<(), PoolError>;
 
-    /// Shows the rows of a range in order, as long as the visitor says `true`.
+    /// Visits the rows of a range in order, as long as the visitor returns `true`.
     ///
     /// # Errors
     /// As [`Self::get`], and the visitor's.
     fn range(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError>;
 }
 
-/// The number of a list. Never reused.
+/// Number of a list. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListId(pub u64);
 
-/// A frame that waits to be freed: as much of its pointer as freeing needs.
+/// A frame that waits to be freed: the fields of its pointer that freeing needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dead {
     /// As [`Pointer::segment`].
@@ -94,10 +93,10 @@ pub struct Dead {
     pub charged: u64,
     /// As [`Pointer::logical`], bytes.
     pub logical: u32,
-    /// Since when the row named it: [`Pointer::birth`], or later where the row shares it with
-    /// another that has it from birth.
+    /// Birth of the row's reference: [`Pointer::birth`], or later if the row shares the frame with
+    /// another row that has it from its birth.
     pub birth: Txg,
-    /// The row had it from another: the frame is freed with the last of them.
+    /// The row shares the frame with another one: it is freed with the last of them.
     pub shared: bool,
 }
 
@@ -135,12 +134,12 @@ impl Dead {
     }
 }
 
-/// Births after one txg, up to another.
+/// A range of births: after one txg, up to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Births {
-    /// Not this one, but what follows.
+    /// The txg before the range.
     pub after: Txg,
-    /// This one included.
+    /// The last txg of the range.
     pub through: Txg,
 }
 
@@ -160,20 +159,20 @@ impl Births {
         Self { after: Txg(0), through: txg }
     }
 
-    /// The keys of the buckets of a list for these births, which begin and end at snapshots.
+    /// The keys of a list's buckets for these births, which begin and end at snapshots.
     fn buckets(&self, kind: u8, list: ListId) -> Range<Vec<u8>> {
         key(kind, &[list.0, self.after.0])..key(kind, &[list.0, self.through.0])
     }
 }
 
-/// How much is in a list or a part of one.
+/// Amount of frames in a list or a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Sum of the charged bytes.
     pub bytes: u64,
     /// Sum of the bytes before compression.
     pub logical: u64,
-    /// How many frames.
+    /// Number of frames.
     pub entries: u64,
 }
 
@@ -207,29 +206,29 @@ impl Totals {
     }
 }
 
-/// The deadlists in a set of rows.
+/// The deadlists in a table of rows.
 #[derive(Debug)]
 pub struct Deadlists<'a, R: Rows + ?Sized> {
     rows: &'a mut R,
 }
 
 impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
-    /// Those in these rows.
+    /// Accesses the deadlists in these rows.
     pub fn new(rows: &'a mut R) -> Self {
         Self { rows }
     }
 
-    /// A new empty list: for a new head, after a snapshot, or for what is to be freed.
+    /// Creates an empty list: for a new live dataset, after a snapshot, or for frames to free.
     ///
     /// # Errors
-    /// Those of the rows; [`PoolError::Format`] for damaged ones, as for all here.
+    /// Those of the rows; [`PoolError::Format`] for damaged ones, as for all functions here.
     pub fn create(&mut self) -> Result<ListId, PoolError> {
         let (list, chunk) = self.counters()?;
         self.set_counters(list.wrapping_add(1), chunk)?;
         Ok(ListId(list))
     }
 
-    /// Appends frames. `history` are the txgs of the snapshots that the list's point descends from,
+    /// Appends frames. `history` has the txgs of the snapshots that the list's point descends from,
     /// in ascending order, origins included.
     ///
     /// # Errors
@@ -245,7 +244,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(())
     }
 
-    /// How much of a list was born then.
+    /// Returns the totals of the frames of a list with these births.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -258,7 +257,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(sum)
     }
 
-    /// Shows the frames of a list that were born then.
+    /// Visits the frames of a list with these births.
     ///
     /// # Errors
     /// As [`Self::create`], and the visitor's.
@@ -276,7 +275,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(())
     }
 
-    /// Moves what was born then from one list to another, chunk by chunk.
+    /// Moves the frames with these births from one list to another, chunk by chunk.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -291,9 +290,9 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(moved)
     }
 
-    /// Destroys a snapshot that has neither clones nor holds: what only it references goes to
-    /// `freeing`. Returns how much that is, and the list of the next point from now on. The smaller
-    /// list is moved into the larger one.
+    /// Destroys a snapshot that has neither clones nor holds: frames that only it references go to
+    /// `freeing`. Returns their totals, and the new list of the next point. The smaller list is
+    /// moved into the larger one.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -311,9 +310,9 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok((freed, to))
     }
 
-    /// Takes frames out of a list, a chunk at a time, until there are at least so many: what
-    /// background freeing does in one txg. Nothing is left when the result is empty. A damaged
-    /// chunk is passed over: its frames are never freed.
+    /// Removes frames from a list, a chunk at a time, until there are at least so many: for
+    /// background freeing in one txg. The list is empty when the result is. A damaged chunk is
+    /// skipped: its frames are never freed.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -324,10 +323,10 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
             let Some(part) = parts.first() else { break };
             match self.chunk(part.chunk) {
                 Ok(entries) => taken.extend(entries),
-                // Perhaps it can be read another time.
+                // It may be readable another time.
                 Err(error @ PoolError::Device { .. }) if taken.is_empty() => return Err(error),
                 Err(PoolError::Device { .. }) => break,
-                // What it names is never freed, which is less than that nothing is any more.
+                // The chunk's frames are lost; stopping here would lose all others as well.
                 Err(error) => {
                     tracing::error!(%error, "a piece of a list of dead frames cannot be read: their room is lost")
                 }
@@ -340,8 +339,8 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(taken)
     }
 
-    /// Forgets a list without freeing anything: the frames are referenced again (rollback), or
-    /// others reference them (a clone is destroyed).
+    /// Drops a list without freeing anything: the frames are referenced again (rollback), or by
+    /// other datasets (a clone is destroyed).
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -401,7 +400,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         self.rows.put(&key(BUCKET, &[list.0, after.0]), &Bucket { totals, last: chunk }.encode())
     }
 
-    /// The chunk that was appended to last, if it has room.
+    /// Returns the chunk that was last appended to, if it has room.
     fn last_part(&self, list: ListId, after: Txg) -> Result<Option<Part>, PoolError> {
         let last = self.bucket(list, after)?.last;
         let Some(value) = self.rows.get(&key(PART, &[list.0, after.0, last]))? else { return Ok(None) };
@@ -430,8 +429,8 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         if left.totals.entries == 0 { self.rows.delete(&key) } else { self.rows.put(&key, &left.encode()) }
     }
 
-    /// Gives a chunk to a list: its number, or where it is small its entries, so that many small
-    /// merges do not leave many small chunks.
+    /// Adds a chunk to a list: by its number, or, if it is small, by its entries, so that many
+    /// small merges do not leave many small chunks.
     fn attach(&mut self, list: ListId, part: &Part) -> Result<(), PoolError> {
         if part.totals.entries < SMALL_CHUNK
             && let Some(mut open) = self.last_part(list, part.after)?
@@ -482,7 +481,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     }
 }
 
-/// The entries of a chunk.
+/// Decodes the entries of a chunk.
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are no chunk.
@@ -495,8 +494,8 @@ pub fn decode_chunk(bytes: &[u8]) -> Result<Vec<Dead>, PoolError> {
     Ok(entries)
 }
 
-/// The value of a bucket's row: the sum of its chunks, and the chunk that was appended to last (0
-/// where none is known).
+/// Value of a bucket's row: the totals of its chunks, and the chunk that was last appended to (0 if
+/// unknown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bucket {
     totals: Totals,
@@ -519,7 +518,7 @@ impl Bucket {
     }
 }
 
-/// A chunk as a part of a bucket.
+/// A chunk in a bucket.
 struct Part {
     after: Txg,
     chunk: u64,
@@ -544,7 +543,7 @@ impl Part {
     }
 }
 
-/// The newest snapshot before a birth; 0 where there is none.
+/// The newest snapshot before a birth; 0 if there is none.
 fn bucket_of(history: &[Txg], birth: Txg) -> Txg {
     let older = history.partition_point(|txg| *txg < birth);
     older.checked_sub(1).and_then(|last| history.get(last)).copied().unwrap_or_default()

@@ -1,15 +1,15 @@
-//! Names of pools, datasets, snapshots and bookmarks: which there can be, and how a snapshot
-//! argument is taken apart. Commands check what users type here, the engine what it is given.
+//! Names of pools, datasets, snapshots and bookmarks: their syntax, and the parsing of snapshot
+//! arguments. Commands check users' input with it, the engine its arguments.
 //!
 //! ```text
-//!  pool            letter, then letters, digits, - _ . : and blanks; none of the words that mean something else in `pool create`
+//!  pool            letter, then letters, digits, - _ . : and blanks; no word with another meaning in `pool create`
 //!  file system     pool/name/name, each name 1 to 255 bytes, all of it at most 1023
 //!  snapshot        file system@name
 //!  bookmark        file system#name
 //!  snapshots       file system@name,first%last,%last,first%,%
 //! ```
 //!
-//! Invariant: a name that is accepted is accepted by ZFS' commands as well, but for its length.
+//! Invariant: an accepted name is accepted by ZFS' commands as well, except for its length.
 
 use std::fmt;
 
@@ -17,16 +17,17 @@ pub mod selection;
 
 pub use selection::{SelectionError, SnapshotRange, SnapshotSelection};
 
-/// The longest part of a name, bytes: it is a directory's name where the file system is mounted.
+/// Longest component of a name, bytes: it is the name of a directory where the file system is
+/// mounted.
 pub const PART_MOST: usize = 255;
 
-/// The longest name with everything, bytes.
+/// Longest full name, bytes.
 pub const NAME_MOST: usize = 1023;
 
-/// What is wrong with a name, in the words of ZFS' commands.
+/// Reason why a name is invalid, in the words of ZFS' commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameError {
-    /// Nothing there.
+    /// The name is empty.
     Empty,
     /// More than [`PART_MOST`] or [`NAME_MOST`] bytes.
     TooLong,
@@ -36,9 +37,9 @@ pub enum NameError {
     TrailingSlash,
     /// Two slashes, or nothing before or after a delimiter.
     EmptyComponent,
-    /// A character that no name may have.
+    /// A character that is invalid in any name.
     InvalidCharacter(char),
-    /// A character that the name of a pool may not have.
+    /// A character that is invalid in the name of a pool.
     InvalidPoolCharacter(char),
     /// More than one `@` or `#`.
     MultipleDelimiters,
@@ -50,17 +51,17 @@ pub enum NameError {
     NoSnapshotDelimiter,
     /// The name of a bookmark without its delimiter.
     NoBookmarkDelimiter,
-    /// A part that is ".".
+    /// A component that is ".".
     SelfReference,
-    /// A part that is "..".
+    /// A component that is "..".
     ParentReference,
-    /// The name of a pool that begins with something else than a letter.
+    /// The name of a pool that does not begin with a letter.
     NoLetter,
-    /// A word that means something else in `pool create`.
+    /// A word with another meaning in `pool create`.
     Reserved,
     /// "c" and a digit: once the name of a disk.
     DiskLike,
-    /// A pool alone, where a file system in it is wanted.
+    /// The name of a pool alone, where a file system in it is required.
     NoDataset,
 }
 
@@ -91,7 +92,7 @@ impl fmt::Display for NameError {
 
 impl std::error::Error for NameError {}
 
-/// A name taken apart.
+/// A parsed name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Name<'a> {
     /// A file system; a pool's name alone is its root file system.
@@ -100,23 +101,23 @@ pub enum Name<'a> {
     Snapshot {
         /// The file system.
         filesystem: &'a str,
-        /// What follows the `@`.
+        /// The part after the `@`.
         snapshot: &'a str,
     },
     /// A bookmark of a file system.
     Bookmark {
         /// The file system.
         filesystem: &'a str,
-        /// What follows the `#`.
+        /// The part after the `#`.
         bookmark: &'a str,
     },
 }
 
 impl<'a> Name<'a> {
-    /// Takes any name apart.
+    /// Parses any name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub fn parse(name: &'a str) -> Result<Self, NameError> {
         let Some((filesystem, part)) = name.split_once(['@', '#']) else {
             check_path(name)?;
@@ -137,10 +138,10 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// The name of a file system.
+    /// Checks the name of a file system.
     ///
     /// # Errors
-    /// What is wrong with it; a snapshot or bookmark is none.
+    /// The reason why it is invalid; also for the name of a snapshot or bookmark.
     pub fn filesystem(name: &'a str) -> Result<&'a str, NameError> {
         if let Some(delimiter) = name.chars().find(|c| matches!(c, '@' | '#')) {
             return Err(if delimiter == '@' { NameError::SnapshotDelimiter } else { NameError::BookmarkDelimiter });
@@ -149,10 +150,10 @@ impl<'a> Name<'a> {
         Ok(name)
     }
 
-    /// The name of a snapshot, as file system and snapshot.
+    /// Splits the name of a snapshot into file system and snapshot.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub fn snapshot(name: &'a str) -> Result<(&'a str, &'a str), NameError> {
         match Self::parse(name)? {
             Self::Snapshot { filesystem, snapshot } => Ok((filesystem, snapshot)),
@@ -160,10 +161,10 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// The name of a bookmark, as file system and bookmark.
+    /// Splits the name of a bookmark into file system and bookmark.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub fn bookmark(name: &'a str) -> Result<(&'a str, &'a str), NameError> {
         match Self::parse(name)? {
             Self::Bookmark { filesystem, bookmark } => Ok((filesystem, bookmark)),
@@ -171,7 +172,7 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// The pool's name.
+    /// Returns the pool's name.
     #[must_use]
     pub fn pool(&self) -> &'a str {
         let filesystem = match self {
@@ -183,18 +184,19 @@ impl<'a> Name<'a> {
     }
 }
 
-/// The parent and the last part of the name of a file system that is not a pool's root.
+/// Splits the name of a file system other than a root dataset into its parent and its last
+/// component.
 ///
 /// # Errors
-/// [`NameError::NoDataset`] for a pool's root; what is wrong with the name.
+/// [`NameError::NoDataset`] for a root dataset; the reason why the name is invalid.
 pub fn split_parent(name: &str) -> Result<(&str, &str), NameError> {
     Name::filesystem(name)?.rsplit_once('/').ok_or(NameError::NoDataset)
 }
 
-/// Whether a pool can be made with this name.
+/// Checks the name of a new pool.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is invalid.
 pub fn check_new_pool(name: &str) -> Result<(), NameError> {
     let first = name.chars().next().ok_or(NameError::Empty)?;
     if name.len() > PART_MOST {
@@ -213,7 +215,7 @@ pub fn check_new_pool(name: &str) -> Result<(), NameError> {
     if bytes.next() == Some(b'c') && bytes.next().is_some_and(|byte| byte.is_ascii_digit()) {
         return Err(NameError::DiskLike);
     }
-    // ZFS reserves everything that begins with these words, and these words alone.
+    // ZFS reserves all names with these prefixes, and these exact words.
     let prefixes = ["mirror", "raidz", "draid", "spare"];
     let words = ["log", "cache", "special", "dedup", "replacing"];
     if prefixes.iter().any(|prefix| name.starts_with(prefix)) || words.contains(&name) {
@@ -222,11 +224,11 @@ pub fn check_new_pool(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Whether a snapshot or bookmark can have this name (without its file system), or a file system
-/// this last part.
+/// Checks the name of a snapshot or bookmark (without its file system), or the last component of a
+/// file system's name.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is invalid.
 pub fn check_part(part: &str) -> Result<(), NameError> {
     match part {
         "" => return Err(NameError::EmptyComponent),

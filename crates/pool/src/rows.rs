@@ -1,25 +1,25 @@
-//! The rows of a dataset's tree: which keys there are, and the codec of each value. The dataset
-//! layer reads and writes files through these; `docs/pool-format.md` has the byte tables.
+//! The rows of a dataset's tree: their keys, and the codec of each value. The files of a dataset
+//! are stored in them; `docs/pool-format.md` has the byte tables.
 //!
 //! ```text
 //!  kind  row         key after the kind byte       value
-//!  0x01  head        -                             DatasetHead: next number, root inode, hash seed, which names are the same
+//!  0x01  head        -                             DatasetHead: next number, root inode, hash seed, name folding
 //!  0x02  inode       inode                         InodeRow: attributes
 //!  0x03  entry       directory, sequence           Entry: inode, type, name; the order of listings
-//!  0x04  name        directory, hash, sequence     NameTarget: inode, type; the way of look-ups
+//!  0x04  name        directory, hash, sequence     NameTarget: inode, type; the index of look-ups
 //!  0x05  xattr       inode, name                   Xattr: value or pointer
 //!  0x06  extent      inode, record                 Extent: pointer or inline content
 //!  0x07  orphan      inode                         nothing
 //!  0x08  owner use   user or group, id             OwnerUse: bytes and objects
 //!  0x09  patch       inode, record, number         Patch: pointer and pieces
 //!  0x0a  cut         inode                         nothing
-//!  0x0b  received    -                             ResumeToken: how far a stream has come
+//!  0x0b  received    -                             ResumeToken: position of a stream
 //!  0x0c  recounted   -                             the first inode that may lack a charge for its rows
 //! ```
 //!
-//! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives
-//! a value or an error; what is encoded is decoded to the same value; nothing follows a value
-//! within its row.
+//! Invariants: keys sort by kind, then as their numbers do; every decoder accepts arbitrary bytes
+//! and returns a value or an error; an encoded value is decoded to an equal one; nothing follows a
+//! value within its row.
 
 pub mod entry;
 pub mod extent;
@@ -46,7 +46,7 @@ use crate::deadlist::Dead;
 use crate::error::{Damage, PoolError};
 use crate::pointer::Pointer;
 
-/// The frame that a row names.
+/// The frame that a row references.
 pub(crate) fn pointer_of(key: &[u8], value: &[u8]) -> Result<Option<Pointer>, PoolError> {
     Ok(match key.first() {
         Some(&keys::EXTENT) => Extent::decode(value)?.pointer().copied(),
@@ -59,7 +59,7 @@ pub(crate) fn pointer_of(key: &[u8], value: &[u8]) -> Result<Option<Pointer>, Po
     })
 }
 
-/// What dies with a row.
+/// The frame to free with a row.
 pub(crate) fn dead_of(key: &[u8], value: &[u8]) -> Result<Option<Dead>, PoolError> {
     match key.first() {
         Some(&keys::EXTENT) => Ok(Extent::decode(value)?.dead()),
@@ -71,7 +71,7 @@ fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))
 }
 
-/// A value that `read` takes from the whole of a row.
+/// Decodes a value that fills the whole row.
 fn whole<T>(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<T, PoolError>) -> Result<T, PoolError> {
     let mut reader = Reader::new(bytes);
     let value = read(&mut reader)?;

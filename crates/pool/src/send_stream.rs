@@ -2,15 +2,15 @@
 //! `docs/stream-format.md` has the tables.
 //!
 //! ```text
-//!  record   the records: what each says, as bytes and back
-//!  writer   records under a running checksum
-//!  reader   the same back; nothing is believed before its checksum was seen
-//!  token    what a half received stream goes on with
+//!  record   the records: their fields, encoding and decoding
+//!  writer   writes records under a running checksum
+//!  reader   reads records; nothing is used before its checksum was verified
+//!  token    the state with which an interrupted stream resumes
 //! ```
 //!
-//! Called by the engine (`engine/sending.rs`, `engine/receiving.rs`) and by whoever shows streams.
-//! Invariants: a reader takes any bytes and needs no more memory than one record; it never waits
-//! for bytes that the stream does not have.
+//! Called by the engine (`engine/sending.rs`, `engine/receiving.rs`) and by commands that display
+//! streams. Invariants: a reader accepts arbitrary bytes and needs memory for one record only; it
+//! never waits for bytes that the stream does not have.
 
 pub mod reader;
 pub mod record;

@@ -4,36 +4,35 @@
 //! Callers: the catalog and the dataset layer, which put rows; commits; snapshots, `check` and
 //! destroying, which walk roots.
 //!
-//! ```text
 //!  tree      a live tree, views of it, settings           here
-//!  look      rows by key, first and last ones             look
+//!  look      reads of rows by key, first and last ones    look
 //!  change    put, remove, split, merge                    change
 //!  commit    freeze, write out, settle                    commit
 //!  cursor    scans with read-ahead                        cursor
-//!  walk,diff all frames of a root; what two roots differ  walk, diff
-//!  since     what a root differs in from one that is gone since
+//!  walk,diff all frames of a root; differing rows of two  walk, diff
+//!  since     changes of a root since a txg                since
 //!  load      sorted rows straight into full leaves        load
-//!  node,page what a node is in memory and on a device     node, page
-//! ```
+//!  node,page nodes in memory and on a device              node, page
 //!
 //! # How to share a tree
 //! A [`Tree`] is changed through `&mut` by one writer at a time and read through `&` by any number
 //! of readers: put it behind a reader-writer lock. Look-ups take the lock for reading and borrow;
-//! scans take a [`View`] and let the lock go. A view costs its taker one reference count, and the
+//! scans take a [`View`] and release the lock. A view costs the reader one reference count, and the
 //! writer one copy of each node that it then changes for the first time: take one per scan, not one
-//! per look-up. So that nobody waits for a device under the lock, ask [`Tree::needs`] first and
-//! [`Context::fetch`] what it names outside.
+//! per look-up. To avoid waiting for a device under the lock, call [`Tree::needs`] first and
+//! [`Context::fetch`] for its result without the lock.
 //!
 //! # Commits
 //! [`Tree::freeze`] under the same barrier as all trees of a txg, [`Frozen::write_out`] in the
-//! background while the live tree changes on, [`Tree::settle`] when it is written; freezes are
-//! written out and settled in their order. [`Tree::take_dead`] says then what the txg freed.
+//! background while the live tree is changed further, [`Tree::settle`] when it is written; freezes
+//! are written out and settled in their order. [`Tree::take_dead`] then returns the frames that the
+//! txg freed.
 //!
 //! # Invariants
-//! - A frame is written once, and is dead once: when the node it holds is replaced or dropped in
-//!   the live tree.
-//! - A node that a freeze holds is never changed; the live tree copies it.
-//! - An error on the way leaves the rows as they were (a range may be removed in part).
+//! - A frame is written once, and becomes dead once: when its node is replaced or dropped in the
+//!   live tree.
+//! - A node in a frozen tree is never changed; the live tree copies it.
+//! - An error in an operation leaves the rows as they were (a range may be removed in part).
 
 pub(crate) mod change;
 pub mod commit;
@@ -64,7 +63,7 @@ use page::{MAX_CONTENT, ROW_HEADER};
 /// A row: key and value.
 pub type Row<'a> = (&'a [u8], &'a [u8]);
 
-/// Where nodes come from: passed to everything that may have to read one.
+/// Source of nodes: passed to every function that may have to read one.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The frames.
@@ -84,7 +83,7 @@ impl Context<'_> {
         self.cache.node(self.frames, pointer, level)
     }
 
-    /// Reads into the cache what [`Tree::needs`] named.
+    /// Reads the node that [`Tree::needs`] returned into the cache.
     ///
     /// # Errors
     /// Those of [`Frames::read`], and damage.
@@ -93,11 +92,11 @@ impl Context<'_> {
     }
 }
 
-/// How a tree is laid out. Not stored: trees of other settings are read as well.
+/// Layout of a tree's nodes. Not stored: trees of other settings can be read as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     page: usize,
-    /// The first byte of keys whose leaves are smaller, and what those take at most.
+    /// First byte of keys with smaller leaves, and the size limit of these leaves.
     scattered: Option<(u8, usize)>,
 }
 
@@ -109,27 +108,26 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Nodes of at most so many bytes, 256 to 65,536. Tests use small ones: high trees of few rows.
+    /// Nodes of at most so many bytes, 256 to 65,536. Tests use small ones: deep trees of few rows.
     #[must_use]
     pub fn with_page(page: usize) -> Self {
         Self { page: page.clamp(256, MAX_CONTENT), scattered: None }
     }
 
-    /// The same, but leaves of keys that begin with this byte take at most so many bytes: changes
-    /// that come all over such keys, one here and one there, have each a whole leaf written. Their
-    /// rows are shorter than a quarter of that.
+    /// As `self`, with a smaller limit for leaves of keys that begin with this byte: scattered
+    /// changes of such keys write a whole leaf each. Their rows are shorter than a quarter of that.
     #[must_use]
     pub fn with_scattered(self, first: u8, leaf: usize) -> Self {
         Self { scattered: Some((first, leaf.clamp(256, self.page))), ..self }
     }
 
-    /// The most that a node takes, bytes.
+    /// Largest size of a node, bytes.
     #[must_use]
     pub fn page(&self) -> usize {
         self.page
     }
 
-    /// The most that a leaf takes into which this key is put, bytes.
+    /// Largest size of the leaf into which this key is put, bytes.
     fn leaf(&self, key: &[u8]) -> usize {
         match self.scattered {
             Some((first, leaf)) if key.first() == Some(&first) => leaf,
@@ -137,13 +135,13 @@ impl Settings {
         }
     }
 
-    /// The longest key, bytes.
+    /// Length of the longest key, bytes.
     #[must_use]
     pub fn longest_key(&self) -> usize {
         (self.page / 8).min(1024)
     }
 
-    /// The most that key and value may take together, bytes.
+    /// Largest length of key and value together, bytes.
     #[must_use]
     pub fn longest_row(&self) -> usize {
         self.page / 4 - ROW_HEADER
@@ -153,7 +151,7 @@ impl Settings {
         if key.len() > self.longest_key() {
             return Err(PoolError::Refused(format!("a key of {} bytes: at most {}", key.len(), self.longest_key())));
         }
-        // Several fit a leaf, so that each half of one that is split has some.
+        // Several rows fit into a leaf, so that each half of a split one has some.
         let longest = self.leaf(key) / 4 - ROW_HEADER;
         if key.len() + value.len() > longest {
             return Err(PoolError::Refused(format!("a row of {} bytes: at most {longest}", key.len() + value.len())));
@@ -166,25 +164,25 @@ impl Settings {
 #[derive(Debug)]
 pub struct Tree {
     root: Option<Child>,
-    /// The dataset whose tree it is, for the headers of its frames.
+    /// Number of the dataset, for the headers of its frames.
     dataset: u64,
     settings: Settings,
-    /// Rises with each freeze: nodes of an older one are held by somebody else.
+    /// Incremented by each freeze: nodes of older generations are shared with a frozen tree.
     generation: u64,
-    /// Something was put or removed since the last freeze.
+    /// Rows were put or removed since the last freeze.
     changed: bool,
     dead: DeadNodes,
-    /// What the dirty nodes of this generation take in memory, bytes.
+    /// Memory of the dirty nodes of this generation, bytes.
     dirty: u64,
-    /// The same of freezes that are not settled yet, by their generation.
+    /// The same for freezes that are not settled yet, by their generation.
     unsettled: Vec<(u64, u64)>,
 }
 
-/// A tree as it was at one moment: a kept root, or the live tree when the view was taken. Cheap to
-/// clone and to send to other threads.
+/// A tree as it was at one moment: a stored root, or the live tree when the view was taken. Cheap
+/// to clone and to send to other threads.
 ///
-/// A view names frames and does not keep them: whoever gives dead frames' room away waits for the
-/// views that were taken before they died.
+/// A view references frames and does not keep them: the space of dead frames must not be reused
+/// before the views taken before their death are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     root: Option<Child>,
@@ -197,7 +195,7 @@ impl Tree {
         Self::open(None, dataset, settings)
     }
 
-    /// A stored tree; nothing is read yet.
+    /// Opens a stored tree; reads nothing yet.
     #[must_use]
     pub fn open(root: Option<Pointer>, dataset: u64, settings: Settings) -> Self {
         Self {
@@ -212,8 +210,8 @@ impl Tree {
         }
     }
 
-    /// Writes sorted rows straight to full leaves, with the memory of one node per level; the root
-    /// that [`Loader::finish`] returns is opened then.
+    /// Writes sorted rows straight into full leaves, with the memory of one node per level; the
+    /// root that [`Loader::finish`] returns is opened afterwards.
     pub fn load_sorted<'a>(ctx: Context<'a>, dataset: u64, settings: Settings, form: commit::Form) -> Loader<'a> {
         Loader::new(ctx, dataset, settings, form)
     }
@@ -224,13 +222,13 @@ impl Tree {
         self.settings
     }
 
-    /// Whether there is no row.
+    /// Whether the tree has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.root.is_none()
     }
 
-    /// The stored root, if nothing was changed since: outer none for a changed tree, inner none for
+    /// The stored root, if the tree is unchanged: outer `None` for a changed tree, inner `None` for
     /// an empty one.
     #[must_use]
     pub fn stored_root(&self) -> Option<Option<Pointer>> {
@@ -241,29 +239,28 @@ impl Tree {
         }
     }
 
-    /// Whether something was put or removed since the last freeze.
+    /// Whether rows were put or removed since the last freeze.
     #[must_use]
     pub fn has_changes(&self) -> bool {
         self.changed
     }
 
-    /// The tree as it is now, for scans while it changes on.
+    /// A view of the current tree, for scans while it is changed.
     #[must_use]
     pub fn view(&self) -> View {
         View { root: self.root.clone() }
     }
 
-    /// What nodes take in memory that are not stored and settled, bytes.
+    /// Memory of nodes that are not stored and settled, bytes.
     #[must_use]
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty + self.unsettled.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Reads whatever a change of this row will need: after that, and until the next freeze,
-    /// putting it fails by no device and no damage as long as no other row is removed, and removing
-    /// it, where it is there, never does. The rows stay as they are. A `value` is what will be put;
-    /// a row that is to be removed is only looked for where it is. Whether there is anything to be
-    /// done.
+    /// Reads and copies every node that a change of this row will need. After that, and until the
+    /// next freeze, putting the row meets no read error as long as no other row is removed, and
+    /// removing it, if it exists, never does. The rows do not change. `value` is the one to be put;
+    /// with `None` the row is only looked up. Returns whether there is anything to change.
     ///
     /// # Errors
     /// As [`Self::put`] and [`Self::remove`].
@@ -277,7 +274,7 @@ impl Tree {
         match value {
             Some(value) => self.settings.check(key, value)?,
             None => match self.root.as_ref().and_then(|root| change::is_in_own(root, self.generation, key)) {
-                // Mostly one way down says that it is there, and that nothing is to be done.
+                // Usually one descent shows that it exists, and that all nodes are prepared.
                 Some(is_there) => return Ok(is_there),
                 None if !self.get_with(ctx, key, |value| value.is_some())? => return Ok(false),
                 None => {}
@@ -287,8 +284,8 @@ impl Tree {
         root.as_mut().map_or(Ok(()), |root| change.hold(root, None, key)).map(|()| true)
     }
 
-    /// Puts a row, in place of the one with the same key if there is one. The same `txg` or a
-    /// higher one than in the call before.
+    /// Puts a row, replacing the one with the same key if there is one. `txg` must not be lower
+    /// than in the previous call.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a row that is too long, and those of reading nodes.
@@ -298,7 +295,7 @@ impl Tree {
         change.put_root(root, key, value)
     }
 
-    /// Removes a row. Returns whether there was one; a tree without it is not changed.
+    /// Removes a row. Returns whether there was one; otherwise the tree is not changed.
     ///
     /// # Errors
     /// Those of reading nodes.
@@ -310,7 +307,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// Removes a row that is known to be there.
+    /// Removes a row that is known to exist.
     ///
     /// # Errors
     /// Those of reading nodes.
@@ -319,11 +316,11 @@ impl Tree {
         change.remove_root(root, key)
     }
 
-    /// Removes the rows at `from` and before `to` (none: to the end). Leaves that go whole are not
-    /// read, only named. Returns whether there was a row.
+    /// Removes the rows from `from` up to before `to` (`None`: to the end). Leaves inside the range
+    /// are dropped without being read. Returns whether there was a row.
     ///
     /// # Errors
-    /// Those of reading nodes; some of the rows may be gone then.
+    /// Those of reading nodes; some of the rows may be removed then.
     pub fn remove_range(
         &mut self,
         ctx: &Context<'_>,
@@ -335,16 +332,16 @@ impl Tree {
         if cursor.next()?.is_none() {
             return Ok(false);
         }
-        // The cursor holds the root: it must go before the tree is changed, or the change would
-        // copy what it could change in place.
+        // The cursor references the root: it is dropped before the change, which would otherwise
+        // copy nodes instead of changing them in place.
         drop(cursor);
         let (mut change, root) = self.change(ctx, txg);
         change.remove_range_root(root, from, to)?;
         Ok(true)
     }
 
-    /// The frames that this tree does not reach any more by what was done up to `txg`. Call it
-    /// after the freeze before this txg's is settled.
+    /// Takes the frames that this tree does not reference any more because of changes up to `txg`.
+    /// Call it after the freeze of the previous txg is settled.
     pub fn take_dead(&mut self, txg: Txg) -> Vec<Pointer> {
         self.dead.take(txg)
     }

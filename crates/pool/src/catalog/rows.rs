@@ -9,7 +9,7 @@ use crate::names::check_part;
 use crate::pointer::{Pointer, Txg};
 use crate::space::Usage;
 
-/// Kind byte of the head.
+/// Kind byte of the catalog's header.
 pub const HEAD: u8 = 0x10;
 /// Kind byte of datasets.
 pub const DATASET: u8 = 0x11;
@@ -31,18 +31,18 @@ pub const CLONE: u8 = 0x18;
 pub const HISTORY: u8 = 0x19;
 /// Kind byte of roots whose frames are being freed.
 pub const DOOMED: u8 = 0x1a;
-/// Kind byte of properties that were received; they hold where nothing was set.
+/// Kind byte of received properties; they are effective where no local value is set.
 pub const RECEIVED: u8 = 0x1b;
-/// Kind byte of frames that several rows name.
+/// Kind byte of frames that several rows reference.
 pub const SHARED: u8 = 0x1c;
-/// Kind byte of properties that snapshots have for themselves.
+/// Kind byte of properties set on snapshots.
 pub const SNAPSHOT_PROPERTY: u8 = 0x1d;
 
 fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))
 }
 
-/// A key: the kind, big-endian numbers, a name.
+/// Builds a key: the kind, big-endian numbers, a name.
 #[must_use]
 pub fn key(kind: u8, numbers: &[u64], name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(1 + numbers.len() * 8 + name.len());
@@ -54,7 +54,7 @@ pub fn key(kind: u8, numbers: &[u64], name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// All keys that begin so.
+/// Range of all keys with this prefix.
 #[must_use]
 pub fn below(kind: u8, numbers: &[u64]) -> Range<Vec<u8>> {
     let start = key(kind, numbers, b"");
@@ -62,7 +62,7 @@ pub fn below(kind: u8, numbers: &[u64]) -> Range<Vec<u8>> {
     start..end
 }
 
-/// The numbers and the name of a key with `N` numbers.
+/// Splits a key with `N` numbers into the numbers and the name.
 ///
 /// # Errors
 /// [`PoolError::Format`] for a shorter key.
@@ -75,7 +75,7 @@ pub fn parts<const N: usize>(bytes: &[u8]) -> Result<([u64; N], &[u8]), PoolErro
     Ok((numbers, from.rest()))
 }
 
-/// A value that `read` takes from the whole of a row.
+/// Decodes a value that fills the whole row.
 fn whole<T>(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<T, PoolError>) -> Result<T, PoolError> {
     let mut reader = Reader::new(bytes);
     let value = read(&mut reader)?;
@@ -97,15 +97,15 @@ fn take_root(from: &mut Reader<'_>) -> Result<Option<Pointer>, PoolError> {
     }
 }
 
-/// What a half received difference is called below the file system that it is for; users have no
-/// such names.
+/// Name of the temporary dataset that receives an incremental stream, below the destination; users
+/// cannot choose it.
 pub const PARTIAL: &str = "%recv";
 
-/// The longest name of a property and the longest tag of a hold, bytes.
+/// Longest name of a property and longest tag of a hold, bytes.
 const LABEL_MOST: usize = 256;
 
-/// The last part of the name of a file system, or what follows the `@` or `#`. Directories are made of
-/// names, so one that nobody could have given is damage: an image may come from anywhere.
+/// Decodes the last component of a file system's name, or the part after `@` or `#`. Directories
+/// get these names, so an invalid one is damage: an image may come from anywhere.
 ///
 /// # Errors
 /// [`PoolError::Format`] with `what`.
@@ -117,7 +117,7 @@ pub fn name_part(bytes: &[u8], what: &'static str) -> Result<String, PoolError> 
     }
 }
 
-/// The name of a property, or the tag of a hold: text of one line.
+/// Decodes the name of a property, or the tag of a hold: text of one line.
 ///
 /// # Errors
 /// [`PoolError::Format`] with `what`.
@@ -136,16 +136,16 @@ fn filesystem_name(from: &mut Reader<'_>) -> Result<String, PoolError> {
     }
 }
 
-/// What the catalog itself needs to know.
+/// The catalog's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolHead {
     /// The next dataset's number.
     pub next: u64,
-    /// The dataset that has the pool's name.
+    /// The root dataset, which has the pool's name.
     pub root: u64,
-    /// The deadlist of what is being freed.
+    /// The deadlist of frames that are being freed.
     pub freeing: ListId,
-    /// The next number of the history.
+    /// Number of the next line of the history.
     pub history: u64,
 }
 
@@ -164,7 +164,7 @@ impl PoolHead {
     /// Reads the row's value.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for other bytes, as for all rows here.
+    /// [`PoolError::Format`] for invalid bytes, as for all rows here.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| {
             Ok(Self {
@@ -177,28 +177,28 @@ impl PoolHead {
     }
 }
 
-/// A dataset: a file system that can be changed.
+/// A dataset: a writable file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetRow {
-    /// The dataset above; 0 for the pool's root.
+    /// Number of the parent dataset; 0 for the root dataset.
     pub parent: u64,
-    /// The last part of its name.
+    /// Last component of its name.
     pub name: String,
-    /// Its number in the world.
+    /// Its GUID.
     pub guid: u64,
-    /// The txg that made it.
+    /// The txg that created it.
     pub created: Txg,
-    /// When that was, seconds since 1970.
+    /// Time of its creation, seconds since 1970.
     pub created_at: i64,
     /// The root of its tree as of the last commit.
     pub root: Option<Pointer>,
     /// Its deadlist.
     pub list: ListId,
-    /// What it uses.
+    /// The space that it uses.
     pub usage: Usage,
-    /// The snapshot that it was cloned from: dataset, txg.
+    /// Its origin snapshot: dataset, txg.
     pub origin: Option<(u64, Txg)>,
-    /// The newest snapshot that it descends from, the origin included; 0 where there is none.
+    /// Txg of the newest snapshot that it descends from, the origin included; 0 if there is none.
     pub newest: Txg,
 }
 
@@ -256,25 +256,25 @@ impl DatasetRow {
 /// A snapshot. Its key has the txg whose commit took it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotRow {
-    /// Its name behind the `@`.
+    /// Its name after the `@`.
     pub name: String,
-    /// Its number in the world; stays when it is sent.
+    /// Its GUID, which is kept when it is sent.
     pub guid: u64,
-    /// When it was taken, seconds since 1970.
+    /// Time of the snapshot, seconds since 1970.
     pub created_at: i64,
-    /// The root of the tree.
+    /// Root of its tree.
     pub root: Option<Pointer>,
-    /// The deadlist: what the snapshot before references and this one does not.
+    /// Its deadlist: frames that the previous snapshot references and this one does not.
     pub list: ListId,
-    /// What it references, charged bytes.
+    /// Referenced space, charged bytes.
     pub referenced: u64,
-    /// The same before compression, bytes.
+    /// Referenced space before compression, bytes.
     pub logical: u64,
-    /// It goes as soon as no clone and no hold is left.
+    /// Destroyed as soon as there are no clones and no holds any more.
     pub deferred: bool,
-    /// How many holds there are.
+    /// Number of holds.
     pub holds: u64,
-    /// How many clones there are.
+    /// Number of clones.
     pub clones: u64,
 }
 
@@ -322,14 +322,14 @@ impl SnapshotRow {
     }
 }
 
-/// What stays of a snapshot so that increments can begin there.
+/// A bookmark: the part of a snapshot that an incremental base needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BookmarkRow {
     /// The snapshot's txg.
     pub txg: Txg,
-    /// The snapshot's number in the world.
+    /// The snapshot's GUID.
     pub guid: u64,
-    /// When the snapshot was taken, seconds since 1970.
+    /// Time of the snapshot, seconds since 1970.
     pub created_at: i64,
 }
 
@@ -353,22 +353,22 @@ impl BookmarkRow {
     }
 }
 
-/// Where a stored property comes from.
+/// Source of a stored property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PropertySource {
-    /// It was set here.
+    /// Set locally.
     Local = 1,
-    /// It was received with a stream.
+    /// Received with a stream.
     Received = 2,
-    /// Here it is as if nothing had been received: the value is inherited.
+    /// A received value is masked: the value is inherited.
     Masked = 3,
 }
 
-/// A property as it is stored: what is inherited or a default has no row.
+/// A stored property: inherited and default values have no row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PropertyRow {
-    /// Where it comes from.
+    /// Its source.
     pub source: PropertySource,
     /// Its value, as `get -p` shows it.
     pub value: String,
@@ -401,12 +401,12 @@ impl PropertyRow {
     }
 }
 
-/// A frame that several rows name.
+/// A frame that several rows reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedRow {
-    /// How many rows name it beside the first.
+    /// Number of rows that reference it besides the first.
     pub more: u64,
-    /// What it is charged, bytes.
+    /// Space that it is charged, bytes.
     pub charged: u64,
 }
 
@@ -430,14 +430,14 @@ impl SharedRow {
     }
 }
 
-/// The root of a tree that nobody uses any more: its frames are freed step by step.
+/// Root of a dropped tree: its frames are freed step by step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoomedRow {
     /// The root.
     pub root: Pointer,
-    /// What was born later is freed; the rest is a snapshot's.
+    /// Frames born later are freed; older ones belong to a snapshot.
     pub since: Txg,
-    /// The first key that was not freed yet.
+    /// First key whose frames were not freed yet.
     pub from: Vec<u8>,
 }
 
@@ -466,17 +466,17 @@ impl DoomedRow {
 /// A line of the pool's history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryRow {
-    /// When, seconds since 1970.
+    /// Time, seconds since 1970.
     pub at: i64,
     /// The txg in which it took effect.
     pub txg: Txg,
-    /// Who asked for it.
+    /// The uid of the user who requested it.
     pub uid: u32,
-    /// Something that the pool did itself.
+    /// An action of the pool itself.
     pub internal: bool,
-    /// On which machine.
+    /// Host name.
     pub host: String,
-    /// The command line, or what was done.
+    /// The command line, or the action.
     pub text: String,
 }
 

@@ -1,9 +1,10 @@
-//! Whether the file systems of a catalog are a tree: an image may come from anywhere, and a forger knows the
-//! format.
+//! Checks that the file systems of a catalog form a tree: an image may come from anywhere, and a
+//! forger knows the format.
 //!
-//! Called when a pool is opened and when a reader goes on to a newer state, before anything follows a parent.
-//! Invariants: the work grows with the number of file systems; in what passes, parents lead to the pool's own
-//! file system in at most [`NAME_MOST`] steps. The form of names is checked by the decoders of rows.
+//! Called when a pool is opened and when a reader switches to a newer state, before any parent is
+//! followed. Invariants: the work grows with the number of file systems; in a catalog that passes,
+//! parents lead to the root dataset in at most [`NAME_MOST`] steps. The form of names is checked by
+//! the decoders of rows.
 
 use std::collections::HashMap;
 
@@ -17,10 +18,10 @@ fn damaged<T>(what: &'static str) -> Result<T, PoolError> {
 }
 
 impl Catalog {
-    /// Checks that file systems are a tree, with the pool's own at its root.
+    /// Checks that the file systems form a tree, with the root dataset at its root.
     ///
     /// # Errors
-    /// [`PoolError::Format`] with the first thing that is wrong; those of the tree.
+    /// [`PoolError::Format`] with the first inconsistency; those of the tree.
     pub fn check_shape(&self) -> Result<(), PoolError> {
         let datasets: HashMap<u64, DatasetRow> = self.datasets()?.into_iter().collect();
         let root = self.head()?.root;
@@ -42,7 +43,8 @@ impl Catalog {
         if seen == datasets.len() { Ok(()) } else { damaged("a file system that lies below itself") }
     }
 
-    /// Each file system is found by its name below its parent, and nothing else is; the children of each.
+    /// Checks that each file system has a name row below its parent, and that there are no other
+    /// name rows; returns the children of each.
     fn check_children(&self, datasets: &HashMap<u64, DatasetRow>) -> Result<HashMap<u64, Vec<u64>>, PoolError> {
         let mut children: HashMap<u64, Vec<u64>> = HashMap::new();
         let mut count = 0;
@@ -55,7 +57,7 @@ impl Catalog {
             children.entry(child.parent).or_default().push(child.id);
             count += 1;
         }
-        // No two of them lead to the same one, as each has its name and its parent.
+        // No two rows lead to the same file system, as each has its name and its parent.
         if count == datasets.len() { Ok(children) } else { damaged("a file system without a name") }
     }
 
@@ -63,13 +65,13 @@ impl Catalog {
         self.all(rows::below(rows::CHILD, &[]), |key, row| {
             let ([parent], name) = rows::parts::<1>(key)?;
             let Ok(id) = row.try_into().map(u64::from_le_bytes) else { return damaged("the number of a child") };
-            // What it is called is compared with the row of the file system.
+            // The name is compared with the row of the file system.
             Ok(Child { parent, name: String::from_utf8_lossy(name).into_owned(), id })
         })
     }
 }
 
-/// A row that finds a file system by its name.
+/// Row of a file system's name.
 struct Child {
     parent: u64,
     name: String,

@@ -1,4 +1,4 @@
-//! The catalog's tree with its rows by their types, and as the rows that deadlists lie in.
+//! The catalog's tree with typed rows, and as storage of the deadlists' rows.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::frames::{CompressionSetting, Frames};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::tree::{Context, Settings, Tree, View, Written, commit::Form};
 
-/// The dataset number in the frames of the catalog.
+/// Dataset number in the headers of the catalog's frames.
 const CATALOG: u64 = 0;
 
 /// The catalog of a pool.
@@ -23,9 +23,9 @@ pub struct Catalog {
     frames: Arc<dyn Frames>,
     cache: Arc<Cache>,
     txg: Txg,
-    /// How many rows were put or removed so far.
+    /// Number of rows put or removed so far.
     changes: u64,
-    /// Datasets that have got or lost snapshots since that was asked last.
+    /// Datasets whose snapshots have changed since [`Catalog::note_snapshots_changed`].
     snapshots_changed: BTreeSet<u64>,
 }
 
@@ -40,7 +40,7 @@ fn missing(what: &'static str) -> PoolError {
 }
 
 impl Catalog {
-    /// The catalog with this root; what changes now belongs to `txg`.
+    /// Opens the catalog with this root; changes belong to `txg`.
     #[must_use]
     pub fn open(frames: Arc<dyn Frames>, cache: Arc<Cache>, root: Option<Pointer>, txg: Txg) -> Self {
         Self {
@@ -53,13 +53,13 @@ impl Catalog {
         }
     }
 
-    /// How often anything was changed since it was opened.
+    /// Number of changes since it was opened.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// What changes from now on belongs to this txg.
+    /// Sets the txg to which changes belong from now on.
     pub fn set_txg(&mut self, txg: Txg) {
         self.txg = txg;
     }
@@ -68,7 +68,7 @@ impl Catalog {
         Context { frames: &*self.frames, cache: &self.cache }
     }
 
-    /// Writes what has changed. Nobody may change the catalog meanwhile.
+    /// Writes all changes. The catalog must not be changed meanwhile.
     ///
     /// # Errors
     /// Those of the frames.
@@ -82,13 +82,13 @@ impl Catalog {
         Ok((written, self.tree.take_dead(txg)))
     }
 
-    /// Whether it was changed since it was written out last.
+    /// Whether it was changed since it was last written.
     #[must_use]
     pub fn has_changes(&self) -> bool {
         self.tree.has_changes()
     }
 
-    /// The catalog as it is now, to be read without it.
+    /// Returns a view of the current catalog, which can be read independently of it.
     #[must_use]
     pub fn view(&self) -> View {
         self.tree.view()
@@ -98,7 +98,7 @@ impl Catalog {
         self.get(key)?.as_deref().map(decode).transpose()
     }
 
-    /// All rows of a range, decoded, with their keys.
+    /// Returns all rows of a range, decoded, with their keys.
     pub(super) fn all<R>(
         &self,
         range: Range<Vec<u8>>,
@@ -112,16 +112,16 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The head.
+    /// Returns the header.
     ///
     /// # Errors
-    /// Those of the tree, as for all here; a catalog without a head is damaged.
+    /// Those of the tree, as for all functions here; a catalog without a header is damaged.
     pub fn head(&self) -> Result<PoolHead, PoolError> {
         self.typed(&rows::key(rows::HEAD, &[], b""), PoolHead::decode)?
             .ok_or_else(|| missing("a catalog without a head"))
     }
 
-    /// Sets the head.
+    /// Sets the header.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -129,7 +129,7 @@ impl Catalog {
         self.put(&rows::key(rows::HEAD, &[], b""), &head.encode())
     }
 
-    /// A number for a new dataset.
+    /// Assigns a number to a new dataset.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -141,17 +141,16 @@ impl Catalog {
         Ok(number)
     }
 
-    /// A dataset.
+    /// Returns a dataset.
     ///
     /// # Errors
-    /// As [`Self::head`]; one that is not there is damage: whoever names it has found it in the
-    /// catalog.
+    /// As [`Self::head`]; a missing one is damage: its number comes from the catalog.
     pub fn dataset(&self, id: u64) -> Result<DatasetRow, PoolError> {
         self.typed(&rows::key(rows::DATASET, &[id], b""), DatasetRow::decode)?
             .ok_or_else(|| missing("a dataset that is not in the catalog"))
     }
 
-    /// All datasets, by their numbers.
+    /// Returns all datasets, ordered by number.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -161,7 +160,7 @@ impl Catalog {
         })
     }
 
-    /// Sets a dataset that is there, with the name it has.
+    /// Replaces the row of an existing dataset, whose name is unchanged.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -169,7 +168,7 @@ impl Catalog {
         self.put(&rows::key(rows::DATASET, &[id], b""), &row.encode())
     }
 
-    /// Enters a dataset under its name.
+    /// Adds a dataset under its name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -178,7 +177,7 @@ impl Catalog {
         self.put(&rows::key(rows::CHILD, &[row.parent], row.name.as_bytes()), &id.to_le_bytes())
     }
 
-    /// Takes a dataset and its name out; its properties as well.
+    /// Removes a dataset, its name and its properties.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -192,7 +191,7 @@ impl Catalog {
         self.delete(&rows::key(rows::DATASET, &[id], b""))
     }
 
-    /// Gives a dataset another name or parent.
+    /// Renames a dataset, or moves it to another parent.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -203,7 +202,7 @@ impl Catalog {
         self.enter(id, &row)
     }
 
-    /// The child of a dataset with this name.
+    /// Finds the child of a dataset with this name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -213,7 +212,7 @@ impl Catalog {
         })
     }
 
-    /// The children of a dataset, by name.
+    /// Returns the children of a dataset, by name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -223,8 +222,8 @@ impl Catalog {
         })
     }
 
-    /// The stored properties of a dataset (0: the pool): what was set there by name, then what was
-    /// received by name.
+    /// Returns the stored properties of a dataset (0: the pool): local ones by name, then received
+    /// ones by name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -239,7 +238,7 @@ impl Catalog {
         Ok(all)
     }
 
-    /// What was set of a property at a dataset, or masked there.
+    /// Returns the local row of a property of a dataset: set or masked.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -247,7 +246,7 @@ impl Catalog {
         self.typed(&rows::key(rows::PROPERTY, &[dataset], name.as_bytes()), PropertyRow::decode)
     }
 
-    /// Sets a property, or removes what was set; what was received beside that stays.
+    /// Sets a property, or removes its local row; a received row is kept.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -268,7 +267,7 @@ impl Catalog {
         Ok(self.get(&rows::key(rows::RECEIVED, &[dataset], name.as_bytes()))?.is_some())
     }
 
-    /// A snapshot.
+    /// Returns a snapshot.
     ///
     /// # Errors
     /// As [`Self::dataset`].
@@ -277,7 +276,7 @@ impl Catalog {
             .ok_or_else(|| missing("a snapshot that is not in the catalog"))
     }
 
-    /// Whether there is such a dataset, and such a snapshot of it.
+    /// Whether this dataset exists, and this snapshot of it.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -289,7 +288,7 @@ impl Catalog {
         Ok(self.get(&key)?.is_some())
     }
 
-    /// The snapshots of a dataset, the oldest first.
+    /// Returns the snapshots of a dataset, the oldest first.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -299,7 +298,7 @@ impl Catalog {
         })
     }
 
-    /// The snapshot with this name.
+    /// Finds the snapshot with this name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -309,7 +308,7 @@ impl Catalog {
         })
     }
 
-    /// Sets a snapshot that is there, with the name it has.
+    /// Replaces the row of an existing snapshot, whose name is unchanged.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -317,7 +316,7 @@ impl Catalog {
         self.put(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""), &row.encode())
     }
 
-    /// Enters a snapshot under its name.
+    /// Adds a snapshot under its name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -327,7 +326,7 @@ impl Catalog {
         self.put(&rows::key(rows::SNAPSHOT_NAME, &[dataset], row.name.as_bytes()), &txg.0.to_le_bytes())
     }
 
-    /// Takes a snapshot and its name out.
+    /// Removes a snapshot and its name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -338,8 +337,8 @@ impl Catalog {
         self.delete(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""))
     }
 
-    /// Notes the time (seconds since 1970) at those datasets that have got or lost snapshots since
-    /// this was called last.
+    /// Stores the time (seconds since 1970) in the datasets whose snapshots have changed since the
+    /// last call.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -353,7 +352,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The properties that a snapshot has for itself, by name.
+    /// Returns the properties set on a snapshot, by name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -382,7 +381,7 @@ impl Catalog {
         }
     }
 
-    /// The bookmarks of a dataset, by name.
+    /// Returns the bookmarks of a dataset, by name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -405,7 +404,7 @@ impl Catalog {
         }
     }
 
-    /// The tags that hold a snapshot, with the times of the holds, seconds since 1970.
+    /// Returns the tags of a snapshot's holds, with their times, seconds since 1970.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -417,7 +416,7 @@ impl Catalog {
         })
     }
 
-    /// Whether this tag holds a snapshot.
+    /// Whether a snapshot has a hold with this tag.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -425,8 +424,8 @@ impl Catalog {
         Ok(self.get(&rows::key(rows::HOLD, &[dataset, txg.0], tag.as_bytes()))?.is_some())
     }
 
-    /// Sets a hold, or releases it; the snapshot's count follows. Its cost does not grow with the number
-    /// of holds: a stream may bring very many.
+    /// Sets or releases a hold, and updates the snapshot's count. The cost does not grow with the
+    /// number of holds: a stream may bring very many.
     ///
     /// # Errors
     /// As [`Self::dataset`].
@@ -442,7 +441,7 @@ impl Catalog {
         self.set_snapshot(dataset, txg, &row)
     }
 
-    /// The datasets that were cloned from a snapshot.
+    /// Returns the clones of a snapshot.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -450,8 +449,8 @@ impl Catalog {
         self.all(rows::below(rows::CLONE, &[dataset, txg.0]), |key, _| Ok(rows::parts::<3>(key)?.0[2]))
     }
 
-    /// Notes or forgets that a dataset was cloned from a snapshot; the snapshot's count follows, at a cost
-    /// that does not grow with it.
+    /// Adds or removes a clone of a snapshot, and updates the snapshot's count, at a cost that does
+    /// not grow with it.
     ///
     /// # Errors
     /// As [`Self::dataset`].
@@ -468,12 +467,12 @@ impl Catalog {
         self.set_snapshot(dataset, txg, &row)
     }
 
-    /// The line of points that a dataset's head descends from, as the deadlists speak of it: the
-    /// snapshots of its origins up to where each was cloned, its own, the head. With it, the
-    /// position of the first point that is its own.
+    /// Returns the history of a dataset, for the deadlists: the snapshots of its origins up to
+    /// where each was cloned, its own snapshots, the live dataset. Also returns the position of the
+    /// first point that is its own.
     ///
     /// # Errors
-    /// As [`Self::dataset`]; origins that lead in a circle are damage.
+    /// As [`Self::dataset`]; origins that form a cycle are damage.
     pub fn history_of(&self, dataset: u64) -> Result<(Vec<Point>, usize), PoolError> {
         let head = self.dataset(dataset)?;
         let mut lines = vec![self.points(dataset, Point::HEAD)?];
@@ -505,7 +504,7 @@ impl Catalog {
             .collect())
     }
 
-    /// What is shared of a frame, by its segment and index.
+    /// Returns the share count of a frame, by its segment and index.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -513,7 +512,7 @@ impl Catalog {
         self.typed(&shared_key(segment, index), SharedRow::decode)
     }
 
-    /// Sets what is shared of a frame, or that nobody shares it.
+    /// Sets the share count of a frame, or removes it.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -525,7 +524,7 @@ impl Catalog {
         }
     }
 
-    /// All frames that are shared.
+    /// Returns the share counts of all shared frames.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -533,7 +532,7 @@ impl Catalog {
         self.all(rows::below(rows::SHARED, &[]), |_, row| SharedRow::decode(row))
     }
 
-    /// The roots whose frames are being freed.
+    /// Returns the roots whose frames are being freed.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -541,7 +540,7 @@ impl Catalog {
         self.all(rows::below(rows::DOOMED, &[]), |_, row| DoomedRow::decode(row))
     }
 
-    /// Notes a root whose frames are being freed, how far that has come, or that it is done.
+    /// Stores a root whose frames are being freed, its progress, or its end (`None`).
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -553,7 +552,7 @@ impl Catalog {
         }
     }
 
-    /// Adds a line to the history; the oldest go when there are more than `most`.
+    /// Adds a line to the history, and removes the oldest one if there are more than `most`.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -569,7 +568,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The history, the oldest line first.
+    /// Returns the history, the oldest line first.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -577,13 +576,13 @@ impl Catalog {
         self.all(rows::below(rows::HISTORY, &[]), |_, row| HistoryRow::decode(row))
     }
 
-    /// The deadlists.
+    /// Accesses the deadlists.
     pub fn deadlists(&mut self) -> Deadlists<'_, Self> {
         Deadlists::new(self)
     }
 }
 
-/// A count of rows after one of them was there or not, and is there or not.
+/// Updates a count of rows by whether one of them existed before and exists now.
 fn counted(count: u64, was: bool, is: bool) -> u64 {
     match (was, is) {
         (false, true) => count.saturating_add(1),
@@ -592,7 +591,7 @@ fn counted(count: u64, was: bool, is: bool) -> u64 {
     }
 }
 
-/// The key of a shared frame: both numbers in one.
+/// Key of a shared frame: both numbers in one.
 fn shared_key(segment: u32, index: u32) -> Vec<u8> {
     rows::key(rows::SHARED, &[u64::from(segment) << 32 | u64::from(index)], b"")
 }

@@ -1,30 +1,30 @@
-//! What snapshots and heads use, from the deadlists of their history: `used` of a snapshot,
-//! `usedbysnapshots`, `written`, `written@`, what destroying a range would free, and the counters
-//! of a head after promote, rollback and destroy.
+//! Space used by snapshots and live datasets, from the deadlists of their history: `used` of a
+//! snapshot, `usedbysnapshots`, `written`, `written@`, the space that destroying a range would
+//! free, and the counters of a live dataset (head) after promote, rollback and destroy.
 //!
-//! A history is the line of points that a head descends from, the oldest first, the snapshots of
-//! its origins included, itself last. Positions are indices into it.
+//! A history is the chain of points that a live dataset descends from, the oldest first, the
+//! snapshots of its origins included, itself last. Positions are indices into it.
 
 use super::{Births, Dead, Deadlists, ListId, Rows, Totals, damaged};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::space::{Usage, UsageChange};
 
-/// A snapshot, or a head.
+/// A snapshot, or a live dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// When the snapshot was taken; for a head [`Point::HEAD`].
+    /// Txg of the snapshot; for a live dataset [`Point::HEAD`].
     pub txg: Txg,
-    /// What it references, charged bytes.
+    /// Referenced space, charged bytes.
     pub referenced: u64,
-    /// The same before compression, bytes.
+    /// Referenced space before compression, bytes.
     pub logical: u64,
-    /// What the point before references and it does not.
+    /// Frames that the previous point references and this one does not.
     pub list: ListId,
 }
 
 impl Point {
-    /// The txg of a head: after everything.
+    /// The txg of a live dataset: after everything.
     pub const HEAD: Txg = Txg(u64::MAX);
 
     fn extent(&self) -> Extent {
@@ -32,7 +32,7 @@ impl Point {
     }
 }
 
-/// How much something is: as it is charged, and before compression. Bytes.
+/// An amount of space: charged, and before compression. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extent {
     charged: u64,
@@ -57,18 +57,18 @@ impl Extent {
     }
 }
 
-/// What becomes of a frame that a head does not reference any more.
+/// What happens to a frame that a live dataset does not reference any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing else references it: it is freed with this txg.
+    /// It is freed with this txg: nothing else references it.
     Freed,
-    /// A snapshot holds it: it goes onto the head's list.
+    /// A snapshot references it: it is added to the live dataset's list.
     Listed,
 }
 
-/// The free rule: the fate of a frame, and what it changes of the head's counters. `newest` is the
-/// newest snapshot that the head descends from, its origin included; `origin` the snapshot that it
-/// was cloned from; 0 where there is none.
+/// The free rule: returns the fate of a frame, and its change of the live dataset's counters.
+/// `newest` is the newest snapshot that the live dataset descends from, its origin included;
+/// `origin` is its origin snapshot; 0 if there is none.
 ///
 /// # Errors
 /// [`PoolError::Format`] for a length of more than 63 bits.
@@ -91,11 +91,11 @@ pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, UsageChang
 }
 
 impl<R: Rows + ?Sized> Deadlists<'_, R> {
-    /// How much of what one point references a later one references as well, bytes.
+    /// Bytes referenced by one point and by a later one.
     ///
     /// # Errors
-    /// Those of the rows; [`PoolError::Format`] for figures that cannot be, and positions outside
-    /// the history, as for all here.
+    /// Those of the rows; [`PoolError::Format`] for impossible figures, and positions outside the
+    /// history, as for all functions here.
     pub fn shared(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
         Ok(self.shared_extent(history, earlier, later)?.charged)
     }
@@ -109,8 +109,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         Ok(shared)
     }
 
-    /// What a point references that an earlier one does not: `written@EARLIER`; `written` for the
-    /// point just before. Bytes.
+    /// Bytes referenced by a point and not by an earlier one: `written@EARLIER`; `written` for the
+    /// previous point.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -122,8 +122,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         at(history, later)?.extent().less(self.shared_extent(history, earlier, later)?)
     }
 
-    /// What a snapshot references and neither its neighbours nor anybody but its clones: the
-    /// property `used` of a snapshot. Bytes.
+    /// Bytes referenced by a snapshot only, apart from its clones: the property `used` of a
+    /// snapshot.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -131,7 +131,7 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         self.used_by_range(history, snapshot, snapshot)
     }
 
-    /// What destroying the snapshots from one to another would free, bytes.
+    /// Bytes that destroying a range of snapshots would free.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -145,8 +145,9 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         Ok(sum.charged)
     }
 
-    /// The counters of the head at the end of a history; `own` is the position of its oldest own
-    /// snapshot, or its own. What a catalog counts as it goes comes to the same.
+    /// Counters of the live dataset at the end of a history; `own` is the position of its oldest
+    /// own snapshot, or its own position. They equal the counters that the catalog updates
+    /// incrementally.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -182,7 +183,7 @@ fn at(history: &[Point], position: usize) -> Result<&Point, PoolError> {
     history.get(position).ok_or_else(|| damaged("a position outside a history"))
 }
 
-/// The points after one, up to another.
+/// The points after one, up to and including another.
 fn between(history: &[Point], earlier: usize, later: usize) -> Result<&[Point], PoolError> {
     let range = earlier.saturating_add(1)..later.saturating_add(1);
     history.get(range).ok_or_else(|| damaged("a position outside a history"))

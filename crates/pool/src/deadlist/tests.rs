@@ -1,5 +1,5 @@
-//! Deadlists against a naive simulation that knows every block of every snapshot: what is freed,
-//! when, and every figure.
+//! Deadlists against a naive simulation with all blocks of every snapshot: freed frames, the time
+//! of their freeing, and every figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Which snapshots an argument of `destroy` means: `fs@a,b`, `fs@first%last`, `fs@%last`,
+//! Selections of snapshots in arguments of `destroy`: `fs@a,b`, `fs@first%last`, `fs@%last`,
 //! `fs@first%`, `fs@%`.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use super::{Name, NameError, check_part};
 pub enum SnapshotRange {
     /// One snapshot.
     One(String),
-    /// From one to another, both included; none is the oldest or the newest.
+    /// A range, both ends included; `None` is the oldest or the newest.
     Through {
         /// The first.
         first: Option<String>,
@@ -24,14 +24,14 @@ pub enum SnapshotRange {
 pub struct SnapshotSelection {
     /// The file system.
     pub filesystem: String,
-    /// Which of its snapshots.
+    /// The selected snapshots.
     pub ranges: Vec<SnapshotRange>,
 }
 
-/// Why a selection cannot be applied to the snapshots that there are.
+/// Reason why a selection does not match the existing snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectionError {
-    /// There is no such snapshot.
+    /// There is no snapshot of this name.
     NoSnapshot(String),
     /// The last of a range is older than the first.
     Backwards(String, String),
@@ -51,10 +51,10 @@ impl fmt::Display for SelectionError {
 impl std::error::Error for SelectionError {}
 
 impl SnapshotSelection {
-    /// Reads an argument with `@`.
+    /// Parses an argument with `@`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub fn parse(argument: &str) -> Result<Self, NameError> {
         let (filesystem, list) = argument.split_once('@').ok_or(NameError::NoSnapshotDelimiter)?;
         Name::filesystem(filesystem)?;
@@ -64,13 +64,13 @@ impl SnapshotSelection {
             }
             return Ok(Self { filesystem: filesystem.to_owned(), ranges: vec![range(list)?] });
         }
-        // In a list, as in ZFS, what can be no snapshot's name is one that is not there.
+        // In a list, as in ZFS, an invalid name counts as a snapshot that does not exist.
         let ranges = list.split(',').filter(|part| !part.is_empty());
         let ranges = ranges.map(|part| range(part).unwrap_or_else(|_| SnapshotRange::One(part.to_owned()))).collect();
         Ok(Self { filesystem: filesystem.to_owned(), ranges })
     }
 
-    /// The positions of the selected ones among the snapshots that there are, the oldest first; in
+    /// Returns the positions of the selected snapshots among the existing ones (oldest first); in
     /// order, each once.
     ///
     /// # Errors

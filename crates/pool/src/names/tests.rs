@@ -1,4 +1,4 @@
-//! Names: what is accepted, and what is said of the rest.
+//! Names: accepted ones, and the errors of others.
 
 use super::*;
 use proptest::prelude::*;

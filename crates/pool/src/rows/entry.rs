@@ -1,11 +1,11 @@
-//! Names in directories: the row by sequence, which holds the name and is what listings read, and
-//! the row by hash, which finds it.
+//! Names in directories: the row by sequence, which has the name and is read by listings, and the
+//! row by hash, which look-ups use.
 
 use super::{damaged, keys, whole};
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// What an inode is. The numbers are those of `d_type` in a listing.
+/// Type of an inode. The numbers are those of `d_type` in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FileType {
@@ -26,7 +26,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// The type in the upper four of a mode's 16 bits, if it is one.
+    /// The type in the upper four of a mode's 16 bits, if valid.
     #[must_use]
     pub fn of_mode(mode: u16) -> Option<Self> {
         Self::of_byte((mode >> 12) as u8)
@@ -59,7 +59,7 @@ impl FileType {
 /// The value of an entry by its sequence. The name is borrowed from the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// What the name names.
+    /// Number of its inode.
     pub inode: u64,
     /// Its type.
     pub file_type: FileType,
@@ -93,11 +93,11 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Whether this can be the name of an entry.
+/// Whether this is a valid name of an entry.
 #[must_use]
 pub fn is_name(name: &[u8]) -> bool {
     let length = (1..=keys::NAME_MOST).contains(&name.len());
-    // Without leaving early: many bytes are compared at a time.
+    // Without an early exit: many bytes are compared at a time.
     length
         && name != b"."
         && name != b".."
@@ -108,7 +108,7 @@ pub fn is_name(name: &[u8]) -> bool {
 /// row by sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameTarget {
-    /// What the name names.
+    /// Number of its inode.
     pub inode: u64,
     /// Its type.
     pub file_type: FileType,
@@ -127,7 +127,7 @@ impl NameTarget {
     /// Reads the row's value.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no such value.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| Ok(Self { file_type: FileType::read(from.u8()?)?, inode: from.varint()? }))
     }

@@ -22,17 +22,17 @@ pub const INLINE_MOST: usize = 4096;
 /// Where the content of a record is. Inline content is borrowed from the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent<'a> {
-    /// In a frame that only this record, in this dataset and its snapshots, names.
+    /// In a frame that only this record references, in this dataset and its snapshots.
     Frame(Pointer),
-    /// In a frame that was another record's: it is freed with the last row that names it.
+    /// In a frame of another record: it is freed with the last row that references it.
     Shared {
         /// The frame.
         pointer: Pointer,
-        /// The txg in which this record came to it: for whatever goes by births, the row's frame
-        /// was born then.
+        /// The txg in which this record got it: for everything that depends on births, the row's
+        /// frame was born then.
         since: Txg,
     },
-    /// Here.
+    /// In the row.
     Inline(&'a [u8]),
 }
 
@@ -77,7 +77,7 @@ impl<'a> Extent<'a> {
         }
     }
 
-    /// What dies with the row.
+    /// The frame to free with the row.
     #[must_use]
     pub fn dead(&self) -> Option<Dead> {
         match self {
@@ -97,7 +97,7 @@ impl<'a> Extent<'a> {
     }
 }
 
-/// A tag and a pointer.
+/// Encodes a tag and a pointer.
 pub(super) fn tagged(tag: u8, pointer: &Pointer) -> Vec<u8> {
     let mut to = crate::codec::Writer::default();
     to.u8(tag);
@@ -105,7 +105,7 @@ pub(super) fn tagged(tag: u8, pointer: &Pointer) -> Vec<u8> {
     to.finish()
 }
 
-/// The pointer that the rest of a row is, to a frame of this kind.
+/// Decodes the pointer at the end of a row, to a frame of this kind.
 pub(super) fn pointer(bytes: &[u8], kind: FrameKind) -> Result<Pointer, PoolError> {
     let mut from = Reader::new(bytes);
     let pointer = Pointer::decode(&mut from)?;

@@ -1,11 +1,11 @@
-//! Which names of a file system are the same though their bytes differ: `casesensitivity` and
-//! `normalization`. Part of the head; asked by whoever looks up or changes names, and by checks.
+//! Name folding: names of a file system that are equal though their bytes differ: `casesensitivity`
+//! and `normalization`. Part of the dataset header; used by look-ups, changes of names, and checks.
 //!
-//! Invariants: names are stored as they were given, and hashed and compared as what
-//! [`Folding::fold`] makes of them; what it makes of a name never changes, in no version of the
-//! program: tables are those of Unicode 16.0, for case in `case.rs`, for normalization in a library
-//! of that very version (a test compares what it does with what it did). Names that are not UTF-8
-//! are the same only byte by byte.
+//! Invariants: names are stored as they were given, and hashed and compared in the form that
+//! [`Folding::fold`] returns; this form of a name never changes, in no version of the program:
+//! tables are those of Unicode 16.0, for case in `case.rs`, for normalization in a library of
+//! exactly that version (a test compares its results with recorded ones). Names that are not UTF-8
+//! are equal only byte by byte.
 
 mod case;
 #[cfg(test)]
@@ -15,23 +15,23 @@ use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// How names are normalized before they are compared. The forms C and D are one here, and so are KC
+/// Normalization of names before they are compared. The forms C and D are one here, and so are KC
 /// and KD: the same names are equal in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Normal {
-    /// Not at all.
+    /// None.
     #[default]
     None,
-    /// What looks the same is the same: a letter with its accent, in one character or two.
+    /// Canonical equivalence: a letter with its accent, as one character or two.
     Canonical,
-    /// And so is what means the same: ligatures, wide and narrow letters.
+    /// Compatibility equivalence in addition: ligatures, wide and narrow letters.
     Compatible,
 }
 
-/// See the file's head.
+/// The rules of name folding; see the head of this file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folding {
-    /// Upper and lower case are the same.
+    /// Upper and lower case are equal.
     pub insensitive: bool,
     /// Normalization.
     pub normal: Normal,
@@ -42,10 +42,10 @@ const CANONICAL: u8 = 2;
 const COMPATIBLE: u8 = 4;
 
 impl Folding {
-    /// Names are the same only byte by byte.
+    /// No folding: names are equal only byte by byte.
     pub const EXACT: Self = Self { insensitive: false, normal: Normal::None };
 
-    /// By the canonical values of the two properties.
+    /// Returns the folding for canonical values of the two properties.
     #[must_use]
     pub fn of_properties(casesensitivity: &str, normalization: &str) -> Self {
         let normal = match normalization {
@@ -56,13 +56,13 @@ impl Folding {
         Self { insensitive: casesensitivity == "insensitive", normal }
     }
 
-    /// Whether names are the same only byte by byte.
+    /// Whether names are equal only byte by byte.
     #[must_use]
     pub fn is_exact(self) -> bool {
         self == Self::EXACT
     }
 
-    /// As the head has it.
+    /// Encodes it for the dataset header.
     pub(super) fn byte(self) -> u8 {
         let normal = match self.normal {
             Normal::None => 0,
@@ -72,7 +72,7 @@ impl Folding {
         normal | if self.insensitive { INSENSITIVE } else { 0 }
     }
 
-    /// From a head; `None` for what no head has.
+    /// Decodes it from a dataset header; `None` for an invalid value.
     pub(super) fn of_byte(byte: u8) -> Option<Self> {
         let normal = match byte & !INSENSITIVE {
             0 => Normal::None,
@@ -83,7 +83,7 @@ impl Folding {
         Some(Self { insensitive: byte & INSENSITIVE != 0, normal })
     }
 
-    /// What stands for a name and all that are the same.
+    /// Returns the representative of a name and of all names that are equal to it.
     #[must_use]
     pub fn fold(self, name: &[u8]) -> Cow<'_, [u8]> {
         if self.is_exact() {
@@ -105,7 +105,7 @@ impl Folding {
         Cow::Owned(folded.into_bytes())
     }
 
-    /// Whether two names are the same.
+    /// Whether two names are equal.
     #[must_use]
     pub fn same(self, one: &[u8], other: &[u8]) -> bool {
         one == other || !self.is_exact() && self.fold(one) == self.fold(other)

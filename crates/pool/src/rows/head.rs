@@ -1,4 +1,4 @@
-//! The head of a dataset's tree: what the dataset layer needs before it can read anything else.
+//! The header of a dataset's tree: the parameters that are needed before anything else can be read.
 
 use super::folding::Folding;
 use super::keys::Hashing;
@@ -6,28 +6,28 @@ use super::{damaged, keys, whole};
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// Layouts of the row: they tell how names are hashed. In the last a byte follows that tells which
-/// names are the same.
+/// Versions of the row, by the hashing of names. In the last one a byte with the name folding
+/// follows.
 const WHOLE: u8 = 1;
 const ORDERED_NAMES: u8 = 2;
 const FOLDED: u8 = 3;
 
-/// The value of the head's row.
+/// Value of the dataset header's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatasetHead {
     /// The next number of an inode and the next sequence of an entry: one counter for both, so that
-    /// inodes lie in the order of their names.
+    /// inodes are ordered like their names.
     pub next: u64,
     /// The inode of the root directory.
     pub root: u64,
-    /// The seed of hashes of names.
+    /// Seed of the hashes of names.
     pub seed: u64,
     /// How names are hashed.
     pub hashing: Hashing,
-    /// Which names are the same. Where it is not [`Folding::EXACT`], names are hashed as
-    /// [`Hashing::Ordered`] has it.
+    /// The name folding. Unless it is [`Folding::EXACT`], names are hashed as with
+    /// [`Hashing::Ordered`].
     pub folding: Folding,
-    /// How many inodes there are.
+    /// Number of inodes.
     pub objects: u64,
 }
 
@@ -60,7 +60,7 @@ impl DatasetHead {
     /// Reads the row's value.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no head.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let head = whole(bytes, |from| {
             let (hashing, folding) = match from.u8()? {

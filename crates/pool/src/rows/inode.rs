@@ -1,12 +1,12 @@
-//! The attributes of an inode. Every operation on a file reads this row, so it is small: what is
-//! usual takes no byte.
+//! The attributes of an inode. Every operation on a file reads this row, so it is small: usual
+//! values take no byte.
 //!
 //! Invariants: the type in the mode is one of [`FileType`]; nanoseconds are below 10^9; an inode of
-//! a fresh file takes about 30 bytes, one with four different times about 50.
+//! a new file takes about 30 bytes, one with four different times about 50.
 //!
-//! Behind the attributes lies what the inode's rows are charged. It is no attribute: only the place
-//! where batches are applied reads and writes it (`files/row_charges.rs`), so nothing in memory can
-//! hold an old figure. [`InodeRow::encode`] leaves it out, and [`InodeRow::decode`] passes over it.
+//! After the attributes the row has the charge for the inode's rows. It is no attribute: only the
+//! function that applies batches reads and writes it (`files/row_charges.rs`), so nothing in memory
+//! can have an outdated figure. [`InodeRow::encode`] omits it, and [`InodeRow::decode`] skips it.
 
 use super::{FileType, damaged, whole};
 use crate::codec::{Reader, Writer};
@@ -35,8 +35,7 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// One place where the inode has a name: where a search for its path begins. A hard link may have
-/// others.
+/// One of the inode's names: where a search for its path begins. A hard link may have others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameHint {
     /// The directory.
@@ -57,16 +56,16 @@ pub mod flags {
     pub const NOATIME: u32 = 1 << 3;
     /// Written synchronously (`chattr +S`).
     pub const SYNC: u32 = 1 << 4;
-    /// There are extended attributes: without it nobody has to look for any.
+    /// There are extended attributes: without it none are searched.
     pub const HAS_XATTRS: u32 = 1 << 16;
     /// One of them is an access control list.
     pub const HAS_ACL: u32 = 1 << 17;
-    /// Some of its records may be shared with other files: freeing asks the reference counts.
+    /// Some of its records may be shared with other files: freeing checks the reference counts.
     pub const SHARES_RECORDS: u32 = 1 << 18;
-    /// Some of its records may have patches: without it nobody has to look for any.
+    /// Some of its records may have patches: without it none are searched.
     pub const HAS_PATCHES: u32 = 1 << 19;
-    /// It was cut off, and rows of records behind its end may be there still: they go before it
-    /// grows.
+    /// It was truncated, and rows of records after its end may still exist: they are removed before
+    /// it grows.
     pub const CUT: u32 = 1 << 20;
 }
 
@@ -79,36 +78,37 @@ pub struct InodeRow {
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// How many names there are; for a directory 2 and one for each directory in it.
+    /// Link count; for a directory 2 plus the number of directories in it.
     pub links: u32,
-    /// Bytes; for a directory how many names it holds.
+    /// Size in bytes; for a directory the number of names in it.
     pub size: u64,
-    /// What its records and large attributes are charged, bytes (see [`crate::Pointer::charged`]).
+    /// Space that its records and large attributes are charged, bytes (see
+    /// [`crate::Pointer::charged`]).
     pub charged: u64,
-    /// When the content was read.
+    /// Access time (atime).
     pub accessed: Timestamp,
-    /// When the content changed.
+    /// Modification time (mtime).
     pub modified: Timestamp,
-    /// When anything changed.
+    /// Change time (ctime).
     pub changed: Timestamp,
-    /// When it was made.
+    /// Birth time.
     pub born: Timestamp,
-    /// The device of a device file, as Linux numbers them; otherwise 0.
+    /// Device number of a device file, as in Linux; otherwise 0.
     pub device: u64,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// Not in use: 0. Inodes that had the same number, which a crash took, are told apart by when
-    /// they were born.
+    /// Not in use: 0. Inodes with the same number, the first of which was lost by a crash, are
+    /// distinguished by their birth times.
     pub generation: u64,
     /// The record size of a regular file as a power of two, fixed when it grew beyond one record; 0
-    /// where it has none yet.
+    /// before that.
     pub record_shift: u8,
     /// One of its names.
     pub hint: Option<NameHint>,
 }
 
 impl InodeRow {
-    /// An inode that was made now: no content, no flags, all times the same.
+    /// A new inode: no content, no flags, all times the same.
     #[must_use]
     pub fn new(file_type: FileType, permissions: u16, now: Timestamp) -> Self {
         Self {
@@ -130,19 +130,19 @@ impl InodeRow {
         }
     }
 
-    /// What it is; `None` only where the mode was set to one that cannot be stored.
+    /// Its type; `None` only if the mode was set to one that cannot be stored.
     #[must_use]
     pub fn file_type(&self) -> Option<FileType> {
         FileType::of_mode(self.mode)
     }
 
-    /// The row's value, without a charge for rows.
+    /// Encodes the row, without a charge for rows.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         self.encode_charged(0)
     }
 
-    /// The row's value with the bytes that the inode's rows are charged; 0 for none.
+    /// Encodes the row with the charge for the inode's rows, bytes; 0 for none.
     #[must_use]
     pub fn encode_charged(&self, rows: u64) -> Vec<u8> {
         let layout = self.layout() | if rows == 0 { 0 } else { HAS_ROW_CHARGE };
@@ -199,19 +199,19 @@ impl InodeRow {
         .fold(0, |layout, (bit, set)| if *set { layout | bit } else { layout })
     }
 
-    /// Reads the row's value.
+    /// Decodes the row.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no inode.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         Self::decode_charged(bytes).map(|(row, _)| row)
     }
 
-    /// Reads the row's value, and the bytes that the inode's rows are charged: 0 in inodes that an
-    /// older version wrote last.
+    /// Decodes the row, and the charge for the inode's rows: 0 in inodes last written by an older
+    /// version.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no inode.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode_charged(bytes: &[u8]) -> Result<(Self, u64), PoolError> {
         whole(bytes, Self::read)
     }
@@ -272,7 +272,7 @@ fn number32(from: &mut Reader<'_>) -> Result<u32, PoolError> {
     u32::try_from(from.varint()?).map_err(|_| damaged("a number of more than 32 bits"))
 }
 
-/// A time as the distance from another: seconds, then nanoseconds of the second.
+/// Encodes a time as its distance from another: seconds, then nanoseconds of the second.
 fn write_time(to: &mut Writer, time: Timestamp, base: Timestamp) {
     let distance = time.seconds.wrapping_sub(base.seconds);
     to.varint(((distance << 1) ^ (distance >> 63)) as u64);

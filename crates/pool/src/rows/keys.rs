@@ -1,5 +1,5 @@
-//! Keys of a dataset's rows. The dataset layer makes them for look-ups and range reads; checks and
-//! dumps read them back.
+//! Keys of a dataset's rows. Files build them for look-ups and range reads; checks and dumps decode
+//! them.
 //!
 //! Invariant: numbers are big-endian, so that keys compare as bytes in the order of their numbers.
 
@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::damaged;
 use crate::error::PoolError;
 
-/// Kind byte of the head.
+/// Kind byte of the dataset header.
 pub const HEAD: u8 = 0x01;
 /// Kind byte of inodes.
 pub const INODE: u8 = 0x02;
@@ -20,30 +20,31 @@ pub const NAME: u8 = 0x04;
 pub const XATTR: u8 = 0x05;
 /// Kind byte of extents.
 pub const EXTENT: u8 = 0x06;
-/// Kind byte of inodes without a name that are still open or still being freed.
+/// Kind byte of orphan inodes: without a name, but still open or being freed.
 pub const ORPHAN: u8 = 0x07;
-/// Kind byte of what an owner uses.
+/// Kind byte of owners' usage.
 pub const OWNER_USE: u8 = 0x08;
 /// Kind byte of patches of records.
 pub const PATCH: u8 = 0x09;
-/// Kind byte of files behind whose end records are left.
+/// Kind byte of files with records after their end, which a truncation has not removed yet.
 pub const CUT: u8 = 0x0a;
-/// Kind byte of how far a stream was received.
+/// Kind byte of the position of a received stream.
 pub const RECEIVED: u8 = 0x0b;
-/// Kind byte of how far inodes have been charged for their rows.
+/// Kind byte of the progress of charging inodes for their rows.
 pub const RECOUNTED: u8 = 0x0c;
 
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
 
-/// How many bits the number of an inode has, and a sequence: mounts say above them which snapshot a file is in,
-/// positions of listings (63 bits) have bits of their own there. As many files are never made.
+/// Number of bits of an inode number and of a sequence: mounts use the bits above them for the
+/// snapshot of a file, positions in listings (63 bits) have own bits there. So many files are never
+/// created.
 pub const NUMBER_BITS: u32 = 40;
 
-/// The largest number of an inode, the largest sequence, and where the counter of both ends.
+/// Largest inode number, largest sequence, and the end of their common counter.
 pub const NUMBER_MOST: u64 = (1 << NUMBER_BITS) - 1;
 
-/// Whose use a row counts.
+/// Kind of an owner: user or group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum OwnerKind {
@@ -53,10 +54,10 @@ pub enum OwnerKind {
     Group = 2,
 }
 
-/// A key that was read.
+/// A decoded key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
-    /// The head: one per dataset.
+    /// The dataset header: one per dataset.
     Head,
     /// An inode's attributes.
     Inode(u64),
@@ -90,9 +91,9 @@ pub enum Key {
         /// The record's number: offset / record size.
         record: u64,
     },
-    /// An inode that has no name any more and is not freed yet.
+    /// An inode that has no name any more and was not freed yet.
     Orphan(u64),
-    /// What a user or group uses.
+    /// Usage of a user or group.
     OwnerUse(OwnerKind, u32),
     /// A part of a record that was written after the record's frame.
     Patch {
@@ -100,42 +101,42 @@ pub enum Key {
         inode: u64,
         /// The record's number.
         record: u64,
-        /// Its place in the order of the record's patches.
+        /// Its position in the order of the record's patches.
         number: u64,
     },
-    /// A file that was cut, and not all that was cut off is freed yet.
+    /// A truncated file whose records after its end are not all freed.
     Cut(u64),
-    /// How far the stream has come that the dataset is received from.
+    /// Position of the stream that the dataset is received from.
     Received,
-    /// How far inodes of older versions have been charged for their rows.
+    /// Progress of charging inodes of older versions for their rows.
     Recounted,
 }
 
-/// The head's key.
+/// Key of the dataset header.
 #[must_use]
 pub fn head() -> [u8; 1] {
     [HEAD]
 }
 
-/// An inode's key.
+/// Key of an inode.
 #[must_use]
 pub fn inode(inode: u64) -> [u8; 9] {
     one(INODE, inode)
 }
 
-/// The key of an entry by its sequence.
+/// Key of an entry by its sequence.
 #[must_use]
 pub fn entry(directory: u64, sequence: u64) -> [u8; 17] {
     two(ENTRY, directory, sequence)
 }
 
-/// All entries of a directory from a sequence on, in the order of listings.
+/// Range of the entries of a directory from a sequence on, in the order of listings.
 #[must_use]
 pub fn entries(directory: u64, from: u64) -> Range<Vec<u8>> {
     entry(directory, from).to_vec()..after(&one(ENTRY, directory))
 }
 
-/// The key of an entry by its name.
+/// Key of an entry by its name.
 #[must_use]
 pub fn name(directory: u64, hash: u64, sequence: u64) -> [u8; 25] {
     let mut key = [0; 25];
@@ -145,14 +146,14 @@ pub fn name(directory: u64, hash: u64, sequence: u64) -> [u8; 25] {
     key
 }
 
-/// All entries of a directory whose names have this hash.
+/// Range of the entries of a directory whose names have this hash.
 #[must_use]
 pub fn names(directory: u64, hash: u64) -> Range<Vec<u8>> {
     let prefix = two(NAME, directory, hash);
     prefix.to_vec()..after(&prefix)
 }
 
-/// The key of an extended attribute.
+/// Key of an extended attribute.
 #[must_use]
 pub fn xattr(inode: u64, name: &[u8]) -> Vec<u8> {
     let mut key = one(XATTR, inode).to_vec();
@@ -160,64 +161,64 @@ pub fn xattr(inode: u64, name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// All extended attributes of an inode, by name.
+/// Range of the extended attributes of an inode, by name.
 #[must_use]
 pub fn xattrs(inode: u64) -> Range<Vec<u8>> {
     let prefix = one(XATTR, inode);
     prefix.to_vec()..after(&prefix)
 }
 
-/// The key of a record of a file.
+/// Key of a record of a file.
 #[must_use]
 pub fn extent(inode: u64, record: u64) -> [u8; 17] {
     two(EXTENT, inode, record)
 }
 
-/// The records of a file, from one to another; none where the other is right before the one.
+/// Range of the records of a file, from `first` to `last`; empty if `last` is just before `first`.
 #[must_use]
 pub fn extents(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
     let behind = last.checked_add(1).map(|next| extent(inode, next).to_vec());
     extent(inode, first).to_vec()..behind.unwrap_or_else(|| after(&one(EXTENT, inode)))
 }
 
-/// The key of an inode without a name.
+/// Key of an orphan inode.
 #[must_use]
 pub fn orphan(inode: u64) -> [u8; 9] {
     one(ORPHAN, inode)
 }
 
-/// The key of a file that is being cut.
+/// Key of a file whose truncation is incomplete.
 #[must_use]
 pub fn cut(inode: u64) -> [u8; 9] {
     one(CUT, inode)
 }
 
-/// The key of how far a stream was received.
+/// Key of the position of a received stream.
 #[must_use]
 pub fn received() -> [u8; 1] {
     [RECEIVED]
 }
 
-/// The key of how far inodes have been charged for their rows.
+/// Key of the progress of charging inodes for their rows.
 #[must_use]
 pub fn recounted() -> [u8; 1] {
     [RECOUNTED]
 }
 
-/// The key of an owner's use.
+/// Key of an owner's usage.
 #[must_use]
 pub fn owner_use(kind: OwnerKind, id: u32) -> [u8; 6] {
     let [a, b, c, d] = id.to_be_bytes();
     [OWNER_USE, kind as u8, a, b, c, d]
 }
 
-/// All rows of one kind.
+/// Range of all rows of one kind.
 #[must_use]
 pub fn of_kind(kind: u8) -> Range<Vec<u8>> {
     vec![kind]..after(&[kind])
 }
 
-/// The key of a patch.
+/// Key of a patch.
 #[must_use]
 pub fn patch(inode: u64, record: u64, number: u64) -> [u8; 25] {
     let mut key = [0; 25];
@@ -227,34 +228,34 @@ pub fn patch(inode: u64, record: u64, number: u64) -> [u8; 25] {
     key
 }
 
-/// The patches of a file's records, from one to another.
+/// Range of the patches of a file's records, from `first` to `last`.
 #[must_use]
 pub fn patches(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
     two(PATCH, inode, first).to_vec()..after(&two(PATCH, inode, last))
 }
 
-/// The hash under which a name is looked up. The seed comes from the dataset's
-/// [`super::DatasetHead`], so that nobody can prepare names that collide.
+/// Hash under which a name is looked up. The seed comes from the dataset's [`super::DatasetHead`],
+/// so that colliding names cannot be prepared.
 #[must_use]
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
 }
 
-/// How names become hashes in a file system.
+/// How names are hashed in a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hashing {
-    /// Each name by itself: names that follow each other lie anywhere. File systems of older
-    /// versions have it.
+    /// Each name as a whole: similar names are spread everywhere. Used by file systems of older
+    /// versions.
     Whole,
-    /// Names that differ in the end of their number lie side by side, in its order
-    /// ([`ordered_hash`]): who makes, asks for or removes many files one after the other changes a
-    /// few leaves of the tree, however many names the directory has.
+    /// Names that differ in the last digits of their number are neighbours, ordered by it
+    /// ([`ordered_hash`]): creating, looking up or removing many numbered files one after the other
+    /// changes a few leaves of the tree, however many names the directory has.
     #[default]
     Ordered,
 }
 
 impl Hashing {
-    /// The hash of a name.
+    /// Returns the hash of a name.
     #[must_use]
     pub fn hash(self, seed: u64, name: &[u8]) -> u64 {
         match self {
@@ -264,15 +265,15 @@ impl Hashing {
     }
 }
 
-/// The most digits of a name's number that do not spread it.
+/// Most digits of a name's number that are in the low bits of its hash.
 const ORDERED_DIGITS: usize = 4;
-/// Bits of a hash that hold what those digits say: enough for 9,999.
+/// Bits of a hash that hold those digits: enough for 9,999.
 const ORDERED_BITS: u32 = 14;
 
-/// The hash of a name by which its neighbours are near. Of the last number in the name (before its
-/// extension, if there is one), the last digits, at most four, are the lowest 14 bits of the hash;
-/// the other bits are [`name_hash`] of the name with a slash and the count of these digits in their
-/// place, which no other name has. A name without a digit has [`name_hash`].
+/// Hash that keeps numbered names together. The last digits, at most four, of the last number in
+/// the name (before its extension, if there is one) are the lowest 14 bits of the hash; the other
+/// bits are [`name_hash`] of the name with these digits replaced by a slash and their count, which
+/// no other name contains. A name without a digit has [`name_hash`].
 #[must_use]
 pub fn ordered_hash(seed: u64, name: &[u8]) -> u64 {
     let Some((front, digits, behind)) = split_number(name) else { return name_hash(seed, name) };
@@ -280,7 +281,7 @@ pub fn ordered_hash(seed: u64, name: &[u8]) -> u64 {
     let parts = [front, &[b'/', b'0' + digits.len() as u8], behind];
     let mut length = 0;
     for part in parts {
-        // Longer names than there are have no neighbours.
+        // Longer names, which do not exist, are hashed as a whole.
         let Some(to) = group.get_mut(length..length + part.len()) else { return name_hash(seed, name) };
         to.copy_from_slice(part);
         length += part.len();
@@ -289,7 +290,7 @@ pub fn ordered_hash(seed: u64, name: &[u8]) -> u64 {
     name_hash(seed, group.get(..length).unwrap_or(name)) & (u64::MAX << ORDERED_BITS) | value
 }
 
-/// A name before, in and behind the last digits of its number.
+/// Splits a name before and after the last digits of its number.
 fn split_number(name: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let last_digit = |part: &[u8]| part.iter().rposition(u8::is_ascii_digit);
     let stem = name.iter().rposition(|byte| *byte == b'.').and_then(|dot| last_digit(name.get(..dot)?));
@@ -300,8 +301,8 @@ fn split_number(name: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((front, digits, behind))
 }
 
-/// The first key after all that begin with this prefix; empty, hence before everything, where the
-/// prefix is all ones.
+/// The first key after all with this prefix; empty, hence before everything, if the prefix is all
+/// ones.
 fn after(prefix: &[u8]) -> Vec<u8> {
     crate::tree::after_prefix(prefix).unwrap_or_default()
 }
@@ -321,7 +322,7 @@ fn two(kind: u8, first: u64, second: u64) -> [u8; 17] {
 }
 
 impl Key {
-    /// The key's bytes.
+    /// Encodes the key.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -340,7 +341,7 @@ impl Key {
         }
     }
 
-    /// Reads a key.
+    /// Decodes a key.
     ///
     /// # Errors
     /// [`PoolError::Format`] for bytes that are no key.
@@ -379,8 +380,8 @@ impl Key {
     }
 }
 
-/// The sequence of an entry by its key, as [`Key::decode`] reads it, by the short way: listings
-/// read many. `None` where it is no entry's.
+/// Returns the sequence of an entry from its key, as [`Key::decode`] does, but faster: listings
+/// decode many. `None` if it is no entry's key.
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are no key.
@@ -391,10 +392,10 @@ pub fn sequence_of_entry(bytes: &[u8]) -> Result<Option<u64>, PoolError> {
     if rest.is_empty() { Ok(Some(sequence)) } else { Err(damaged("bytes after the end of a key")) }
 }
 
-/// Whether this may name an extended attribute.
+/// Checks the name of an extended attribute.
 ///
 /// # Errors
-/// [`PoolError::Format`] for an empty one, one that is too long or has a NUL.
+/// [`PoolError::Format`] for a name that is empty, too long, or has a NUL.
 pub fn check_xattr_name(name: &[u8]) -> Result<(), PoolError> {
     if name.is_empty() || name.len() > NAME_MOST || name.contains(&0) {
         return Err(damaged("the name of an extended attribute"));

@@ -1,16 +1,16 @@
-//! What a user or group uses in a dataset: for `userspace`, user and group quotas. Changed together
-//! with the inode whose owner it counts.
+//! Space used by a user or group in a dataset: for `userspace`, user and group quotas. Changed
+//! together with the owner's inodes.
 
 use super::whole;
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// The value of an owner's row; an owner who uses nothing has none.
+/// Value of an owner's row; an owner without usage has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUse {
     /// Sum of the charged bytes of the owner's inodes, and of their charges for rows.
     pub bytes: u64,
-    /// How many inodes the owner has.
+    /// Number of inodes of the owner.
     pub objects: u64,
 }
 
@@ -27,7 +27,7 @@ impl OwnerUse {
     /// Reads the row's value.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no such value.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| Ok(Self { bytes: from.varint()?, objects: from.varint()? }))
     }

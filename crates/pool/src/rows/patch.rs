@@ -6,18 +6,18 @@ use crate::codec::Writer;
 use crate::error::PoolError;
 use crate::pointer::{FrameKind, Pointer};
 
-/// The most pieces of one patch.
+/// Most pieces of one patch.
 pub const PIECES_MOST: usize = 64;
-/// No record is longer, bytes.
+/// Longest record, bytes.
 const RECORD_MOST: u64 = 1 << 24;
 
-/// The value of a patch: a frame that holds the pieces one behind the other, and where they belong
-/// in the record.
+/// Value of a patch's row: a frame with the pieces one after the other, and their positions in the
+/// record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
     /// The frame, of the kind [`FrameKind::Data`].
     pub pointer: Pointer,
-    /// The pieces: place in the record and length, bytes; in their order, none touching another.
+    /// The pieces: offset in the record and length, bytes; in order, no two adjacent.
     pub pieces: Vec<(u32, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! Values of extended attributes: in the row, or in a frame of their own where they are long.
+//! Values of extended attributes: in the row, or, if long, in a frame of their own.
 
 use super::{damaged, extent};
 use crate::error::PoolError;
@@ -10,13 +10,13 @@ const FRAME: u8 = 1;
 /// Values up to this length are inline, bytes.
 pub const INLINE_MOST: usize = 4096;
 
-/// The longest value that Linux knows, bytes.
+/// Longest value that Linux allows, bytes.
 pub const VALUE_MOST: usize = 65536;
 
 /// The value of an extended attribute; inline ones are borrowed from the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Xattr<'a> {
-    /// Here.
+    /// In the row.
     Inline(&'a [u8]),
     /// In a frame of the kind [`FrameKind::Value`]; its logical length is the value's.
     Frame(Pointer),
@@ -32,10 +32,10 @@ impl<'a> Xattr<'a> {
         }
     }
 
-    /// Reads a value as logs have it: long ones are there in full, and are no rows.
+    /// Reads a value from a log: long ones are there in full, and are no rows.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no such value.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode_logged(bytes: &'a [u8]) -> Result<Self, PoolError> {
         match bytes.split_first() {
             Some((&INLINE, rest)) if rest.len() <= VALUE_MOST => Ok(Self::Inline(rest)),
@@ -46,7 +46,7 @@ impl<'a> Xattr<'a> {
     /// Reads the row's value.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are no such value.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, PoolError> {
         let (tag, rest) = bytes.split_first().ok_or_else(|| damaged("an empty extended attribute row"))?;
         match *tag {

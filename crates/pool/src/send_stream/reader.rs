@@ -1,7 +1,7 @@
-//! Reads a stream: what was sent, or why it is none.
+//! Reads a stream, and refuses anything else.
 //!
-//! Called by whoever receives or shows streams. Invariants: a record is answered only if all bytes
-//! up to its end have the checksum that follows it; memory is that of one record.
+//! Called by receivers and by commands that display streams. Invariants: a record is returned only
+//! if all bytes up to its end match the checksum that follows it; memory is that of one record.
 
 use std::io::{ErrorKind, Read};
 
@@ -9,15 +9,15 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::record::{CHECKSUM, HEADER, LONGEST, MAGIC, PREAMBLE, Record, StreamError, VERSION};
 
-/// What streams of OpenZFS have at their eighth byte, in either order of bytes.
+/// Magic number of OpenZFS streams, at their eighth byte, in either byte order.
 const OPENZFS: u64 = 0x2_F5BA_CBAC;
 
-/// A record, and where it ended.
+/// A record, with its end in the stream.
 #[derive(Debug)]
 pub struct Received {
     /// The record.
     pub record: Record,
-    /// How much of the stream was read up to its end, bytes.
+    /// Position of its end in the stream, bytes.
     pub end: u64,
 }
 
@@ -38,7 +38,7 @@ impl<R: Read> StreamReader<R> {
     /// Begins to read a stream.
     ///
     /// # Errors
-    /// [`StreamError::Foreign`] and [`StreamError::Version`] for those that are none of ours;
+    /// [`StreamError::Foreign`] and [`StreamError::Version`] for streams of another kind;
     /// [`StreamError::Cut`], [`StreamError::Io`].
     pub fn begin(from: R) -> Result<Self, StreamError> {
         let mut reader = Self { from, sum: Xxh3::new(), read: 0 };
@@ -73,16 +73,16 @@ impl<R: Read> StreamReader<R> {
         Ok(())
     }
 
-    /// How much was read, bytes.
+    /// Returns the number of bytes read.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.read
     }
 
-    /// The next record.
+    /// Returns the next record.
     ///
     /// # Errors
-    /// [`StreamError::Cut`] where there is none, [`StreamError::Damaged`], [`StreamError::Io`].
+    /// [`StreamError::Cut`] at the end, [`StreamError::Damaged`], [`StreamError::Io`].
     #[allow(clippy::should_implement_trait, reason = "an iterator has an end; a stream that ends early is an error")]
     pub fn next(&mut self) -> Result<Received, StreamError> {
         let mut header = [0; HEADER];

@@ -1,8 +1,8 @@
-//! The records of a stream of snapshots, and why a stream is refused.
+//! The records of a stream of snapshots, and errors of streams.
 //!
 //! Called by the reader and the writer of streams, and by the engine, which makes rows of them.
-//! Invariants: every decoder takes any bytes and gives a record or an error; what is encoded is
-//! decoded to the same record.
+//! Invariants: every decoder accepts arbitrary bytes and returns a record or an error; an encoded
+//! record is decoded to an equal one.
 
 use std::fmt;
 use std::io;
@@ -17,35 +17,35 @@ use crate::rows::keys;
 pub const MAGIC: [u8; 8] = *b"nacresnd";
 /// The version of the format.
 pub const VERSION: u32 = 1;
-/// What a stream begins with: magic, version, four bytes 0.
+/// Length of a stream's beginning: magic, version, four bytes 0.
 pub const PREAMBLE: usize = 16;
-/// What is in front of the payload of a record: kind, three bytes 0, length.
+/// Length of a record's header: kind, three bytes 0, length.
 pub const HEADER: usize = 8;
-/// What follows it: the checksum of all bytes from the beginning of the stream on.
+/// Length of the checksum after the payload: of all bytes from the beginning of the stream.
 pub const CHECKSUM: usize = 8;
-/// The longest payload, bytes: a frame of 16 MiB with its row, and what came before it.
+/// Longest payload, bytes: a frame of 16 MiB with its row, and the rows before it.
 pub const LONGEST: usize = (16 << 20) + (1 << 20);
-/// The most rows of a record: what a receiver holds of one is not much more than its bytes.
+/// Most rows of a record: a receiver needs not much more memory than the record's bytes.
 pub const ROWS_MOST: usize = 8192;
-/// The most of anything else in a record.
+/// Most elements of any other list in a record.
 const MANY_MOST: u64 = 1 << 19;
-/// The longest key and row of a tree, bytes.
+/// Longest key and row of a tree, bytes.
 const ROW_MOST: usize = 16 << 10;
 
-/// Why a stream cannot be received or shown.
+/// Reason why a stream cannot be received or displayed.
 #[derive(Clone, Debug)]
 pub enum StreamError {
-    /// It ends in the middle.
+    /// It ends too early.
     Cut,
-    /// It cannot be read, or nobody takes it.
+    /// It cannot be read, or written.
     Io(Arc<io::Error>),
-    /// It is none of ours; the text says what it seems to be.
+    /// It is no stream of this format; the text describes what it seems to be.
     Foreign(&'static str),
-    /// It is of a version that this program does not know.
+    /// It has a version that this program does not know.
     Version(u32),
-    /// It is not as it was sent.
+    /// It was damaged since it was sent.
     Damaged(&'static str),
-    /// The engine's reason.
+    /// An error of the engine.
     Pool(PoolError),
 }
 
@@ -79,72 +79,73 @@ impl From<io::Error> for StreamError {
     }
 }
 
-/// What the whole stream is.
+/// Description of the whole stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamHead {
-    /// The file system that was sent, by its whole name.
+    /// Full name of the file system that was sent.
     pub root: String,
-    /// The guid of the pool that it comes from.
+    /// GUID of the sending pool.
     pub pool: u64,
-    /// With everything below it: what the receiver has besides may be meant to go.
+    /// A replication stream with all descendants: the receiver may be asked to destroy what the
+    /// sender does not have.
     pub package: bool,
-    /// The snapshots that the sender has, where it is a package: the name of the file system below
-    /// the root, that of the snapshot, its guid.
+    /// The sender's snapshots, in a replication stream: the file system's name below the root, the
+    /// snapshot's name, its GUID.
     pub there: Vec<(String, String, u64)>,
 }
 
-/// A property that travels.
+/// A property in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentProperty {
-    /// As it is stored.
+    /// Its stored name.
     pub name: String,
-    /// As it is stored.
+    /// Its stored value.
     pub value: String,
 }
 
-/// A snapshot that follows: its rows, or how they differ from those of another.
+/// A snapshot whose rows follow: all of them, or the differences to another snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotHead {
-    /// The file system by its name below the root of the stream: nothing, or `/a/b`.
+    /// Name of the file system below the root of the stream: empty, or `/a/b`.
     pub below: String,
-    /// The whole name where it was sent.
+    /// Full name at the sender.
     pub name: String,
-    /// Its guid.
+    /// Its GUID.
     pub guid: u64,
-    /// When it was taken, seconds since 1970.
+    /// Time of the snapshot, seconds since 1970.
     pub created: i64,
-    /// The guid of the snapshot that it is the difference to; 0: of none.
+    /// GUID of the incremental base; 0: none.
     pub from: u64,
-    /// That one is of another file system: this is a clone of it.
+    /// The base belongs to another file system, of which this one is a clone.
     pub clone: bool,
-    /// Frames come as they are stored.
+    /// Frames are sent compressed, as they are stored.
     pub stored: bool,
-    /// Access control lists count where it comes from.
+    /// Access control lists are in effect at the sender.
     pub lists: bool,
-    /// The rules for names of the file system, as properties.
+    /// Properties of the file system that are its rules for names.
     pub spelling: Vec<SentProperty>,
-    /// What comes is what follows this key; empty: all of it.
+    /// A resumed stream starts after this key; empty: at the beginning.
     pub after: Vec<u8>,
     /// Properties of the file system.
     pub properties: Vec<SentProperty>,
     /// Properties of the snapshot.
     pub of_snapshot: Vec<SentProperty>,
-    /// The tags that hold it.
+    /// Tags of its holds.
     pub holds: Vec<String>,
 }
 
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// The first one.
+    /// The first record.
     Stream(StreamHead),
-    /// A snapshot begins.
+    /// Start of a snapshot.
     Snapshot(SnapshotHead),
-    /// Rows of it, as [`rows`] reads them.
+    /// Rows of the snapshot, for [`rows`].
     Rows(Vec<u8>),
-    /// All rows of the snapshot with this guid were there.
+    /// End of the rows of the snapshot with this GUID.
     SnapshotEnd(u64),
-    /// The last one.
+    /// The last record.
     End,
 }
 
@@ -193,7 +194,7 @@ fn put_properties(to: &mut Writer, properties: &[SentProperty]) {
 }
 
 impl Record {
-    /// Its kind as a byte, and its payload.
+    /// Encodes a record: its kind, and its payload.
     #[must_use]
     pub fn encode(&self) -> (u8, Vec<u8>) {
         let mut to = Writer::default();
@@ -238,10 +239,10 @@ impl Record {
         (kind, to.finish())
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`StreamError::Damaged`] for bytes that are none.
+    /// [`StreamError::Damaged`] for invalid bytes.
     pub fn decode(kind: u8, payload: Vec<u8>) -> Result<Self, StreamError> {
         if kind == ROWS {
             return Ok(Self::Rows(payload));
@@ -286,48 +287,48 @@ impl Record {
     }
 }
 
-/// The content of a frame on its way.
+/// The content of a frame in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentFrame<'a> {
-    /// How the bytes decompress to the content.
+    /// Compression of the bytes.
     pub compression: Compression,
-    /// What the checksum is.
+    /// Kind of the checksum.
     pub checksum_kind: ChecksumKind,
     /// Checksum of the content.
     pub checksum: [u8; 16],
     /// Length of the content, bytes.
     pub logical: u32,
-    /// The content, or as it was stored.
+    /// The content, or its compressed form as it was stored.
     pub bytes: &'a [u8],
 }
 
-/// What becomes of a row.
+/// A change of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOp<'a> {
-    /// It becomes this.
+    /// The row gets this value.
     Put {
         /// Its key.
         key: &'a [u8],
         /// Its value.
         value: &'a [u8],
     },
-    /// It goes.
+    /// The row is removed.
     Gone {
         /// Its key.
         key: &'a [u8],
     },
-    /// There are no rows from it on to another key.
+    /// There are no rows in a range of keys.
     Nothing {
-        /// The first key.
+        /// First key of the range.
         key: &'a [u8],
-        /// There may be one here; empty: none to the end.
+        /// End of the range, exclusive; empty: to the end.
         until: &'a [u8],
     },
-    /// It becomes what names this frame.
+    /// The row references this frame.
     Framed {
         /// Its key.
         key: &'a [u8],
-        /// Where the parts of a patch belong, as its row has them; otherwise nothing.
+        /// The pieces of a patch, as in its row; otherwise empty.
         pieces: &'a [u8],
         /// The frame.
         frame: SentFrame<'a>,

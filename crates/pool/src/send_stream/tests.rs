@@ -1,4 +1,4 @@
-//! Streams as bytes: what is written is read, and nothing else is.
+//! Streams as bytes: what is written is read, and other bytes are refused.
 
 use proptest::prelude::*;
 
@@ -85,7 +85,7 @@ fn what_is_written_is_read() {
     let payload = payload();
     let ops = rows(&payload).unwrap();
     assert_eq!(ops.iter().map(RowOp::key).collect::<Vec<_>>(), [&b"\x02a"[..], b"\x03", b"\x06", b"\x06\0", b"\x07"]);
-    // No row lies where there is said to be none.
+    // There are no rows in a range that is stated to be empty.
     for until in [&b"\x02"[..], b"\x08", b""] {
         let mut to = Writer::default();
         RowOp::Nothing { key: b"\x02", until }.encode(&mut to);

@@ -1,4 +1,4 @@
-//! Tokens: what a half received stream goes on with, as text that users and tools carry from the
+//! Resume tokens: the state of an interrupted receive, as text that users and tools carry from the
 //! receiver to the sender (`receive_resume_token`, `send -t`).
 //!
 //! Invariants: a token is hexadecimal with a checksum, so a mistyped one is refused; any text is a
@@ -7,25 +7,25 @@
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 
-/// What tokens of this version begin with.
+/// Prefix of tokens of this version.
 const VERSION: &str = "1-";
 
-/// How far a receiver has come.
+/// State of an interrupted receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResumeToken {
-    /// The guid of the snapshot that is being received.
+    /// GUID of the snapshot that is being received.
     pub to: u64,
-    /// Its whole name where it is sent from.
+    /// Its full name at the sender.
     pub name: String,
-    /// The guid of the snapshot that it is the difference to; 0: of none.
+    /// GUID of the incremental base; 0: none.
     pub from: u64,
-    /// That one is of another file system.
+    /// The base belongs to another file system.
     pub clone: bool,
-    /// Frames come as they are stored.
+    /// Frames are sent compressed, as they are stored.
     pub stored: bool,
-    /// The last key that was received.
+    /// Last key that was received.
     pub after: Vec<u8>,
-    /// How much of rows and content was received, bytes.
+    /// Received bytes of rows and content.
     pub bytes: u64,
 }
 
@@ -34,7 +34,7 @@ fn refused() -> PoolError {
 }
 
 impl ResumeToken {
-    /// As the row of a dataset has it.
+    /// Encodes the token as a row of the dataset.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
@@ -47,10 +47,10 @@ impl ResumeToken {
         to.finish()
     }
 
-    /// Reads the row.
+    /// Decodes the row.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for bytes that are none.
+    /// [`PoolError::Format`] for invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(bytes);
         let (to, name, origin) = (from.u64()?, from.string()?.to_vec(), from.u64()?);
@@ -68,7 +68,7 @@ impl ResumeToken {
         if from.is_empty() { Ok(token) } else { Err(PoolError::Format(Damage::Structure("bytes behind a token"))) }
     }
 
-    /// As users carry it.
+    /// Returns the text form for users.
     #[must_use]
     pub fn text(&self) -> String {
         let bytes = self.encode();
@@ -77,10 +77,10 @@ impl ResumeToken {
         format!("{VERSION}{sum:016x}-{digits}")
     }
 
-    /// Reads what a user has given.
+    /// Parses the text form.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for what is none.
+    /// [`PoolError::Refused`] for an invalid one.
     pub fn parse(text: &str) -> Result<Self, PoolError> {
         let (sum, digits) = text.strip_prefix(VERSION).and_then(|rest| rest.split_once('-')).ok_or_else(refused)?;
         let sum = u64::from_str_radix(sum, 16).map_err(|_| refused())?;

@@ -1,19 +1,19 @@
 //! Writes a stream: records under a running checksum.
 //!
-//! Called by whoever sends. Invariant: a record is handed on whole.
+//! Called by senders. Invariant: a record is passed to the sink as a whole.
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::record::{MAGIC, Record, StreamError, VERSION};
 
-/// Takes the bytes of a stream.
+/// Receiver of a stream's bytes.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + 'a;
 
 /// A stream that is being written.
 pub struct StreamWriter<'a> {
     sink: &'a mut Sink<'a>,
     sum: Xxh3,
-    /// How much was written, bytes.
+    /// Number of bytes written.
     pub written: u64,
 }
 
@@ -24,10 +24,10 @@ impl std::fmt::Debug for StreamWriter<'_> {
 }
 
 impl<'a> StreamWriter<'a> {
-    /// Begins a stream.
+    /// Starts a stream.
     ///
     /// # Errors
-    /// Nobody takes it.
+    /// Those of the sink.
     pub fn begin(sink: &'a mut Sink<'a>) -> Result<Self, StreamError> {
         let mut writer = Self { sink, sum: Xxh3::new(), written: 0 };
         let mut preamble = MAGIC.to_vec();
@@ -47,16 +47,16 @@ impl<'a> StreamWriter<'a> {
     /// Writes a record.
     ///
     /// # Errors
-    /// Nobody takes it.
+    /// Those of the sink.
     pub fn record(&mut self, record: &Record) -> Result<(), StreamError> {
         let (kind, payload) = record.encode();
         self.raw(kind, &payload)
     }
 
-    /// Writes rows, as [`super::RowOp::encode`] has put them behind each other.
+    /// Writes rows, encoded one after the other by [`super::RowOp::encode`].
     ///
     /// # Errors
-    /// Nobody takes it.
+    /// Those of the sink.
     pub fn rows(&mut self, payload: &[u8]) -> Result<(), StreamError> {
         self.raw(Record::Rows(Vec::new()).encode().0, payload)
     }

@@ -1,14 +1,14 @@
-//! Changing a tree: put, remove, split, merge, and who becomes dead by it.
+//! Changes of a tree: put, remove, split, merge, and the nodes that become dead by them.
 //!
 //! Callers: [`super::Tree`] only.
 //!
 //! Invariants:
-//! - A node is changed in place exactly if it is of the live generation and nobody else holds it;
-//!   otherwise a copy takes its place.
-//! - What takes the place of a stored node names its pointer dead. What takes the place of a node
-//!   that a freeze holds names that node abandoned: it becomes dead when it is known where it was
-//!   stored.
-//! - Nothing is named dead before everything that can fail has been done.
+//! - A node is changed in place exactly if it belongs to the live generation and is not shared;
+//!   otherwise it is replaced by a copy.
+//! - The replacement of a stored node makes its frame dead. The replacement of a node of a frozen
+//!   tree makes that node abandoned: it becomes dead once the block address at which it was stored
+//!   is known.
+//! - Nodes become dead only after every step that can fail.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use super::{Context, Settings};
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
-/// Frames that the live tree does not reach any more, and nodes that will be such frames once they
-/// are stored.
+/// Frames that the live tree does not reference any more, and nodes that will be dead frames once
+/// they are stored.
 #[derive(Debug, Default)]
 pub(super) struct DeadNodes {
     by_txg: Vec<(Txg, Vec<Pointer>)>,
@@ -34,7 +34,7 @@ impl DeadNodes {
         }
     }
 
-    /// What the txgs up to this one freed.
+    /// Takes the frames freed by the txgs up to this one.
     pub(super) fn take(&mut self, txg: Txg) -> Vec<Pointer> {
         let mut taken = Vec::new();
         self.by_txg.retain_mut(|(of, pointers)| {
@@ -47,7 +47,7 @@ impl DeadNodes {
         taken
     }
 
-    /// A freeze was written: nodes of it or of older ones have their places.
+    /// Processes a written freeze: nodes of it and of older ones have their block addresses.
     pub(super) fn settle(&mut self, generation: u64) {
         for (txg, node) in std::mem::take(&mut self.abandoned) {
             if node.generation > generation {
@@ -59,14 +59,14 @@ impl DeadNodes {
     }
 }
 
-/// A new right neighbour, and the key between.
+/// A new right neighbour, and the separator key.
 pub(super) struct Split {
     key: Vec<u8>,
     child: Child,
 }
 
-/// Whether a row is there; none where something on the way to it is not the live generation's alone,
-/// and would have to be made so before it is changed.
+/// Whether a row exists; `None` if a node on its path is not exclusively the live generation's, and
+/// would have to be copied before a change.
 pub(super) fn is_in_own(child: &Child, generation: u64, key: &[u8]) -> Option<bool> {
     let Child::Dirty(node) = child else { return None };
     if node.generation != generation || Arc::strong_count(node) > 1 {
@@ -78,18 +78,18 @@ pub(super) fn is_in_own(child: &Child, generation: u64, key: &[u8]) -> Option<bo
     }
 }
 
-/// What became of a node by a removal.
+/// State of a node after a removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
-    /// Nothing to do above.
+    /// Nothing to do in its parent.
     Fine,
-    /// It has become small: worth a merge.
+    /// It has become small enough to try a merge.
     Small,
-    /// Nothing is left of it.
+    /// It is empty.
     Gone,
 }
 
-/// What a subtree consists of that becomes dead when it is dropped.
+/// The nodes and frames of a dropped subtree.
 #[derive(Default)]
 struct Remains {
     pointers: Vec<Pointer>,
@@ -118,7 +118,7 @@ impl TreeChange<'_> {
         *self.dirty = (*self.dirty + after).saturating_sub(before);
     }
 
-    /// The node of a child, to be changed: read or copied if it is not ours.
+    /// Returns the node of a child for a change: read, or copied if it is shared.
     fn own<'c>(&mut self, child: &'c mut Child, level: Option<u8>) -> Result<&'c mut Node, PoolError> {
         let replaced = match child {
             Child::Clean(pointer) => {
@@ -133,7 +133,7 @@ impl TreeChange<'_> {
                 *self.dirty += copy.cost();
                 Some(copy)
             }
-            // Held by a view: it is not stored by anybody, so nothing becomes dead.
+            // Shared with a view: it is not stored, so no frame becomes dead.
             Child::Dirty(node) if Arc::strong_count(node) > 1 => {
                 let copy = node.thaw(self.generation);
                 self.account(node.cost(), copy.cost());
@@ -168,7 +168,7 @@ impl TreeChange<'_> {
         Ok(())
     }
 
-    /// Has the way to a row in memory as nodes of its own.
+    /// Makes the nodes on the path to a row exclusive, and holds them in memory.
     pub(super) fn hold(&mut self, child: &mut Child, level: Option<u8>, key: &[u8]) -> Result<(), PoolError> {
         let Body::Inner(inner) = &mut self.own(child, level)?.body else { return Ok(()) };
         let (at, below) = (inner.find(key), inner.level().checked_sub(1));
@@ -212,7 +212,7 @@ impl TreeChange<'_> {
         self.lower(root, after)
     }
 
-    /// Takes levels away that have become needless.
+    /// Removes levels that are not needed any more.
     fn lower(&mut self, root: &mut Option<Child>, after: After) -> Result<(), PoolError> {
         if after == After::Gone {
             if let Some(child) = root.take() {
@@ -257,7 +257,7 @@ impl TreeChange<'_> {
     }
 
     /// A leaf asks for a merge when it falls below a quarter of a page, an eighth, and so on: not
-    /// with each row, since the neighbours may be full.
+    /// with each row, since its neighbours may be full.
     fn after_leaf(&self, leaf: &Leaf, before: usize) -> After {
         if leaf.len() == 0 {
             return After::Gone;
@@ -277,7 +277,7 @@ impl TreeChange<'_> {
         }
     }
 
-    /// Takes an empty child out, or merges a small one with a neighbour.
+    /// Removes an empty child, or merges a small one with a neighbour.
     fn mend(&mut self, inner: &mut Inner, at: usize, after: After) -> Result<(), PoolError> {
         match after {
             After::Fine => {}
@@ -296,14 +296,14 @@ impl TreeChange<'_> {
         Ok(())
     }
 
-    /// Merges a child with the one behind it if both are in memory and fit one node with some room
-    /// left. A removal never reads for this.
+    /// Merges a child with the next one if both are in memory and fit one node with some room left.
+    /// A removal never reads a node for this.
     fn merge(&mut self, inner: &mut Inner, at: usize) -> Result<bool, PoolError> {
         let (Some(left), Some(right)) = (inner.child(at), inner.child(at + 1)) else { return Ok(false) };
         let (Some(left), Some(right)) = (self.in_memory(left), self.in_memory(right)) else { return Ok(false) };
         let separator = inner.key(at + 1).to_vec();
         let (used, page) = match (&left.body, &right.body) {
-            // Where both kinds meet, the smaller one counts.
+            // If both kinds of leaves meet, the smaller limit counts.
             (Body::Leaf(left), Body::Leaf(right)) => {
                 let page = self.settings.leaf(left.key(0)).min(self.settings.leaf(right.key(0)));
                 (left.used() + right.used() - HEADER, page)
@@ -316,11 +316,11 @@ impl TreeChange<'_> {
         if used > page - page / 8 {
             return Ok(false);
         }
-        // Its holder here would make it look shared.
+        // The reference would make the node look shared.
         drop(left);
         let below = inner.level().checked_sub(1);
-        // The left node may have left the cache since and be unreadable now: then there is no
-        // merge, and the removal has succeeded all the same.
+        // The left node may have been evicted from the cache and be unreadable now: then they are
+        // not merged, and the removal succeeds all the same.
         let Ok(node) = self.own(inner.children.get_mut(at).ok_or(BROKEN)?, below) else { return Ok(false) };
         let before = node.cost();
         match (&mut node.body, &right.body) {
@@ -342,7 +342,7 @@ impl TreeChange<'_> {
         }
     }
 
-    /// The live tree lets a node go, but not what is below it.
+    /// Drops a node from the live tree, but not the nodes below it.
     fn drop_node(&mut self, child: &Child) {
         match child {
             Child::Clean(pointer) => self.dead.add(self.txg, *pointer),
@@ -389,8 +389,8 @@ impl TreeChange<'_> {
 
     fn remove_children(&mut self, inner: &mut Inner, from: &[u8], to: Option<&[u8]>) -> Result<(), PoolError> {
         let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
-        // Whole children first, from the back so that places stay; a child before the last ends
-        // where the next begins.
+        // Whole children first, in reverse order so that positions stay valid; a child before the
+        // last ends where the next begins.
         let first = inner.find(from);
         let last = to.map_or(inner.len().saturating_sub(1), |to| inner.find(to));
         for at in (first + 1..last).rev() {
@@ -398,7 +398,7 @@ impl TreeChange<'_> {
         }
         let last = last.min(first + 1);
         if last > first {
-            // The last child begins inside the range; without an upper end it goes whole as well.
+            // The last child begins inside the range; without an upper end it is dropped as well.
             if to.is_none() {
                 self.drop_child(inner, last, below)?;
             } else {
@@ -416,8 +416,8 @@ impl TreeChange<'_> {
         from: &[u8],
         to: Option<&[u8]>,
     ) -> Result<(), PoolError> {
-        // Do not copy a child in which nothing is to be removed: its lower bound may be the end of
-        // the range.
+        // A child without rows to remove is not copied: its lower bound may be the end of the
+        // range.
         if to.is_some_and(|to| at > 0 && inner.key(at) >= to) {
             return Ok(());
         }
@@ -428,7 +428,7 @@ impl TreeChange<'_> {
     fn drop_child(&mut self, inner: &mut Inner, at: usize, below: u8) -> Result<(), PoolError> {
         let mut remains = Remains::default();
         self.collect(inner.child(at).ok_or(BROKEN)?, below, &mut remains)?;
-        // Its reference goes before the abandoned nodes are counted as held by us.
+        // Drops its reference first: otherwise the abandoned nodes would look shared.
         drop(inner.remove(at));
         for pointer in remains.pointers {
             self.dead.add(self.txg, pointer);
@@ -440,7 +440,7 @@ impl TreeChange<'_> {
         Ok(())
     }
 
-    /// What a subtree consists of: inner nodes are read, leaves are not.
+    /// Collects the nodes of a subtree: inner nodes are read, leaves are not.
     fn collect(&self, child: &Child, level: u8, remains: &mut Remains) -> Result<(), PoolError> {
         let held;
         let node = match child {

@@ -1,13 +1,14 @@
-//! Commits: a tree is frozen in no time, written out while it changes on, and settled.
+//! Commits: a tree is frozen in constant time, written out while it is changed further, and
+//! settled.
 //!
 //! Callers: the commit of a txg, for each tree that changed in it.
 //!
 //! Invariants:
-//! - Children are written before the node that names them: a root that was returned reaches only
-//!   frames that were written.
-//! - A dirty node is written by the first freeze that holds it; later ones use where it went.
-//! - After settling, the live tree holds no node in memory that is stored; the cache does, as long
-//!   as there is room.
+//! - Children are written before the node that references them: a returned root reaches only
+//!   written frames.
+//! - A dirty node is written by the first freeze that contains it; later ones use its pointer.
+//! - After settling, the live tree holds no stored node in memory; the cache does, as long as there
+//!   is room.
 
 use std::sync::Arc;
 
@@ -17,43 +18,43 @@ use crate::error::PoolError;
 use crate::frames::{CompressionSetting, NewFrame, Owner, WriteStream};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 
-/// How nodes are written.
+/// Parameters of written nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// The txg that is committed.
     pub txg: Txg,
-    /// How to compress.
+    /// Compression.
     pub compression: CompressionSetting,
-    /// How to check.
+    /// Checksum.
     pub checksum: ChecksumKind,
 }
 
-/// What was written.
+/// Result of writing a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// The root; none for a tree without rows.
+    /// The root; `None` for a tree without rows.
     pub root: Option<Pointer>,
-    /// What the new frames are charged ([`Pointer::charged`]), bytes.
+    /// Space that the new frames are charged ([`Pointer::charged`]), bytes.
     pub bytes: u64,
-    /// What their content is before compression, bytes.
+    /// Length of their content before compression, bytes.
     pub logical: u64,
-    /// How many frames were written.
+    /// Number of written frames.
     pub frames: u64,
 }
 
-/// A tree as it was when it was frozen. It keeps its nodes in memory: drop it when it is settled.
+/// A frozen tree. It keeps its nodes in memory: drop it when it is settled.
 #[derive(Debug)]
 pub struct Frozen {
     root: Option<Child>,
     generation: u64,
     dataset: u64,
-    /// Something was put or removed since the freeze before. The root may be clean all the same:
-    /// what was removed may have left only what is stored.
+    /// Rows were put or removed since the previous freeze. The root may be clean all the same:
+    /// after removals it may be a stored node.
     changed: bool,
 }
 
 impl Tree {
-    /// Keeps the tree as it is for a commit. Takes no time that depends on the tree's size.
+    /// Freezes the current tree for a commit, in constant time.
     pub fn freeze(&mut self) -> Frozen {
         let changed = std::mem::take(&mut self.changed);
         let frozen = Frozen { root: self.root.clone(), generation: self.generation, dataset: self.dataset, changed };
@@ -63,8 +64,8 @@ impl Tree {
         frozen
     }
 
-    /// A freeze was written out: its nodes are let go, and what the live tree replaced of it is
-    /// dead.
+    /// Processes a written freeze: releases its nodes, and makes those dead that the live tree has
+    /// replaced.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a freeze that was not written out; nothing is changed then.
@@ -83,7 +84,7 @@ impl Tree {
     }
 }
 
-/// Whether something at this child changes by settling.
+/// Whether settling changes anything at this child.
 fn is_due(child: &Child, settled: u64, live: u64) -> bool {
     match child {
         Child::Clean(_) => false,
@@ -99,14 +100,14 @@ fn settle(child: &mut Child, settled: u64, live: u64, dirty: &mut u64) {
         }
         return;
     }
-    // A node of a freeze between is settled with that one: as a whole, since it must stay the node
+    // A node of a later freeze is settled with that one: as a whole, since it must stay the node
     // that is written.
     let Body::Inner(inner) = &node.body else { return };
     if node.generation != live || !inner.children.iter().any(|child| is_due(child, settled, live)) {
         return;
     }
     if Arc::get_mut(node).is_none() {
-        // A view holds it.
+        // It is shared with a view.
         let copy = node.thaw(live);
         *dirty = (*dirty + copy.cost()).saturating_sub(node.cost());
         *node = Arc::new(copy);
@@ -119,21 +120,22 @@ fn settle(child: &mut Child, settled: u64, live: u64, dirty: &mut u64) {
 }
 
 impl Frozen {
-    /// The frozen tree, for reading.
+    /// A view of the frozen tree.
     #[must_use]
     pub fn view(&self) -> View {
         View { root: self.root.clone() }
     }
 
-    /// Whether the root may differ from that of the freeze before, or is not written out yet:
+    /// Whether the root may differ from that of the previous freeze, or is not written out yet:
     /// whether there is anything to commit.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.changed || matches!(&self.root, Some(Child::Dirty(node)) if node.stored.get().is_none())
     }
 
-    /// Writes the nodes that are not stored yet, in the order of their keys, each inner node behind
-    /// its children. By one thread at a time; after an error it may be called again, and goes on.
+    /// Writes the nodes that are not stored yet, in the order of their keys, each inner node after
+    /// its children. Called by one thread at a time; after an error it can be called again, and
+    /// continues.
     ///
     /// # Errors
     /// Those of [`crate::Frames::write`].
@@ -147,10 +149,10 @@ impl Frozen {
     }
 }
 
-/// So many leaves are written at once: about 2 MiB.
+/// Number of leaves that are written at once: about 2 MiB.
 const WRITTEN_TOGETHER: usize = 64;
 
-/// Writes nodes and keeps them in the cache.
+/// Writes nodes and puts them into the cache.
 pub(super) struct NodeWriter<'a> {
     pub(super) ctx: &'a Context<'a>,
     pub(super) form: Form,
@@ -183,7 +185,7 @@ impl NodeWriter<'_> {
         Ok(pointer)
     }
 
-    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may
+    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads can
     /// compress them.
     fn leaves(&mut self, children: &[Child]) -> Result<(), PoolError> {
         let dirty: Vec<&Arc<Node>> = children
@@ -220,7 +222,7 @@ impl NodeWriter<'_> {
         }
     }
 
-    /// Counts a written node and keeps it in the cache.
+    /// Counts a written node and puts it into the cache.
     fn keep(&mut self, node: &Node, pointer: Pointer, content: Vec<u8>, pointers: &[Pointer]) {
         self.bytes += pointer.charged();
         self.logical += u64::from(pointer.logical);
@@ -232,7 +234,7 @@ impl NodeWriter<'_> {
         self.ctx.cache.insert_node(&pointer, Arc::new(Node::new(0, body)));
     }
 
-    /// Writes one node whose children have their pointers.
+    /// Writes one node with the pointers of its children.
     pub(super) fn node(&mut self, node: &Node, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
         let content = content_of(node, pointers);
         let pointer = self.ctx.frames.write(&self.frame(node, &content))?;
@@ -241,7 +243,7 @@ impl NodeWriter<'_> {
     }
 }
 
-/// What a node is on a device.
+/// The encoded content of a node.
 fn content_of(node: &Node, pointers: &[Pointer]) -> Vec<u8> {
     let mut content = Vec::new();
     match &node.body {

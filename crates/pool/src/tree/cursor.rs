@@ -1,11 +1,11 @@
-//! Scans: rows in the order of their keys from any key on, while the tree changes on.
+//! Scans: rows in the order of their keys from any key on, while the tree is changed.
 //!
-//! Callers: listings, `diff` of users, sending, the free walker.
+//! Callers: listings, `diff` for users, sending, the walker that frees destroyed datasets.
 //!
 //! Invariants:
-//! - A cursor sees the rows of its view, whatever happens to the tree.
-//! - Read-ahead begins at the second leaf and doubles: a look at a few rows names no frame that it
-//!   does not read.
+//! - A cursor returns the rows of its view, whatever changes in the tree.
+//! - Read-ahead begins at the second leaf and doubles: a read of a few rows requests no frame that
+//!   it does not need.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use super::{Context, Row, View};
 use crate::error::PoolError;
 use crate::pointer::Pointer;
 
-/// So many leaves are named at first.
+/// Number of leaves that are requested ahead at first.
 const FIRST_WINDOW: usize = 4;
-/// So many at most: about 2 MiB.
+/// Largest number of leaves that are requested ahead: about 2 MiB.
 const LARGEST_WINDOW: usize = 64;
 
-/// An inner node on the way to the leaf.
+/// An inner node on the path to the leaf.
 #[derive(Debug)]
 struct Step {
     node: Arc<Node>,
     at: usize,
-    /// Children before this one have been named to the frames.
+    /// Frames of the children before this one were requested.
     named: usize,
 }
 
@@ -37,15 +37,15 @@ impl Step {
     }
 }
 
-/// Where a scan is.
+/// Position of a scan.
 #[derive(Debug)]
 pub struct Cursor<'a> {
     ctx: Context<'a>,
-    /// From the root down.
+    /// The path from the root down.
     steps: Vec<Step>,
     leaf: Option<Arc<Node>>,
     row: usize,
-    /// The rows of the leaf before this one are in the range.
+    /// End of the range in the leaf.
     end: usize,
     until: Option<Vec<u8>>,
     window: usize,
@@ -53,7 +53,7 @@ pub struct Cursor<'a> {
 }
 
 impl View {
-    /// The rows at `from` and before `to` (none: to the end).
+    /// Returns the rows from `from` up to before `to` (`None`: to the end).
     ///
     /// # Errors
     /// Those of [`crate::Frames::read`], and damage, which names the frame.
@@ -75,7 +75,7 @@ impl View {
         Ok(cursor)
     }
 
-    /// All rows, once: what is read for it is not kept in the cache.
+    /// Returns all rows, for a single pass: nodes read for it are not put into the cache.
     ///
     /// # Errors
     /// As [`Self::cursor`].
@@ -92,7 +92,7 @@ impl View {
 }
 
 impl Cursor<'_> {
-    /// The next row; none at the end of the range.
+    /// Returns the next row; `None` at the end of the range.
     ///
     /// # Errors
     /// As [`View::cursor`]. The cursor is at its end then.
@@ -116,7 +116,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes to the next leaf of the range; `false` at its end.
+    /// Moves to the next leaf of the range; `false` at its end.
     ///
     /// # Errors
     /// As [`View::cursor`].
@@ -134,7 +134,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes down from a node to the leaf of `from`, or to its first leaf.
+    /// Descends from a node to the leaf of `from`, or to its first leaf.
     fn enter(&mut self, mut node: Arc<Node>, from: Option<&[u8]>) -> Result<(), PoolError> {
         loop {
             let at = match &node.body {
@@ -154,7 +154,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// The child at which the lowest step is.
+    /// Returns the child at the position of the lowest step.
     fn below(&mut self) -> Result<Arc<Node>, PoolError> {
         self.name_ahead()?;
         let step = self.steps.last().ok_or(BROKEN)?;
@@ -162,9 +162,9 @@ impl Cursor<'_> {
         self.node(inner.child(step.at).ok_or(BROKEN)?, inner.level().checked_sub(1))
     }
 
-    /// Goes to the next leaf; to none at the end.
+    /// Moves to the next leaf, or to none at the end.
     fn advance(&mut self) -> Result<(), PoolError> {
-        // A leaf that goes on behind the end of the range was the last.
+        // A leaf that extends beyond the end of the range is the last.
         let rest = match self.leaf.as_deref() {
             Some(Node { body: Body::Leaf(leaf), .. }) => self.end < leaf.len(),
             _ => true,
@@ -194,8 +194,8 @@ impl Cursor<'_> {
         Ok(())
     }
 
-    /// Names the leaves to come when half of those named before are used up; near the end of an
-    /// inner node also the next one.
+    /// Requests the next leaves when half of those requested before are used; near the end of an
+    /// inner node also the next inner node.
     fn name_ahead(&mut self) -> Result<(), PoolError> {
         let window = self.window;
         let Some((step, above)) = self.steps.split_last_mut() else { return Ok(()) };
@@ -228,8 +228,8 @@ impl Cursor<'_> {
             }
             parent.named = next + 1;
         }
-        // Everything up to the end counts as named, so that a full window in the cache is not
-        // looked through at each leaf.
+        // Everything up to the end counts as requested, so that a full window in the cache is not
+        // checked again at each leaf.
         step.named = if end == inner.len() { usize::MAX } else { end };
         if !pointers.is_empty() {
             self.ctx.frames.expect(&pointers);

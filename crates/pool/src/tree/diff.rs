@@ -1,12 +1,12 @@
-//! What two roots differ in: both are walked together, and what they share is skipped without being
-//! read.
+//! Differing rows of two roots: both are walked together, and shared subtrees are skipped without
+//! being read.
 //!
 //! Callers: `nacre fs diff`, incremental sending between two snapshots, `check`.
 //!
 //! Invariants:
-//! - Rows come in the order of their keys, each once, and only those that differ.
-//! - A subtree is skipped exactly if both sides come to the same frame at the same time. For a
-//!   snapshot and what became of it that is everything born before the snapshot; it also holds for
+//! - Rows are returned in the order of their keys, each once, and only differing ones.
+//! - A subtree is skipped exactly if both sides reach the same frame at the same time. For a
+//!   snapshot and a later state this is every subtree born before the snapshot; it also works for
 //!   clones and for any two other roots.
 
 use std::cmp::Ordering;
@@ -17,42 +17,42 @@ use super::page::Leaf;
 use super::{Context, View};
 use crate::error::PoolError;
 
-/// A row that is not the same in both roots. At least one value is given.
+/// A row that differs between both roots. At least one value is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Changed<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The value in the old root; none for a row that is new.
+    /// The value in the old root; `None` for a new row.
     pub old: Option<&'a [u8]>,
-    /// The value in the new root; none for a row that is gone.
+    /// The value in the new root; `None` for a removed row.
     pub new: Option<&'a [u8]>,
 }
 
-/// A part of a tree that is still to come.
+/// A part of a tree that was not walked yet.
 #[derive(Debug)]
 enum Part {
-    /// Children of an inner node from one on, and the node's lower bound.
+    /// Children of an inner node from a position on, and the node's lower bound.
     Inner(Arc<Node>, usize, Vec<u8>),
-    /// Rows of a leaf from one on.
+    /// Rows of a leaf from a position on.
     Leaf(Arc<Node>, usize),
 }
 
-/// What comes next on a side.
+/// The next element of a side.
 enum SideHead<'s> {
     End,
     Row(&'s [u8], &'s [u8]),
-    /// A subtree that was not entered yet, its height, and a bound below or at all its keys.
+    /// A subtree that was not entered yet, its height, and a lower bound of its keys.
     Below(&'s Child, u8, &'s [u8]),
 }
 
 #[derive(Debug, Default)]
 struct Side {
     parts: Vec<Part>,
-    /// Rows from this key on count.
+    /// Rows before this key are skipped.
     from: Vec<u8>,
 }
 
-/// What to do next, decided while both heads are borrowed.
+/// The next action, decided while both heads are borrowed.
 enum Next {
     End,
     Skip,
@@ -61,7 +61,7 @@ enum Next {
     Yield { old: bool, new: bool },
 }
 
-/// The rows that differ, one after the other.
+/// Iterator over the differing rows.
 #[derive(Debug)]
 pub struct Diff<'a> {
     ctx: Context<'a>,
@@ -110,7 +110,7 @@ impl Side {
         });
     }
 
-    /// Takes away what has come to its end.
+    /// Removes the parts that were walked completely.
     fn tidy(&mut self) -> Result<(), PoolError> {
         while let Some(part) = self.parts.last() {
             let more = match part {
@@ -154,7 +154,7 @@ impl Side {
         Ok(())
     }
 
-    /// The row before where the side is.
+    /// The row before the current position of the side.
     fn last_row(&self) -> Result<(&[u8], &[u8]), PoolError> {
         match self.parts.last() {
             Some(Part::Leaf(node, at)) => at.checked_sub(1).and_then(|at| leaf(node).ok()?.row(at)).ok_or(BROKEN),
@@ -164,7 +164,7 @@ impl Side {
 }
 
 impl View {
-    /// The rows in which `new` differs from this one.
+    /// Returns the rows in which `new` differs from this view.
     ///
     /// # Errors
     /// Those of reading the roots.
@@ -172,7 +172,7 @@ impl View {
         self.diff_from(ctx, new, &[])
     }
 
-    /// The same from a key on; what is in front of it is not read.
+    /// As [`Self::diff`] from a key on; rows before it are not read.
     ///
     /// # Errors
     /// As [`Self::diff`].
@@ -195,10 +195,10 @@ impl View {
 }
 
 impl Diff<'_> {
-    /// The next row that differs; none at the end.
+    /// Returns the next differing row; `None` at the end.
     ///
     /// # Errors
-    /// Those of reading, and damage, which names the frame. The diff cannot go on then.
+    /// Those of reading, and damage, which names the frame. The diff cannot continue then.
     #[allow(clippy::should_implement_trait, reason = "rows are borrowed from the diff, which an iterator cannot say")]
     pub fn next(&mut self) -> Result<Option<Changed<'_>>, PoolError> {
         loop {
@@ -239,8 +239,8 @@ impl Diff<'_> {
     }
 }
 
-/// The side that is behind goes on; where neither is, the higher one is entered, so that both come
-/// to what they share at the same time.
+/// Advances the side with the lower key; if they are equal, enters the higher subtree, so that both
+/// reach shared subtrees at the same time.
 fn decide(old: &SideHead<'_>, new: &SideHead<'_>) -> Next {
     const OLD: Next = Next::Yield { old: true, new: false };
     const NEW: Next = Next::Yield { old: false, new: true };

@@ -1,4 +1,4 @@
-//! Loading: sorted rows become full leaves directly, without a tree in memory.
+//! Bulk loading: sorted rows become full leaves directly, without a tree in memory.
 //!
 //! Callers: receiving a stream, copying a dataset; [`Tree::load_sorted`] makes one.
 //!
@@ -11,16 +11,16 @@ use super::{Context, Settings, Tree};
 use crate::error::PoolError;
 use crate::pointer::Pointer;
 
-/// Takes rows in the order of their keys.
+/// Loads rows in the order of their keys.
 pub struct Loader<'a> {
     ctx: Context<'a>,
     dataset: u64,
     settings: Settings,
     form: Form,
     leaf: Leaf,
-    /// The lower bound of the leaf.
+    /// Lower bound of the leaf.
     bound: Vec<u8>,
-    /// The open inner nodes from below, and the lower bounds of theirs.
+    /// The open inner nodes from the lowest level up, and their lower bounds.
     open: Vec<(Inner, Vec<u8>)>,
     written: Written,
 }
@@ -45,11 +45,11 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Takes the next row.
+    /// Adds the next row.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a key that is not above the last one or a row that is too long;
-    /// those of [`crate::Frames::write`].
+    /// [`PoolError::Refused`] for a key that is not greater than the last one or a row that is too
+    /// long; those of [`crate::Frames::write`].
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         self.settings.check(key, value)?;
         if let Some(last) = self.leaf.len().checked_sub(1) {
@@ -66,7 +66,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Writes what is open. The root is for [`Tree::open`] or a row of the catalog.
+    /// Writes all open nodes. The root is for [`Tree::open`] or a row of the catalog.
     ///
     /// # Errors
     /// Those of [`crate::Frames::write`].
@@ -104,7 +104,7 @@ impl<'a> Loader<'a> {
         self.add(height + 1, bound, pointer)
     }
 
-    /// Puts a written node into the open one above it.
+    /// Adds a written node to the open one above it.
     fn add(&mut self, height: usize, bound: Vec<u8>, pointer: Pointer) -> Result<(), PoolError> {
         let Some((inner, _)) = self.open.get(height) else {
             let level = u8::try_from(height + 1).map_err(|_| BROKEN)?;
@@ -116,7 +116,7 @@ impl<'a> Loader<'a> {
             self.close_inner(height, bound.clone())?;
         }
         let (inner, _) = self.open.get_mut(height).ok_or(BROKEN)?;
-        // The first key of a node is empty: its bound is the one above.
+        // The first key of a node is empty: its bound is in the parent.
         inner.push(if inner.len() == 0 { &[] } else { &bound }, Child::Clean(pointer));
         Ok(())
     }
@@ -133,7 +133,7 @@ impl<'a> Loader<'a> {
 }
 
 impl Tree {
-    /// The tree that a loader has written.
+    /// Opens the tree that a loader has written.
     #[must_use]
     pub fn loaded(written: &Written, dataset: u64, settings: Settings) -> Self {
         Self::open(written.root, dataset, settings)

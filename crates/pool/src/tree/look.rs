@@ -1,9 +1,8 @@
-//! Rows by key, without changing anything: the first, the last, the one at a key, the one before
-//! it.
+//! Reads of single rows: the first, the last, the one at a key, the one before it.
 //!
-//! Callers: the dataset layer, through [`Tree`] and [`View`].
+//! Callers: files and the catalog, through [`Tree`] and [`View`].
 //!
-//! Invariant: looking never copies a node: dirty nodes are borrowed, clean ones are held while they
+//! Invariant: a read never copies a node: dirty nodes are borrowed, clean ones are held while they
 //! are used.
 
 use std::sync::Arc;
@@ -28,7 +27,7 @@ impl Fetch {
     }
 }
 
-/// Which way down.
+/// Direction of a descent.
 #[derive(Clone, Copy)]
 enum Way<'k> {
     To(&'k [u8]),
@@ -56,7 +55,7 @@ enum Step<'n> {
     Child(&'n Child, u8),
 }
 
-/// Goes down to a leaf and hands it over.
+/// Descends to a leaf and passes it to `then`.
 fn descend<R>(ctx: &Context<'_>, root: &Child, way: Way<'_>, then: impl FnOnce(&Node) -> R) -> Result<R, PoolError> {
     let mut child = root;
     let mut level = None;
@@ -74,7 +73,7 @@ fn descend<R>(ctx: &Context<'_>, root: &Child, way: Way<'_>, then: impl FnOnce(&
         node = match way.step(&node)? {
             Step::Leaf => return Ok(then(&node)),
             Step::Child(Child::Clean(pointer), below) => ctx.node(pointer, Some(below))?,
-            // Not below a node that was read, but no harm either.
+            // Impossible below a node that was read, but harmless.
             Step::Child(Child::Dirty(next), _) => Arc::clone(next),
         };
     }
@@ -112,8 +111,8 @@ fn end_row<R>(
     })
 }
 
-/// The last row below `key`. The leaf of the key may hold none: then it is the last of what lies
-/// before, one way down further left.
+/// The last row before `key`. If the leaf of the key has none, it is the last row of the next
+/// subtree to the left.
 fn before<R>(
     child: &Child,
     level: Option<u8>,
@@ -187,7 +186,7 @@ fn needs(root: Option<&Child>, cache: &Cache, key: &[u8]) -> Result<Option<Fetch
         node = match Way::To(key).step(&node)? {
             Step::Leaf => return Ok(None),
             Step::Child(Child::Clean(pointer), below) => match cache.cached_node(pointer) {
-                // A node at the wrong height: reading it reports the damage.
+                // A node at the wrong level: reading it reports the damage.
                 Some(node) if node.level() == below => node,
                 Some(_) | None => return Ok(Some(Fetch { pointer: *pointer, level: Some(below) })),
             },
@@ -196,7 +195,7 @@ fn needs(root: Option<&Child>, cache: &Cache, key: &[u8]) -> Result<Option<Fetch
     }
 }
 
-/// Whether one of the nodes of a range, as far as so many leaves reach, is not in memory.
+/// Whether one of the nodes of a range, up to so many leaves, is not in memory.
 fn lacks(child: &Child, cache: &Cache, range: (Option<&[u8]>, &[u8]), left: &mut usize) -> bool {
     let held;
     let node = match child {
@@ -232,9 +231,10 @@ fn lacks(child: &Child, cache: &Cache, range: (Option<&[u8]>, &[u8]), left: &mut
 }
 
 impl Tree {
-    /// Visits the rows at `from` and before `to` (empty: to the end) of one leaf, until `visit`
-    /// answers false: most ranges of a few rows lie in one, and nothing is copied or held for them.
-    /// Answers from where on a cursor finds the rest; none where there is none.
+    /// Visits the rows of one leaf from `from` up to before `to` (empty: to the end), until `visit`
+    /// returns false: most ranges of a few rows are in one leaf, and nothing is copied or held for
+    /// them. Returns the key from which a cursor finds the remaining rows; `None` if there are
+    /// none.
     ///
     /// # Errors
     /// As [`Self::get_with`].
@@ -256,15 +256,15 @@ impl Tree {
                 }
                 at += 1;
             }
-            // The key right behind the last one.
+            // The smallest key after the last one.
             Some(if at == first { from.to_vec() } else { [leaf.key(at - 1), &[0]].concat() })
         })
     }
 }
 
 impl View {
-    /// Whether reading the rows at `from` and before `to` (empty: to the end), as far as so many
-    /// leaves reach, would wait for a device.
+    /// Whether reading the rows from `from` up to before `to` (empty: to the end), up to so many
+    /// leaves, would wait for a device.
     pub(crate) fn lacks(&self, cache: &Cache, from: &[u8], to: &[u8], leaves: usize) -> bool {
         self.root.as_ref().is_some_and(|root| lacks(root, cache, (Some(from), to), &mut leaves.max(1)))
     }
@@ -277,7 +277,7 @@ fn copied((key, value): Row<'_>) -> (Vec<u8>, Vec<u8>) {
 macro_rules! looks {
     ($what:ty) => {
         impl $what {
-            /// Hands the value of a key to `then`, without a copy; none where there is no such row.
+            /// Passes the value of a key to `then`, without a copy; `None` if there is no row.
             ///
             /// # Errors
             /// Those of [`crate::Frames::read`], and damage, which names the frame.
@@ -290,7 +290,7 @@ macro_rules! looks {
                 get_with(self.root.as_ref(), ctx, key, then)
             }
 
-            /// The value of a key.
+            /// Returns the value of a key.
             ///
             /// # Errors
             /// As [`Self::get_with`].
@@ -298,7 +298,7 @@ macro_rules! looks {
                 self.get_with(ctx, key, |value| value.map(<[u8]>::to_vec))
             }
 
-            /// The first row.
+            /// Returns the first row.
             ///
             /// # Errors
             /// As [`Self::get_with`].
@@ -306,7 +306,7 @@ macro_rules! looks {
                 end_row(self.root.as_ref(), ctx, false, |row| row.map(copied))
             }
 
-            /// The last row.
+            /// Returns the last row.
             ///
             /// # Errors
             /// As [`Self::get_with`].
@@ -314,7 +314,7 @@ macro_rules! looks {
                 end_row(self.root.as_ref(), ctx, true, |row| row.map(copied))
             }
 
-            /// Hands the last row whose key is below `key` to `then`.
+            /// Passes the last row whose key is less than `key` to `then`.
             ///
             /// # Errors
             /// As [`Self::get_with`].
@@ -327,7 +327,7 @@ macro_rules! looks {
                 before_with(self.root.as_ref(), ctx, key, then)
             }
 
-            /// The last row whose key is below `key`.
+            /// Returns the last row whose key is less than `key`.
             ///
             /// # Errors
             /// As [`Self::get_with`].
@@ -335,9 +335,9 @@ macro_rules! looks {
                 self.before_with(ctx, key, |row| row.map(copied))
             }
 
-            /// The next node on the way to a key that is not in memory; none when
-            /// [`Self::get_with`] would read nothing. So a lock is let go before a device is waited
-            /// for: ask, fetch, ask again.
+            /// Returns the next node on the path to a key that is not in memory; `None` if
+            /// [`Self::get_with`] would read nothing. With it a lock can be released before waiting
+            /// for a device: call, fetch, call again.
             ///
             /// # Errors
             /// Only for a tree that breaks its own rules.

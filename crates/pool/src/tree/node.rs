@@ -4,11 +4,12 @@
 //! `docs/pool-format.md`, "Trees".
 //!
 //! Invariants:
-//! - Child `i` of an inner node holds the keys from key `i` (the first: from the node's own lower
+//! - Child `i` of an inner node has the keys from key `i` (the first: from the node's own lower
 //!   bound) to before key `i + 1`.
-//! - A node of the live generation is reached by one tree only and changed in place; any other is
+//! - A node of the live generation belongs to one tree only and is changed in place; any other is
 //!   never changed again.
-//! - A node in the cache has clean children only, so that its weight is all that it keeps alive.
+//! - A node in the cache has clean children only, so that its weight is all the memory that it
+//!   keeps alive.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -18,32 +19,32 @@ use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::pointer::{FrameKind, Pointer};
 
-/// No tree is higher: with two children per node this would already be more rows than there are
-/// bytes.
+/// Highest level of a tree: with two children per node a higher one would have more rows than there
+/// are bytes.
 pub(crate) const MAX_LEVEL: u8 = 40;
-/// The one version of the format of nodes.
+/// Version of the format of nodes.
 const VERSION: u8 = 1;
-/// What a child takes of a page besides its key: a length and a pointer, bytes.
+/// Space of a child in a page, in addition to its key: a length and a pointer, bytes.
 pub(crate) const CHILD: usize = 2 + Pointer::LENGTH;
 
 const fn bad(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))
 }
 
-/// What cannot be, and is an error instead of a panic if it is nevertheless.
+/// Error for an impossible state, instead of a panic.
 pub(crate) const BROKEN: PoolError = bad("a tree in memory breaks its own rules");
 
 /// A child of an inner node, or the root.
 #[derive(Clone, Debug)]
 pub(crate) enum Child {
-    /// As it is stored.
+    /// A stored node.
     Clean(Pointer),
-    /// Changed since the last commit that is settled.
+    /// A node changed since the last settled commit.
     Dirty(Arc<Node>),
 }
 
 impl Child {
-    /// Where it is stored; none for a dirty one.
+    /// Pointer of a stored child; `None` for a dirty one.
     pub(crate) fn pointer(&self) -> Option<Pointer> {
         match self {
             Self::Clean(pointer) => Some(*pointer),
@@ -55,9 +56,9 @@ impl Child {
 /// A node.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// The generation of the tree in which it was made; 0 for one that was read.
+    /// The generation of the tree in which it was created; 0 for one that was read.
     pub(crate) generation: u64,
-    /// Where a commit has written it.
+    /// Pointer to the frame as which a commit has written it.
     pub(crate) stored: OnceLock<Pointer>,
     pub(crate) body: Body,
 }
@@ -72,27 +73,27 @@ pub(crate) enum Body {
 #[derive(Clone, Debug)]
 pub(crate) struct Inner {
     level: u8,
-    /// The keys one behind the other; the first is empty.
+    /// The keys one after the other; the first is empty.
     keys: Vec<u8>,
-    /// Where each key ends in `keys`.
+    /// End of each key in `keys`.
     ends: Vec<u32>,
-    /// The heads of the keys from the second on, as in a leaf, behind what those of a kind begin
-    /// with. Of another length while children are pushed: then a search does without.
+    /// The heads of the keys from the second on, as in a leaf, after the common prefix of their
+    /// kind. Of another length while children are pushed: then a search does not use them.
     heads: Vec<u32>,
-    /// Keys by their first byte.
+    /// The keys grouped by their first byte.
     kinds: Vec<KeyKind>,
     pub(crate) children: Vec<Child>,
 }
 
-/// Neighbouring keys of an inner node that begin with the same byte. Where keys of several kinds
-/// meet, they have nothing in common, and heads would tell nothing but the kind.
+/// Neighbouring keys of an inner node that begin with the same byte. Keys of different kinds have
+/// no common prefix, and heads would only tell their kind.
 #[derive(Clone, Copy, Debug)]
 struct KeyKind {
     first: u8,
-    /// The first child of them. Its key is short, since it only has to be above another kind's: it
-    /// has no head.
+    /// The first child of them. Its key is short, since it only has to be greater than those of
+    /// another kind: it has no head.
     start: usize,
-    /// So many bytes the others begin with in common.
+    /// Length of the common prefix of the others.
     skip: usize,
 }
 
@@ -101,7 +102,7 @@ impl Node {
         Self { generation, stored: OnceLock::new(), body }
     }
 
-    /// Reads a node. `leaf` is what its pointer says that it is.
+    /// Decodes a node. `leaf` is its kind according to its pointer.
     pub(crate) fn decode(content: Arc<[u8]>, leaf: bool) -> Result<Self, PoolError> {
         let mut reader = Reader::new(&content);
         if reader.u8()? != VERSION {
@@ -134,7 +135,7 @@ impl Node {
         }
     }
 
-    /// What it takes in memory, bytes.
+    /// Memory of the node, bytes.
     pub(crate) fn cost(&self) -> u64 {
         let body = match &self.body {
             Body::Leaf(leaf) => leaf.cost(),
@@ -143,7 +144,7 @@ impl Node {
         body + size_of::<Self>() as u64
     }
 
-    /// A copy to be changed in this generation.
+    /// Returns a copy for changes in this generation.
     pub(crate) fn thaw(&self, generation: u64) -> Self {
         let body = match &self.body {
             Body::Leaf(leaf) => Body::Leaf(leaf.thaw()),
@@ -164,12 +165,12 @@ pub(crate) fn header(level: u8, count: usize) -> [u8; HEADER] {
 }
 
 impl Inner {
-    /// An inner node over one child.
+    /// Creates an inner node with one child.
     pub(crate) fn over(level: u8, child: Child) -> Self {
         Self { ends: vec![0], children: vec![child], ..Self::empty(level) }
     }
 
-    /// An inner node before its first child, for loading.
+    /// Creates an inner node without children, for loading.
     pub(crate) fn empty(level: u8) -> Self {
         Self { level, keys: Vec::new(), ends: Vec::new(), heads: Vec::new(), kinds: Vec::new(), children: Vec::new() }
     }
@@ -202,13 +203,13 @@ impl Inner {
         if reader.is_empty() { Ok(inner) } else { Err(bad("bytes after the last entry of a node")) }
     }
 
-    /// Appends the node's content, header included; `pointers` are those of the children.
+    /// Appends the node's encoded content, header included; `pointers` are those of the children.
     pub(crate) fn encode(&self, pointers: &[Pointer], to: &mut Vec<u8>) {
         let mut writer = Writer::default();
         writer.bytes(&header(self.level, pointers.len()));
         for (at, pointer) in pointers.iter().enumerate() {
             let key = self.key(at);
-            // Keys are checked against the limit before they get here.
+            // Keys are checked against the limit before.
             writer.u16(key.len() as u16);
             writer.bytes(key);
             pointer.encode(&mut writer);
@@ -216,7 +217,7 @@ impl Inner {
         to.extend_from_slice(&writer.finish());
     }
 
-    /// This node with all its children clean, for the cache.
+    /// Returns this node with all its children clean, for the cache.
     pub(crate) fn settled(&self, pointers: &[Pointer]) -> Self {
         Self {
             level: self.level,
@@ -241,7 +242,7 @@ impl Inner {
         HEADER + self.keys.len() + self.children.len() * CHILD
     }
 
-    /// The same with one more child.
+    /// Length of the encoded node with one more child.
     pub(crate) fn used_with(&self, key: &[u8]) -> usize {
         self.used() + key.len() + CHILD
     }
@@ -253,14 +254,14 @@ impl Inner {
             + size_of::<Child>() * self.children.capacity()) as u64
     }
 
-    /// The lower bound of a child; empty for the first.
+    /// Lower bound of a child; empty for the first.
     pub(crate) fn key(&self, at: usize) -> &[u8] {
         let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
         let end = self.ends.get(at).copied().unwrap_or(start);
         self.keys.get(start as usize..end as usize).unwrap_or(&[])
     }
 
-    /// Makes the heads anew.
+    /// Recomputes the heads.
     pub(crate) fn index(&mut self) {
         let (mut heads, mut kinds) = (std::mem::take(&mut self.heads), std::mem::take(&mut self.kinds));
         heads.clear();
@@ -278,9 +279,9 @@ impl Inner {
         (self.heads, self.kinds) = (heads, kinds);
     }
 
-    /// The child that a key belongs to.
+    /// Returns the child that a key belongs to.
     pub(crate) fn find(&self, key: &[u8]) -> usize {
-        // The answer is at `low` or behind it and before `high`: the first key is below all.
+        // The result is at or after `low` and before `high`: the first key is less than all.
         let (mut low, mut high) = (0, self.len());
         if self.heads.len() + 1 == self.len()
             && let Some(&first) = key.first()
@@ -319,14 +320,14 @@ impl Inner {
         self.children.get(at)
     }
 
-    /// Appends a child whose keys are above all that are here.
+    /// Appends a child whose keys are greater than all others.
     pub(crate) fn push(&mut self, key: &[u8], child: Child) {
         self.keys.extend_from_slice(key);
         self.ends.push(self.keys.len() as u32);
         self.children.push(child);
     }
 
-    /// Puts a child between others.
+    /// Inserts a child between others.
     pub(crate) fn insert(&mut self, at: usize, key: &[u8], child: Child) {
         let at = at.min(self.len());
         let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
@@ -339,13 +340,14 @@ impl Inner {
         self.index();
     }
 
-    /// Takes a child out; its keys belong to the one before then, or, if it was the first, to the
-    /// one behind.
+    /// Removes a child; its key range then belongs to the previous one, or, for the first, to the
+    /// next one.
     pub(crate) fn remove(&mut self, at: usize) -> Option<Child> {
         if at >= self.len() {
             return None;
         }
-        // Without its first child the next one takes over the lower bound: its key goes instead.
+        // The next child takes over the lower bound of a removed first child: its key is removed
+        // instead.
         let key = if at == 0 { 1 } else { at };
         let length = self.key(key).len() as u32;
         if key < self.len() {
@@ -363,10 +365,9 @@ impl Inner {
         Some(child)
     }
 
-    /// Divides a node: the children from the returned node's on are in it, and the key between goes
-    /// up.
+    /// Splits a node: returns the separator key, and the node with the children after it.
     pub(crate) fn split(&mut self, inserted: usize) -> (Vec<u8>, Self) {
-        // Rising keys leave full nodes behind, as in leaves.
+        // Ascending keys leave full nodes behind, as in leaves.
         let cut = if inserted + 1 >= self.len() { self.len().saturating_sub(1) } else { self.middle() };
         let separator = self.key(cut).to_vec();
         let mut right = Self::empty(self.level);
@@ -382,7 +383,7 @@ impl Inner {
         (separator, right)
     }
 
-    /// The child at which half of the bytes are on each side; at least one child stays on either.
+    /// The child that divides the bytes in half; at least one child stays on either side.
     fn middle(&self) -> usize {
         let half = (self.used() - HEADER) / 2;
         let mut left = 0;
@@ -395,8 +396,7 @@ impl Inner {
         self.len().saturating_sub(1)
     }
 
-    /// Appends the children of the node that follows this one; `separator` is the lower bound of
-    /// its first.
+    /// Appends the children of the next node; `separator` is the lower bound of its first child.
     pub(crate) fn append(&mut self, separator: &[u8], next: &Self) {
         for (at, child) in next.children.iter().enumerate() {
             self.push(if at == 0 { separator } else { next.key(at) }, child.clone());

@@ -1,14 +1,14 @@
 //! A leaf: rows in the order of their keys. In memory a slotted page (one buffer of rows, and their
-//! places in the order of the keys); on a device the rows follow each other in order, so that a
-//! leaf is read without copying and its places are found in the one pass that checks them.
+//! offsets in the order of the keys); on a device the rows follow each other in order, so that a
+//! leaf is read without copying, and its offsets are found in the same pass that checks them.
 //!
 //! Callers: `node`, `change`, `cursor`. Byte table: `docs/pool-format.md`, "Trees".
 //!
 //! Invariants:
-//! - Keys rise strictly. Every slot is the place of a whole row in the buffer: checked when
-//!   decoded, kept by every change.
+//! - Keys are strictly ascending. Every slot is the offset of a whole row in the buffer: checked
+//!   when decoded, preserved by every change.
 //! - `used` is the length of the encoded page.
-//! - Places fit in 16 bits: no buffer is longer than [`MAX_CONTENT`].
+//! - Offsets fit in 16 bits: no buffer is longer than [`MAX_CONTENT`].
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::error::{Damage, PoolError};
 pub(crate) const HEADER: usize = 8;
 /// Length of the two lengths before each row, bytes.
 pub(crate) const ROW_HEADER: usize = 4;
-/// No node is longer than this, whatever the settings: places in it are 16 bits. Bytes.
+/// Longest node with any settings, bytes: offsets in it have 16 bits.
 pub(crate) const MAX_CONTENT: usize = 1 << 16;
-/// So many rows put one behind the other make a run: a leaf in which one is going on is split at
-/// its end, not in the middle.
+/// Number of consecutive rows that make a run: a leaf in which one is growing is split at its end,
+/// not in the middle.
 const RUN: u16 = 4;
 
 const BAD_ROW: PoolError = PoolError::Format(Damage::Structure("a row of a leaf does not end inside it"));
@@ -32,15 +32,15 @@ const BAD_ORDER: PoolError = PoolError::Format(Damage::Structure("the keys of a 
 const TOO_LONG: PoolError = PoolError::Format(Damage::Structure("a node is too long"));
 const TRAILING: PoolError = PoolError::Format(Damage::Structure("bytes after the last entry of a node"));
 
-/// Where rows were put last, to recognise rising keys in the middle of a tree.
+/// Position of the last rows put, to recognise ascending keys in the middle of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     next: u16,
     length: u16,
 }
 
-/// A row's place in the buffer, and the head of its key ([`head`]): a search looks at these, which
-/// lie together, and at one or two rows then.
+/// A row's offset in the buffer, and the head of its key ([`head`]): a search compares heads, which
+/// are contiguous, and then one or two rows.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     head: u32,
@@ -50,19 +50,19 @@ struct Slot {
 /// A leaf.
 #[derive(Debug)]
 pub(crate) struct Leaf {
-    /// A frame's content as it was read: never changed. Where there is one, `own` is not used.
+    /// A frame's content as it was read: never changed. If there is one, `own` is not used.
     shared: Option<Arc<[u8]>>,
-    /// Rows in the order in which they came, with gaps where rows were removed.
+    /// Rows in the order of insertion, with gaps where rows were removed.
     own: Vec<u8>,
     slots: Vec<Slot>,
-    /// So many bytes all keys begin with in common, at least; heads begin behind them.
+    /// Length of a common prefix of all keys, at least; heads begin after it.
     skip: usize,
     used: usize,
     run: Run,
 }
 
-/// What a put that overflowed the leaf made of it: the rows from `right` on are in a new leaf,
-/// behind this key.
+/// Result of a put that overflowed the leaf: the rows from `right` on are in a new leaf, after this
+/// key.
 pub(crate) struct LeafSplit {
     pub(crate) separator: Vec<u8>,
     pub(crate) right: Leaf,
@@ -85,8 +85,8 @@ fn key_at(bytes: &[u8], place: u16) -> &[u8] {
     row_at(bytes, place).map_or(&[], |(key, _)| key)
 }
 
-/// Four bytes of a key after those that are skipped, as a number in the order of the keys; missing
-/// ones are zero.
+/// Four bytes of a key after the skipped ones, as a number in the order of the keys; missing ones
+/// are zero.
 pub(crate) fn head(key: &[u8], skip: usize) -> u32 {
     let rest = key.get(skip..).unwrap_or(&[]);
     match rest.first_chunk::<4>() {
@@ -95,8 +95,8 @@ pub(crate) fn head(key: &[u8], skip: usize) -> u32 {
     }
 }
 
-/// How many items in front are of those that are sought, which come first: mostly none or one, but
-/// where keys of several kinds meet it may be nearly all.
+/// Number of leading items that match, where all matching ones come first: mostly none or one, but
+/// if keys of several kinds meet it may be nearly all.
 pub(crate) fn equal_in_front<I>(items: &[I], sought: impl Fn(&I) -> bool) -> usize {
     const FEW: usize = 4;
     match items.iter().take(FEW).position(|item| !sought(item)) {
@@ -105,29 +105,30 @@ pub(crate) fn equal_in_front<I>(items: &[I], sought: impl Fn(&I) -> bool) -> usi
     }
 }
 
-/// How many bytes two keys begin with in common.
+/// Length of the common prefix of two keys.
 pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// What a row takes of a page, bytes.
+/// Space of a row in a page, bytes.
 pub(crate) fn row_length(key: &[u8], value: &[u8]) -> usize {
     ROW_HEADER + key.len() + value.len()
 }
 
-/// The shortest key that is above `left` and not above `right`; `left` is below `right`.
+/// Shortest key that is greater than `left` and not greater than `right`; `left` is less than
+/// `right`.
 pub(crate) fn separator(left: &[u8], right: &[u8]) -> Vec<u8> {
     right.iter().take(shared_prefix(left, right) + 1).copied().collect()
 }
 
 impl Leaf {
-    /// Reads the rows after the header of a node's content; `count` is from that header.
+    /// Decodes the rows after the header of a node's content; `count` is from that header.
     pub(crate) fn decode(content: Arc<[u8]>, count: u32) -> Result<Self, PoolError> {
         if content.len() > MAX_CONTENT {
             return Err(TOO_LONG);
         }
-        // A count that the content cannot hold ends with the content: nothing is allocated for it
-        // beforehand.
+        // A count that exceeds the content ends with the content: no memory is allocated for it in
+        // advance.
         let mut slots = Vec::with_capacity((count as usize).min(content.len() / ROW_HEADER));
         let mut reader = Reader::new(&content);
         reader.take(HEADER)?;
@@ -152,7 +153,7 @@ impl Leaf {
         Ok(leaf)
     }
 
-    /// Appends the rows in order, as they follow the header.
+    /// Appends the encoded rows in order, as they follow the header.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let bytes = self.bytes();
         for slot in &self.slots {
@@ -162,7 +163,7 @@ impl Leaf {
         }
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -172,7 +173,7 @@ impl Leaf {
         self.used
     }
 
-    /// What the leaf takes in memory, bytes.
+    /// Memory of the leaf, bytes.
     pub(crate) fn cost(&self) -> u64 {
         let buffer = self.shared.as_ref().map_or(self.own.capacity(), |content| content.len());
         (buffer + size_of::<Slot>() * self.slots.capacity() + size_of::<Self>()) as u64
@@ -182,17 +183,17 @@ impl Leaf {
         self.shared.as_deref().unwrap_or(&self.own)
     }
 
-    /// The row at a position.
+    /// Returns the row at a position.
     pub(crate) fn row(&self, at: usize) -> Option<Row<'_>> {
         row_at(self.bytes(), self.slots.get(at)?.place)
     }
 
-    /// The key at a position; empty where there is none.
+    /// Returns the key at a position; empty if there is none.
     pub(crate) fn key(&self, at: usize) -> &[u8] {
         self.row(at).map_or(&[], |(key, _)| key)
     }
 
-    /// Makes the heads anew.
+    /// Recomputes the heads.
     fn index(&mut self) {
         let skip = match self.len() {
             0 => 0,
@@ -209,8 +210,8 @@ impl Leaf {
         (self.slots, self.skip) = (slots, skip);
     }
 
-    /// The slot of a key that comes to `at`, and the heads right for it: a key between others
-    /// begins as they do, one at an end may not.
+    /// Returns the slot of a key to be inserted at `at`, and adjusts the heads: a key between
+    /// others has their prefix, one at an end may not.
     fn slot(&mut self, at: usize, key: &[u8], place: usize) -> Slot {
         if self.slots.is_empty() {
             self.skip = key.len();
@@ -220,11 +221,11 @@ impl Leaf {
                 self.skip_so_much(skip);
             }
         }
-        // A buffer is at most 64 KiB and the rows end inside it: the place fits.
+        // A buffer is at most 64 KiB and the rows end inside it: the offset fits.
         Slot { head: head(key, self.skip), place: place as u16 }
     }
 
-    /// Where a key is, or where it would be.
+    /// Position of a key, or (`Err`) the position at which it would be inserted.
     pub(crate) fn find(&self, key: &[u8]) -> Result<usize, usize> {
         let beginning = self.key(0).get(..self.skip).unwrap_or(&[]);
         match key.get(..self.skip).unwrap_or(key).cmp(beginning) {
@@ -234,8 +235,8 @@ impl Leaf {
         }
     }
 
-    /// As [`Self::find`] for a key that begins as all here do; for any other key an error as well,
-    /// but with no meaning.
+    /// As [`Self::find`] for a key with the common prefix; for any other key `Err` with a
+    /// meaningless position.
     fn find_by_head(&self, key: &[u8]) -> Result<usize, usize> {
         let wanted = head(key, self.skip);
         let from = self.slots.partition_point(|slot| slot.head < wanted);
@@ -260,17 +261,17 @@ impl Leaf {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(crate) fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let at = self.find_by_head(key).ok()?;
         self.row(at).map(|(_, value)| value)
     }
 
-    /// A copy to be changed.
+    /// Returns a copy for changes.
     pub(crate) fn thaw(&self) -> Self {
         let mut copy = Self { run: self.run, skip: self.skip, ..Self::default() };
-        // Rounded: of thousands of leaves that come and go, one fits where another was, which the
-        // allocator finds at once.
+        // Rounded, so that among thousands of leaves a new one fits into the memory of a dropped
+        // one, which the allocator finds at once.
         copy.slots.reserve_exact((self.slots.len() + 8).next_multiple_of(32));
         copy.own.reserve_exact((self.used + self.used / 4).next_multiple_of(1 << 10));
         copy_rows(self.bytes(), &self.slots, &mut copy.own, &mut copy.slots);
@@ -278,8 +279,8 @@ impl Leaf {
         copy
     }
 
-    /// The rows of this leaf as one that is fit for the cache: in order, without gaps. `content` is
-    /// the encoded node.
+    /// Returns this leaf in the form for the cache: rows in order, without gaps. `content` is the
+    /// encoded node.
     pub(crate) fn settled(&self, content: Arc<[u8]>) -> Self {
         let mut slots = Vec::with_capacity(self.slots.len());
         let mut place = HEADER;
@@ -292,7 +293,7 @@ impl Leaf {
         Self { shared: Some(content), own: Vec::new(), slots, skip: self.skip, used: self.used, run: self.run }
     }
 
-    /// Makes the rows one's own and room for so much more behind them.
+    /// Makes the rows an own copy with so much room after them.
     fn rows_with_room(&mut self, room: usize, page: usize) -> &mut Vec<u8> {
         if self.shared.is_some() || self.own.len() + room > page {
             let copy = self.thaw();
@@ -301,14 +302,14 @@ impl Leaf {
             self.slots = copy.slots;
         }
         if self.own.capacity() - self.own.len() < room {
-            // Doubling, but not far beyond a page: a tree has thousands of leaves in memory.
+            // Doubles, but not far beyond a page: a tree has thousands of leaves in memory.
             let wanted = (self.own.capacity() * 2).clamp(256, page.max(256)).max(self.own.len() + room);
             self.own.reserve_exact(wanted - self.own.len());
         }
         &mut self.own
     }
 
-    /// Puts a row; a leaf that would be longer than `page` is split.
+    /// Puts a row; a leaf that would become longer than `page` is split.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], page: usize) -> Option<LeafSplit> {
         match self.find_for_put(key) {
             Ok(at) => {
@@ -322,7 +323,7 @@ impl Leaf {
         }
     }
 
-    /// Writes a value over one of the same length.
+    /// Overwrites a value with one of the same length.
     fn overwrite(&mut self, at: usize, value: &[u8]) -> bool {
         let Some(place) = self.slots.get(at).map(|slot| slot.place) else { return false };
         let Some((key, old)) = row_at(&self.own, place) else { return false };
@@ -359,7 +360,7 @@ impl Leaf {
         let run = usize::from(self.run.next) == at && self.run.length >= RUN;
         let mut right = Self::default();
         if at >= self.len() {
-            // Rising keys leave full leaves behind.
+            // Ascending keys leave full leaves behind.
             let separator = separator(self.key(self.len().saturating_sub(1)), key);
             right.run = Run { next: 0, length: self.run.length };
             right.push(key, value);
@@ -390,13 +391,13 @@ impl Leaf {
         LeafSplit { separator, right }
     }
 
-    /// How many of the rows, the new one at `at` among them, stay in the left leaf.
+    /// Number of rows, including the new one at `at`, that stay in the left leaf.
     fn cut(&self, at: usize, length: usize, run: bool, page: usize) -> usize {
         let total = self.used + length - HEADER;
         let before: usize =
             (0..at).filter_map(|position| self.row(position)).map(|(key, value)| row_length(key, value)).sum();
         if run {
-            // The run goes on at the end of a leaf of its own: what follows it moves away.
+            // The run continues at the end of a leaf of its own: later rows move away.
             if HEADER + before + length <= page {
                 return at + 1;
             }
@@ -418,7 +419,7 @@ impl Leaf {
         self.len()
     }
 
-    /// Appends a row whose key is above all that are here.
+    /// Appends a row whose key is greater than all others.
     pub(crate) fn push(&mut self, key: &[u8], value: &[u8]) {
         let length = row_length(key, value);
         let rows = self.rows_with_room(length, MAX_CONTENT);
@@ -429,7 +430,7 @@ impl Leaf {
         self.used += length;
     }
 
-    /// Appends all rows of the leaf that follows this one.
+    /// Appends all rows of the next leaf.
     pub(crate) fn append(&mut self, next: &Self) {
         for position in 0..next.len() {
             if let Some((key, value)) = next.row(position) {
@@ -443,7 +444,7 @@ impl Leaf {
         self.remove_range(at, at + 1);
     }
 
-    /// Removes the rows at `from` and before `to`.
+    /// Removes the rows from `from` up to before `to`.
     pub(crate) fn remove_range(&mut self, from: usize, to: usize) {
         let to = to.min(self.len());
         if from >= to {
@@ -458,7 +459,7 @@ impl Leaf {
 }
 
 fn append(to: &mut Vec<u8>, (key, value): Row<'_>) {
-    // Rows are checked against the limits before they get here: both lengths fit.
+    // Rows are checked against the limits before: both lengths fit.
     let (k, v) = ((key.len() as u16).to_le_bytes(), (value.len() as u16).to_le_bytes());
     let [k0, k1] = k;
     let [v0, v1] = v;

@@ -1,13 +1,13 @@
-//! What a root may differ in from an earlier one of its history that is gone: the nodes that were
-//! born since are walked, and between all other rows it is said where there are none.
+//! Changes of a root since an earlier root of its history that is gone: the nodes born since are
+//! walked, and the ranges between rows are reported as empty.
 //!
 //! Caller: incremental sending from a bookmark.
 //!
 //! Invariants:
-//! - Steps come in the order of their keys. What no step speaks of is as it was.
-//! - A node born before is one of the earlier root too: all rows that there were between its first
-//!   and its last one are in it. Beside it rows may have gone without a trace in a node that is
-//!   there (an empty node is taken out of the one above), so its outermost leaves are read.
+//! - Steps are in the order of their keys. Keys that no step covers are unchanged.
+//! - A node born before is also part of the earlier root: all old rows between its first and its
+//!   last one are in it. Next to it rows may have been removed without a trace in an existing node
+//!   (an empty node is removed from its parent), so its outermost leaves are read.
 
 use std::sync::Arc;
 
@@ -16,36 +16,36 @@ use super::{Context, View};
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
-/// So many children are named to the frames at once.
+/// Number of children whose frames are requested ahead at once.
 const WINDOW: usize = 64;
 
-/// What is told of the root.
+/// A step of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since<'a> {
-    /// A row that may be another than before.
+    /// A row that may have changed.
     Row(&'a [u8], &'a [u8]),
-    /// There are no rows at the first key and before the second; none: to the end.
+    /// There are no rows from the first key up to before the second; `None`: to the end.
     Nothing(&'a [u8], Option<&'a [u8]>),
 }
 
-/// The steps, one after the other.
+/// Walk over the steps.
 #[derive(Debug)]
 pub struct SinceWalk<'a> {
     ctx: Context<'a>,
     since: Txg,
-    /// Nodes from the root down, with what comes next in each.
+    /// Nodes from the root down, with the next position in each.
     parts: Vec<(Arc<Node>, usize)>,
-    /// What is in front of this key was told.
+    /// All keys before this one were reported.
     low: Vec<u8>,
-    /// A root that is not entered yet.
+    /// A root that was not entered yet.
     root: Option<Child>,
-    /// The ends of what was told last.
+    /// Bounds of the last reported range.
     told: (Vec<u8>, Vec<u8>),
     ended: bool,
 }
 
 impl View {
-    /// What has become of the root since a txg, from a key on.
+    /// Returns the changes of the root since a txg, from a key on.
     #[must_use]
     pub fn since<'a>(&self, ctx: Context<'a>, since: Txg, from: &[u8]) -> SinceWalk<'a> {
         SinceWalk {
@@ -60,16 +60,16 @@ impl View {
     }
 }
 
-/// The least key behind a key.
+/// The smallest key after a key.
 fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
 impl SinceWalk<'_> {
-    /// The next step; none at the end.
+    /// Returns the next step; `None` at the end.
     ///
     /// # Errors
-    /// Those of reading, and damage, which names the frame. The walk cannot go on then.
+    /// Those of reading, and damage, which names the frame. The walk cannot continue then.
     #[allow(clippy::should_implement_trait, reason = "rows are borrowed from the walk, which an iterator cannot say")]
     pub fn next(&mut self) -> Result<Option<Since<'_>>, PoolError> {
         if let Some(root) = self.root.take()
@@ -122,7 +122,7 @@ impl SinceWalk<'_> {
         }
     }
 
-    /// The row before where the leaf is.
+    /// The row before the current position of the leaf.
     fn last_row(&self) -> Result<Since<'_>, PoolError> {
         let (node, at) = self.parts.last().ok_or(BROKEN)?;
         let Body::Leaf(leaf) = &node.body else { return Err(BROKEN) };
@@ -130,8 +130,8 @@ impl SinceWalk<'_> {
         Ok(Since::Row(key, value))
     }
 
-    /// Enters a child that was born since; passes one that was there, and says whether there is
-    /// something in front of it to tell.
+    /// Enters a child that was born since; skips an older one, and returns whether there is an
+    /// empty range before it to report.
     fn child(&mut self, child: &Child, level: Option<u8>) -> Result<bool, PoolError> {
         let node = self.load(child, level)?;
         if child.pointer().is_none_or(|pointer| pointer.birth > self.since) {

@@ -67,8 +67,8 @@ fn assert_rows(ctx: Context<'_>, view: &View, map: &Map, what: &str) {
     assert!(rows.iter().map(|(key, value)| (key, value)).eq(map.iter()), "{what}");
 }
 
-/// Every rule of a tree in memory: order, bounds, sizes, heights, generations, and the account of
-/// dirty bytes to the byte.
+/// Checks every rule of a tree in memory: order, bounds, sizes, levels, generations, and the
+/// accounting of dirty bytes to the byte.
 fn assert_sound(ctx: Context<'_>, tree: &Tree) {
     let mut cost = 0;
     if let Some(root) = &tree.root {
@@ -130,7 +130,7 @@ fn height(ctx: Context<'_>, tree: &Tree) -> u8 {
     }
 }
 
-/// The bytes of all leaves and how many there are.
+/// Bytes and number of all leaves.
 fn leaves(ctx: Context<'_>, child: &Child) -> (usize, usize) {
     let node: Arc<Node> = match child {
         Child::Clean(pointer) => ctx.node(pointer, None).unwrap(),

@@ -1,39 +1,39 @@
-//! Walks: all frames of a stored root, each before what is below it.
+//! Walks: all frames of a stored root, each before those below it.
 //!
-//! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (what
-//! was born after it), salvage. A dataset is destroyed by [`harvest`], in steps whose progress is
+//! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (frames
+//! born after it), salvage. A dataset is destroyed by [`harvest`], in steps whose progress is
 //! committed.
 //!
 //! Invariants:
-//! - What is read is not kept in the cache.
-//! - Heights fall on each way down: a walk ends, whatever the frames hold.
+//! - Nodes read by a walk are not put into the cache.
+//! - Levels are descending on each path: a walk ends, whatever the frames contain.
 
 use super::node::{BROKEN, Body, Child, Node};
 use super::{Context, page::Leaf};
 use crate::error::PoolError;
 use crate::pointer::{FrameKind, Pointer, Txg};
 
-/// So many leaves are named to the frames at once.
+/// Number of leaves whose frames are requested ahead at once.
 const WINDOW: usize = 64;
 
-/// Is told what a walk finds.
+/// Receives the frames and rows of a walk.
 pub trait Visitor {
-    /// A node's frame. Returns whether to go on below it: into its rows or children.
+    /// Visits a node's frame. Returns whether to visit its rows or children.
     ///
     /// # Errors
-    /// Any ends the walk.
+    /// Any error ends the walk.
     fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError>;
 
-    /// A row of a leaf below which [`Self::frame`] wanted to go.
+    /// Visits a row of a leaf for which [`Self::frame`] returned true.
     ///
     /// # Errors
-    /// Any ends the walk.
+    /// Any error ends the walk.
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError>;
 
-    /// A frame that cannot be read; what is below it is unknown.
+    /// Visits a frame that cannot be read; nodes below it are unknown.
     ///
     /// # Errors
-    /// Any ends the walk, as the given one does unless this is overridden.
+    /// Any error ends the walk; the default implementation returns the given one.
     fn damaged(&mut self, pointer: &Pointer, error: PoolError) -> Result<(), PoolError> {
         let _ = pointer;
         Err(error)
@@ -41,11 +41,11 @@ pub trait Visitor {
 }
 
 /// Visits the frames of a root that were born after `since` (`Txg(0)`: all), parents first, in the
-/// order of their keys. A node is not older than what is below it, so what is skipped holds nothing
-/// that is younger.
+/// order of their keys. A node is not older than the nodes below it, so a skipped one has nothing
+/// younger below it.
 ///
 /// # Errors
-/// The visitor's, and unless it takes damage, those of reading.
+/// The visitor's, and, unless it accepts damage, those of reading.
 pub fn walk(ctx: &Context<'_>, root: &Pointer, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
     visit(ctx, root, None, since, visitor)
 }
@@ -93,20 +93,20 @@ fn children(ctx: &Context<'_>, node: &Node, since: Txg, visitor: &mut dyn Visito
     Ok(())
 }
 
-/// What a harvest finds.
+/// An element of a harvest.
 #[derive(Clone, Copy, Debug)]
 pub enum Reaped<'a> {
-    /// A node's frame, of which everything below has been shown.
+    /// A node's frame, after everything below it.
     Frame(&'a Pointer),
     /// A row.
     Row(&'a [u8], &'a [u8]),
-    /// A node that cannot be read: what is below it stays unknown.
+    /// A node that cannot be read: the nodes below it are unknown.
     Damaged(&'a Pointer, &'a PoolError),
 }
 
-/// Shows the frames of a root that were born after `since`, and their rows, children before
-/// parents, from a key on; stops when about `budget` of them were shown, and returns the key to go
-/// on with. A frame is shown when nothing below it will be asked for again.
+/// Visits the frames of a root that were born after `since`, and their rows, children before
+/// parents, from a key on; stops after about `budget` of them, and returns the key to continue
+/// with. A frame is visited when nothing below it will be read again.
 ///
 /// # Errors
 /// The visitor's.

@@ -1,4 +1,4 @@
-//! Lists by themselves: chunks, buckets, moving, draining, and damage.
+//! Single lists: chunks, buckets, moves, draining, and damage.
 
 use super::*;
 
@@ -103,7 +103,7 @@ fn a_lost_chunk_is_damage_and_not_an_empty_list() {
     let mut lists = Deadlists::new(&mut rows);
     assert!(matches!(lists.visit(list, Births::ALL, &mut |_| Ok(())), Err(PoolError::Format(_))));
     assert!(matches!(lists.append(list, &[], &[dead(2, 1)]), Err(PoolError::Format(_))));
-    // Freeing passes over it: its room is lost, and nothing else waits for it for ever.
+    // Freeing skips it: its space is lost, and other frames are freed all the same.
     assert_eq!(lists.drain(list, 1).unwrap(), []);
     assert_eq!(lists.totals(list, Births::ALL).unwrap(), Totals::default());
     lists.append(list, &[], &[dead(2, 1)]).unwrap();

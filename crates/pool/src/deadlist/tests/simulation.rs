@@ -1,10 +1,10 @@
-//! A catalog in small: datasets with snapshots, clones and promotes over deadlists and the space
-//! accounting, beside sets of blocks that know the truth. After each step everything is compared.
+//! A small catalog: datasets with snapshots, clones and promotes over deadlists and the space
+//! accounting, next to exact sets of blocks. After each step everything is compared.
 
 use super::*;
 use crate::space::{Breakdown, Limits, Purpose, QuotaTree, Shortage, Usage, UsageChange, judged};
 
-/// The blocks that something references: number -> (birth, bytes).
+/// Referenced blocks: number -> (birth, bytes).
 pub type Blocks = BTreeMap<u32, (Txg, u64)>;
 
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Dataset {
     pub blocks: Blocks,
 }
 
-/// The catalog and the truth.
+/// The catalog and the exact sets.
 pub struct Pool {
     pub rows: Map,
     pub quotas: QuotaTree,
@@ -30,7 +30,7 @@ pub struct Pool {
     pub txg: Txg,
     freeing: ListId,
     next: u32,
-    /// All blocks ever written, and those that were freed.
+    /// All blocks ever written, and the freed ones.
     written: Blocks,
     freed: BTreeSet<u32>,
 }
@@ -76,8 +76,8 @@ impl Pool {
         self.datasets.values().any(|dataset| dataset.origin == Some(snapshot))
     }
 
-    /// The snapshots that a head descends from, the oldest first, and how many are those of
-    /// origins.
+    /// The snapshots that a live dataset descends from, the oldest first, and how many of them
+    /// belong to origins.
     fn ancestry(&self, id: u64) -> (Vec<u32>, usize) {
         let dataset = &self.datasets[&id];
         let mut line = match dataset.origin {
@@ -118,7 +118,7 @@ impl Pool {
         id
     }
 
-    /// The head writes a block of so many bytes.
+    /// Writes a block of so many bytes to the live dataset.
     pub fn write(&mut self, id: u64, bytes: u64) -> u32 {
         let block = self.number();
         let birth = self.txg;
@@ -128,7 +128,7 @@ impl Pool {
         block
     }
 
-    /// The head does not reference these blocks any more.
+    /// Drops these blocks from the live dataset.
     pub fn kill(&mut self, id: u64, blocks: &[u32]) {
         let history = self.txgs(id);
         let (newest, origin) = (history.last().copied().unwrap_or_default(), self.origin_txg(id));
@@ -151,7 +151,7 @@ impl Pool {
         assert!(self.freed.insert(block), "block {block} is freed twice");
     }
 
-    /// A snapshot, unless the refreservation forbids it.
+    /// Takes a snapshot, unless the refreservation forbids it.
     pub fn snapshot(&mut self, id: u64) -> Option<u32> {
         judged(self.quotas.take_snapshots(&[id])).ok()?;
         let (snapshot, list) = (self.number(), self.lists().create().unwrap());
@@ -167,7 +167,7 @@ impl Pool {
         Some(snapshot)
     }
 
-    /// Replaces the counters of a dataset by what its history says.
+    /// Replaces the counters of a dataset by those of its history.
     fn recount(&mut self, ids: &[u64]) {
         for (id, change) in self.changes(ids) {
             self.quotas.charge(id, change).unwrap();
@@ -184,7 +184,7 @@ impl Pool {
             .collect()
     }
 
-    /// Destroys a snapshot without clones; the figure that was announced for it is what is freed.
+    /// Destroys a snapshot without clones; checks the predicted amount against the freed one.
     pub fn destroy_snapshot(&mut self, snapshot: u32) -> u64 {
         let owner = self.owner(snapshot);
         let (history, own) = self.history(owner);
@@ -218,7 +218,7 @@ impl Pool {
         }
     }
 
-    /// Back to the newest snapshot.
+    /// Rolls back to the newest snapshot.
     pub fn rollback(&mut self, id: u64) {
         let Some(snapshot) = self.datasets[&id].snapshots.last().map(|newest| self.snapshots[newest].clone()) else {
             return;
@@ -251,8 +251,8 @@ impl Pool {
         id
     }
 
-    /// The clone takes the snapshots of its origin up to the one that it was made from, if its
-    /// quotas hold what it takes over.
+    /// Promotes a clone: it takes the snapshots of its origin up to its origin snapshot, if its
+    /// quotas allow them.
     pub fn promote(&mut self, id: u64) -> Result<(), Shortage> {
         let Some(origin) = self.datasets[&id].origin else { return Ok(()) };
         let before = self.datasets.clone();
@@ -299,7 +299,7 @@ impl Pool {
         self.lists().used_by_snapshot(&history, place).unwrap()
     }
 
-    /// Everything, against the sets.
+    /// Compares everything with the sets.
     pub fn compare(&mut self) {
         let reached = self
             .datasets
@@ -446,7 +446,7 @@ fn apply(pool: &mut Pool, step: &Step) {
     pool.txg.0 += 1;
 }
 
-/// Destroys some neighbours at once: together they free what was announced for the range.
+/// Destroys a range of snapshots at once: together they free the predicted amount.
 fn destroy_range(pool: &mut Pool, id: u64, first: usize, length: usize) {
     let own = pool.datasets[&id].snapshots.clone();
     if own.is_empty() {

@@ -43,8 +43,8 @@ fn encoded_inner(keys: &std::collections::BTreeSet<Vec<u8>>) -> Vec<u8> {
     content
 }
 
-/// Uses everything of a node that was decoded: nothing may panic, whatever it was decoded from, and
-/// what is encoded from it is the same.
+/// Uses everything of a decoded node: nothing may panic, whatever it was decoded from, and its
+/// encoding decodes to an equal node.
 fn exercise(content: &[u8], leaf: bool, probe: &[u8]) -> bool {
     let Ok(node) = Node::decode(Arc::from(content), leaf) else { return false };
     match &node.body {

@@ -1,4 +1,4 @@
-//! Commits beside changes, and their errors.
+//! Commits during changes, and their errors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,7 +42,7 @@ fn an_unchanged_tree_is_not_written_again() {
     assert_eq!(tree.stored_root(), Some(first.root), "removing nothing changes nothing");
     assert!(tree.take_dead(Txg(3)).is_empty());
 
-    // One row: the nodes on its way are written and the old ones are dead.
+    // One row: the nodes on its path are written and the old ones are dead.
     tree.put(&bench.ctx(), Txg(3), &number(250), b"other").unwrap();
     let third = bench.commit(&mut tree, 3);
     let levels = u64::from(height(bench.ctx(), &tree));
@@ -65,8 +65,8 @@ fn a_row_changed_between_freeze_and_settle_kills_what_the_freeze_wrote() {
     assert_eq!(tree.get(&bench.ctx(), b"k").unwrap().unwrap(), b"2");
 }
 
-/// What is left after a removal may be a node that is stored already: then the root is another one
-/// although nothing is written.
+/// After a removal the root may be a node that is stored already: then it changes although nothing
+/// is written.
 #[test]
 fn a_removal_that_writes_nothing_is_a_change_all_the_same() {
     let bench = Bench::new();
@@ -83,7 +83,7 @@ fn a_removal_that_writes_nothing_is_a_change_all_the_same() {
     assert!(second.root != first.root);
     tree.settle(&frozen).unwrap();
     assert_eq!(rows_of(bench.ctx(), &View::at(second.root)).len(), 13);
-    // All of it goes: no root, nothing to write, everything dead.
+    // Everything is removed: no root, nothing to write, all frames dead.
     assert!(tree.remove_range(&bench.ctx(), Txg(3), &[], None).unwrap());
     let frozen = tree.freeze();
     assert!(frozen.is_dirty());
@@ -131,7 +131,7 @@ fn dirty_bytes_count_what_waits_for_a_commit() {
     assert_sound(bench.ctx(), &tree);
 }
 
-/// Writers, readers and commits as a dataset has them: each at any time.
+/// Writers, readers and commits as in a dataset: each at any time.
 #[test]
 fn commits_and_readers_beside_a_writer() {
     let bench = Bench::new();

@@ -58,7 +58,7 @@ fn a_damaged_leaf_is_named_and_the_rest_is_there() {
     assert_names(&error, leaf);
     assert!(cursor.next().unwrap().is_none());
 
-    // A walk that takes damage goes on behind it.
+    // A walk that accepts damage continues after it.
     struct Check(usize, Vec<Pointer>);
     impl Visitor for Check {
         fn frame(&mut self, _: &Pointer) -> Result<bool, PoolError> {
@@ -101,7 +101,7 @@ fn a_failed_change_leaves_the_rows_as_they_were() {
     bench.cache.clear();
     assert_eq!(tree.get(&bench.ctx(), &number(1000)).unwrap().unwrap(), [1000u32 as u8; 30]);
     let written = bench.commit(&mut tree, 2);
-    // The inner nodes on the way were copied, and each is dead once.
+    // The inner nodes on the path were copied, and each is dead once.
     assert_eq!(tree.take_dead(Txg(2)).len() as u64, written.frames);
     assert_eq!(rows_of(bench.ctx(), &tree.view()).len(), 2000);
 }
@@ -120,7 +120,7 @@ fn assert_sound_above(bench: &Bench, tree: &Tree) {
     assert_names(&bench.ctx().node(&leaf, Some(0)).unwrap_err(), leaf);
 }
 
-/// A frame with a right checksum may still hold anything, if whoever wrote it was wrong.
+/// A frame with a valid checksum may have any content, if a faulty program wrote it.
 #[test]
 fn nodes_that_lead_in_circles_or_astray_are_refused() {
     let bench = Bench::new();
@@ -146,7 +146,7 @@ fn nodes_that_lead_in_circles_or_astray_are_refused() {
     let tree = Tree::open(Some(wrong), 1, Settings::default());
     let error = tree.get(&bench.ctx(), b"x").unwrap_err();
     assert!(matches!(error, PoolError::Frame { pointer, damage: Damage::Structure(_) } if pointer == root), "{error}");
-    // A leaf where an inner node is named, and the other way round.
+    // A leaf referenced as an inner node, and the other way round.
     let leaf = leaf_of(&bench, root, b"").0;
     for mut pointer in [root, leaf] {
         bench.cache.clear();
@@ -157,7 +157,7 @@ fn nodes_that_lead_in_circles_or_astray_are_refused() {
     // Not a node at all.
     let junk = write(FrameKind::Leaf, b"not a node");
     assert_names(&View::at(Some(junk)).first(&bench.ctx()).unwrap_err(), junk);
-    // File content under the name of a node.
+    // File content referenced as a node.
     bench.cache.insert_data(&root, Arc::from([1u8, 2].as_slice()));
     assert_names(&View::at(Some(root)).get(&bench.ctx(), b"x").unwrap_err(), root);
 }

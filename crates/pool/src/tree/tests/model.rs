@@ -1,11 +1,11 @@
-//! Random histories against maps: rows, kept roots, and who is dead.
+//! Random histories against maps: rows, stored roots, and dead frames.
 
 use std::collections::BTreeSet;
 
 use super::*;
 use crate::tree::walk::{Visitor, walk};
 
-/// A root that is kept, as a snapshot keeps it.
+/// A stored root, like that of a snapshot.
 struct Kept {
     root: Option<Pointer>,
     map: Map,
@@ -39,7 +39,7 @@ struct History {
     tree: Tree,
     map: Map,
     txg: u64,
-    /// Freezes on their way: the freeze, its txg, its rows.
+    /// Freezes that are not settled yet: the freeze, its txg, its rows.
     frozen: Vec<(Frozen, u64, Map)>,
     kept: Vec<Kept>,
     views: Vec<(View, Map)>,
@@ -48,9 +48,9 @@ struct History {
     highest: u8,
     settings: Settings,
     keys: usize,
-    /// With how many different bytes keys begin.
+    /// Number of different first bytes of keys.
     kinds: u32,
-    /// By how many bytes they are longer than the shortest at most.
+    /// Largest difference in length between keys, bytes.
     extension: usize,
 }
 
@@ -83,7 +83,7 @@ impl History {
         let number = below(&mut self.random, self.keys) as u32;
         // Numbers are small: their first byte is zero.
         let mut key = (number | (number % self.kinds) << 24).to_be_bytes().to_vec();
-        // Keys of several lengths, some the beginning of others.
+        // Keys of several lengths, some of them prefixes of others.
         key.extend(std::iter::repeat_n(b'x', number as usize % (self.settings.longest_key() - 4).min(self.extension)));
         key
     }
@@ -160,7 +160,7 @@ impl History {
         self.range_from_one_leaf(&a, to.as_deref().unwrap_or_default());
     }
 
-    /// The rows of a range: those of its first leaf, and what a cursor finds behind them.
+    /// The rows of a range: those of its first leaf, and those that a cursor finds after it.
     fn range_from_one_leaf(&self, from: &[u8], to: &[u8]) {
         let (ctx, mut found) = (self.bench.ctx(), Vec::new());
         let mut visit = |key: &[u8], value: &[u8]| {
@@ -195,7 +195,7 @@ impl History {
         }
         let (frozen, txg, map) = self.frozen.remove(0);
         let written = frozen.write_out(&self.bench.ctx(), form(txg)).unwrap();
-        // What is not settled yet is read from the freeze and from the frames alike.
+        // Unsettled changes are read from the freeze and from the frames alike.
         assert_rows(self.bench.ctx(), &View::at(written.root), &map, "what was written out");
         self.tree.settle(&frozen).unwrap();
         for pointer in self.tree.take_dead(Txg(txg)) {
@@ -216,14 +216,15 @@ impl History {
         self.free(&live);
     }
 
-    /// Frees what is dead and not kept, and drops a snapshot now and then.
+    /// Frees dead frames that no root references, and drops a snapshot now and then.
     fn free(&mut self, live: &BTreeSet<u32>) {
         if self.kept.len() > 4 {
             let gone = below(&mut self.random, self.kept.len());
             self.kept.remove(gone);
         }
         if !self.views.is_empty() {
-            // A view reads frames that died after it was taken: whoever frees them waits for it.
+            // A view reads frames that died after it was taken: they are freed only after it is
+            // dropped.
             return;
         }
         let kept: BTreeSet<u32> = self.kept.iter().flat_map(|kept| kept.reached.iter().copied()).collect();
@@ -237,7 +238,7 @@ impl History {
         }
     }
 
-    /// The pool is imported again: only what was committed is there.
+    /// Imports the pool again: only committed rows exist.
     fn reopen(&mut self) {
         while !self.frozen.is_empty() {
             self.settle();
@@ -264,7 +265,7 @@ impl History {
         self.highest = self.highest.max(height(ctx, &self.tree));
     }
 
-    /// Two roots, kept or live: what differs is what differs in the maps.
+    /// Two roots, stored or live: the diff equals the difference of the maps.
     fn diff(&mut self) {
         let mut sides: Vec<(View, &Map)> = self.kept.iter().map(|kept| (View::at(kept.root), &kept.map)).collect();
         sides.push((self.tree.view(), &self.map));
@@ -282,7 +283,7 @@ impl History {
     }
 
     fn run(&mut self, steps: usize) {
-        // Growing and shrinking take turns, so that a tree gets high and low again.
+        // Growing and shrinking alternate, so that a tree becomes high and low again.
         for step in 0..steps {
             let growing = (step / (steps / 6).max(1)).is_multiple_of(2);
             match below(&mut self.random, 100) {
@@ -345,7 +346,7 @@ fn histories_on_whole_pages() {
     }
 }
 
-/// Many more of them: `cargo test --release -p nacre-pool -- --ignored long_histories`.
+/// Many more histories: `cargo test --release -p nacre-pool -- --ignored long_histories`.
 #[test]
 #[ignore = "takes minutes"]
 fn long_histories() {

@@ -1,4 +1,4 @@
-//! Scans: views that stay, read-ahead, and how little is read.
+//! Scans: views that persist, read-ahead, and the number of reads.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn long_scans_read_ahead_and_short_ones_do_not() {
     assert!(all.len() > reads as usize * 3 / 4, "{} of {reads} named", all.len());
     assert!(named.iter().all(|window| window.len() <= 65));
 
-    // What is in the cache is not named.
+    // Cached leaves are not requested.
     let big = Cache::new(64 << 20);
     let ctx = Context { frames: &bench.frames, cache: &big };
     rows_of(ctx, &View::at(root));
@@ -88,7 +88,7 @@ fn a_range_names_nothing_behind_its_end() {
         rows += 1;
     }
     assert_eq!(rows, last_in_range);
-    // The leaf of the first row and the inner nodes on its way were read before.
+    // The leaf of the first row and the inner nodes on its path were read before.
     let leaves = rows.div_ceil(13);
     assert!(bench.frames.reads() - before <= u64::from(leaves) + 8);
     let named: usize = bench.frames.named.lock().iter().map(Vec::len).sum();
@@ -116,7 +116,7 @@ fn a_diff_reads_only_what_changed() {
     for n in [7u32, 25_000, 25_001, 49_999] {
         tree.put(&bench.ctx(), Txg(2), &n.to_be_bytes(), b"changed").unwrap();
     }
-    // Leaves in the middle are split, merged and gone.
+    // Leaves in the middle are split, merged and removed.
     for n in 30_000..30_100u32 {
         tree.remove(&bench.ctx(), Txg(2), &n.to_be_bytes()).unwrap();
         let mut key = n.to_be_bytes().to_vec();

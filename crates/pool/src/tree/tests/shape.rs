@@ -1,4 +1,4 @@
-//! How trees grow and shrink: full leaves, limits, empty trees, bulk loads.
+//! Growth and shrinking of trees: full leaves, limits, empty trees, bulk loads.
 
 use super::*;
 
@@ -18,8 +18,8 @@ fn rising_keys_leave_full_leaves() {
     assert_sound(bench.ctx(), &tree);
 }
 
-/// As in a dataset: inodes rise while entries of several directories rise behind them, all in one
-/// tree.
+/// As in a dataset: inodes ascend while entries of several directories ascend after them, all in
+/// one tree.
 #[test]
 fn rising_keys_between_others_leave_full_leaves() {
     let bench = Bench::new();
@@ -168,7 +168,7 @@ fn the_end_of_a_prefix() {
     assert_eq!(after_prefix(&[]), None);
 }
 
-/// What a few changes all over the keys of one kind have written, bytes before compression.
+/// Bytes before compression that a few scattered changes of keys of one kind write.
 fn written_for_changes_all_over(settings: Settings) -> u64 {
     let bench = Bench::new();
     let mut tree = Tree::empty(1, settings);

@@ -5,7 +5,7 @@ use super::*;
 
 const ROWS: usize = 1_600_000;
 
-/// A moment in the processor time of this thread, ns.
+/// Processor time of this thread, ns.
 struct Instant(u64);
 
 impl Instant {
