@@ -1,21 +1,21 @@
-//! The properties of datasets and pools: which there are, what values they take, how values are
-//! read and shown, and which value holds for a dataset. `nacre fs get/set/inherit/list`, `nacre
-//! pool get/set`, and the engine, which wants to know how to store and what to allow.
+//! The properties of datasets and pools: definitions, types of values, parsing and display of
+//! values, and effective values. Used by `nacre fs get/set/inherit/list`, `nacre pool get/set`, and
+//! the engine, which stores data and applies limits accordingly.
 //!
 //! ```text
-//!  table      one line per property: kind of value, default, who may set it when, whether it is inherited
-//!  value      text of users -> canonical text (what `get -p` shows and the catalog stores) -> text for people
+//!  table      one line per property: kind of value, default, when it can be set, whether it is inherited
+//!  value      users' text -> canonical text (shown by `get -p`, stored in the catalog) -> displayed text
 //!  size       10G, 1.5T; 1.21M
-//!  effective  the value over a chain of ancestors, with its source; what the engine needs of it
-//!  owner      userquota@NAME and the like
-//!  similar    the properties that a mistyped name may have meant
+//!  effective  the value over a chain of ancestors, with its source; the engine's settings
+//!  owner      userquota@NAME and similar properties
+//!  similar    suggestions for a mistyped name
 //!  features   feature@NAME of pools
-//!  spelling   which names are the same: fixed when a dataset is made
+//!  spelling   rules for equal names: fixed at creation
 //! ```
 //!
-//! Invariants: what the catalog stores is canonical: parsing it gives it back; a value that is
-//! refused says what would be accepted; a property that this pool cannot serve is known by name and
-//! refused with a reason, except for the value that asks for nothing.
+//! Invariants: values in the catalog are canonical: parsing one returns it unchanged; the error of
+//! a refused value names the accepted ones; a property that this pool cannot serve is known by name
+//! and refused with a reason, except for the value that requests nothing.
 
 use std::fmt;
 
@@ -35,30 +35,30 @@ pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
 pub use table::{DATASET_PROPERTIES, INCONSISTENT, OF_NEW_POOLS, POOL_PROPERTIES};
 
-/// The longest value of a user property, bytes: a row of the catalog holds it with the longest
-/// name.
+/// Longest value of a user property, bytes: it fits into a row of the catalog together with the
+/// longest name.
 pub const USER_VALUE_MOST: usize = 7900;
 
 /// The longest name of a user property, bytes.
 pub const USER_NAME_MOST: usize = 256;
 
-/// Who may set a property, and when.
+/// When a property can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settable {
-    /// Nobody: it is a figure.
+    /// Never: it is a statistic.
     Never,
-    /// When the dataset or pool is made, or the pool imported.
+    /// When the dataset or pool is created, or the pool imported.
     AtCreation,
     /// Always.
     Always,
 }
 
-/// What values a property takes.
+/// Type of a property's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A figure that is shown only: bytes.
+    /// A read-only statistic: bytes.
     Bytes,
-    /// A figure that is shown only: a number, a text.
+    /// A read-only statistic: a number, a text.
     Figure,
     /// A size, or `none`.
     Limit,
@@ -76,19 +76,19 @@ pub enum Kind {
     Path,
     /// A text of at most so many bytes.
     Text(usize),
-    /// Names of files between commas, at most so many bytes.
+    /// Names of files separated by commas, at most so many bytes.
     Words(usize),
-    /// A number from one to another.
+    /// A number in a range.
     Number(u64, u64),
-    /// How to share over NFS ([`sharing::nfs`]).
+    /// Options of NFS exports ([`sharing::nfs`]).
     ShareNfs,
-    /// How to share over SMB ([`sharing::smb`]).
+    /// Options of SMB shares ([`sharing::smb`]).
     ShareSmb,
-    /// Known, not served: why, and the values that ask for nothing and are accepted.
+    /// Known, but not served: the reason, and the values that request nothing and are accepted.
     Unserved(&'static str, &'static [&'static str]),
 }
 
-/// What a property belongs to.
+/// The objects that a property belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A file system.
@@ -108,66 +108,66 @@ pub enum Scope {
 pub struct Definition {
     /// Its name.
     pub name: &'static str,
-    /// Its short name, where it has one.
+    /// Its short name, if it has one.
     pub short: Option<&'static str>,
-    /// The head of its column in lists.
+    /// The header of its column in lists.
     pub column: &'static str,
-    /// What values it takes.
+    /// Type of its values.
     pub kind: Kind,
-    /// The canonical value where nothing is set; empty for figures.
+    /// The canonical default value; empty for statistics.
     pub default: &'static str,
-    /// Whether descendants have its value as well.
+    /// Whether descendants inherit its value.
     pub inherited: bool,
-    /// Who may set it.
+    /// When it can be set.
     pub settable: Settable,
-    /// What it belongs to.
+    /// The objects that it belongs to.
     pub scope: Scope,
-    /// What values it takes, for people.
+    /// Description of its values.
     pub values: &'static str,
 }
 
-/// Why a property or a value is not accepted, in the words of ZFS' commands.
+/// Reason why a property or a value is refused, in the words of ZFS' commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PropertyError {
-    /// There is no such property.
+    /// There is no property of this name.
     Unknown(String),
-    /// It is a figure.
+    /// It is a statistic.
     ReadOnly(&'static str),
-    /// It is fixed when the dataset is made.
+    /// It can be set at creation only.
     OnlyAtCreation(&'static str),
-    /// The value is none of those.
+    /// The value is not one of the valid ones.
     NotOneOf(&'static str, &'static str),
     /// Text that is no number.
     BadNumber(String),
-    /// A suffix that is none.
+    /// An invalid suffix.
     BadSuffix(String),
     /// A number of more than 64 bits.
     TooLarge,
-    /// A limit of 0: it would allow nothing.
+    /// A limit of 0, which would allow nothing.
     ZeroLimit(&'static str),
     /// A value that is no power of two within bounds.
     NotRecordSize(&'static str),
-    /// No absolute path.
+    /// Not an absolute path, for mount points.
     NotMountpoint(&'static str),
-    /// No absolute path, for other properties.
+    /// Not an absolute path, for other properties.
     NotPath(&'static str),
     /// A number outside its bounds.
     OutOfRange(&'static str, u64, u64),
     /// A text that is too long or has characters that are not allowed.
     BadText(&'static str, usize),
-    /// Known, but not served here: which, and why.
+    /// Known, but not served: the property, and the reason.
     Unserved(&'static str, &'static str),
-    /// It cannot be inherited; and how to clear it.
+    /// It cannot be inherited.
     NotInherited(&'static str),
     /// A user property that is too long.
     UserTooLong(String),
-    /// An owner's property whose owner or value is none.
+    /// An owner's property with an invalid owner or value.
     BadOwner(String),
-    /// Names are normalized, and would not have to be UTF-8.
+    /// Normalized names need `utf8only=on`.
     Normalized,
-    /// What a clone was to have else than its snapshot.
+    /// A value of a clone that differs from that of its snapshot.
     NotOfClones(&'static str),
-    /// Snapshots have no properties but those of users.
+    /// Snapshots have user properties only.
     NotOfSnapshots,
 }
 
@@ -222,11 +222,11 @@ const LISTED: &str = "nacre-properties(7) lists the properties";
 /// A property by the name that a user gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Property {
-    /// One of the table.
+    /// A property of the table.
     Known(&'static Definition),
     /// `module:name`.
     User(String),
-    /// `userquota@NAME` and the like.
+    /// `userquota@NAME` and similar properties.
     Owner(OwnerProperty),
     /// `written@SNAPSHOT`, `written#BOOKMARK`.
     WrittenSince(WrittenFrom),
@@ -291,7 +291,7 @@ pub fn dataset_property(name: &str) -> Result<Property, PropertyError> {
     Err(PropertyError::Unknown(name.to_owned()))
 }
 
-/// The pool property of this name.
+/// Finds the pool property of this name.
 ///
 /// # Errors
 /// [`PropertyError::Unknown`]; a user property that is too long.
@@ -310,12 +310,12 @@ pub fn pool_property(name: &str) -> Result<Property, PropertyError> {
 
 fn find(table: &'static [Definition], name: &str) -> Option<&'static Definition> {
     let is_meant = |definition: &&Definition| definition.name == name || definition.short == Some(name);
-    // As in ZFS the head of its column means it too, in letters of either case.
+    // As in ZFS, the column header also identifies it, in upper or lower case.
     table.iter().find(is_meant).or_else(|| table.iter().find(|definition| definition.column.eq_ignore_ascii_case(name)))
 }
 
-/// Whether this is the name of a user property: lower-case letters, digits and `- _ . :`, with a
-/// colon.
+/// Whether this is a valid name of a user property: lower-case letters, digits and `- _ . :`, with
+/// a colon.
 #[must_use]
 pub fn is_user_property(name: &str) -> bool {
     let allowed =
@@ -324,11 +324,11 @@ pub fn is_user_property(name: &str) -> bool {
 }
 
 impl Property {
-    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being
-    /// made.
+    /// Parses a user's value into the canonical one. `creating`: the dataset or pool is being
+    /// created.
     ///
     /// # Errors
-    /// Why it is not accepted.
+    /// The reason why it is refused.
     pub fn parse(&self, text: &str, creating: bool) -> Result<String, PropertyError> {
         match self {
             Self::Known(definition) => definition.parse(text, creating),
@@ -340,7 +340,7 @@ impl Property {
         }
     }
 
-    /// The canonical value as people read it.
+    /// Formats a canonical value for display.
     #[must_use]
     pub fn human(&self, value: &str) -> String {
         match self {
@@ -351,10 +351,10 @@ impl Property {
         }
     }
 
-    /// Whether `inherit` may be used on it: it is not a figure, and descendants have its value.
+    /// Checks that `inherit` can be used on it: it is no statistic, and it is inherited.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it cannot.
     pub fn check_inherit(&self) -> Result<(), PropertyError> {
         match self {
             Self::User(_) => Ok(()),

@@ -1,5 +1,5 @@
-//! A dataset and its ancestors with their stored properties, owned: what the engine hands out, so
-//! that values can be asked for without its lock.
+//! A dataset and its ancestors with their stored properties, owned: returned by the engine, so that
+//! values can be computed without its lock.
 
 use super::{Behaviour, Effective, Level, Property, effective, effective::limits};
 use crate::catalog::PropertyRow;
@@ -9,35 +9,36 @@ use crate::space::Limits;
 /// A dataset of a chain, owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredProperty {
-    /// Its number.
+    /// Number of the dataset.
     pub dataset: u64,
-    /// Its whole name.
+    /// Its full name.
     pub name: String,
     /// Its stored properties.
     pub rows: Vec<(String, PropertyRow)>,
 }
 
-/// A dataset, its parent, and so on to the pool's root.
+/// A dataset and all its ancestors up to the root dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The dataset first, the root last.
+    /// The dataset first, the root dataset last.
     pub levels: Vec<StoredProperty>,
 }
 
 impl Chain {
-    /// The levels, as the rules for values take them.
+    /// Returns the levels in the form that effective values are computed from.
     #[must_use]
     pub fn as_levels(&self) -> Vec<Level<'_>> {
         self.levels.iter().map(|stored| Level { name: &stored.name, rows: &stored.rows }).collect()
     }
 
-    /// The value that holds; `None` for figures, and for user properties that nobody set.
+    /// Returns the effective value; `None` for statistics, and for user properties that are not
+    /// set.
     #[must_use]
     pub fn get(&self, property: &Property) -> Option<Effective> {
         effective::effective(property, &self.as_levels())
     }
 
-    /// The value that was received with the dataset, whether it holds or not.
+    /// Returns the value that was received with the dataset, whether it is effective or not.
     #[must_use]
     pub fn received(&self, name: &str) -> Option<&str> {
         let own = self.levels.first()?;
@@ -48,15 +49,15 @@ impl Chain {
         found.map(|(_, row)| row.value.as_str())
     }
 
-    /// What the engine and the mount go by.
+    /// Returns the settings for the engine and the mount.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a stored value that nobody could have set.
+    /// [`PoolError::Format`] for a stored value that is invalid.
     pub fn behaviour(&self) -> Result<Behaviour, PoolError> {
         Behaviour::of(&self.as_levels())
     }
 
-    /// The limits of the dataset itself.
+    /// Returns the limits of the dataset itself.
     ///
     /// # Errors
     /// As [`Self::behaviour`].

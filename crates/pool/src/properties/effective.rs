@@ -1,7 +1,7 @@
-//! Which value of a property holds for a dataset: its own, its ancestors', the default; and what
-//! the engine and the mount need of it.
+//! Effective values of properties: a dataset's own value, its ancestors', or the default; and the
+//! settings derived from them for the engine and the mount.
 //!
-//! A chain is the dataset, its parent, and so on to the pool's root, each with its stored rows.
+//! A chain is the dataset and all its ancestors up to the root dataset, each with its stored rows.
 
 use super::{DATASET_PROPERTIES, Definition, Property, find, spelling};
 use crate::catalog::{PropertyRow, PropertySource};
@@ -13,14 +13,14 @@ use crate::space::Limits;
 /// A dataset of a chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Level<'a> {
-    /// Its whole name.
+    /// Its full name.
     pub name: &'a str,
     /// Its stored properties.
     pub rows: &'a [(String, PropertyRow)],
 }
 
 impl Level<'_> {
-    /// The value that holds here: what was set, or what was received and nobody has masked.
+    /// The effective value at this level: the local one, or a received one that is not masked.
     fn row(&self, name: &str) -> Option<&PropertyRow> {
         let of =
             |source| self.rows.iter().find(|(stored, row)| stored == name && row.source == source).map(|(_, row)| row);
@@ -30,7 +30,7 @@ impl Level<'_> {
         })
     }
 
-    /// The value that was received, whether it holds or not.
+    /// Returns the received value, whether it is effective or not.
     #[must_use]
     pub fn received(&self, name: &str) -> Option<&str> {
         let found = self.rows.iter().find(|(stored, row)| stored == name && row.source == PropertySource::Received);
@@ -38,20 +38,20 @@ impl Level<'_> {
     }
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It was set on this dataset.
+    /// Set on this dataset.
     Local,
-    /// It was received with this dataset.
+    /// Received with this dataset.
     Received,
-    /// It was set for this mount or import only.
+    /// Set for this mount or import only.
     Temporary,
-    /// It was set on this ancestor.
+    /// Set on this ancestor.
     Inherited(String),
-    /// Nobody set it.
+    /// Not set anywhere.
     Default,
-    /// It is a figure.
+    /// It is a statistic.
     None,
 }
 
@@ -68,7 +68,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// A value and where it comes from.
+/// A value with its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effective {
     /// The canonical value.
@@ -77,15 +77,15 @@ pub struct Effective {
     pub source: Source,
 }
 
-/// The value that holds for the first dataset of a chain. `None`: a figure, or a user property that
-/// nobody set.
+/// Returns the effective value for the first dataset of a chain. `None`: a statistic, or a user
+/// property that is not set.
 #[must_use]
 pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> {
     match property {
         Property::Known(definition) if definition.default.is_empty() => None,
         Property::Known(definition) if definition.name == "mountpoint" => Some(mountpoint(chain)),
-        // What a dataset has for good was set, inherited or the default once: ZFS tells none of
-        // that.
+        // A permanent value was set, inherited or the default at creation: ZFS shows no source for
+        // it.
         Property::Known(definition) if spelling::is_one(definition.name) => {
             Some(Effective { source: Source::None, ..known(definition, chain) })
         }
@@ -99,7 +99,7 @@ pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> 
     }
 }
 
-/// As [`effective`], where a mount or an import has set values of its own: name and canonical
+/// As [`effective`], with values that are set for a mount or an import only: name and canonical
 /// value.
 #[must_use]
 pub fn effective_with(property: &Property, chain: &[Level<'_>], temporary: &[(&str, &str)]) -> Option<Effective> {
@@ -132,8 +132,8 @@ fn source_of(row: &PropertyRow, distance: usize, level: &Level<'_>) -> Source {
     }
 }
 
-/// The mount point of the first dataset of a chain: an inherited path goes on with the names
-/// between; without any it is the whole name below `/`.
+/// Returns the mount point of the first dataset of a chain: an inherited path is extended by the
+/// names in between; without any it is the full name below `/`.
 #[must_use]
 pub fn mountpoint(chain: &[Level<'_>]) -> Effective {
     let own = chain.first().map_or("", |level| level.name);
@@ -150,67 +150,67 @@ pub fn mountpoint(chain: &[Level<'_>]) -> Effective {
     Effective { value: format!("/{own}"), source: Source::Default }
 }
 
-/// When fsync and write are durable.
+/// When fsync and write are durable (`sync`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncMode {
-    /// When they ask for it.
+    /// When a program asks for it.
     Standard,
-    /// Every write.
+    /// Every write before it is answered.
     Always,
     /// With the next commit.
     Disabled,
 }
 
-/// What the engine and the mount of a dataset go by.
+/// Settings of a dataset for the engine and the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
     /// The record size as a power of two, 9 to 24.
     pub record_shift: u8,
-    /// How records are compressed.
+    /// Compression of records.
     pub compression: CompressionSetting,
-    /// How frames are checked.
+    /// Checksum of frames.
     pub checksum: ChecksumKind,
     /// When writes are durable.
     pub sync: SyncMode,
-    /// Reading is noted; with `relatime` only now and then.
+    /// Reads update the access time; with `relatime` only sometimes.
     pub atime: bool,
     /// See `atime`.
     pub relatime: bool,
-    /// Nothing may be changed.
+    /// The dataset is read only.
     pub readonly: bool,
-    /// Programs may be run.
+    /// Programs can be executed.
     pub exec: bool,
-    /// Set-user-id bits hold.
+    /// Set-user-id bits are effective.
     pub setuid: bool,
     /// Device files open their devices.
     pub devices: bool,
-    /// There are extended attributes.
+    /// Extended attributes are supported.
     pub xattrs: bool,
-    /// There are access control lists.
+    /// Access control lists are supported.
     pub acl: bool,
-    /// Names have to be UTF-8.
+    /// Names must be UTF-8.
     pub utf8_only: bool,
-    /// `.zfs`: listed, there but not listed, or not there.
+    /// How `.zfs` is shown.
     pub snapdir: SnapshotDirectory,
-    /// File content is kept in the cache of the pool.
+    /// The pool's cache keeps file content.
     pub cache_content: bool,
-    /// What is read is read ahead.
+    /// Reads are followed by read-ahead.
     pub prefetch: bool,
 }
 
-/// How `.zfs` shows in the root of a file system.
+/// How `.zfs` is shown in the root directory of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotDirectory {
     /// It can be entered and is not listed.
     Hidden,
     /// It is listed.
     Visible,
-    /// It is not there.
+    /// It does not exist.
     Disabled,
 }
 
 impl Default for Behaviour {
-    /// That of a dataset for which nobody has set anything.
+    /// The settings of a dataset with default values only.
     fn default() -> Self {
         Self {
             record_shift: 17,
@@ -234,10 +234,10 @@ impl Default for Behaviour {
 }
 
 impl Behaviour {
-    /// Of the first dataset of a chain.
+    /// Computes the settings of the first dataset of a chain.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a stored value that nobody could have set.
+    /// [`PoolError::Format`] for a stored value that is invalid.
     pub fn of(chain: &[Level<'_>]) -> Result<Self, PoolError> {
         let value = |name: &str| {
             let definition = find(DATASET_PROPERTIES, name).ok_or_else(damaged)?;
@@ -275,7 +275,7 @@ impl Behaviour {
     }
 }
 
-/// How a canonical value of `compression` compresses.
+/// The compression of a canonical value of `compression`.
 fn compression(value: &str) -> Result<CompressionSetting, PoolError> {
     let level = |digits: &str| digits.parse::<i8>().map_err(|_| damaged());
     Ok(match value {
@@ -296,10 +296,10 @@ fn compression(value: &str) -> Result<CompressionSetting, PoolError> {
 pub const LIMITS: [&str; 6] =
     ["quota", "refquota", "reservation", "refreservation", "filesystem_limit", "snapshot_limit"];
 
-/// The limits of a dataset; they are its own, ancestors have theirs.
+/// Returns the own limits of a dataset; those of ancestors apply in addition.
 ///
 /// # Errors
-/// [`PoolError::Format`] for a stored value that nobody could have set.
+/// [`PoolError::Format`] for a stored value that is invalid.
 pub fn limits(level: &Level<'_>) -> Result<Limits, PoolError> {
     let number = |name: &str| match level.row(name).map(|row| row.value.as_str()) {
         None | Some("none" | "0") => Ok(None),
@@ -319,11 +319,11 @@ pub fn limits(level: &Level<'_>) -> Result<Limits, PoolError> {
     })
 }
 
-/// Checks the mount points that are stored at a dataset: directories are made of them, and an image may have
-/// what nobody could have set.
+/// Checks the mount points that are stored at a dataset: directories are created for them, and a
+/// forged image may have invalid ones.
 ///
 /// # Errors
-/// [`PoolError::Format`] for one that is no absolute path without `..`.
+/// [`PoolError::Format`] for anything but an absolute path without `..`.
 pub fn check_mountpoints(rows: &[(String, PropertyRow)]) -> Result<(), PoolError> {
     let Some(definition) = find(DATASET_PROPERTIES, "mountpoint") else { return Ok(()) };
     for (name, row) in rows {

@@ -1,20 +1,20 @@
-//! Features by the names that ZFS has for them (`feature@NAME` of a pool), and those of this
-//! format: which of them a pool has.
+//! Features of pools, by the names that ZFS has for them (`feature@NAME`), and those of this
+//! format.
 
 use super::PropertyError;
 
-/// What the feature is called by which metadata is written twice.
+/// Name of the feature "metadata is written twice".
 pub const REDUNDANT_METADATA: &str = "metadata_twice";
-/// What the feature is called by which names of neighbouring numbers lie side by side.
+/// Name of the feature "names with neighbouring numbers are stored side by side".
 pub const ORDERED_NAMES: &str = "names_side_by_side";
-/// What the feature is called by which names can be the same though their bytes differ.
+/// Name of the feature "file systems may have name folding".
 pub const FOLDED: &str = "folded_names";
-/// What the feature is called by which devices are in groups with copies or parity.
+/// Name of the feature "devices are in groups with copies or parity" (like ZFS' vdevs).
 pub const GROUPS: &str = "device_groups";
-/// What the feature is called by which groups of devices can be for metadata alone.
+/// Name of the feature "groups of devices may be reserved for metadata".
 pub const CLASSES: &str = "allocation_classes";
 
-/// What every pool has.
+/// Features that every pool has.
 pub const SERVED: &[&str] = &[
     "async_destroy",
     "blake3",
@@ -42,7 +42,7 @@ pub const SERVED: &[&str] = &[
     "zstd_compress",
 ];
 
-/// What no pool has.
+/// Features that no pool has.
 const NOT_SERVED: &[&str] = &[
     "block_cloning_endian",
     "device_rebuild",
@@ -68,20 +68,21 @@ const NOT_SERVED: &[&str] = &[
     "zpool_checkpoint",
 ];
 
-/// Whether there is a feature of this name.
+/// Whether a feature of this name exists.
 #[must_use]
 pub fn is_known(name: &str) -> bool {
     is_own(name) || SERVED.contains(&name) || NOT_SERVED.contains(&name)
 }
 
-/// Whether it is one of this format: a pool gets it by an upgrade, or by what needs it: [`FOLDED`] by
-/// its first such file system, [`CLASSES`] by its first such group, [`GROUPS`] by being made so.
+/// Whether it is a feature of this format: a pool gets it by an upgrade, or with its first use:
+/// [`FOLDED`] with the first file system of that kind, [`CLASSES`] with the first group of that
+/// kind, [`GROUPS`] at its creation.
 #[must_use]
 pub fn is_own(name: &str) -> bool {
     [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED, GROUPS, CLASSES].contains(&name)
 }
 
-/// What a user wants to set: only what is so already.
+/// Parses a user's value: only the current state is accepted.
 pub(super) fn parse(name: &str, value: &str) -> Result<String, PropertyError> {
     let unknown = || PropertyError::Unknown(format!("feature@{name}"));
     let lacking = NOT_SERVED.iter().find(|known| **known == name);

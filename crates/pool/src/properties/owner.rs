@@ -1,30 +1,30 @@
-//! Properties of owners: `userquota@NAME`, `groupobjused@NAME`. Whom a name means is asked outside;
-//! the catalog stores them with the numeric id.
+//! Properties of owners: `userquota@NAME`, `groupobjused@NAME`. The caller resolves names; the
+//! catalog stores the numeric id.
 
 use super::{PropertyError, size};
 use crate::rows::OwnerKind;
 
-/// Which figure or limit of an owner.
+/// A statistic or limit of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OwnerFigure {
-    /// What is used, bytes.
+    /// Used space, bytes.
     Used,
-    /// How many inodes.
+    /// Number of inodes.
     ObjectsUsed,
-    /// The limit of what is used.
+    /// Limit of used space.
     Quota,
-    /// The limit of inodes.
+    /// Limit of the number of inodes.
     ObjectQuota,
 }
 
 /// A property of an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerProperty {
-    /// A user or a group.
+    /// User or group.
     pub kind: OwnerKind,
-    /// What of it.
+    /// The statistic or limit.
     pub figure: OwnerFigure,
-    /// The owner as it was written: a name or a number.
+    /// The owner as the user wrote it: a name or a number.
     pub owner: String,
 }
 
@@ -40,11 +40,10 @@ const NAMES: [(&str, OwnerKind, OwnerFigure); 8] = [
 ];
 
 impl OwnerProperty {
-    /// Reads a name with `@`; `None` where it is another property.
+    /// Parses a name with `@`; `None` for another property.
     ///
     /// # Errors
-    /// [`PropertyError::BadOwner`] for one without an owner, [`PropertyError::Unserved`] for
-    /// projects.
+    /// [`PropertyError::BadOwner`] for a missing owner, [`PropertyError::Unserved`] for projects.
     pub fn parse(name: &str) -> Result<Option<Self>, PropertyError> {
         let Some((figure, owner)) = name.split_once('@') else { return Ok(None) };
         if figure.starts_with("project") {
@@ -61,7 +60,7 @@ impl OwnerProperty {
         Ok(Some(Self { kind: *kind, figure: *figure, owner: owner.to_owned() }))
     }
 
-    /// The numeric id, where the owner was written as one.
+    /// The numeric id, if the owner was given as one.
     #[must_use]
     pub fn id(&self) -> Option<u32> {
         self.owner.parse().ok()
@@ -77,10 +76,10 @@ impl OwnerProperty {
         format!("{name}@{id}")
     }
 
-    /// The canonical value of a limit; 0 is none.
+    /// Parses a limit into its canonical value; 0 is none.
     ///
     /// # Errors
-    /// Why it is not accepted.
+    /// The reason why it is refused.
     pub fn parse_value(&self, text: &str) -> Result<String, PropertyError> {
         match self.figure {
             OwnerFigure::Used | OwnerFigure::ObjectsUsed => Err(PropertyError::ReadOnly("userused@")),
@@ -92,7 +91,7 @@ impl OwnerProperty {
         }
     }
 
-    /// The canonical value as people read it.
+    /// Formats a canonical value for display.
     #[must_use]
     pub fn human(&self, value: &str) -> String {
         match self.figure {

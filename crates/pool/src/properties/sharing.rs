@@ -1,60 +1,60 @@
-//! The values of `sharenfs` and `sharesmb`, taken apart.
+//! Parsing of the values of `sharenfs` and `sharesmb`.
 //!
-//! Called when they are set, and again when something is shared by them: a pool may come from
-//! anybody, and the values go into the configurations of servers that run as root. Invariant: what
-//! comes out of here is made of the characters that are named here, so it is one word of a command
-//! line or of a configuration.
+//! Called when they are set, and again when a file system is shared: a pool may come from anywhere,
+//! and the values go into the configurations of servers that run as root. Invariant: a parsed value
+//! consists only of the characters allowed here, so it is one word of a command line or of a
+//! configuration.
 
-/// How a file system is shared over NFS.
+/// Parameters of an NFS export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsShare {
-    /// Who may use it: hosts as exports(5) writes them, and whether they may only read.
+    /// Clients: hosts in the syntax of exports(5), and whether each is read only.
     pub clients: Vec<(String, bool)>,
-    /// What becomes of users.
+    /// Mapping of users.
     pub squash: Squash,
-    /// The user that others become.
+    /// The uid of squashed users.
     pub anonymous_user: Option<u32>,
-    /// The group that others become.
+    /// The gid of squashed users.
     pub anonymous_group: Option<u32>,
-    /// Changes are answered before they are durable.
+    /// Changes are answered before they are durable (`async`).
     pub asynchronous: bool,
-    /// Clients may ask from any port.
+    /// Clients may use any port.
     pub insecure: bool,
-    /// Ways to tell who asks, the best first; empty: the server's.
+    /// Security flavors, the preferred one first; empty: the server's default.
     pub security: Vec<&'static str>,
 }
 
-/// Which users of clients become the anonymous one.
+/// Users of clients that are mapped to the anonymous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Squash {
-    /// root.
+    /// Only root.
     Root,
-    /// Nobody.
+    /// None.
     None,
     /// All.
     All,
 }
 
-/// How a file system is shared over SMB.
+/// Parameters of an SMB share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SmbShare {
-    /// The name of the share, where it is not made of the file system's.
+    /// Name of the share, if it is not derived from the file system's.
     pub name: Option<String>,
-    /// Nothing may be changed through it.
+    /// The share is read only.
     pub read_only: bool,
-    /// Whoever comes without a name is let in.
+    /// Guests are allowed.
     pub guests: bool,
 }
 
 const SECURITY: [&str; 4] = ["sys", "krb5", "krb5i", "krb5p"];
-/// The longest value, bytes.
+/// Longest value, bytes.
 const MOST: usize = 4096;
-/// The longest name of a share.
+/// Longest name of a share.
 const NAME_MOST: usize = 80;
-/// Names that mean something else to Samba.
+/// Names with a special meaning in Samba.
 const RESERVED: [&str; 6] = ["global", "homes", "printers", "print$", "ipc$", "admin$"];
 
-/// Takes a value of `sharenfs` apart; `Ok(None)` for `off`, an error for what cannot be meant.
+/// Parses a value of `sharenfs`; `Ok(None)` for `off`, an error for an invalid one.
 #[expect(clippy::result_unit_err, reason = "there is one sentence for whatever is wrong: the table's")]
 pub fn nfs(text: &str) -> Result<Option<NfsShare>, ()> {
     let mut share = NfsShare {
@@ -85,7 +85,7 @@ pub fn nfs(text: &str) -> Result<Option<NfsShare>, ()> {
                     ("root_squash", None) => share.squash = Squash::Root,
                     ("no_root_squash", None) => share.squash = Squash::None,
                     ("all_squash", None) => share.squash = Squash::All,
-                    // It is never checked.
+                    // Subtrees are never checked.
                     ("no_subtree_check", None) => {}
                     ("anonuid", Some(number)) => share.anonymous_user = Some(number.parse().map_err(drop)?),
                     ("anongid", Some(number)) => share.anonymous_group = Some(number.parse().map_err(drop)?),
@@ -104,7 +104,7 @@ pub fn nfs(text: &str) -> Result<Option<NfsShare>, ()> {
     Ok(Some(share))
 }
 
-/// Hosts between colons; those of IPv6 in brackets.
+/// Parses hosts separated by colons; IPv6 addresses are in brackets.
 fn hosts(mut text: &str) -> Result<Vec<String>, ()> {
     let mut found = Vec::new();
     loop {
@@ -118,7 +118,8 @@ fn hosts(mut text: &str) -> Result<Vec<String>, ()> {
     }
 }
 
-/// One of them, as exports(5) writes it: a network without the `@` that ZFS puts before it.
+/// Parses one host into the syntax of exports(5): a network without the `@` that ZFS puts before
+/// it.
 fn host(text: &str) -> Result<String, ()> {
     let length = |text: &str, most: u8| text.parse::<u8>().is_ok_and(|length| length <= most);
     let network = |text: &str| {
@@ -149,7 +150,7 @@ fn host(text: &str) -> Result<String, ()> {
     }
 }
 
-/// Takes a value of `sharesmb` apart; `Ok(None)` for `off`, an error for what cannot be meant.
+/// Parses a value of `sharesmb`; `Ok(None)` for `off`, an error for an invalid one.
 #[expect(clippy::result_unit_err, reason = "as above")]
 pub fn smb(text: &str) -> Result<Option<SmbShare>, ()> {
     let mut share = SmbShare::default();
@@ -181,8 +182,8 @@ fn is_share_name(name: &str) -> bool {
         && !RESERVED.contains(&name.to_ascii_lowercase().as_str())
 }
 
-/// The name of the share of a file system that has no other: what stands between its slashes, by
-/// underscores, as in ZFS. `None` where that is no name of a share.
+/// Returns the default name of a file system's share: its name with underscores in place of
+/// slashes, as in ZFS. `None` if that is no valid name of a share.
 #[must_use]
 pub fn share_name(filesystem: &str) -> Option<String> {
     let name: String =

@@ -1,15 +1,15 @@
-//! The properties that a mistyped name may have meant. Pure; called for messages only.
+//! Suggestions of properties for a mistyped name. Pure; called for messages only.
 
 use super::Definition;
 
-/// How many are named at most.
+/// Largest number of suggestions.
 const MOST: usize = 3;
 
-/// The names of a table that are nearest to a name that is not in it, the nearest first; none where
-/// none is near.
+/// Returns the names of a table that are most similar to a name that is not in it, the best first;
+/// empty if none is similar.
 pub(super) fn similar(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
     let wrong: Vec<char> = wrong.to_lowercase().chars().collect();
-    // A third of it may be wrong.
+    // A third of its letters may be wrong.
     let allowed = (wrong.len() / 3).clamp(1, 3);
     let mut found: Vec<(usize, &'static str)> = Vec::new();
     for definition in table {
@@ -24,8 +24,8 @@ pub(super) fn similar(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
     found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
-/// How many letters have to be added, left out, changed, or swapped with their neighbours to make
-/// one of the other.
+/// Edit distance: number of letters to add, remove, change, or swap with their neighbours to turn
+/// one into the other.
 fn distance(from: &[char], to: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -1,19 +1,19 @@
-//! Sizes and numbers as ZFS' commands read and show them: 512, 10G, 1.5T; 1.21M.
+//! Sizes and numbers as ZFS' commands parse and display them: 512, 10G, 1.5T; 1.21M.
 
 use super::PropertyError;
 use nacre_size::Written;
 
-/// What a size may look like, for whoever wrote something else.
+/// Description of the format of sizes, for error messages.
 pub const FORM: &str =
     "a size is a number of bytes, or a number with one of K, M, G, T, P, E (of 1024), as in 10G or 1.5T";
 
 const SUFFIXES: [char; 7] = ['B', 'K', 'M', 'G', 'T', 'P', 'E'];
 
-/// Reads a size as `nacre_size` does. As in ZFS, a fraction needs no unit, and what is finer than a
-/// byte is cut off.
+/// Parses a size as `nacre_size` does. As in ZFS, a fraction needs no unit, and fractions of a byte
+/// are cut off.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is invalid.
 pub fn parse(text: &str) -> Result<u64, PropertyError> {
     let written = Written::new(text);
     if written.is_empty() {
@@ -23,19 +23,19 @@ pub fn parse(text: &str) -> Result<u64, PropertyError> {
     written.bytes(shift).ok_or(PropertyError::TooLarge)
 }
 
-/// A number in at most five characters: 119K, 1.21M, 20.1G.
+/// Formats a number in at most five characters: 119K, 1.21M, 20.1G.
 #[must_use]
 pub fn human(number: u64) -> String {
     shown(number, "")
 }
 
-/// Bytes in at most five characters: 0B, 512B, 20.1M.
+/// Formats bytes in at most five characters: 0B, 512B, 20.1M.
 #[must_use]
 pub fn human_bytes(number: u64) -> String {
     shown(number, "B")
 }
 
-/// A canonical number as [`human_bytes`]; other text stays.
+/// Formats a canonical number as [`human_bytes`] does; other text is returned unchanged.
 #[must_use]
 pub fn human_bytes_of(value: &str) -> String {
     value.parse().map_or_else(|_| value.to_owned(), human_bytes)

@@ -1,8 +1,8 @@
-//! Properties that say which names are the same, `casesensitivity` and `normalization`, and which
-//! may be: `utf8only`. A dataset gets them when it is made, and keeps them.
+//! Properties for equality and validity of names: `casesensitivity`, `normalization`, `utf8only`.
+//! They are set at the creation of a dataset, and permanent.
 //!
-//! Asked by the engine when datasets are made. Invariants: what is not given is the parent's at
-//! that moment, or the snapshot's of a clone; where names are normalized, they have to be UTF-8.
+//! Called by the engine when datasets are created. Invariants: values that are not given are those
+//! of the parent at that moment, or of a clone's snapshot; normalized names must be UTF-8.
 
 use super::{DATASET_PROPERTIES, PropertyError, find};
 use crate::catalog::{PropertyRow, PropertySource};
@@ -15,16 +15,16 @@ const UTF8: &str = "utf8only";
 /// Stored properties.
 type Rows = Vec<(String, PropertyRow)>;
 
-/// Whether this is one of them, by its long or short name.
+/// Whether this is one of these properties, by its long or short name.
 #[must_use]
 pub fn is_one(name: &str) -> bool {
     find(DATASET_PROPERTIES, name).is_some_and(|definition| [CASE, NORMALIZATION, UTF8].contains(&definition.name))
 }
 
-/// Whether a dataset without a parent may have these, as users write them.
+/// Checks whether a dataset without a parent can have these properties, as users write them.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn check(properties: &[(String, String)]) -> Result<(), PropertyError> {
     let mut rows = Rows::new();
     for (name, text) in properties {
@@ -38,7 +38,7 @@ pub fn check(properties: &[(String, String)]) -> Result<(), PropertyError> {
     of_new(rows, &[]).map(drop)
 }
 
-/// The rows of a new dataset, with what it takes over from those of its parent.
+/// Returns the rows of a new dataset, including the values inherited from its parent.
 ///
 /// # Errors
 /// [`PropertyError::Normalized`].
@@ -59,10 +59,10 @@ pub fn of_new(mut rows: Rows, parent: &[(String, PropertyRow)]) -> Result<Rows, 
     Ok(rows)
 }
 
-/// The rows of a clone, with what it takes over from those of its origin.
+/// Returns the rows of a clone, including the values inherited from its origin.
 ///
 /// # Errors
-/// [`PropertyError::NotOfClones`] where something else is asked for.
+/// [`PropertyError::NotOfClones`] if another value is requested.
 pub fn of_clone(mut rows: Rows, origin: &[(String, PropertyRow)]) -> Result<Rows, PropertyError> {
     for name in [CASE, NORMALIZATION, UTF8] {
         let default = find(DATASET_PROPERTIES, name).map_or("", |definition| definition.default);
@@ -79,7 +79,7 @@ pub fn of_clone(mut rows: Rows, origin: &[(String, PropertyRow)]) -> Result<Rows
     Ok(rows)
 }
 
-/// What the rows of a new dataset say.
+/// Returns the name folding for the rows of a new dataset.
 #[must_use]
 pub fn folding(rows: &[(String, PropertyRow)]) -> Folding {
     Folding::of_properties(value(rows, CASE).unwrap_or_default(), value(rows, NORMALIZATION).unwrap_or_default())

@@ -71,8 +71,8 @@ const fn fixed(
     Definition { settable: Settable::AtCreation, ..inherited(name, column, kind, default, values) }
 }
 
-/// Given to a dataset when it is made, and taken over from the parent then: what becomes of that
-/// later changes nothing.
+/// Set at the creation of a dataset, and copied from the parent then: later changes of the parent
+/// have no effect.
 const fn for_good(
     name: &'static str,
     column: &'static str,
@@ -101,12 +101,12 @@ const fn pool(definition: Definition) -> Definition {
     Definition { scope: Scope::Pool, inherited: false, ..definition }
 }
 
-/// What the file system of a new pool is given unless its maker says otherwise. Where the default
-/// of the table is another value, it stays that of older pools.
+/// Properties that the root dataset of a new pool gets unless its creator chooses otherwise. Where
+/// the default of the table is another value, older pools keep that one.
 ///
 /// `acltype=off` is the default of OpenZFS (zfsprops(7)): `ls -l` then asks for no access control
-/// list, file by file. To older pools it would give what their lists deny. With `atime=off` the
-/// kernel opens files without a request, and reading a file writes nothing.
+/// list, file by file. In older pools it would grant access that their lists deny. With `atime=off`
+/// the kernel opens files without a request, and reading a file writes nothing.
 pub const OF_NEW_POOLS: &[(&str, &str)] = &[("acltype", "off"), ("atime", "off")];
 
 /// Whether a file system has no state of its own yet: a receive into it was interrupted.

@@ -1,4 +1,4 @@
-//! Properties: the table, values in and out, which value holds.
+//! Properties: the table, parsing and display of values, effective values.
 
 use super::effective::{SnapshotDirectory, effective, effective_with, limits, mountpoint};
 use super::owner::OwnerFigure;

@@ -1,21 +1,21 @@
-//! Values of the table's properties: text of users into canonical text, and canonical text for
-//! people.
+//! Values of the table's properties: parsing of users' text into canonical text, and formatting of
+//! canonical text for display.
 
 use super::{Definition, Kind, PropertyError, Settable, sharing, size};
 
-/// The levels of zstd that a pool stores: 1 to 19, and 1 to 7 of the fast ones.
+/// Levels of zstd that a pool supports: 1 to 19, and 1 to 7 of the fast ones.
 const ZSTD_MOST: u8 = 19;
 const ZSTD_FAST_MOST: u8 = 7;
 
-/// What ZFS compresses with and we do not.
+/// Compression algorithms of ZFS that are not supported.
 const FOREIGN_COMPRESSION: &[&str] = &["gzip", "zle", "lzjb"];
 
 impl Definition {
-    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being
-    /// made.
+    /// Parses a user's value into the canonical one. `creating`: the dataset or pool is being
+    /// created.
     ///
     /// # Errors
-    /// Why it is not accepted.
+    /// The reason why it is refused.
     pub fn parse(&self, text: &str, creating: bool) -> Result<String, PropertyError> {
         match self.settable {
             Settable::Never => return Err(PropertyError::ReadOnly(self.name)),
@@ -23,12 +23,12 @@ impl Definition {
             _ => {}
         }
         let value = self.canonical(text)?;
-        // Whoever asks for a quota of 0 bytes does not want it lifted.
+        // A user who asks for a quota of 0 bytes does not want it removed.
         let zero = matches!(self.kind, Kind::Limit | Kind::Count) && value == "0" && text != "none";
         if zero && self.name.ends_with("quota") { Err(PropertyError::ZeroLimit("quota/refquota")) } else { Ok(value) }
     }
 
-    /// As [`Self::parse`], whoever may set it.
+    /// As [`Self::parse`], without checking when the property can be set.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -113,7 +113,7 @@ impl Definition {
         if known { Ok(text.to_owned()) } else { Err(not) }
     }
 
-    /// The canonical value as people read it.
+    /// Formats a canonical value for display.
     #[must_use]
     pub fn human(&self, value: &str) -> String {
         match self.kind {
@@ -126,8 +126,8 @@ impl Definition {
     }
 }
 
-/// An absolute path without doubled or trailing slashes, "." and "..", and without what makes lines
-/// of its own where it is shown.
+/// Normalizes an absolute path: no doubled or trailing slashes, no "." and "..", no control
+/// characters, which could break lines of output.
 fn absolute(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.chars().any(char::is_control) || path.len() > 4095 {
         return None;

@@ -109,7 +109,7 @@ fn inode() -> impl Strategy<Value = InodeRow> {
     })
 }
 
-/// Every decoder, on the same bytes. The result says which took them.
+/// Runs every decoder on the same bytes; the result names those that accepted them.
 fn all_decoders(bytes: &[u8]) -> [bool; 7] {
     [
         InodeRow::decode(bytes).is_ok_and(|inode| InodeRow::decode(&inode.encode()).unwrap() == inode),
@@ -344,7 +344,7 @@ fn names_with_neighbouring_numbers_lie_side_by_side() {
         assert!(ordered(one) < ordered(other), "{one} {other}");
     }
     assert_eq!((ordered("x-0042.y") & 0x3fff, ordered("x-0042.y7") & 0x3fff), (42, 42));
-    // Another number of digits, another beginning or end: another group.
+    // Another number of digits, another prefix or suffix: another group.
     for (one, other) in
         [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")]
     {

@@ -1,6 +1,6 @@
 //! The figures of zfs-fuse 0.7.0 (pool version 23, one file of 1 GiB, compression off), step by
-//! step, against our rules. Where they differ by less than half a MiB and 1/256 (3 MiB where the
-//! whole pool comes in) it is metadata, which we leave out of this table.
+//! step, against these rules. Differences below half a MiB and 1/256 (3 MiB where the whole pool is
+//! involved) are metadata, which this table omits.
 
 use super::simulation::Pool;
 use super::*;
@@ -10,11 +10,11 @@ use crate::space::{Purpose, Shortage, judged, slop};
 const MIB: u64 = 1 << 20;
 const ROUNDING: u64 = MIB / 2;
 
-/// Bytes that all datasets together may use: `used` + `available` of the root there.
+/// Bytes that all datasets together may use: `used` + `available` of the root dataset in ZFS.
 const USABLE: u64 = 1_031_798_784;
 
-/// One figure of a dataset there: used, available, referenced, by dataset, by snapshots, by
-/// children, by refreservation.
+/// Figures of a dataset in ZFS: used, available, referenced, by dataset, by snapshots, by children,
+/// by refreservation.
 type Row = [u64; 7];
 
 struct Bench {
@@ -29,7 +29,7 @@ impl Bench {
         Self { pool: Pool::new(size), files: BTreeMap::new() }
     }
 
-    /// Writes a part of a file in records of 128 KiB, as `dd` did there.
+    /// Writes a part of a file in records of 128 KiB, like `dd` in ZFS.
     fn write(&mut self, id: u64, file: &'static str, mib: u64, offset: u64) {
         let records = (mib * 8) as usize;
         let first = (offset * 8) as usize;
@@ -131,7 +131,7 @@ fn snapshots_clones_and_reservations() {
     bench.check("clone", root, [67_072_000, 964_726_784, 131_072, 131_072, 0, 66_940_928, 0]);
     bench.check("clone", a, [66_412_544, 990_941_184, 10_608_640, 10_608_640, 29_589_504, 0, 26_214_400]);
     bench.check("clone", c, [0, 964_726_784, 21_118_976, 0, 0, 0, 0]);
-    // Of the first 8 MiB of f1, which were written after a@1, the clone writes 4 anew.
+    // The clone rewrites 4 of the first 8 MiB of f1, which were written after a@1.
     let first = bench.pool.snapshots[&a1].point.txg;
     let second = bench.pool.snapshots[&a2].blocks.clone();
     let cloned: Vec<u32> = second.iter().filter(|(_, (birth, _))| *birth > first).map(|(block, _)| *block).collect();

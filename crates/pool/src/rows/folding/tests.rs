@@ -1,4 +1,4 @@
-//! Which names are the same; and that this never changes.
+//! Equality of names under folding; and its permanence.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -21,12 +21,12 @@ fn names_are_the_same_as_the_file_system_has_it() {
         ("\u{e9}", "e\u{301}", false, true, true),
         ("\u{c9}", "e\u{301}", false, false, false),
         ("\u{3a3}", "\u{3c2}", true, false, false),
-        // One character is never two: names that Windows tells apart are two files.
+        // One character is never folded to two: names that are different on Windows are two files.
         ("stra\u{df}e", "strasse", false, false, false),
         ("\u{fb01}", "fi", false, false, true),
         ("\u{ff21}", "A", false, false, true),
         ("\u{212b}", "\u{c5}", true, true, true),
-        // Turkish: neither letter is the i of the others.
+        // Turkish: neither letter equals the i of other languages.
         ("\u{130}", "i", false, false, false),
         ("\u{131}", "I", false, false, false),
     ] {
@@ -67,8 +67,8 @@ fn folding_twice_changes_nothing_and_case_is_a_function_of_one_character() {
     }
 }
 
-/// Pools hold hashes of what folding makes of names: what this sums up is part of their format.
-/// Where this fails, a library has other tables: it must not be used.
+/// Pools store hashes of folded names: the sum checked here is part of their format. If this fails,
+/// a library has other tables: it must not be used.
 #[test]
 fn tables_are_those_of_the_format() {
     assert_eq!(unicode_normalization::UNICODE_VERSION, (16, 0, 0));
@@ -79,7 +79,7 @@ fn tables_are_those_of_the_format() {
             all.extend_from_slice(&folding.fold(of.encode_utf8(&mut text).as_bytes()));
             all.push(0);
         }
-        // Marks of every class behind each other, for their order.
+        // Combining characters of every class in a sequence, for their order.
         let marks: String = (0x300..0x1f00).filter_map(char::from_u32).rev().collect();
         all.extend_from_slice(&folding.fold(marks.as_bytes()));
         xxhash_rust::xxh3::xxh3_64(&all)
