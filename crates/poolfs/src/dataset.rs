@@ -1,15 +1,15 @@
-//! The leaf `dataset`: one file system of a pool, with its snapshots below `.zfs/snapshot`.
+//! The leaf layer `dataset`: one file system of a pool, with its snapshots below `.zfs/snapshot`.
 //!
-//! Made by whoever has imported the pool; permissions are judged by the door's kernel. Semantics
-//! are those of a local Linux file system, as in `mem`: hard links, `renameat2` flags, unnamed and
+//! Created by the process that has imported the pool; the kernel checks permissions. Semantics are
+//! those of a local Linux file system, as in `mem`: hard links, `renameat2` flags, unnamed and
 //! unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance,
 //! set-group-id directories. Invariants:
-//! * the process that has the pool is the only one that changes it, so it is `Exclusive`; but for
-//!   the names of snapshots, which come and go by commands, and for a pool that follows a writer
-//!   elsewhere, whose every change is told ([`Dataset::changed`]);
-//! * a node is an inode of the engine: while somebody holds it, an unlinked file lives;
-//! * nothing below `.zfs` can be changed, but for the snapshots themselves: `mkdir`, `rmdir` and
-//!   `mv` in `.zfs/snapshot` make, destroy and rename them.
+//! * only the process that has the pool changes it, so it is `Exclusive`; except for the names of
+//!   snapshots, which commands create and destroy, and for a pool that follows a writer on another
+//!   machine, whose changes are all reported ([`Dataset::changed`]);
+//! * a node is an inode of the engine: while it is held, an unlinked file lives;
+//! * nothing below `.zfs` can be changed, except the snapshots themselves: `mkdir`, `rmdir` and
+//!   `mv` in `.zfs/snapshot` create, destroy and rename them.
 
 mod changed;
 mod control;
@@ -54,20 +54,20 @@ use translate::{attr, change_of, errno, kind_of, of_node, type_of};
 use writeback_group::Member;
 pub use writeback_group::{StoppedWrites, WritebackGroup};
 
-/// A file with its attributes.
+/// An inode with its attributes.
 type InodeWithRow = (Arc<Inode>, InodeRow);
 
 /// One file system of a pool.
 pub struct Dataset {
     pool: Arc<Pool>,
     current: Arc<CurrentTree>,
-    /// `.zfs`; none for a snapshot that is mounted by itself.
+    /// The directory `.zfs`; `None` for a snapshot that is mounted separately.
     control: Option<Arc<Control>>,
     numbers: Numbers,
     member: Arc<Member>,
-    /// Reading changes no access times.
+    /// Reads do not update access times.
     quiet: AtomicBool,
-    /// To the door, where the pool follows a writer elsewhere.
+    /// Channel to the FUSE front end, for a pool that follows a writer on another machine.
     changes: Mutex<Option<Sender<Invalidation>>>,
 }
 
@@ -78,32 +78,32 @@ impl fmt::Debug for Dataset {
 }
 
 impl Dataset {
-    /// The file system of a pool with this number.
+    /// Opens the file system of a pool with this number.
     ///
     /// # Errors
-    /// EIO where the pool cannot read it.
+    /// EIO if the pool cannot read it.
     pub fn open(pool: &Arc<Pool>, id: u64) -> Result<Dataset> {
         let files = pool.dataset(id).map_err(|error| errno(error.into()))?;
         let control = Arc::new(Control::new(Arc::clone(pool), id, files.files().folding().insensitive));
         Ok(Dataset::over(pool, MountedTree::new(files, None, 0), Some(control)))
     }
 
-    /// The same, among others of the pool that are mounted as well: their writes are collected
-    /// together.
+    /// As [`Self::open`], together with other mounted file systems of the pool: they share one
+    /// write-back group.
     ///
     /// # Errors
-    /// EIO where the pool cannot read it.
+    /// EIO if the pool cannot read it.
     pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<WritebackGroup>) -> Result<Dataset> {
         let alone = Dataset::open(pool, id)?;
         let member = others.join(&alone.current.files);
         Ok(Dataset { member, ..alone })
     }
 
-    /// A snapshot by itself, by its txg. Its files have the inode numbers of the live file system, so that
-    /// backup programs know them from one snapshot to the next.
+    /// Opens a single snapshot, by its txg. Its files have the inode numbers of the live file
+    /// system, so that backup programs recognise them from one snapshot to the next.
     ///
     /// # Errors
-    /// EIO where the pool cannot read it, or there is none.
+    /// EIO if the pool cannot read it, or it does not exist.
     pub fn snapshot(pool: &Arc<Pool>, id: u64, txg: u64) -> Result<Dataset> {
         let txg = nacre_pool::Txg(txg);
         let files = pool.snapshot_files(id, txg).map_err(|error| errno(error.into()))?;
@@ -125,8 +125,8 @@ impl Dataset {
         }
     }
 
-    /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it,
-    /// that directory is read-only.
+    /// Enables creating, destroying and renaming snapshots in `.zfs/snapshot`. Without it, that
+    /// directory is read only.
     #[must_use]
     pub fn with_snapshot_directory(self, directory: Box<dyn SnapshotDirectory>) -> Dataset {
         if let Some(control) = &self.control {
@@ -135,40 +135,41 @@ impl Dataset {
         self
     }
 
-    /// A snapshot is about to be destroyed: lets go of it. False where files of it are open, and
-    /// not `force`.
+    /// Closes a snapshot that is about to be destroyed. Returns false if files of it are open,
+    /// unless `force` is set.
     pub fn forget_snapshot(&self, txg: u64, force: bool) -> bool {
         self.control.as_ref().is_none_or(|control| control.forget(nacre_pool::Txg(txg), force))
     }
 
-    /// The name of a snapshot that somebody has looked into, and from which inode number on and up to
-    /// which its files have theirs.
+    /// Returns the name of a snapshot that was accessed, and the range of inode numbers of its
+    /// files.
     pub fn numbers_of_snapshot(&self, txg: u64) -> Option<(String, (u64, u64))> {
         self.control.as_ref()?.numbers_of(nacre_pool::Txg(txg))
     }
 
-    /// `.zfs/snapshot`, where this is the root directory.
+    /// Returns the id of `.zfs/snapshot`, for this root directory.
     #[must_use]
     pub fn snapshots_of(root: FileId) -> FileId {
         FileId { ino: mounted_tree::SNAPSHOTS, generation: 0, ..root }
     }
 
-    /// The number of the dataset.
+    /// Number of the dataset.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.current.files.id()
     }
 
-    /// From which inode number on and up to which the files of the head have theirs.
+    /// Range of inode numbers in the live file system.
     #[must_use]
     pub fn numbers_of_head(&self) -> (u64, u64) {
         (0, (1 << mounted_tree::SHIFT) - 1)
     }
 
-    /// The numbers of the trees of all its snapshots: what their inode numbers begin with.
+    /// Returns the numbers of the trees of all its snapshots: the upper bits of their inode
+    /// numbers.
     ///
     /// # Errors
-    /// EIO where the pool cannot read them.
+    /// EIO if the pool cannot read them.
     pub fn snapshot_trees(&self) -> Result<Vec<u64>> {
         self.control.as_ref().map_or_else(|| Ok(Vec::new()), |control| control.number_all())
     }
@@ -179,17 +180,18 @@ impl Dataset {
         self.current.now().is_open() || self.control.as_ref().is_some_and(|control| control.is_open())
     }
 
-    /// Whether reading changes no access times, whatever the file system's properties say.
+    /// Sets whether reads leave access times unchanged, whatever the properties of the file system
+    /// are.
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::Relaxed);
     }
 
-    /// Keeps files that a process before this one left without a name (`Key::Orphan` of its table), until
-    /// the door that goes on says that its kernel does not know them; all others without a name go. To be called
-    /// before the door goes on.
+    /// Keeps orphan inodes of a previous process (`Key::Orphan` of its table) until the FUSE front
+    /// end reports that the kernel does not have them; all other orphans are freed. Called before
+    /// the FUSE front end takes over.
     ///
     /// # Errors
-    /// EIO where the pool cannot read them.
+    /// EIO if the pool cannot read them.
     pub fn keep_nameless(&self, numbers: &[u64]) -> Result<()> {
         self.numbers.keep_nameless(numbers)
     }
@@ -202,38 +204,38 @@ impl Dataset {
         self.quiet.load(Ordering::Relaxed)
     }
 
-    /// Whoever writes what a door collects waits from now on, until what is returned is dropped.
-    /// What he wrote before is yet to be passed on by the door.
+    /// Blocks writes that go through the kernel's write-back, until the result is dropped. The FUSE
+    /// front end has yet to flush earlier ones.
     #[must_use]
     pub fn stop_writes(&self) -> StoppedWrites {
         self.member.stop()
     }
 
-    /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or
+    /// Blocks all users before the files are replaced (a rollback), until [`Dataset::replaced`] or
     /// [`Dataset::stays`].
     pub fn hold(&self) {
         self.current.now().pause();
     }
 
-    /// They are others: files that are open answer ESTALE, directories are those that have their
-    /// numbers now.
+    /// Ends the block after the files were replaced: open files return ESTALE, directories are
+    /// those that have their numbers now.
     pub fn replaced(&self) {
         self.current.replace();
     }
 
-    /// They are the same after all.
+    /// Ends the block without a replacement.
     pub fn stays(&self) {
         self.current.now().resume();
     }
 
-    /// The files have changed elsewhere: the door is told of all that differs.
+    /// Reports all changes by another machine to the FUSE front end.
     pub fn changed(&self, changes: &Changes) {
         let changes_of = self.changes.lock();
         let Some(door) = &*changes_of else { return };
         tell(changes, &|number| FileId { fs: self.number(), ino: number, generation: 0 }, door);
     }
 
-    /// Nobody is to use it any more: files that are still open answer ESTALE.
+    /// Ends the use of the file system: files that are still open return ESTALE.
     pub fn end(&self) {
         self.current.now().end();
         if let Some(control) = &self.control {
@@ -245,7 +247,7 @@ impl Dataset {
         mounted_tree::node_kind(node).ok_or(Errno::EIO)
     }
 
-    /// The file that a node is; EPERM for the directories above snapshots.
+    /// The file of a node; EPERM for the directories above snapshots.
     fn file_node<'a>(&self, node: &'a Node) -> Result<&'a FileNode> {
         match self.node_kind(node)? {
             NodeKind::File(file_node) => Ok(file_node),
@@ -277,7 +279,7 @@ impl Dataset {
             && parent.inode.number() == self.current.files.files().root().number()
     }
 
-    /// The same for a name that is to be made or removed: `.zfs` stays what it is.
+    /// Refuses to create or remove `.zfs`, with this error.
     fn not_control(&self, parent: &FileNode, name: Name<'_>, error: Errno) -> Result<()> {
         if self.is_control(parent, name) { Err(error) } else { Ok(()) }
     }
@@ -313,7 +315,7 @@ impl Dataset {
         if flags.writes() || flags.truncates() {
             file_node.changeable()?;
         }
-        // The door opens files by itself for content that the kernel has taken already.
+        // The FUSE front end itself opens files for content that the kernel has accepted already.
         if *caller != Caller::ROOT {
             file_flags::check_open(row, flags)?;
         }
@@ -328,9 +330,8 @@ impl Dataset {
         Ok(Arc::new(DatasetFile::new(&self.pool, (file_node, row), (flags, self.is_quiet()), &self.member)))
     }
 
-    /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has
-    /// of it in its cache is read without our knowing. The kernel asks for the attributes of a file
-    /// anew after it was closed.
+    /// Notes an access when a file is opened for reading only: reads from the kernel's cache are
+    /// not visible here. The kernel requests the attributes of a file again after it was closed.
     fn note_reader(&self, file_node: &FileNode, flags: OpenFlags) {
         let quiet =
             self.is_quiet() || file_node.tree.is_snapshot() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
@@ -339,8 +340,9 @@ impl Dataset {
         }
     }
 
-    /// What is done at each open. Of an access time, reading from the kernel's cache tells nothing;
-    /// and what is to be durable when write(2) returns must not be collected.
+    /// The reason why opens must be requested, if any. Access times need it, since reads from the
+    /// kernel's cache are not visible; and writes that must be durable when write(2) returns must
+    /// not be cached.
     fn needs_opens(&self) -> Option<&'static str> {
         if self.current.now().is_snapshot() {
             None
@@ -353,12 +355,12 @@ impl Dataset {
         }
     }
 
-    /// Whether this is the name of an ACL, and there are none.
+    /// Whether this is the name of an ACL, and ACLs are off.
     fn is_off(&self, name: &[u8]) -> bool {
         !self.has_acls() && acl::is_acl(name)
     }
 
-    /// Names or attributes have changed: with `sync=always` that is durable before it is answered.
+    /// With `sync=always`: makes changes of names or attributes durable before they are answered.
     fn sync_if_always(&self) -> Result<()> {
         if self.current.files.behaviour().sync == SyncMode::Always {
             self.pool.sync_names().map_err(|error| errno(error.into()))?;
@@ -367,7 +369,7 @@ impl Dataset {
     }
 }
 
-/// What a new file shall be.
+/// Description of a new file.
 struct New<'a> {
     kind: Kind,
     mode: u32,
@@ -380,8 +382,8 @@ impl<'a> New<'a> {
         New { kind, mode, device: (0, 0), target: None }
     }
 
-    /// The file as its directory lets it be: group and set-group-id of the directory, umask or
-    /// default ACL (acl(5), "OBJECT CREATION AND DEFAULT ACLs").
+    /// Applies the rules of the directory: its group and set-group-id, umask or default ACL
+    /// (acl(5), "OBJECT CREATION AND DEFAULT ACLs").
     fn born(&self, caller: &Caller, parent: &ParentView, acls: bool) -> nacre_pool::files::Result<NewInode> {
         const SET_GID: u32 = 0o2000;
         let mut mode = self.mode;
@@ -467,11 +469,11 @@ impl Layer for Dataset {
     }
 
     fn adopt(&self, _known: &Node, _fresh: &Node) {
-        // Nodes are the files themselves: there is nothing to learn.
+        // Nodes are the files themselves: there is nothing to update.
     }
 
     fn hold(&self, _directory: &Node, _gone: bool) {
-        // They need no names either.
+        // Nodes need no names either.
     }
 
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
@@ -486,7 +488,7 @@ impl Layer for Dataset {
     }
 
     fn access(&self, _caller: &Caller, node: &Node, _mask: u32) -> Result<()> {
-        // Whoever has imported the pool may do everything with it.
+        // The owner of the imported pool may do everything with it.
         self.node_kind(node).map(drop)
     }
 
@@ -533,7 +535,7 @@ impl Layer for Dataset {
                 Err(Errno::EEXIST) if !flags.exclusive() && !self.is_control(above, name) => {}
                 Err(error) => return Err(error),
             }
-            // Where the name is gone again in the meantime, it is made after all.
+            // If the name was removed again in the meantime, it is created after all.
             match above.files()?.look_up(&above.inode, name.bytes()) {
                 Ok(found) => {
                     let (file_node, file) = opened(found)?;
@@ -622,8 +624,8 @@ impl Layer for Dataset {
 
     fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         if let (NodeKind::Snapshots, Some(control)) = (self.node_kind(parent)?, &self.control) {
-            // Who removes a directory has it locked: the kernel cannot be made to say whether files
-            // of it are open.
+            // The caller of rmdir(2) has the directory locked: the kernel cannot be made to report
+            // whether files of it are open.
             return control.destroy(name, self.member.opens_unasked());
         }
         let parent = self.file_node(parent)?;
@@ -666,7 +668,7 @@ impl Layer for Dataset {
         let taken = self.numbers.before(to, new_name.bytes());
         let (old, new) = ((&*from.inode, name.bytes()), (&*to.inode, new_name.bytes()));
         let renamed = if leaves {
-            // What overlayfs takes for a name that is gone: a character device 0, 0
+            // A whiteout of overlayfs: a character device 0, 0
             // (Documentation/filesystems/overlayfs.rst).
             let whiteout = New::plain(Kind::Character, 0);
             from.changeable()?.rename_leaving(old, new, replace, &|view| whiteout.born(caller, view, false))
@@ -713,8 +715,8 @@ impl Layer for Dataset {
 
     fn statfs(&self, _caller: &Caller, _node: &Node) -> Result<StatFs> {
         const BLOCK: u64 = 4096;
-        /// Every inode takes room in trees: what is free in bytes bounds the number. What one takes
-        /// at least, bytes.
+        /// Every inode takes space in trees: the free bytes bound the number of inodes. Least space
+        /// of one, bytes.
         const INODE: u64 = 64;
         let files = &self.current.files;
         let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
@@ -737,7 +739,7 @@ impl Layer for Dataset {
     }
 
     fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        // Asked for each file of a long listing, which has just been shown.
+        // Requested for each file of a long listing, which has just been shown.
         if acl::is_acl(name) && mounted_tree::is_bare(node)? {
             return Err(Errno::ENODATA);
         }
@@ -785,7 +787,7 @@ impl Layer for Dataset {
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
-        // Snapshots come and go by commands.
+        // Commands create and destroy snapshots.
         let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
         if mounted_tree::is_listed(node) {
             return Coherence::Exclusive;
@@ -834,7 +836,7 @@ impl nacre_vfs::WritebackLayer for Dataset {
 }
 
 impl Dataset {
-    /// Lists the names of a directory, in the order in which they were made.
+    /// Lists the names of a directory, in the order of their creation.
     fn list(&self, file_node: &FileNode, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         let files = file_node.files()?;
         if from == 0 && !file_node.tree.is_snapshot() && !self.is_quiet() {

@@ -1,17 +1,16 @@
 //! Several file systems of a pool in one tree, each on a directory of another, as if they were
-//! mounted one below the other.
+//! mounted below one another.
 //!
-//! For doors that cannot be: fusermount3 cannot reach below another mount of the same user. Made by
-//! whoever has imported the pool, over the file system that is mounted; the others are put in
-//! ([`DatasetTree::graft`]) and taken out while it is in use. Invariants:
-//! * each file of all members has a number of its own, and keeps it: the upper bits say which tree
-//!   of which member (`inode_prefix.rs`); the numbers of the first member's files are those that it
-//!   has by itself;
-//! * a directory that is covered stands for the root of what covers it, wherever its name is looked
-//!   up, and can neither be removed nor renamed; no directory is covered while one is removed or
-//!   renamed;
-//! * nothing of a member can be reached any more when it has been taken out, whoever still has a
-//!   file of it open.
+//! For mounts of ordinary users: fusermount3 cannot mount below another mount of the same user.
+//! Created by the process that has imported the pool, over the file system that is mounted; the
+//! others are added ([`DatasetTree::graft`]) and removed while it is in use. Invariants:
+//! * each file of all members has a number of its own, and keeps it: the upper bits identify the
+//!   tree and the member (`inode_prefix.rs`); files of the first member have the numbers that they
+//!   have in a mount of their own;
+//! * a covered directory is replaced by the root of the member that covers it, in every look-up of
+//!   its name, and can neither be removed nor renamed; no directory is covered while one is removed
+//!   or renamed;
+//! * no file of a removed member can be reached any more, even if it is still open.
 
 mod inode_prefix;
 mod layer;
@@ -38,15 +37,15 @@ use std::{
     },
 };
 
-/// The number of a member's root directory in its head.
+/// Inode number of a member's root directory in its live file system.
 const ROOT: u64 = 1;
 
-/// What holds for one member besides what the file system says itself.
+/// Rules for one member in addition to the properties of its file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Nothing may be changed.
+    /// The member is read only.
     pub read_only: bool,
-    /// Programs may not be run.
+    /// Programs cannot be executed.
     pub no_exec: bool,
 }
 
@@ -55,7 +54,7 @@ struct Member {
     layer: Arc<Dataset>,
     /// The number of the dataset.
     dataset: u64,
-    /// The upper bits of its files' numbers, as users see them.
+    /// Upper bits of the numbers of its files, as users see them.
     prefix: u64,
     /// The directory that it covers; 0 for the first.
     covers: u64,
@@ -63,24 +62,24 @@ struct Member {
     ended: AtomicBool,
 }
 
-/// A file of a member: what the nodes of this layer are.
+/// A node of this layer: a file of a member.
 struct TreeNode {
     member: Arc<Member>,
     node: Node,
 }
 
-/// See the file's head.
+/// The tree; see the head of this file.
 pub struct DatasetTree {
     first: Arc<Member>,
     prefixes: RwLock<InodePrefixes<Member>>,
-    /// What covers which directory.
+    /// The member that covers each covered directory.
     covers: RwLock<HashMap<u64, Arc<Member>>>,
     count: AtomicUsize,
     /// Held for reading while a directory is removed or renamed, for writing while one is covered.
     shape: RwLock<()>,
-    /// To the door.
+    /// Channel to the FUSE front end.
     changes: Mutex<Option<Sender<Invalidation>>>,
-    /// Where what is given out for good is noted.
+    /// Records the numbers that were given out permanently.
     noted: OnceLock<Arc<dyn GivenNumbers>>,
 }
 
@@ -94,14 +93,14 @@ impl std::fmt::Debug for DatasetTree {
 }
 
 impl Member {
-    /// Refuses a change where none may be made.
+    /// Refuses a change if the member is read only.
     fn changeable(&self) -> Result<()> {
         if self.rules.lock().read_only { Err(Errno::EROFS) } else { Ok(()) }
     }
 }
 
 impl DatasetTree {
-    /// A tree of one.
+    /// Creates a tree with one member.
     #[must_use]
     pub fn new(first: Arc<Dataset>, rules: Rules) -> DatasetTree {
         let dataset = first.number();
@@ -124,8 +123,9 @@ impl DatasetTree {
         }
     }
 
-    /// Notes what it gives out for good, for a process after this one, and so do its members; what is
-    /// noted already, it gives out alike. To be called before anything is put in.
+    /// Records the numbers that it gives out permanently, for a process that takes over later, and
+    /// so do its members; recorded numbers are given out again unchanged. Called before members are
+    /// added.
     #[must_use]
     pub fn noting(self, given: &Arc<dyn GivenNumbers>) -> DatasetTree {
         note_in(&self.first.layer, given);
@@ -137,10 +137,11 @@ impl DatasetTree {
         self
     }
 
-    /// Puts a file system on the directory with this number, which has to be one of a head.
+    /// Mounts a file system on the directory with this number, which must belong to a live file
+    /// system.
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR; EBUSY where it is covered already, or is the root of all; EINVAL in a
+    /// ENOENT, ENOTDIR; EBUSY if it is covered already, or is the root of the tree; EINVAL in a
     /// snapshot.
     pub fn graft(&self, layer: Arc<Dataset>, on: u64, rules: Rules) -> Result<()> {
         let shape = self.shape.write();
@@ -176,32 +177,32 @@ impl DatasetTree {
         Ok(())
     }
 
-    /// Has the door forget the name that leads to a member, so that it asks for whatever is not in
-    /// use again.
+    /// Makes the FUSE front end drop the name that leads to a member, so that everything that is
+    /// not in use is looked up again.
     pub fn forget(&self, dataset: u64) {
         if let Some(member) = self.member(dataset) {
             self.tell(member.covers);
         }
     }
 
-    /// Whether files of a member are open, or others cover directories of it.
+    /// Whether files of a member are open, or other members cover directories of it.
     pub fn is_used(&self, dataset: u64) -> bool {
         let Some(member) = self.member(dataset) else { return false };
         member.layer.is_open() || self.covers.read().keys().any(|on| split(*on).0 == member.prefix)
     }
 
-    /// From which number on and up to which the files of a member have theirs.
+    /// Ranges of the numbers of a member's files.
     pub fn numbers(&self, dataset: u64) -> Vec<(u64, u64)> {
         self.prefixes.read().of(dataset).into_iter().map(|prefix| (join(prefix, 0), join(prefix, u64::MAX))).collect()
     }
 
-    /// The same for the files of a member's head.
+    /// Range of the numbers in a member's live file system.
     pub fn numbers_of_head(&self, dataset: u64) -> Option<(u64, u64)> {
         self.member(dataset).map(|member| (join(member.prefix, 0), join(member.prefix, u64::MAX)))
     }
 
-    /// Takes a member out: what it covered is seen again, and files of it that are open answer
-    /// ESTALE. Its numbers are never given again: the door may still know some.
+    /// Removes a member: the directory that it covered is visible again, and its open files return
+    /// ESTALE. Its numbers are never given out again: the FUSE front end may still know some.
     pub fn take_out(&self, dataset: u64) {
         let Some(member) = self.member(dataset) else { return };
         {
@@ -215,18 +216,18 @@ impl DatasetTree {
         self.tell(member.covers);
     }
 
-    /// The number of a member's root.
+    /// Returns the id of a member's root.
     pub fn root_of(&self, dataset: u64) -> Option<FileId> {
         self.member(dataset).map(|member| self.file_id(join(member.prefix, ROOT)))
     }
 
-    /// The files of a member have changed elsewhere.
+    /// Reports changes of a member's files by another machine to the FUSE front end.
     pub fn changed(&self, dataset: u64, changes: &Changes) {
         let (Some(member), Some(door)) = (self.member(dataset), &*self.changes.lock()) else { return };
         tell(changes, &|number| self.file_id(join(member.prefix, number)), door);
     }
 
-    /// Gives a member other rules.
+    /// Changes the rules of a member.
     pub fn set_rules(&self, dataset: u64, rules: Rules) {
         if let Some(member) = self.member(dataset) {
             *member.rules.lock() = rules;
@@ -240,7 +241,7 @@ impl DatasetTree {
         self.covers.read().values().find(|member| member.dataset == dataset).cloned()
     }
 
-    /// Tells the door that another file is seen in place of a directory, or that again.
+    /// Makes the FUSE front end drop the name of a directory that is covered, or visible again.
     fn tell(&self, on: u64) {
         let Ok(Some((parent, name))) = self.name_of(on) else { return };
         let parent = self.file_id(parent);
@@ -251,7 +252,7 @@ impl DatasetTree {
         }
     }
 
-    /// The directory and the name by which a directory, or what it covers, is found.
+    /// Returns the parent and the name of a directory, or of the directory that it covers.
     fn name_of(&self, mut on: u64) -> Result<Option<(u64, Vec<u8>)>> {
         loop {
             let node = self.node(on)?;
@@ -278,7 +279,7 @@ impl DatasetTree {
         FileId { fs: self.first.dataset, ino: number, generation: 0 }
     }
 
-    /// The number, as users see it, of a member's file.
+    /// Returns the number of a member's file as users see it.
     fn shown(&self, member: &Arc<Member>, number: u64) -> u64 {
         let (prefix, lower) = split(number);
         if prefix == 0 {
@@ -290,12 +291,12 @@ impl DatasetTree {
         join(self.prefixes.write().take(member.dataset, prefix, &Arc::downgrade(member)), lower)
     }
 
-    /// Whose files have numbers that begin so, and what they begin with there.
+    /// Returns the member of a prefix, and the upper bits within that member.
     fn owner(&self, prefix: u64) -> Option<(Arc<Member>, u64)> {
         if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) }
     }
 
-    /// Gives the trees of all snapshots their upper bits, in the order of the file systems, as after
+    /// Assigns prefixes to the trees of all snapshots, in the order of the file systems, as after
     /// every start.
     fn number_snapshots(&self) -> Result<()> {
         let mut members: Vec<Arc<Member>> = self.covers.read().values().cloned().collect();
@@ -320,7 +321,7 @@ impl DatasetTree {
         Entry { attr, node: Node::new(Arc::new(TreeNode { member: Arc::clone(member), node: entry.node })) }
     }
 
-    /// The root of what covers a directory, where something does.
+    /// Returns the root of the member that covers a directory, if one does.
     fn over(&self, mut number: u64) -> Result<Option<Entry>> {
         let mut top = None;
         while self.count.load(Ordering::Acquire) > 0 {
@@ -332,7 +333,7 @@ impl DatasetTree {
         Ok(top)
     }
 
-    /// Refuses to remove or rename a directory that is covered.
+    /// Refuses to remove or rename a covered directory.
     fn uncovered(&self, parent: &TreeNode, name: Name<'_>) -> Result<()> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -341,13 +342,13 @@ impl DatasetTree {
             Ok(found) if self.covers.read().contains_key(&self.shown(&parent.member, found.attr.id.ino)) => {
                 Err(Errno::EBUSY)
             }
-            // What else is wrong with the name is found by whoever goes on.
+            // Other errors of the name are reported by the operation itself.
             _ => Ok(()),
         }
     }
 
-    /// Whether names in a directory are those of files: not in `.zfs`, where changing one may wait
-    /// for a command.
+    /// Whether names in a directory are files: not in `.zfs`, where a change may wait for a
+    /// command.
     fn holds_files(parent: &TreeNode) -> bool {
         parent.member.layer.id(&parent.node).is_ok_and(|id| split(id.ino).0 == 0)
     }
@@ -357,7 +358,7 @@ fn note_in(layer: &Dataset, given: &Arc<dyn GivenNumbers>) {
     layer.capabilities().numbered.iter().for_each(|numbered| numbered.note_in(given));
 }
 
-/// A node of this layer.
+/// Returns a node of this layer.
 fn tree_node(node: &Node) -> Result<&TreeNode> {
     let tree_node = node.get::<TreeNode>().ok_or(Errno::EIO)?;
     if tree_node.member.ended.load(Ordering::Acquire) { Err(Errno::ESTALE) } else { Ok(tree_node) }
@@ -398,7 +399,7 @@ impl Numbered for DatasetTree {
         let Some((member, inner)) = self.owner(prefix) else { return 0 };
         let within = Attr { id: FileId { ino: join(inner, lower), ..attr.id }, ..*attr };
         let own = member.layer.capabilities().numbered.map_or(0, |numbered| numbered.generation(&within));
-        // The bits may be another member's after a restart.
+        // After a restart the prefix may belong to another member.
         if prefix == 0 { own } else { generation::spread(u64::from(own) << 32 ^ member.dataset) }
     }
 

@@ -1,21 +1,22 @@
-//! Generations of inode numbers: what file handles carry, so that a handle never leads to another
-//! file that has the number of the one that it was made for.
+//! Generations of inode numbers: part of file handles, so that a handle never leads to another file
+//! that got the same number.
 //!
-//! Within its tree, an inode has a number that no other one ever had: but for those that a crash
-//! took before they were durable, and those that a rollback took away, whose numbers are given again
-//! after a restart. What then differs is when the file was born; that is stored with it
+//! Within its tree, an inode has a number that no other one ever had, except for inodes that were
+//! lost in a crash before they were durable, or in a rollback: their numbers are assigned again
+//! after a restart. These inodes differ in their birth time, which is stored with the inode
 //! (docs/pool-format.md) and never changes. So nothing else is stored, files of older pools have
 //! generations as well, and a file keeps its own through rollbacks that it survives.
 
 use nacre_vfs::{NO_GENERATION, Time};
 
-/// That of a file that was born then, in the tree of this snapshot; 0 for none.
+/// Generation of a file with this birth time, in the tree of this snapshot; 0 for the live file
+/// system.
 pub(crate) fn of_file(born: Time, snapshot: u64) -> u32 {
     let born = (born.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(born.nsec.into());
     spread(born ^ if snapshot == 0 { 0 } else { u64::from(spread(snapshot)) << 32 })
 }
 
-/// 32 bits that each bit of 64 takes part in; never [`NO_GENERATION`].
+/// Hashes 64 bits to 32; never returns [`NO_GENERATION`].
 pub(crate) fn spread(number: u64) -> u32 {
     // The last steps of splitmix64.
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Handles outlive programs: what a file has here, it has in every later version.
+    /// Handles survive programs: the generation of a file is the same in every later version.
     #[test]
     fn it_is_the_same_for_ever_and_differs_with_birth_and_snapshot() {
         let born = Time { sec: 1_700_000_000, nsec: 123_000_000 };

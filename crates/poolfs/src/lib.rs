@@ -1,7 +1,8 @@
-//! File systems of a pool as layers: one by itself (`dataset`), and an ordinary user's file systems
-//! below one another in one tree (`dataset_tree`).
+//! File systems of a pool as layers: a single one (`dataset`), and an ordinary user's file systems
+//! mounted below one another in one tree (`dataset_tree`).
 //!
-//! Made by who has imported the pool. Nothing here knows a mount or a wire protocol.
+//! Created by the process that has imported the pool. Nothing here depends on a mount or a wire
+//! protocol.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

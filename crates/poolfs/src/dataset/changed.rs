@@ -1,10 +1,10 @@
-//! What has changed in files that a writer elsewhere writes to, for the door.
+//! Reports changes of a writer on another machine to the FUSE front end.
 
 use nacre_pool::engine::Changes;
 use nacre_vfs::{FileId, Invalidation};
 use std::sync::mpsc::Sender;
 
-/// Tells the door what differs; `id` is how it knows the file of a number.
+/// Sends invalidations for all changes to the FUSE front end; `id` maps a number to a file id.
 pub(crate) fn tell(changes: &Changes, id: &dyn Fn(u64) -> FileId, door: &Sender<Invalidation>) {
     let told = if changes.everything {
         door.send(Invalidation::Everything)

@@ -1,8 +1,8 @@
-//! `.zfs` of a file system: the directory below which its snapshots are.
+//! The directory `.zfs` of a file system, with its snapshots.
 //!
-//! Its names are those of the catalog, looked up each time; what is found is kept open until
-//! somebody lets go of it. Invariant: a tree that is handed out is in the table until its snapshot
-//! is forgotten, so that forgetting ends all use of it.
+//! Its names are those of the catalog, looked up each time; an opened tree is kept open until its
+//! snapshot is forgotten. Invariant: a tree in use is in the table until its snapshot is forgotten,
+//! so that forgetting ends all use of it.
 
 use super::mounted_tree::{self, MountedTree, NodeKind};
 use super::translate::errno;
@@ -17,18 +17,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// The name in the root of a file system.
+/// Name of the directory in the root of a file system.
 pub(super) const NAME: &[u8] = b".zfs";
-/// The name below it.
+/// Name of its only entry.
 pub(super) const SNAPSHOT: &[u8] = b"snapshot";
-/// The position behind the only name of `.zfs`.
+/// Listing position after the only name of `.zfs`.
 const LISTED: u64 = 256;
-/// Trees kept open though nobody uses them.
+/// Number of unused trees that are kept open.
 const IDLE: usize = 64;
 
-/// Makes, destroys and renames snapshots of one dataset.
+/// Creates, destroys and renames snapshots of one dataset.
 pub trait SnapshotDirectory: Send + Sync {
-    /// Takes a snapshot: what was written before is in it.
+    /// Takes a snapshot, with all earlier writes.
     ///
     /// # Errors
     /// EEXIST, ENOSPC, EINVAL for an impossible name, EPERM.
@@ -37,7 +37,7 @@ pub trait SnapshotDirectory: Send + Sync {
     /// Destroys a snapshot; with `force` even while files of it are open.
     ///
     /// # Errors
-    /// ENOENT, EBUSY where it is used, held or has clones.
+    /// ENOENT, EBUSY if it is in use, held or has clones.
     fn destroy(&self, name: &str, force: bool) -> Result<()>;
 
     /// Renames a snapshot.
@@ -47,20 +47,20 @@ pub trait SnapshotDirectory: Send + Sync {
     fn rename(&self, name: &str, new: &str) -> Result<()>;
 }
 
-/// See the file's head.
+/// The directories above snapshots; see the head of this file.
 pub(super) struct Control {
     pool: Arc<Pool>,
     dataset: u64,
-    /// Names of snapshots are found by other cases as well, as those of files.
+    /// Names of snapshots are matched without regard to case, like those of files.
     insensitive: bool,
     directory: OnceLock<Box<dyn SnapshotDirectory>>,
-    /// The trees that are open, by their numbers.
+    /// The open trees, by their numbers.
     open: Mutex<HashMap<u64, Arc<MountedTree>>>,
-    /// Which snapshot has which number, as long as the file system is mounted.
+    /// The snapshot of each tree number, as long as the file system is mounted.
     trees: Mutex<HashMap<u64, nacre_pool::Txg>>,
-    /// Where listings of snapshots end.
+    /// Ends of listings of snapshots.
     ends: Ends,
-    /// Where the numbers of trees are noted for a process after this one.
+    /// Records the numbers of trees for a process that takes over later.
     noted: OnceLock<Arc<dyn GivenNumbers>>,
 }
 
@@ -78,7 +78,7 @@ impl Control {
         }
     }
 
-    /// Notes which snapshot has which number from now on; those that are noted keep theirs.
+    /// Records the tree numbers of snapshots from now on; recorded ones are kept.
     pub(super) fn note_in(&self, given: &Arc<dyn GivenNumbers>) {
         let own = given.all().into_iter().filter(|[dataset, ..]| *dataset == self.dataset);
         self.trees.lock().extend(own.map(|[_, txg, tree]| (tree, nacre_pool::Txg(txg))));
@@ -91,11 +91,11 @@ impl Control {
         let _ = self.directory.set(directory);
     }
 
-    /// One of the two directories.
+    /// Returns the entry of one of the two directories.
     pub(super) fn entry(&self, current: &MountedTree, kind: &NodeKind) -> Result<Entry> {
         let (ino, mode, kind) = match kind {
             NodeKind::Control => (mounted_tree::CONTROL, 0o555, NodeKind::Control),
-            // Whoever runs the pool may make and destroy snapshots.
+            // The owner of the process may create and destroy snapshots.
             NodeKind::Snapshots if self.directory.get().is_some() => {
                 (mounted_tree::SNAPSHOTS, 0o755, NodeKind::Snapshots)
             }
@@ -126,7 +126,7 @@ impl Control {
         Ok(Entry { attr, node: Node::new(Arc::new(kind)) })
     }
 
-    /// The tree of the snapshot with this name.
+    /// Returns the tree of the snapshot with this name.
     pub(super) fn snapshot_tree(&self, name: Name<'_>) -> Result<Arc<MountedTree>> {
         // Names of snapshots are ASCII.
         let name = std::str::from_utf8(name.bytes()).map_err(|_| Errno::ENOENT)?;
@@ -140,7 +140,7 @@ impl Control {
         }
     }
 
-    /// The name of the snapshot that this means; itself where there is none.
+    /// Returns the exact name of the matching snapshot; the name itself if there is none.
     fn spelled(&self, name: &str) -> Result<String> {
         if self.insensitive
             && self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.is_none()
@@ -153,7 +153,7 @@ impl Control {
         Ok(name.to_owned())
     }
 
-    /// The number of a snapshot's tree: the same for every question, no other's.
+    /// Returns the number of a snapshot's tree: stable and unique.
     fn tree(&self, txg: nacre_pool::Txg) -> u64 {
         let mut trees = self.trees.lock();
         let mut tree = mounted_tree::tree_of(txg);
@@ -166,7 +166,7 @@ impl Control {
         tree
     }
 
-    /// The tree with this number, of which nobody may have been told since the start.
+    /// Returns the tree with this number, which may not have been used since the start.
     pub(super) fn look_up_tree(&self, tree: u64) -> Result<Arc<MountedTree>> {
         let known = self.trees.lock().contains_key(&tree);
         if !known {
@@ -175,23 +175,23 @@ impl Control {
         self.snapshot_by_tree(tree)
     }
 
-    /// Gives each snapshot its number, in their order, as after every start; answers all numbers.
+    /// Assigns numbers to all snapshots, in their order, as after every start; returns the numbers.
     pub(super) fn number_all(&self) -> Result<Vec<u64>> {
         let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
         Ok(rows.into_iter().map(|(txg, _)| self.tree(txg)).collect())
     }
 
-    /// The snapshot whose tree has this number, where it has been given.
+    /// Returns the snapshot whose tree has this number, if it was assigned.
     pub(super) fn snapshot_of(&self, tree: u64) -> Option<nacre_pool::Txg> {
         self.trees.lock().get(&tree).copied()
     }
 
-    /// The tree with this number.
+    /// Returns the tree with this number.
     pub(super) fn snapshot_by_tree(&self, tree: u64) -> Result<Arc<MountedTree>> {
         if let Some(mounted) = self.open.lock().get(&tree) {
             return Ok(Arc::clone(mounted));
         }
-        // The kernel has the number from here.
+        // The kernel has got the number from here.
         let txg = self.trees.lock().get(&tree).copied().ok_or(Errno::ESTALE)?;
         let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
         let (_, row) = rows.into_iter().find(|(at, _)| *at == txg).ok_or(Errno::ESTALE)?;
@@ -213,7 +213,7 @@ impl Control {
         Ok(mounted)
     }
 
-    /// Lets go of a snapshot; false where files of it are open, and not `force`.
+    /// Closes a snapshot; false if files of it are open, unless `force` is set.
     pub(super) fn forget(&self, txg: nacre_pool::Txg, force: bool) -> bool {
         let mut open = self.open.lock();
         let tree = self.tree(txg);
@@ -226,7 +226,8 @@ impl Control {
         true
     }
 
-    /// Name and numbers of a snapshot's files, as users see them, where somebody has looked into it.
+    /// Returns the name of a snapshot, and the range of its files' numbers as users see them, if it
+    /// was accessed.
     pub(super) fn numbers_of(&self, txg: nacre_pool::Txg) -> Option<(String, (u64, u64))> {
         let open = self.open.lock();
         let mounted = open.get(&self.tree(txg))?;
@@ -239,7 +240,7 @@ impl Control {
         self.open.lock().values().any(|mounted| mounted.is_open())
     }
 
-    /// Lets go of all snapshots.
+    /// Closes all snapshots.
     pub(super) fn end(&self) {
         self.open.lock().drain().for_each(|(_, mounted)| mounted.end());
     }
@@ -260,7 +261,7 @@ impl Control {
         self.verbs()?.rename(&self.spelled(text(name)?)?, text(new)?)
     }
 
-    /// Gives `.zfs` to a listing of the root; false where there is no room for it.
+    /// Adds `.zfs` to a listing of the root; false if there is no room for it.
     pub(super) fn list_itself(
         &self,
         current: &MountedTree,
@@ -299,8 +300,8 @@ impl Control {
         Ok(())
     }
 
-    /// Lists `.zfs/snapshot`, in the order in which snapshots were taken: those that were there
-    /// when the listing began.
+    /// Lists `.zfs/snapshot`, in the order in which snapshots were taken: those that existed when
+    /// the listing began.
     pub(super) fn list_snapshots(
         &self,
         from: u64,

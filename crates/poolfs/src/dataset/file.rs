@@ -24,9 +24,9 @@ pub(super) struct DatasetFile {
     file_node: FileNode,
     flags: OpenFlags,
     locks: Arc<Locks>,
-    /// Reading is noted in the access time.
+    /// Reads update the access time.
     touches: bool,
-    /// Where it is open for writing.
+    /// The lease, if the file is open for writing.
     lease: Option<Lease>,
     member: Arc<Member>,
     generation: u32,
@@ -39,7 +39,7 @@ impl Drop for DatasetFile {
 }
 
 impl DatasetFile {
-    /// A file that may be opened so; `quiet` where reading changes no access time.
+    /// Opens a file; with `quiet` reads do not update its access time.
     pub(super) fn new(
         pool: &Arc<Pool>,
         (file_node, row): (&FileNode, &InodeRow),
@@ -79,14 +79,14 @@ impl DatasetFile {
         let written = outcome.written;
         self.member.written(written);
         if outcome.has_attributes && !origin.is_writeback() {
-            // The kernel does so itself where it collects writes, and for the bits of a mode.
+            // With write-back caching, and for mode bits, the kernel does this itself.
             xattrs::drop_capability(files, &self.file_node.inode)?;
         }
         self.sync_if_always()?;
         Ok(written)
     }
 
-    /// Writes for a copy that the kernel has asked for, which leaves the times as they are.
+    /// Writes for a copy that the kernel requested, which leaves the times unchanged.
     fn write_timed(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.writable()?;
         let _entered = self.file_node.tree.enter()?;
@@ -97,13 +97,13 @@ impl DatasetFile {
         Ok(outcome.written)
     }
 
-    /// Whether the kernel keeps the times of the file: it has given it one for this change, and passes it on, or
-    /// has done so where the change before was in the same tick.
+    /// Whether the kernel keeps the times of the file: it has set one for this change and sends it
+    /// later, or has sent it already if an earlier change was in the same tick.
     fn is_timed(&self) -> bool {
         self.lease.as_ref().is_some_and(Lease::is_collected)
     }
 
-    /// The content has changed: with `sync=always` that is durable before it is answered.
+    /// With `sync=always`: makes a change of content durable before it is answered.
     fn sync_if_always(&self) -> Result<()> {
         self.file_node.tree.sync_if_always(&self.pool, &self.file_node.inode)
     }
@@ -128,7 +128,7 @@ impl OpenFile for DatasetFile {
         }
         let files = self.file_node.files()?;
         let count = files.read(&self.file_node.inode, offset, buffer).map_err(of_node)?;
-        // It may have become another file meanwhile.
+        // It may have been replaced by another file meanwhile (rollback).
         self.file_node.tree.usable()?;
         if self.touches {
             files.touch(&self.file_node.inode);
@@ -166,8 +166,8 @@ impl OpenFile for DatasetFile {
         let files = self.file_node.tree.files.files();
         file_flags::check_allocate(&files.attributes_without_room(&self.file_node.inode).map_err(errno)?, mode)?;
         match mode.0 & !AllocateMode::KEEP_SIZE {
-            // Room cannot be set aside where each write goes to a new place: as with ZFS, there has
-            // to be enough, and only the size is made.
+            // Space cannot be reserved on disk where each write goes to a new block address: as in
+            // ZFS, there has to be enough room, and only the size is changed.
             0 => {
                 let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
                 files.would_fill(&self.file_node.inode, offset, length).map_err(errno)?;
@@ -178,7 +178,7 @@ impl OpenFile for DatasetFile {
                     return Ok(());
                 }
                 let changed = if self.is_timed() { ChangedTime::Stays } else { ChangedTime::Now };
-                // Writes out of the page cache go on meanwhile: the file may be longer by now.
+                // Write-back continues meanwhile: the file may be longer by now.
                 let change = nacre_pool::files::AttributeChange {
                     size: Some(end),
                     only_longer: true,
@@ -212,7 +212,7 @@ impl OpenFile for DatasetFile {
     }
 
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
-        /// A copy goes in steps of this many bytes; the caller goes on where it was cut short.
+        /// Bytes of one step of a copy; the caller continues after a short copy.
         const STEP: u64 = 1 << 20;
         if flags != 0 {
             return Err(Errno::EINVAL);
@@ -229,7 +229,7 @@ impl OpenFile for DatasetFile {
         let range = Range { from: offset, to: target_offset, length };
         let mut step = STEP;
         if self.file_node.beside(&target.file_node).is_ok() {
-            // What can be shared needs no room and no time; the kernel goes on with the rest.
+            // Sharing needs no room and no time; the kernel copies the remainder.
             target.writable()?;
             let _entered = target.file_node.tree.enter()?;
             let files = target.file_node.tree.files.files();
@@ -239,8 +239,7 @@ impl OpenFile for DatasetFile {
                 target.sync_if_always()?;
                 return Ok(shared);
             }
-            // The part of a record, or one that many small writes went to: what follows is shared
-            // again.
+            // A part of a record, or one with many small writes: later records are shared again.
             let until = files.until_sharing(&self.file_node.inode, &target.file_node.inode, range).map_err(errno)?;
             step = until.map_or(STEP, |until| until.min(STEP));
         }

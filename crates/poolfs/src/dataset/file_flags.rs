@@ -1,8 +1,9 @@
 //! The flags of files (lsattr(1), chattr(1); ioctl_iflags(2)): immutable, append-only, no access times, no dump.
 //!
-//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin), and by the operations that an
-//! immutable or append-only file refuses with EPERM; names are `nacre_pool`'s (files/protection.rs). That the caller
-//! may change flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE) is checked by the kernel before it asks.
+//! Called by `ioctl` of files and of the file system (FS_IOC_GETFLAGS and its kin), and by the
+//! operations that an immutable or append-only file refuses with EPERM; names are checked by
+//! `nacre_pool` (files/protection.rs). The kernel checks before the request that the caller may
+//! change flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE).
 
 use super::mounted_tree::FileNode;
 use super::translate::{errno, kind_of};
@@ -37,14 +38,14 @@ fn shown(stored: u32, number: fn(&Flag) -> u32) -> u32 {
     FLAGS.iter().filter(|flag| stored & flag.stored != 0).map(number).sum()
 }
 
-/// The stored flags of a caller's; EOPNOTSUPP for one that files cannot have.
+/// The stored flags for those of a caller; EOPNOTSUPP for one that files cannot have.
 fn stored(asked: u32, number: fn(&Flag) -> u32) -> Result<u32> {
     let flags = FLAGS.iter().filter(|flag| asked & number(flag) != 0);
     let stored = flags.map(|flag| flag.stored).sum();
     if shown(stored, number) == asked { Ok(stored) } else { Err(Errno::EOPNOTSUPP) }
 }
 
-/// Answers a question about flags, or changes them.
+/// Returns the flags of a file, or changes them.
 ///
 /// # Errors
 /// EOPNOTSUPP for flags that files cannot have; ENOTTY for other commands and other kinds of files.
@@ -78,10 +79,10 @@ pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]
     Ok((0, 0))
 }
 
-/// Whether a file may be opened so (`may_open` of Linux).
+/// Checks whether a file may be opened with these flags (`may_open` of Linux).
 ///
 /// # Errors
-/// EPERM where not.
+/// EPERM if not.
 pub(super) fn check_open(row: &InodeRow, flags: OpenFlags) -> Result<()> {
     let appends = flags.raw() & rustix::fs::OFlags::APPEND.bits() != 0;
     let changes = flags.writes() || flags.truncates();
@@ -93,7 +94,7 @@ pub(super) fn check_open(row: &InodeRow, flags: OpenFlags) -> Result<()> {
 /// Whether attributes may change so.
 ///
 /// # Errors
-/// EPERM where not.
+/// EPERM if not.
 pub(super) fn check_change(row: &InodeRow, change: &SetAttr) -> Result<()> {
     if row.flags & refusing(change) != 0 { Err(Errno::EPERM) } else { Ok(()) }
 }
@@ -117,10 +118,10 @@ pub(super) fn refusing(change: &SetAttr) -> u32 {
     }
 }
 
-/// Whether room may be given or taken so (`vfs_fallocate` of Linux).
+/// Checks whether space may be allocated or released (`vfs_fallocate` of Linux).
 ///
 /// # Errors
-/// EPERM where not.
+/// EPERM if not.
 pub(super) fn check_allocate(row: &InodeRow, mode: AllocateMode) -> Result<()> {
     let only_adds = mode.0 & !AllocateMode::KEEP_SIZE == 0;
     let refused = row.flags & IMMUTABLE != 0 || row.flags & APPEND != 0 && !only_adds;

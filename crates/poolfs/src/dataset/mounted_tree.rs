@@ -1,9 +1,9 @@
-//! The file trees that one mounted dataset consists of: the dataset as it is, and each of its
-//! snapshots that somebody has looked into.
+//! The file trees of one mounted dataset: the live file system, and each snapshot that was
+//! accessed.
 //!
-//! Invariant: every file of all trees has an inode number of its own as users see it: programs take
-//! two files with the same number for one (cp, diff and tar do). The upper bits say which tree; they are zero
-//! in a snapshot that is mounted by itself, on a device number of its own.
+//! Invariant: every file of all trees has an inode number of its own as users see it: programs (cp,
+//! diff and tar do) take two files with the same number for one. The upper bits identify the tree;
+//! they are zero in a snapshot that is mounted separately, on a device number of its own.
 
 use super::passage::Passage;
 use super::translate::{errno, time};
@@ -22,59 +22,59 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The files of one tree, as the engine has them.
+/// The engine's files of one tree.
 pub(super) type Tree = nacre_pool::files::Files<TreeTable>;
 
-/// Where the tree's number begins in an inode number.
+/// Position of the tree's number in an inode number.
 pub(super) const SHIFT: u32 = keys::NUMBER_BITS;
-/// The number of a root directory in its tree.
+/// Inode number of a root directory in its tree.
 pub(super) const ROOT: u64 = 1;
-/// Trees are told apart by this many numbers, from 1; 0 is the dataset as it is.
+/// Number of tree numbers, from 1; 0 is the live file system.
 const TREES: u64 = (1 << 22) - 1;
-/// `.zfs`, as users see it: of a tree that is none.
+/// Inode number of `.zfs` as users see it, outside of all trees.
 pub(super) const CONTROL: u64 = (1 << 62) | 1;
-/// `.zfs/snapshot`.
+/// Inode number of `.zfs/snapshot`.
 pub(super) const SNAPSHOTS: u64 = (1 << 62) | 2;
 
-/// The number of a snapshot's tree, unless another one has it.
+/// The preferred number of a snapshot's tree.
 pub(super) fn tree_of(txg: Txg) -> u64 {
     txg.0 % TREES + 1
 }
 
-/// The number that comes next where one is taken.
+/// The next number to try if one is taken.
 pub(super) fn tree_after(tree: u64) -> u64 {
     tree % TREES + 1
 }
 
-/// The number of the tree of an inode number as users see it, and the number in that tree.
+/// Splits an inode number as users see it into the number of the tree and the number in that tree.
 pub(super) fn split(shown: u64) -> (u64, u64) {
     (shown >> SHIFT, shown & ((1 << SHIFT) - 1))
 }
 
-/// What [`crate::generation`] says of a file with this number, as users see it: also whose snapshot
-/// it is, as another one may have the number of its tree after a restart. What is there in every
-/// tree, whatever becomes of it (the root of the dataset, `.zfs`), is always the same.
+/// The generation ([`crate::generation`]) of a file with this number, as users see it: it includes
+/// the snapshot, as another one may get the number of its tree after a restart. Files that exist in
+/// every tree (the root of the dataset, `.zfs`) always have the same one.
 pub(super) fn generation(snapshot: Option<Txg>, shown: u64, born: nacre_vfs::Time) -> u32 {
     let always = [ROOT, CONTROL, SNAPSHOTS].contains(&shown);
     if always { 0 } else { crate::generation::of_file(born, snapshot.map_or(0, |txg| txg.0)) }
 }
 
-/// One tree.
+/// One file tree.
 pub(super) struct MountedTree {
     pub(super) files: Arc<Files>,
-    /// The snapshot's name in the last look-up and its txg; `None` for the dataset as it is.
+    /// The snapshot's name in the last look-up and its txg; `None` for the live file system.
     pub(super) snapshot: Option<(String, Txg)>,
     number: u64,
     pub(super) locks: LockTable,
-    /// Where the listings of its directories end.
+    /// Ends of listings of its directories.
     pub(super) ends: Ends,
-    /// Open files.
+    /// Number of open files.
     pub(super) open: AtomicUsize,
     passage: Passage,
 }
 
 impl MountedTree {
-    /// The dataset as it is, or a snapshot whose tree has this number.
+    /// The live file system, or a snapshot whose tree has this number.
     pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> MountedTree {
         let ends = Ends::new(files.files().next_sequence());
         MountedTree {
@@ -88,7 +88,7 @@ impl MountedTree {
         }
     }
 
-    /// The content of a file has changed: with `sync=always` that is durable before it is answered.
+    /// With `sync=always`: makes a change of content durable before it is answered.
     pub(super) fn sync_if_always(&self, pool: &Pool, inode: &Arc<Inode>) -> Result<()> {
         if self.files.behaviour().sync == SyncMode::Always {
             pool.sync_file(&self.files, inode).map_err(errno)?;
@@ -106,12 +106,12 @@ impl MountedTree {
         self.snapshot.is_some()
     }
 
-    /// What [`generation`] says of a file of it.
+    /// The [`generation`] of one of its files.
     pub(super) fn generation(&self, number: u64, row: &InodeRow) -> u32 {
         generation(self.snapshot.as_ref().map(|(_, txg)| *txg), self.shown(number), time(row.born))
     }
 
-    /// Whether it is the snapshot of this name and moment.
+    /// Whether it is the snapshot with this name and txg.
     pub(super) fn is(&self, name: &str, txg: Txg) -> bool {
         self.snapshot.as_ref().is_some_and(|(known, at)| known == name && *at == txg)
     }
@@ -126,35 +126,34 @@ impl MountedTree {
         self.open.load(Ordering::Acquire) > 0
     }
 
-    /// Nothing of it is read any more.
+    /// Ends all use of it.
     pub(super) fn end(&self) {
         self.passage.end();
     }
 
-    /// Makes whoever begins something wait until [`MountedTree::resume`] or [`MountedTree::end`];
-    /// changes of content that are under way are waited for.
+    /// Blocks new operations until [`MountedTree::resume`] or [`MountedTree::end`]; waits for
+    /// running changes of content.
     pub(super) fn pause(&self) {
         self.passage.pause();
     }
 
-    /// Everything goes on.
+    /// Ends the block.
     pub(super) fn resume(&self) {
         self.passage.resume();
     }
 
-    /// Whether it can be used; ESTALE where not any more.
+    /// Checks that it can be used; ESTALE if it has ended.
     pub(super) fn usable(&self) -> Result<()> {
         self.passage.usable()
     }
 
-    /// Begins a change of content: the files do not become others before it has ended.
+    /// Begins a change of content: the files are not replaced before it has ended.
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         self.passage.enter()
     }
 }
 
-/// The tree that a mounted dataset begins with: the dataset as it is. It becomes another one when
-/// the dataset is rolled back.
+/// The live file system of a mounted dataset. A rollback replaces it by another tree.
 pub(super) struct CurrentTree {
     pub(super) files: Arc<Files>,
     now: ArcSwap<MountedTree>,
@@ -165,12 +164,12 @@ impl CurrentTree {
         CurrentTree { files: Arc::clone(&tree.files), now: ArcSwap::from_pointee(tree) }
     }
 
-    /// The tree at this moment.
+    /// Returns the current tree.
     pub(super) fn now(&self) -> Arc<MountedTree> {
         self.now.load_full()
     }
 
-    /// The files are others: nothing of the tree as it was can be used any more.
+    /// Replaces the tree after a rollback: the previous one cannot be used any more.
     pub(super) fn replace(&self) {
         let old = self.now();
         self.now.store(Arc::new(MountedTree::new(Arc::clone(&self.files), None, 0)));
@@ -178,23 +177,22 @@ impl CurrentTree {
     }
 }
 
-/// What a node of this layer is; none where the node is another layer's.
+/// The kind of a node of this layer; `None` for a node of another layer.
 pub(super) fn node_kind(node: &Node) -> Option<&NodeKind> {
     node.get::<NodeKind>().or_else(|| node.get::<ListedNode>().map(ListedNode::node_kind))
 }
 
-/// Whether a node is a file of a listing that nobody has asked for anything.
+/// Whether a node is a file of a listing that was not used yet.
 pub(super) fn is_listed(node: &Node) -> bool {
     node.get::<ListedNode>().is_some()
 }
 
-/// Whether a node is known, without a look at what the tree has of it, to have no extended
-/// attributes.
+/// Whether a node is known to have no extended attributes, without reading the tree.
 pub(super) fn is_bare(node: &Node) -> Result<bool> {
     node.get::<ListedNode>().map_or(Ok(false), ListedNode::is_bare)
 }
 
-/// What a node of this layer is.
+/// The kinds of nodes in this layer.
 pub(super) enum NodeKind {
     /// A file of a tree.
     File(FileNode),
@@ -204,9 +202,8 @@ pub(super) enum NodeKind {
     Snapshots,
 }
 
-/// A file of a listing, or one that was found by its number, which is a node as well: most of them
-/// are asked for nothing, or for nothing that takes more than the number, and become a [`NodeKind`]
-/// when they are.
+/// A file of a listing, or one found by its number, as a node: most of them are never used, or only
+/// for their number, and become a [`NodeKind`] when they are.
 pub(super) struct ListedNode {
     tree: Arc<MountedTree>,
     number: u64,
@@ -214,7 +211,7 @@ pub(super) struct ListedNode {
 }
 
 impl ListedNode {
-    /// The file of this number.
+    /// Creates the node of a file by its number.
     pub(super) fn new(tree: &Arc<MountedTree>, number: u64) -> ListedNode {
         ListedNode { tree: Arc::clone(tree), number, file: OnceLock::new() }
     }
@@ -231,7 +228,7 @@ impl ListedNode {
     }
 }
 
-/// A file with the tree that it is in.
+/// A file with its tree.
 #[derive(Clone)]
 pub(super) struct FileNode {
     pub(super) tree: Arc<MountedTree>,
@@ -239,18 +236,18 @@ pub(super) struct FileNode {
 }
 
 impl FileNode {
-    /// The files of its tree.
+    /// Returns the files of its tree.
     pub(super) fn files(&self) -> Result<&Tree> {
         self.tree.usable()?;
         Ok(self.tree.files.files())
     }
 
-    /// The same, for a change.
+    /// As [`Self::files`], for a change.
     pub(super) fn changeable(&self) -> Result<&Tree> {
         if self.tree.is_snapshot() { Err(Errno::EROFS) } else { self.files() }
     }
 
-    /// Whether both are in the same tree.
+    /// Refuses two files of different trees (EXDEV).
     pub(super) fn beside(&self, other: &FileNode) -> Result<()> {
         if Arc::ptr_eq(&self.tree, &other.tree) { Ok(()) } else { Err(Errno::EXDEV) }
     }

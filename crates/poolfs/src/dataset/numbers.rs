@@ -1,9 +1,9 @@
-//! The files of a dataset by their numbers: what a door keeps instead of nodes.
+//! The files of a dataset by their numbers: the FUSE front end keeps numbers instead of nodes.
 //!
-//! Invariant: from the first question on, a file that loses its last name is kept until the door
-//! has forgotten it, so that its number finds it for whoever still holds it without having it open
-//! (a working directory, `O_PATH`). Where a process before this one had the door, that is so for those
-//! that were left without a name then ([`Numbers::keep_nameless`]).
+//! Invariant: from the first look-up by number on, a file that loses its last name is kept until
+//! the FUSE front end has forgotten it (lookup count 0), so that it is found by its number as long
+//! as the kernel holds it without having it open (a working directory, `O_PATH`). After a failover
+//! this also applies to the orphans of the previous process ([`Numbers::keep_nameless`]).
 
 use super::control::Control;
 use super::mounted_tree::{self, CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
@@ -20,15 +20,15 @@ use std::{
     },
 };
 
-/// See the file's head.
+/// Files by number; see the head of this file.
 pub(super) struct Numbers {
     current: Arc<CurrentTree>,
     control: Option<Arc<Control>>,
     asked: AtomicBool,
     nameless: Mutex<HashMap<u64, Arc<Inode>>>,
     count: AtomicUsize,
-    /// There are ACLs. As the property was when the door agreed with its kernel, which cannot be told of
-    /// another value.
+    /// ACLs are on. The value of the property when the FUSE front end negotiated with the kernel,
+    /// which cannot be changed later.
     pub(super) acls: AtomicBool,
 }
 
@@ -44,15 +44,15 @@ impl Numbers {
         }
     }
 
-    /// A name was removed from a file, and so many are left: keeps it where that was the last.
+    /// Notes that a name of a file was removed; keeps the file if no names are left.
     pub(super) fn removed(&self, (inode, left): (Arc<Inode>, u32)) {
         if left == 0 && self.asked.load(Ordering::Relaxed) {
             self.keep(inode);
         }
     }
 
-    /// Files that a process before this one left without a name: each is kept until the door has forgotten
-    /// it. All others without a name go.
+    /// Keeps orphan inodes of a previous process until the FUSE front end has forgotten them. All
+    /// other orphans are freed.
     pub(super) fn keep_nameless(&self, numbers: &[u64]) -> Result<()> {
         self.asked.store(true, Ordering::Relaxed);
         let now = self.current.now();
@@ -61,8 +61,8 @@ impl Numbers {
         files.adopt_orphans().map_err(errno)
     }
 
-    /// Whether the number of a tree stands for the tree that is mounted: any, where that is a snapshot by itself,
-    /// since versions before this one gave its files the number of its tree.
+    /// Whether the number of a tree means the mounted tree: any number does for a single snapshot,
+    /// since earlier versions gave its files the number of its tree.
     fn is_current(&self, tree: u64) -> bool {
         self.control.is_none() || self.current.now().is_tree(tree)
     }
@@ -73,7 +73,7 @@ impl Numbers {
         self.count.store(nameless.len(), Ordering::Release);
     }
 
-    /// A name is about to be replaced: the file that it leads to, where it may have to be kept.
+    /// Before a name is replaced: returns its file, if it may have to be kept.
     pub(super) fn before(&self, directory: &FileNode, name: &[u8]) -> Option<Arc<Inode>> {
         if !self.asked.load(Ordering::Relaxed) {
             return None;
@@ -81,7 +81,7 @@ impl Numbers {
         directory.files().ok()?.look_up(&directory.inode, name).ok().map(|(inode, _)| inode)
     }
 
-    /// It is replaced: keeps the file where that was its last name.
+    /// After the replacement: keeps the file if that was its last name.
     pub(super) fn after(&self, inode: Option<Arc<Inode>>) -> Result<()> {
         let Some(inode) = inode else { return Ok(()) };
         if self.current.files.files().attributes(&inode).map_err(errno)?.links == 0 {
@@ -163,7 +163,7 @@ impl Numbered for Numbers {
     }
 
     fn folds(&self, _directory: &Node) -> bool {
-        // Snapshots have what the file system has.
+        // Snapshots have the folding of their file system.
         !self.current.files.files().folding().is_exact()
     }
 

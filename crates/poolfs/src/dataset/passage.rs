@@ -1,26 +1,25 @@
-//! Whether the files of a tree can be used: they can, or whoever wants something waits since they
-//! may be others in a moment, or never again.
+//! State of a mounted file tree: live, paused (a rollback may replace it), or ended.
 //!
 //! Owned by a tree (`mounted_tree.rs`). Invariants:
-//! * between [`Passage::pause`] and what ends it, nobody is inside who came by [`Passage::enter`];
-//! * whoever waits is woken by [`Passage::resume`] and by [`Passage::end`].
+//! * from [`Passage::pause`] until it ends, no operation is inside that came by [`Passage::enter`];
+//! * waiting operations are woken by [`Passage::resume`] and by [`Passage::end`].
 
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use nacre_vfs::{Errno, Result};
 
 const LIVE: u8 = 0;
-/// Whoever wants something of it waits: the files may be others in a moment.
+/// Operations wait: the files may be replaced.
 const PAUSED: u8 = 1;
-/// Nothing of it is read any more: the snapshot is being destroyed, the file system goes, or it was
-/// rolled back.
+/// Operations fail: the snapshot is being destroyed, the file system is unmounted, or was rolled
+/// back.
 const ENDED: u8 = 2;
 
-/// See the file's head.
+/// The quiesce lock of a tree; see the head of this file.
 pub(super) struct Passage {
     /// One of [`LIVE`], [`PAUSED`], [`ENDED`].
     state: AtomicU8,
-    /// Held for reading while content is changed.
+    /// Held for reading during changes of content.
     changing: RwLock<()>,
     turn: (Mutex<()>, Condvar),
 }
@@ -30,19 +29,19 @@ impl Passage {
         Passage { state: AtomicU8::new(LIVE), changing: RwLock::new(()), turn: (Mutex::new(()), Condvar::new()) }
     }
 
-    /// Nothing of it is read any more.
+    /// Ends all use of the tree.
     pub(super) fn end(&self) {
         self.set(ENDED);
     }
 
-    /// Makes whoever begins something wait until [`Passage::resume`] or [`Passage::end`]; changes
-    /// of content that are under way are waited for.
+    /// Blocks new operations until [`Passage::resume`] or [`Passage::end`]; waits for running
+    /// changes of content.
     pub(super) fn pause(&self) {
         self.set(PAUSED);
         drop(self.changing.write());
     }
 
-    /// Everything goes on.
+    /// Ends the block.
     pub(super) fn resume(&self) {
         self.set(LIVE);
     }
@@ -53,7 +52,7 @@ impl Passage {
         self.turn.1.notify_all();
     }
 
-    /// Whether it can be used; ESTALE where not any more.
+    /// Checks that the tree can be used; waits while it is paused; ESTALE if it has ended.
     pub(super) fn usable(&self) -> Result<()> {
         if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { self.outcome() }
     }
@@ -67,7 +66,7 @@ impl Passage {
         if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
-    /// Begins a change of content: the files do not become others before it has ended.
+    /// Begins a change of content: the files are not replaced before it has ended.
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         loop {
             let entered = self.changing.read();
@@ -80,16 +79,16 @@ impl Passage {
     }
 }
 
-/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers
-/// --lib model`.
+/// Tries all interleavings of threads with loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p
+/// nacre-layers --lib model`.
 #[cfg(all(test, nacre_model))]
 mod model {
     use super::*;
     use crate::sync::atomic::AtomicUsize;
     use loom::{sync::Arc, thread};
 
-    /// Every order in which threads lose the processor unasked three times at most: all orders of
-    /// three threads would take hours.
+    /// Tries all interleavings with at most three preemptions: all orders of three threads would
+    /// take hours.
     fn model(run: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -98,7 +97,7 @@ mod model {
 
     struct Tree {
         passage: Passage,
-        /// Which files they are. Nothing but the passage orders what threads see of it.
+        /// Identifies the files. Only the passage orders threads' accesses to it.
         files: AtomicUsize,
         inside: AtomicUsize,
     }
@@ -108,7 +107,7 @@ mod model {
             Arc::new(Tree { passage: Passage::new(), files: AtomicUsize::new(1), inside: AtomicUsize::new(0) })
         }
 
-        /// Changes content; which files it changed.
+        /// Changes content; returns which files it has changed.
         fn change(&self) -> Result<usize> {
             let _entered = self.passage.enter()?;
             self.inside.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +126,7 @@ mod model {
         }
     }
 
-    /// loom fails as well where a thread waits that nobody wakes.
+    /// loom also fails if a thread waits and is never woken.
     #[test]
     fn nobody_is_inside_while_the_files_become_others() {
         model(|| {

@@ -1,25 +1,25 @@
-//! What announced writes to one file were promised, and when.
+//! Reservations of writes to one file, with their times.
 //!
-//! Kept by `writeback_group.rs` for each file that is open for collected writes; nobody else uses
-//! it. A write that was let in may take a while to begin: until then no settling can find it. So a
-//! promise is kept for [`GRACE`] at least, whatever a settling has found.
+//! Kept by `writeback_group.rs` for each file that is open for cached writes. An admitted write may
+//! take a while to begin: until then no settling can find it. So a reservation is kept for
+//! [`GRACE`] at least, whatever a settling has found.
 //!
-//! Invariant: promises are in the order of their times, few however many there were: those of one
-//! moment are one, and so are all that are old.
+//! Invariant: reservations are ordered by time, and few however many there were: those of one
+//! moment are merged, and so are all old ones.
 
 use std::time::{Duration, Instant};
 
-/// For so long a writer that was let in may not have got a processor.
+/// Time within which an admitted writer may still wait for a processor.
 pub(super) const GRACE: Duration = Duration::from_millis(60);
-/// What is promised within this time counts as one promise, as old as the first.
+/// Reservations within this time are merged, with the time of the first.
 const MOMENT: Duration = Duration::from_millis(15);
 
-/// See the file's head.
+/// The reservations; see the head of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Promises(Vec<(Instant, u64)>);
 
 impl Promises {
-    /// So many bytes more.
+    /// Adds bytes.
     pub(super) fn add(&mut self, now: Instant, bytes: u64) {
         let old = self.0.iter().take_while(|(made, _)| is_old(*made, now)).count();
         if old > 1 {
@@ -32,7 +32,7 @@ impl Promises {
         }
     }
 
-    /// At most so many bytes have arrived; answers how many of them had been promised.
+    /// Removes up to `most` arrived bytes; returns how many of them had been reserved.
     pub(super) fn take(&mut self, most: u64) -> u64 {
         let mut left = most;
         for (_, bytes) in &mut self.0 {
@@ -43,14 +43,14 @@ impl Promises {
         most - left
     }
 
-    /// Ends what is old; answers how many bytes that was.
+    /// Ends old reservations; returns their bytes.
     pub(super) fn end_old(&mut self, now: Instant) -> u64 {
         let before = self.sum();
         self.0.retain(|(made, _)| !is_old(*made, now));
         before - self.sum()
     }
 
-    /// Ends all; answers how many bytes that was.
+    /// Ends all reservations; returns their bytes.
     pub(super) fn end(&mut self) -> u64 {
         std::mem::take(&mut self.0).into_iter().map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
     }

@@ -1,4 +1,4 @@
-//! The conformance suite over a dataset of a pool in memory, and what a crash leaves.
+//! The conformance suite over a dataset of a pool in memory, and its state after a crash.
 
 use super::{Dataset, WritebackGroup};
 use nacre_pool::device::{Device, Simulator};
@@ -140,7 +140,7 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
     }
 }
 
-/// A door that counts what it is told; it holds nothing back.
+/// A FUSE front end that counts its calls; its kernel holds nothing back.
 #[derive(Default)]
 struct Door {
     recalls: AtomicU64,
@@ -167,7 +167,7 @@ impl nacre_vfs::WritebackHost for Door {
     }
 }
 
-/// Content that does not compress.
+/// Incompressible content.
 fn noise() -> Vec<u8> {
     let mut noise = 1_u64;
     let mut block = Vec::new();
@@ -190,7 +190,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         layer.create(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap(), 0o600, OpenFlags::WRITE).unwrap().1
     };
     let file = create("filled");
-    // Before anything is collected, a file that is open for writing alone cannot be read.
+    // Without write-back caching, a file that is open for writing only cannot be read.
     assert!(file.read(&mut [0], 0).is_err());
     let permission = file.writeback_lease().unwrap();
     assert!(permission.begin() && permission.unannounced());
@@ -203,13 +203,12 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         assert!(at < 256 << 20, "more than there is");
     }
     assert!(door.recalls.load(Ordering::Relaxed) > 0);
-    // There is room for something still; for all the rest of it there is not, and nobody says so
-    // before all has arrived.
+    // There is room for some writes, but not for all; this shows only when all have arrived.
     assert_eq!(permission.announce(WriteAhead::append(Some(1000))), Ok(()));
     assert_eq!(permission.announce(WriteAhead::append(Some(256 << 20))), Err(nacre_vfs::Errno::ENOSPC));
     assert!(door.settled.load(Ordering::Relaxed) > 0);
-    // No further file is collected, and its writes are refused one by one; what was announced is
-    // not when it arrives.
+    // No further file is cached, and its writes are refused one by one; reserved ones are admitted
+    // when they arrive.
     assert_eq!(permission.announce(WriteAhead::append(Some(block.len() as u64))), Ok(()));
     let other = create("other");
     assert!(!other.writeback_lease().unwrap().begin());
@@ -218,7 +217,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         taken += some as u64;
     }
     assert_eq!(other.write(&block, taken, WriteOrigin::Caller), Err(nacre_vfs::Errno::ENOSPC));
-    // Stores to a mapping of another file do not get what was promised to this one.
+    // Stores to a mapping of another file do not get the reservations of this one.
     assert_eq!(other.write(&block, taken, PAGES), Err(nacre_vfs::Errno::ENOSPC));
     assert_eq!(file.write(&block, at, PAGES), Ok(block.len()));
     // Beyond that only stores can arrive.
@@ -227,14 +226,14 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         stored += some;
         assert!(stored < 1 << 20, "more than what was promised for naming");
     }
-    // What is there can be written over, announced and by stores.
+    // Existing content can be overwritten, by reserved writes and by stores.
     let over = WriteAhead { offset: Some(0), length: Some(block.len() as u64) };
     assert_eq!(permission.announce(over), Ok(()));
     assert_eq!(other.write(&block, 0, PAGES), Ok(block.len()));
     assert_eq!(permission.announce(WriteAhead::append(Some(block.len() as u64))), Err(nacre_vfs::Errno::ENOSPC));
 }
 
-/// A door that goes on: it holds back as much until it is let pass that on.
+/// A FUSE front end after a failover: its kernel holds writes back until it may flush them.
 struct Heir {
     passing: Mutex<Receiver<()>>,
     asked: AtomicU64,
@@ -261,7 +260,7 @@ impl nacre_vfs::WritebackHost for Heir {
     fn recall(&self) {}
     fn flush(&self) -> nacre_vfs::Result<()> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        // At the end of the test nobody waits any more.
+        // At the end of the test no operation waits any more.
         let _ = self.passing.lock().recv();
         Ok(())
     }
@@ -280,14 +279,14 @@ fn what_was_accepted_before_a_death_finds_its_room() {
         let layer = Dataset::open(&pool, id).unwrap();
         layer.create(&Caller::ROOT, &root(&layer), name("f"), 0o600, OpenFlags::WRITE).unwrap();
     }
-    // Others take all the room that there is.
+    // Other writes take all the room that there is.
     let layer = Dataset::open(&pool, top).unwrap();
     let other = layer.create(&Caller::ROOT, &root(&layer), name("other"), 0o600, OpenFlags::WRITE).unwrap().1;
     let mut taken = 0;
     while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
         taken += block.len() as u64;
     }
-    // The process dies, and two doors go on.
+    // The process crashes, and two FUSE front ends take over.
     let group = Arc::new(WritebackGroup::default());
     let open = |id| {
         let layer = Dataset::open_among(&pool, id, &group).unwrap();
@@ -306,7 +305,7 @@ fn what_was_accepted_before_a_death_finds_its_room() {
             std::thread::yield_now();
         }
     };
-    // The second one comes while all that the first one holds back is passed on.
+    // The second one arrives while the held-back writes of the first one are flushed.
     asked(1);
     let (_, pass_second) = Heir::of(&second);
     two.writeback_lease().unwrap().begin_unopened();
@@ -317,7 +316,7 @@ fn what_was_accepted_before_a_death_finds_its_room() {
     for at in 0..3 {
         assert_eq!(two.write(&block, at << 20, PAGES), Ok(block.len()), "{at}");
     }
-    // What has been passed on is over.
+    // Flushed writes are not counted any more.
     drop(pass);
     let refused = |at| two.write(&block, at, PAGES) == Err(nacre_vfs::Errno::ENOSPC);
     let mut at = 3 << 20;
@@ -338,7 +337,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
         pool.create_dataset(&NewDataset { parent: top, name: name.to_owned(), properties }).unwrap()
     };
     let block = noise();
-    // Whether files may be collected or not: nothing of these is.
+    // Whether files may be cached or not: these are not.
     let store = |id: u64, most: u64| {
         let layer = Dataset::open(&pool, id).unwrap();
         let root = layer.root().unwrap().node;
@@ -361,7 +360,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
         assert_eq!(refused, nacre_vfs::Errno::EDQUOT, "{property}");
         assert!(stored > 3 << 20, "{property}: {stored}");
         assert!(pool.space(id).unwrap().1.referenced <= (4 << 20) + (64 << 10), "{property}");
-        // With a larger one it goes on.
+        // With a larger one the write succeeds.
         pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }])
             .unwrap();
         assert_eq!(file.write(&block, stored, PAGES), Ok(block.len()), "{property}");
@@ -371,7 +370,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
     assert_eq!(refused, nacre_vfs::Errno::ENOSPC);
     assert!(stored > free / 4 * 3, "{stored} of {free}");
     assert!(pool.suspended().is_none());
-    // Who removes finds room.
+    // Removals find room.
     let root = layer.root().unwrap().node;
     layer.unlink(&Caller::ROOT, &root, Name::new(b"f").unwrap()).unwrap();
     pool.commit().unwrap();
@@ -395,7 +394,7 @@ fn writes_stand_still_while_a_moment_is_taken() {
     let (one, two) = (layer.stop_writes(), layer.stop_writes());
     assert!(one.any() && permission.stopped() && !permission.unannounced());
     assert_eq!(door.recalls.load(Ordering::Relaxed), recalls + 2);
-    // Nobody waits for ever.
+    // No operation waits for ever.
     permission.wait(std::time::Duration::from_millis(1));
     assert!(permission.stopped());
     drop(one);
@@ -406,7 +405,7 @@ fn writes_stand_still_while_a_moment_is_taken() {
         waiting.join().unwrap();
     });
     assert!(!permission.stopped() && permission.unannounced());
-    // What is written directly goes on.
+    // Direct writes continue.
     let _stopped = layer.stop_writes();
     assert_eq!(open("other").write(b"x", 0, WriteOrigin::Caller), Ok(1));
 }
@@ -474,7 +473,7 @@ fn capabilities_go_with_what_the_file_was() {
         change();
         assert_eq!(trusted(), Err(Errno::ENODATA), "{name}");
     }
-    // What a kernel collected, it has seen to itself.
+    // A kernel with write-back caching does this itself.
     trust();
     file.write(b"y", 0, PAGES).unwrap();
     assert_eq!(trusted(), Ok(20));
@@ -514,7 +513,7 @@ fn files_become_others_under_those_who_have_them_open() {
     file.write(b"then", 0, WriteOrigin::Caller).unwrap();
     pool.snapshot(&[(id, "s".to_owned())]).unwrap();
     file.write(b"now!", 0, WriteOrigin::Caller).unwrap();
-    // Who comes while it is held waits, and is told how it ended.
+    // An operation during the pause waits, and gets the result.
     let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0, WriteOrigin::Caller));
     layer.hold();
     let waiting = late(Arc::clone(&file));
@@ -526,7 +525,7 @@ fn files_become_others_under_those_who_have_them_open() {
     layer.replaced();
     assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
     assert_eq!(file.write(b"late", 0, WriteOrigin::Caller), Err(nacre_vfs::Errno::ESTALE));
-    // It is the same file, as it was; so is the directory.
+    // It is the same file, unchanged; so is the directory.
     let numbered = layer.capabilities().numbered.unwrap();
     let generation = numbered.generation(&entry.attr);
     let root = numbered.node(1).unwrap();
@@ -559,7 +558,7 @@ fn files_are_found_by_their_numbers_until_they_are_forgotten() {
         assert_eq!(getattr(number).unwrap().id.ino, number);
     }
     assert_eq!(numbered.parent(&numbered.node(made.attr.id.ino).unwrap()), layer.root().unwrap().attr.id.ino);
-    // Without a name, and nobody has it open.
+    // Without a name, and not open.
     let number = below.attr.id.ino;
     drop(below);
     layer.unlink(&Caller::ROOT, &made.node, name("f")).unwrap();
@@ -595,7 +594,8 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
     let id = pool.find("tank").unwrap().unwrap();
     let set = |value: &str| Edit { dataset: id, name: "acltype".to_owned(), to: Setting::Local(value.to_owned()) };
     pool.set_properties(&[set("off")]).unwrap();
-    // The kernel has been told that there are some: it stays so for this mount.
+    // The kernel was told in the negotiation that there are some: this does not change during a
+    // mount.
     assert!(layer.capabilities().acls && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
     let off = dataset(&pool);
     assert!(!off.capabilities().acls);
@@ -643,7 +643,7 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     let none = u32::MAX;
     let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
     let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
-    // As a door asks, which knows files by their numbers.
+    // By number, like the FUSE front end.
     let node = |number: u64| layer.capabilities().numbered.unwrap().node(number).unwrap();
     let ask = |number: u64, name: &[u8]| layer.getxattr(&Caller::ROOT, &node(number), name, &mut []);
     let (with, other) = (numbers[50], numbers[51]);

@@ -1,5 +1,5 @@
-//! Between the engine's words and the contract's: types, times, attributes, errors. One table for
-//! error numbers.
+//! Conversions between the engine's types and those of layers: types, times, attributes, errors.
+//! The only table of errnos.
 
 use super::file_flags::refusing;
 use nacre_pool::PoolError;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 static COMPLAINTS: Complaints = Complaints { since: Mutex::new(None), more: AtomicU64::new(0) };
 
-/// Errors of the engine for the log. Users can bring them about as often as they like: one line a
-/// second tells of them.
+/// Rate limit for logging errors of the engine: one line a second, since users can cause them
+/// almost at will.
 struct Complaints {
     since: Mutex<Option<Instant>>,
-    /// Those that were not told since.
+    /// Number of errors since then that were not logged.
     more: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl Complaints {
     }
 }
 
-/// The error number of an error of the engine.
+/// The errno for an error of the engine.
 pub(super) fn errno(error: FileError) -> Errno {
     match error {
         FileError::NotFound => Errno::ENOENT,
@@ -69,8 +69,8 @@ pub(super) fn errno(error: FileError) -> Errno {
     }
 }
 
-/// The same for an operation on a file that somebody holds: where a writer elsewhere has removed it, it is
-/// gone for good.
+/// As [`errno`] for an operation on a file that is held: if a writer on another machine has removed
+/// it, it is gone for good.
 pub(super) fn of_node(error: FileError) -> Errno {
     match error {
         FileError::NotFound => Errno::ESTALE,
@@ -102,7 +102,7 @@ pub(super) fn type_of(kind: Kind) -> FileType {
     }
 }
 
-/// The kind of a row that was read: rows of no known type are refused when they are read.
+/// The kind of a decoded row: rows of unknown types are refused when they are decoded.
 pub(super) fn kind_of(row: &InodeRow) -> Kind {
     row.file_type().map_or(Kind::File, kind_of_type)
 }
@@ -111,12 +111,12 @@ pub(super) fn time(stamp: Timestamp) -> Time {
     Time { sec: stamp.seconds, nsec: stamp.nanoseconds }
 }
 
-/// The attributes that a row says.
+/// The attributes in a row.
 pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
-    /// `st_blocks` counts these, bytes.
+    /// Unit of `st_blocks`, bytes.
     const SECTOR: u64 = 512;
-    // Small content lies in the tree, where nothing is charged for it; a file without a sector is a hole
-    // to programs (`tar -S`).
+    // Small content is stored in the tree, and no sector is charged for it; programs take a file
+    // without sectors for a hole (`tar -S`).
     let least = u64::from(row.file_type() == Some(FileType::Regular) && row.size > 0);
     Attr {
         id: FileId { fs, ino: number, generation: 0 },
@@ -138,7 +138,7 @@ pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
     }
 }
 
-/// A change of attributes in the engine's words.
+/// The engine's form of a change of attributes.
 pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
     let stamp = |time: Time| Timestamp { seconds: time.sec, nanoseconds: time.nsec.min(999_999_999) };
     let time = |time: SetTime| match time {

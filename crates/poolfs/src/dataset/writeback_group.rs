@@ -1,35 +1,34 @@
-//! Writes that doors collect before they pass them on: whether they may, and what has to stay free
-//! meanwhile.
+//! Admission of the kernel's write-back caching: whether FUSE front ends may enable it, and the
+//! room that must stay free for cached writes.
 //!
-//! One for all mounted datasets of a pool, since they share its room. As long as there is more room
-//! for each of them than all doors together can hold back, writes are taken without a word. With
-//! less, every write is announced before it happens: it is refused there if it would not fit, or
-//! promised its room.
+//! One group for all mounted datasets of a pool, since they share its room. As long as there is
+//! more room for each of them than all kernels' caches together can hold back, writes are cached
+//! without a request. With less room every write is reserved before it happens: it is refused if it
+//! would not fit, or gets a reservation.
 //!
-//! What arrives is what such writes have left in pages, or stores to a shared mapping, of which
-//! nobody hears before; nothing tells one from the other. So what was accepted is counted by file,
-//! and what arrives is let in up to that ([`Tree::write_held`]); all the rest is asked for like any
+//! A page that arrives contains such writes, or stores to a shared mapping, which are not announced
+//! by the kernel; they cannot be distinguished. So accepted bytes are counted by file, and arriving
+//! pages are admitted up to that number ([`Tree::write_held`]); all others are checked like any
 //! write:
-//! * of a file that is open for collected writes nowhere, only stores can arrive: closing passes on
-//!   what was collected ([`Standing::Stores`]);
-//! * while writes are taken without a word, all that arrives of the others fits, whatever it is
+//! * for a file that is nowhere open for cached writes, only stores can arrive: closing a file
+//!   flushes its cached writes ([`Standing::Stores`]);
+//! * while writes are cached without a request, all pages of the other files are admitted
 //!   ([`Standing::Free`]);
-//! * from a recall until a settling, as much as could be held back at the recall
+//! * from a recall until the next settling, as much as could be held back at the recall
 //!   ([`WritebackGroup::recalled`]);
-//! * from then on, as much as was promised to announced writes ([`Standing::Promised`]).
+//! * after that, as much as was reserved for writes ([`Standing::Promised`]).
 //!
-//! So stores take room from nobody but from writes to the same file, and that only where all other
-//! room is taken.
+//! So stores can take room only from writes to the same file, and only if all other room is used.
 //!
-//! A snapshot is one moment: while one is taken, whoever writes waits before his next write
-//! ([`StoppedWrites`]), and what he wrote before is passed on. Whoever sees his own write done
-//! before he begins the next finds no snapshot that holds only the second.
+//! A snapshot is one moment: while it is taken, writers wait before their next write
+//! ([`StoppedWrites`]), and earlier writes are flushed. No snapshot contains a program's later
+//! write without its earlier one.
 //!
-//! Invariants: the room that others may take is counted whole for each dataset, so none can be
-//! short by another's writes; room is looked at again after every [`STEP`] bytes that anybody has
-//! written; what was promised is reserved in the engine, so that nobody else gets it; it is
-//! an upper bound, ended by a settling, which comes by itself soon after a recall and where much is
-//! promised.
+//! Invariants: the room that other datasets may take is counted fully for each dataset, so none can
+//! lack room because of another's writes; room is checked again after every [`STEP`] bytes written
+//! to any dataset; reservations are made in the engine, so that the space is not given to other
+//! writes; they are an upper bound, and end with a settling, which follows a recall or a large sum
+//! of reservations by itself.
 
 use super::mounted_tree::{FileNode, Tree};
 use super::promises::{GRACE, Promises};
@@ -49,58 +48,59 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes written by anybody after which room is looked at again.
+/// Bytes written to any dataset after which room is checked again.
 const STEP: u64 = 4 << 20;
-/// What stays free beside what doors hold back: writes of a step that go on meanwhile, and the
-/// trees that name them.
+/// Bytes that stay free in addition to the cached writes: for writes of a step that are in
+/// progress, and for the trees that reference them.
 const BESIDE: u64 = 32 << 20;
-/// What an announced write of unknown length counts as.
+/// Length assumed for a reserved write of unknown length.
 const UNKNOWN: u64 = 1 << 20;
-/// What is written to name content: at most this part of it, and so much for the smallest, which
-/// arrives as the two pages that it may lie in.
+/// Largest share (1/n) of metadata for content, and its least size for the smallest write, which
+/// may arrive as two pages.
 const NAMING_PART: u64 = 64;
 const NAMING_LEAST: u64 = 8 << 10;
-/// Where more than this part of the room is promised, and more than so much, it is looked what has
-/// arrived already.
+/// If reservations exceed this share (1/n) of the room, and this many bytes, a settling checks
+/// which writes have arrived already.
 const PROMISED_PART: u64 = 2;
 const PROMISED_MUCH: u64 = 4 << 20;
 
-/// What is written, with what names it.
+/// Space for content with its metadata.
 fn need(bytes: u64) -> u64 {
     bytes.saturating_add((bytes / NAMING_PART).max(NAMING_LEAST))
 }
 
-/// The mounted datasets of a pool whose writes may be collected.
+/// The mounted datasets of a pool that share the admission of write-back.
 #[derive(Default)]
 pub struct WritebackGroup {
     members: Mutex<Vec<Weak<Member>>>,
-    /// Written since room was looked at.
+    /// Bytes written since room was checked.
     since: AtomicU64,
-    /// Every write is announced.
+    /// Room is short: every write is reserved.
     tight: AtomicBool,
-    /// What may have been held back at the recall and not have arrived yet, bytes; 0 from the next
-    /// settling on.
+    /// Bytes that may have been held back at the recall and have not arrived yet; 0 after the next
+    /// settling.
     recalled: AtomicU64,
-    /// Of files that nobody was known to write to at the recall, doors are told to ask as well.
+    /// FUSE front ends were also asked to request reservations for files that were not known to be
+    /// written to at the recall.
     called_in: AtomicBool,
-    /// Held by whoever announces or settles.
+    /// Held while reserving or settling.
     announcing: Mutex<()>,
-    /// Held by the one whose stores are looked at once more.
+    /// Held while the stores of one page are tried once more.
     storing: Mutex<()>,
-    /// A thread that settles is on its way.
+    /// A settling thread was started.
     settling: AtomicBool,
     arriving: Arriving,
-    /// How often a door went on after another process, of which it may hold writes back.
+    /// Number of failovers of FUSE front ends, whose kernels may hold back writes.
     went_on: AtomicU64,
 }
 
-/// What was promised, has arrived, and is being written: no promise any more and not yet charged.
-/// An announcement that did not count it would be given its room once more.
+/// Reserved writes that have arrived and are being written: not reserved any more and not charged
+/// yet. A reservation that did not count them would be given their room once more.
 #[derive(Debug, Default)]
 struct Arriving {
     /// Bytes.
     bytes: AtomicU64,
-    /// How often something began to arrive.
+    /// Number of writes that began to arrive.
     begun: AtomicU64,
 }
 
@@ -123,46 +123,45 @@ impl std::fmt::Debug for WritebackGroup {
     }
 }
 
-/// One mounted dataset.
+/// A mounted dataset.
 pub(super) struct Member {
     all: Arc<WritebackGroup>,
     files: Arc<Files>,
     door: OnceLock<Arc<dyn WritebackHost>>,
-    /// How many times files are open for collected writes.
+    /// Number of open files with cached writes.
     open: AtomicUsize,
-    /// Those files, by inode number.
+    /// These files, by inode number.
     promised: Mutex<HashMap<u64, Promised>>,
-    /// What all of them were promised, bytes; never less than what the table says.
+    /// Sum of their reservations, bytes; never less than the sum in the table.
     promises: AtomicU64,
     arriving: Arriving,
-    /// How many want writes to be stopped, and the same where it is asked with each write.
+    /// Number of active stops; `stopped` is a copy that each write reads.
     stops: Mutex<usize>,
     stopped: AtomicBool,
     going: Condvar,
 }
 
-/// A file that is open for collected writes.
+/// A file that is open for cached writes.
 #[derive(Debug, Default)]
 struct Promised {
-    /// How many times.
+    /// Number of opens.
     open: usize,
-    /// What its announced writes were promised and nothing has arrived for yet.
+    /// Reservations of writes that have not arrived yet.
     bytes: Promises,
 }
 
-/// What may arrive of a file.
+/// Admission of arriving pages of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Stores to a mapping only.
+    /// Only stores to a mapping can arrive.
     Stores,
-    /// Whatever was taken without a word.
+    /// All pages are admitted: writes were cached without a request.
     Free,
-    /// So many bytes that were accepted, and stores.
+    /// Accepted writes of so many bytes, and stores.
     Promised(u64),
 }
 
-/// Writes that are about to be collected are stopped until this is dropped. Those that are written
-/// to directly go on.
+/// Keeps new cached writes stopped until it is dropped. Direct writes continue.
 pub struct StoppedWrites(Arc<Member>);
 
 impl std::fmt::Debug for StoppedWrites {
@@ -172,14 +171,14 @@ impl std::fmt::Debug for StoppedWrites {
 }
 
 impl StoppedWrites {
-    /// Calls once more for announcements: for files whose opening crossed the first call.
+    /// Repeats the recall: for files that were opened during the first one.
     pub fn insist(&self) {
         if let Some(door) = self.0.door.get() {
             door.recall();
         }
     }
 
-    /// Whether anything can have been collected.
+    /// Whether there can be cached writes.
     #[must_use]
     pub fn any(&self) -> bool {
         self.0.door.get().is_some() && self.0.open.load(Ordering::Acquire) > 0
@@ -198,7 +197,7 @@ impl Drop for StoppedWrites {
 }
 
 impl WritebackGroup {
-    /// Takes a dataset in.
+    /// Adds a dataset.
     pub(super) fn join(self: &Arc<Self>, files: &Arc<Files>) -> Arc<Member> {
         let member = Arc::new(Member {
             all: Arc::clone(self),
@@ -222,7 +221,7 @@ impl WritebackGroup {
         self.members.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// What all doors may hold back, bytes.
+    /// Bytes that all kernels may hold back.
     fn held(members: &[Arc<Member>]) -> u64 {
         members.iter().map(|member| member.held()).fold(0, u64::saturating_add)
     }
@@ -233,7 +232,7 @@ impl WritebackGroup {
         written_to.map(|member| member.files.files().room()).min().unwrap_or(u64::MAX)
     }
 
-    /// So much was written: looks at the room now and then.
+    /// Notes written bytes, and checks the room now and then.
     fn written(self: &Arc<Self>, bytes: u64) {
         if !self.is_tight() && self.since.fetch_add(bytes, Ordering::AcqRel) + bytes >= STEP {
             self.since.store(0, Ordering::Release);
@@ -245,8 +244,8 @@ impl WritebackGroup {
         self.tight.load(Ordering::Acquire)
     }
 
-    /// Calls for announcements where there is too little room, or an owner's room has to be looked
-    /// at. Takes no lock that a write could hold.
+    /// Recalls write-back caching if there is too little room, or if quotas of owners have to be
+    /// checked. Takes no lock that a write could hold.
     fn look(self: &Arc<Self>) -> bool {
         let members = self.members();
         let held = Self::held(&members);
@@ -255,7 +254,7 @@ impl WritebackGroup {
             return !self.is_tight();
         }
         self.recalled.store(held, Ordering::Release);
-        // From here on nobody is told any more that writes need no announcement.
+        // From here on no write is cached without a reservation.
         self.tight.store(true, Ordering::Release);
         self.called_in.store(false, Ordering::Release);
         for member in &members {
@@ -265,8 +264,8 @@ impl WritebackGroup {
         false
     }
 
-    /// There may be less room than before: calls for announcements where it is too little. Not for
-    /// threads that serve requests.
+    /// Checks the room after it may have shrunk, and recalls write-back caching if it is too
+    /// little. Must not be called by threads that serve requests.
     pub fn look_again(self: &Arc<Self>) {
         if !self.is_tight() && !self.look() {
             let _one = self.announcing.lock();
@@ -276,7 +275,8 @@ impl WritebackGroup {
         }
     }
 
-    /// Whether there is room again for all that doors may hold back.
+    /// Ends the reservation of writes if there is room again for everything that kernels may hold
+    /// back; returns whether there is.
     fn relax(&self) -> bool {
         let members = self.members();
         let held = Self::held(&members);
@@ -291,8 +291,7 @@ impl WritebackGroup {
         true
     }
 
-    /// Has everything passed on that any door holds back. By whom the lock of announcements is
-    /// held.
+    /// Flushes all cached writes of all kernels. The lock of reservations must be held.
     #[expect(clippy::disallowed_methods, reason = "tells promises from before the settling from later ones")]
     fn settle(&self) -> Result<()> {
         if !self.called_in.swap(true, Ordering::AcqRel) {
@@ -301,7 +300,7 @@ impl WritebackGroup {
         let (begun, went_on) = (Instant::now(), self.went_on.load(Ordering::Acquire));
         for member in self.members() {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
-                // Answers that crossed the recall may have been taken for true after it.
+                // Answers that crossed the recall may have been applied after it.
                 door.recall();
                 door.flush()?;
             }
@@ -311,8 +310,8 @@ impl WritebackGroup {
         Ok(())
     }
 
-    /// What was held back at a recall has arrived, unless a door went on meanwhile, which may hold back
-    /// more.
+    /// Ends the count of writes held back at a recall, which have arrived, unless a FUSE front end
+    /// took over meanwhile, whose kernel may hold back more.
     fn end_recalled(&self, went_on: u64) {
         let mut before = self.recalled.load(Ordering::Acquire);
         while self.went_on.load(Ordering::Acquire) == went_on {
@@ -323,8 +322,8 @@ impl WritebackGroup {
         }
     }
 
-    /// A door goes on: it may hold back as much as it ever may. As at a recall, and where others have been
-    /// recalled already, beside what they hold back.
+    /// A FUSE front end takes over: its kernel may hold back as much as it ever may. Handled like a
+    /// recall; if there was one already, in addition to its count.
     fn go_on(self: &Arc<Self>, member: &Member) {
         let was_tight = self.is_tight();
         if self.look() || !was_tight {
@@ -337,7 +336,7 @@ impl WritebackGroup {
         self.settle_soon(Duration::ZERO);
     }
 
-    /// The same in a thread of its own after a while, for whom a settling would have to wait.
+    /// Settles in a thread of its own after a while, for callers that cannot wait for it.
     #[expect(clippy::disallowed_methods, reason = "a thread of its own that has to wait, and for nothing")]
     fn settle_soon(self: &Arc<Self>, after: Duration) {
         if self.settling.swap(true, Ordering::AcqRel) {
@@ -354,20 +353,20 @@ impl WritebackGroup {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("nacre-settle".to_owned()).spawn(settle) {
-            // An announcement that finds no room settles as well.
+            // A reservation that finds no room settles as well.
             self.settling.store(false, Ordering::Release);
             tracing::debug!(%error, "no thread to have passed on what is held back");
         }
     }
 
-    /// Whether anything that was accepted may be on its way.
+    /// Whether accepted writes may still arrive.
     fn expects_any(&self) -> bool {
         let promises = || self.members().iter().any(|member| member.promises.load(Ordering::Acquire) > 0);
         let arriving = || self.arriving.bytes.load(Ordering::Acquire) > 0;
         self.recalled.load(Ordering::Acquire) > 0 || promises() || arriving()
     }
 
-    /// Takes of what may have been held back at the recall, at most so much.
+    /// Takes up to `most` bytes from the count of writes held back at the recall.
     fn take_recalled(&self, most: u64) -> u64 {
         let less = |recalled: u64| (recalled > 0).then(|| recalled.saturating_sub(most));
         self.recalled.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).map_or(0, |before| before.min(most))
@@ -375,7 +374,7 @@ impl WritebackGroup {
 }
 
 impl Member {
-    /// A door offers to collect.
+    /// A FUSE front end offers write-back caching.
     pub(super) fn collect(&self, door: &Arc<dyn WritebackHost>) -> bool {
         let taken = self.door.set(Arc::clone(door)).is_ok();
         if taken {
@@ -384,12 +383,12 @@ impl Member {
         taken
     }
 
-    /// Its door goes on after another process.
+    /// The dataset's FUSE front end took over from another process.
     pub(super) fn go_on(&self) {
         self.all.go_on(self);
     }
 
-    /// So much was written to the dataset, by whatever way.
+    /// Notes bytes written to the dataset in any way.
     pub(super) fn written(&self, bytes: usize) {
         self.all.written(bytes as u64);
     }
@@ -401,12 +400,12 @@ impl Member {
         }
     }
 
-    /// Whether files of it are open for collected writes, or can be at any time.
+    /// Whether files of it are open for cached writes, or can be at any time.
     fn is_written_to(&self) -> bool {
         self.open.load(Ordering::Acquire) > 0 || self.opens_unasked()
     }
 
-    /// Whether files are opened without a request.
+    /// Whether the kernel opens files without a request.
     pub(super) fn opens_unasked(&self) -> bool {
         self.door.get().is_some_and(|door| door.opens_unasked())
     }
@@ -421,8 +420,8 @@ impl Member {
         }
     }
 
-    /// What may arrive of a file, and how much of it was promised: of what was accepted, at most
-    /// `length` bytes are taken to arrive now, until [`Self::arrived`].
+    /// Returns the admission of arriving pages of a file, and the reserved part of them: of the
+    /// accepted bytes, at most `length` are taken to arrive now, until [`Self::arrived`].
     fn stand(&self, number: u64, length: u64) -> (Standing, u64) {
         let bytes = match self.promised.lock().get_mut(&number) {
             None => return (Standing::Stores, 0),
@@ -434,31 +433,31 @@ impl Member {
         }
         self.withdraw(bytes);
         let rest = length - bytes;
-        // What there is room for is not taken out of what cannot be asked for.
+        // If there is room for the remainder, it is not taken from the count of the recall.
         let short = rest > 0 && self.tree().room() < need(rest).saturating_add(BESIDE);
         (Standing::Promised(bytes + if short { self.all.take_recalled(rest) } else { 0 }), bytes)
     }
 
-    /// So much of what was promised has been charged.
+    /// Notes that so many reserved bytes have been charged.
     fn arrived(&self, bytes: u64) {
         for arriving in [&self.arriving, &self.all.arriving] {
             arriving.end(bytes);
         }
     }
 
-    /// So much of what was promised is over, and was taken out of the table.
+    /// Ends a reservation that was removed from the table.
     fn withdraw(&self, bytes: u64) {
         self.promises.fetch_sub(bytes, Ordering::AcqRel);
         self.tree().withdraw(bytes);
     }
 
-    /// Ends promises: those that `end` takes out.
+    /// Ends the reservations that `end` removes.
     fn end_promises(&self, mut end: impl FnMut(&mut Promises) -> u64) {
         let bytes = self.promised.lock().values_mut().map(|file| end(&mut file.bytes)).fold(0, u64::saturating_add);
         self.withdraw(bytes);
     }
 
-    /// Pages of a file arrive; `timed`: their times are told apart from them.
+    /// Writes arriving pages of a file; `timed`: the kernel sends their times separately.
     pub(super) fn arrive(
         &self,
         file_node: &FileNode,
@@ -471,15 +470,15 @@ impl Member {
         let outcome = match standing {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
-                // Many pages come at once, each promised what its record needs at worst: a commit
-                // shows what they really need, to one after the other.
+                // Many pages arrive at once, each with the largest space of its record reserved: a
+                // commit shows what they really need, one after the other.
                 Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)) => {
                     let _one = self.all.storing.lock();
                     tree.write_stored(inode, offset, data, timed)
                 }
                 other => other,
             },
-            // What comes behind is another one's turn.
+            // The remaining bytes are left for the next request.
             Standing::Promised(bytes) => {
                 let accepted = usize::try_from(bytes).ok().and_then(|bytes| data.get(..bytes)).unwrap_or(data);
                 tree.write_held(inode, Some(offset), accepted, timed)
@@ -489,12 +488,12 @@ impl Member {
         outcome
     }
 
-    /// Stops writes that are not collected yet.
+    /// Stops new cached writes.
     pub(super) fn stop(self: &Arc<Self>) -> StoppedWrites {
         {
             let mut stops = self.stops.lock();
             *stops += 1;
-            // From here on nobody is told any more that writes need no announcement.
+            // From here on no write is cached without a reservation.
             self.stopped.store(true, Ordering::Release);
         }
         let stopped = StoppedWrites(Arc::clone(self));
@@ -519,7 +518,7 @@ impl Member {
             && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
     }
 
-    /// See [`WritebackLease::announce`].
+    /// Reserves a write; see [`WritebackLease::announce`].
     #[expect(
         clippy::disallowed_methods,
         reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
@@ -547,21 +546,21 @@ impl Member {
             if outcome.is_err() || arriving.begun.load(Ordering::Acquire) == begun {
                 break outcome;
             }
-            // What began to arrive meanwhile may have been counted nowhere.
+            // Writes that began to arrive meanwhile may not have been counted.
             self.tree().withdraw(need);
         };
         let _one = self.all.announcing.lock();
         let mut outcome = promise(&self.all.arriving);
-        // In the end what arrives of other datasets does not count: it never ceases, and most of
-        // what limits this one does not limit them.
+        // In the second round arriving writes of other datasets do not count: they never cease, and
+        // most limits of this dataset do not concern them.
         for (grace, arriving) in [(Duration::ZERO, &self.all.arriving), (GRACE, &self.arriving)] {
             if !matches!(outcome, Err(Errno::ENOSPC | Errno::EDQUOT)) || !self.all.expects_any() {
                 break;
             }
-            // Nobody is let in meanwhile: in the end all that was accepted has arrived.
+            // No other write is admitted meanwhile: in the end all accepted writes have arrived.
             std::thread::sleep(grace);
             match self.all.settle() {
-                // A file stays locked by a call that is being served: what it may hold is not settled.
+                // A request in progress keeps its file locked: its cached writes cannot be settled.
                 Err(Errno::EBUSY) => break,
                 settled => settled?,
             }
@@ -581,7 +580,7 @@ impl Member {
     }
 }
 
-/// The permission of one open file.
+/// Write-back lease of one open file.
 pub(super) struct Lease {
     member: Arc<Member>,
     file_node: FileNode,
@@ -598,7 +597,7 @@ impl Lease {
         self.collected.store(true, Ordering::Release);
     }
 
-    /// Whether writes through this file are collected: it is read for the rest of pages, too.
+    /// Whether writes through this file are cached: then the kernel also reads it to fill pages.
     pub(super) fn is_collected(&self) -> bool {
         self.collected.load(Ordering::Acquire)
     }
@@ -649,7 +648,7 @@ impl Drop for Lease {
             return;
         }
         self.member.open.fetch_sub(1, Ordering::AcqRel);
-        // What it held back has arrived.
+        // Its cached writes have arrived.
         let number = self.file_node.inode.number();
         let gone = {
             let mut promised = self.member.promised.lock();

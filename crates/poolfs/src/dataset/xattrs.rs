@@ -1,5 +1,5 @@
-//! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits
-//! never contradict each other.
+//! Extended attributes of a dataset's files, including POSIX ACLs: an ACL and the permission bits
+//! are always consistent.
 
 use super::mounted_tree::Tree;
 use super::translate::{errno, kind_of};
@@ -10,7 +10,7 @@ use nacre_pool::rows::inode::flags::{APPEND, HAS_XATTRS, IMMUTABLE};
 use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};
 use std::sync::Arc;
 
-/// File capabilities (capabilities(7)): any write, truncation or chown takes them away.
+/// File capabilities (capabilities(7)): removed by any write, truncation or chown.
 const CAPABILITY: &[u8] = b"security.capability";
 
 fn check(files: &Tree, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
@@ -28,7 +28,7 @@ fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
 pub(super) fn get(files: &Tree, inode: &Inode, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
     let row = files.attributes_without_room(inode).map_err(errno)?;
     check_xattr(kind_of(&row), name, false)?;
-    // Asked for each file of a long listing; nearly none has any.
+    // Requested for each file of a long listing; hardly any file has one.
     if row.flags & HAS_XATTRS == 0 {
         return Err(Errno::ENODATA);
     }
@@ -72,7 +72,7 @@ fn ignore_missing(done: nacre_pool::files::Result<()>) -> Result<()> {
     }
 }
 
-/// An access ACL, and the mode with it. One that says no more than a mode is not kept.
+/// Sets an access ACL together with the mode. An ACL equivalent to a mode is not stored.
 fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, exists: Option<bool>) -> Result<()> {
     const SET_GID: u16 = 0o2000;
     let mut mode = files.attributes_without_room(inode).map_err(errno)?.mode & 0o7777;
@@ -104,7 +104,7 @@ pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()
     files.remove_attribute(inode, name).map_err(errno)
 }
 
-/// The content has changed: a file is not trusted any more for what it was.
+/// Removes the capabilities of a file whose content has changed.
 pub(super) fn drop_capability(files: &Tree, inode: &Arc<Inode>) -> Result<()> {
     match files.attribute(inode, CAPABILITY) {
         Err(FileError::NoData) => Ok(()),
@@ -113,8 +113,8 @@ pub(super) fn drop_capability(files: &Tree, inode: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities
-/// go with privileges.
+/// Applies a change of attributes to extended ones: an access ACL follows the mode, capabilities
+/// are removed with privileges.
 pub(super) fn follow_change(files: &Tree, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
     if change.kill_privileges {
         drop_capability(files, inode)?;

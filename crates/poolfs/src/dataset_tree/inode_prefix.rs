@@ -1,9 +1,8 @@
-//! The upper bits of inode numbers, as users see them: which of them mean which tree of which
-//! member.
+//! Prefixes: the upper bits of inode numbers, as users see them, which identify a tree of a member.
 //!
-//! A tree has the same ones after a remount, as a rule: they are chosen by its names and move on
-//! only where others have them. Invariants: two trees never have the same; what was given up is
-//! never given again.
+//! A tree usually has the same prefix after a remount: it is derived from a hash, and another one
+//! is chosen only if that is taken. Invariants: no two trees have the same prefix; a prefix that
+//! was given up is never assigned again.
 
 use nacre_vfs::GivenNumbers;
 use std::{
@@ -11,43 +10,43 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// Where the upper bits begin.
+/// Position of the upper bits.
 const SHIFT: u32 = 40;
-/// The number of upper bits but for the topmost, which doors have for themselves.
+/// Number of upper bits without the topmost, which the FUSE front end uses.
 const BITS: u32 = 23;
-/// They are told apart by so many numbers, from 1; 0 is the first member's head.
+/// Number of prefixes, from 1; 0 is the live file system of the first member.
 const MOST: u64 = (1 << BITS) - 1;
 
-/// The upper bits of a number, and the rest.
+/// Splits a number into its prefix and the lower bits.
 pub(super) fn split(number: u64) -> (u64, u64) {
     (number >> SHIFT, number & ((1 << SHIFT) - 1))
 }
 
-/// The number with these bits.
+/// Joins a prefix and the lower bits.
 pub(super) fn join(prefix: u64, lower: u64) -> u64 {
     prefix << SHIFT | lower & ((1 << SHIFT) - 1)
 }
 
-/// Whose they are.
+/// Owner of a prefix.
 struct Owner<M> {
-    /// Of the member, and the upper bits that the tree has there. None where they were given up.
+    /// The member, and the tree's upper bits within it. `None` if the prefix was given up.
     tree: Option<(Weak<M>, u64)>,
 }
 
-/// See the file's head.
+/// The assigned prefixes; see the head of this file.
 pub(super) struct InodePrefixes<M> {
     taken: HashMap<u64, Owner<M>>,
-    /// By the number of the dataset and the upper bits there.
+    /// By the number of the dataset and the upper bits within it.
     known: HashMap<(u64, u64), u64>,
-    /// Those that a process before this one gave out, of datasets that are not there yet.
+    /// Prefixes given out by a previous process, for datasets that were not added yet.
     left: HashMap<(u64, u64), u64>,
-    /// Where they are noted for a process after this one.
+    /// Records prefixes for a process that takes over later.
     noted: Option<Arc<dyn GivenNumbers>>,
 }
 
-/// Marks what is noted here, among what datasets note themselves.
+/// Flag of the records made here, to distinguish them from those of datasets.
 const NOTED: u64 = 1 << 63;
-/// In place of upper bits: all those of a dataset were given up.
+/// Instead of upper bits: all prefixes of a dataset were given up.
 const GIVEN_UP: u64 = u64::MAX;
 
 impl<M> Default for InodePrefixes<M> {
@@ -57,7 +56,7 @@ impl<M> Default for InodePrefixes<M> {
 }
 
 impl<M> InodePrefixes<M> {
-    /// Notes them from now on; those that are noted stay what they were.
+    /// Starts recording prefixes; recorded ones are reserved for their trees.
     pub fn note_in(&mut self, given: &Arc<dyn GivenNumbers>) {
         for [dataset, inner, prefix] in given.all() {
             let Some(dataset) = dataset.checked_sub(NOTED) else { continue };
@@ -71,7 +70,7 @@ impl<M> InodePrefixes<M> {
         self.noted = Some(Arc::clone(given));
     }
 
-    /// A dataset is there again: what was given out to its trees is theirs.
+    /// Restores the prefixes of a dataset that was added again.
     pub fn take_left(&mut self, dataset: u64, member: &Weak<M>) {
         for ((_, inner), prefix) in self.left.extract_if(|(of, _), _| *of == dataset) {
             self.taken.insert(prefix, Owner { tree: Some((Weak::clone(member), inner)) });
@@ -83,12 +82,12 @@ impl<M> InodePrefixes<M> {
         self.noted.iter().for_each(|noted| noted.give([dataset | NOTED, inner, prefix]));
     }
 
-    /// Those of a tree.
+    /// Returns the prefix of a tree.
     pub fn get(&self, dataset: u64, inner: u64) -> Option<u64> {
         self.known.get(&(dataset, inner)).copied()
     }
 
-    /// The same; given to it where it has none.
+    /// Returns the prefix of a tree; assigns one if it has none.
     pub fn take(&mut self, dataset: u64, inner: u64, member: &Weak<M>) -> u64 {
         if let Some(known) = self.get(dataset, inner) {
             return known;
@@ -103,18 +102,19 @@ impl<M> InodePrefixes<M> {
         prefix
     }
 
-    /// Whose they are, and what they are there.
+    /// Returns the member of a prefix, and the upper bits within it.
     pub fn owner(&self, prefix: u64) -> Option<(Arc<M>, u64)> {
         let (member, inner) = self.taken.get(&prefix)?.tree.as_ref()?;
         Some((member.upgrade()?, *inner))
     }
 
-    /// All those of a dataset.
+    /// Returns all prefixes of a dataset.
     pub fn of(&self, dataset: u64) -> Vec<u64> {
         self.known.iter().filter(|((of, _), _)| *of == dataset).map(|(_, prefix)| *prefix).collect()
     }
 
-    /// The dataset goes. Somebody may still have numbers of it: nobody else ever gets them.
+    /// Gives up the prefixes of a removed dataset. Its numbers may still be in use, so they are
+    /// never assigned again.
     pub fn give_up(&mut self, dataset: u64) {
         for prefix in self.of(dataset) {
             self.taken.insert(prefix, Owner { tree: None });
@@ -124,7 +124,7 @@ impl<M> InodePrefixes<M> {
     }
 }
 
-/// Where the search begins.
+/// The preferred prefix, at which the search begins.
 fn first(dataset: u64, inner: u64) -> u64 {
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = (dataset.wrapping_mul(SPREAD) ^ inner).wrapping_mul(SPREAD);
@@ -188,7 +188,7 @@ mod tests {
             prefixes
         };
         let mut first = of();
-        // The second one is moved on by the first.
+        // The second one moves to the next prefix.
         let natural = super::first(3, 0);
         let other = (4..).find(|inner| super::first(9, *inner) == natural).unwrap();
         assert_eq!([first.take(3, 0, &weak), first.take(9, other, &weak)], [natural, natural + 1]);
@@ -200,7 +200,7 @@ mod tests {
         first.give_up(6);
         for _ in 0..2 {
             let mut next = of();
-            // Asked in another order, and before the others are there.
+            // Requested in another order, and before the others are there.
             next.take_left(9, &weak);
             assert_eq!(next.owner(natural + 1).map(|(_, inner)| inner), Some(other));
             assert!(next.owner(natural).is_none());

@@ -1,4 +1,4 @@
-//! The tree of file systems as a layer: each call goes to the member that the file is of.
+//! The tree of file systems as a layer: each call is forwarded to the member of the file.
 
 use super::{DatasetTree, TreeNode, listing::Listing, tree_node};
 use nacre_vfs::{
@@ -57,11 +57,11 @@ impl Layer for DatasetTree {
     }
 
     fn adopt(&self, _known: &Node, _fresh: &Node) {
-        // Nodes are the files themselves: there is nothing to learn.
+        // Nodes are the files themselves: there is nothing to update.
     }
 
     fn hold(&self, _directory: &Node, _gone: bool) {
-        // They need no names either.
+        // Nodes need no names either.
     }
 
     fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
@@ -186,7 +186,7 @@ impl Layer for DatasetTree {
     }
 
     fn syncfs(&self) -> Result<()> {
-        // One commit is the whole pool's.
+        // A commit covers the whole pool.
         self.first.layer.syncfs()
     }
 
@@ -230,13 +230,13 @@ impl Layer for DatasetTree {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            // Members come later, and the kernel cannot be told then.
+            // Members may be added later, and the kernel cannot be notified then.
             acls: true,
             judges_callers: false,
             reuses_numbers: false,
             numbered: Some(self),
             needs_opens: Some("several file systems lie in this mount"),
-            // Doors that can hold writes back are root's, who mounts each by itself.
+            // Only root's mounts support write-back, and root mounts each file system separately.
             writeback: None,
             open_files: None,
             left_open: None,

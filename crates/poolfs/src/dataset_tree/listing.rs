@@ -4,7 +4,7 @@ use super::{DatasetTree, Member};
 use nacre_vfs::{DirEntry, DirSink, Kind};
 use std::sync::Arc;
 
-/// Takes a member's entries and passes them on.
+/// Sink that translates a member's entries for the tree's listing.
 pub(super) struct Listing<'a> {
     pub tree: &'a DatasetTree,
     pub member: &'a Arc<Member>,
@@ -23,7 +23,7 @@ impl DirSink for Listing<'_> {
                     found = found.map(|_| root);
                 }
                 Err(error) => {
-                    // Whoever looks the name up meets the error.
+                    // A look-up of the name reports the error.
                     tracing::debug!(%error, "the root of a file system cannot be listed");
                     found = None;
                 }

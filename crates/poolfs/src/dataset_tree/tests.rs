@@ -1,5 +1,4 @@
-//! A tree of file systems in memory: the conformance suite, and what holds where two file systems
-//! meet.
+//! A tree of file systems in memory: the conformance suite, and the borders between file systems.
 
 use super::{DatasetTree, Rules, join};
 use crate::dataset::Dataset;
@@ -45,7 +44,7 @@ impl World {
         })
     }
 
-    /// Puts a file system on a directory; answers its number.
+    /// Mounts a file system on a directory; returns its number.
     fn graft(&self, called: &str, on: &Entry) -> u64 {
         let id = self.dataset(called);
         self.tree.graft(Arc::new(Dataset::open(&self.pool, id).unwrap()), on.attr.id.ino, Rules::default()).unwrap();
@@ -128,7 +127,7 @@ fn one_lies_below_another() {
         world.tree.readdir(&WHO, &world.root(), 0, attributes, &mut names).unwrap();
         assert_eq!(names.0, [("a".to_owned(), top.attr.id.ino, attributes.then_some(top.attr.id.ino))]);
     }
-    // What is written there is that file system's.
+    // Files written there belong to that file system.
     world.pool.commit().unwrap();
     let alone = Dataset::open(&world.pool, id).unwrap();
     assert!(alone.lookup(&WHO, &alone.root().unwrap().node, name("f")).is_ok());
@@ -149,7 +148,7 @@ fn they_stay_apart() {
     assert_eq!(rename(&a, "g", &root, "f", RenameFlags::EXCHANGE), Err(Errno::EXDEV));
     let file = world.find("f").unwrap().node;
     assert!(matches!(world.tree.link(&WHO, &file, None, &a, name("f")), Err(Errno::EXDEV)));
-    // A directory that is covered stays where it is.
+    // A covered directory cannot be moved.
     world.mkdir(&root, "free");
     assert_eq!(rename(&root, "a", &root, "b", 0), Err(Errno::EBUSY));
     assert_eq!(rename(&root, "free", &root, "a", 0), Err(Errno::EBUSY));
@@ -171,13 +170,13 @@ fn they_stay_apart() {
         world.tree.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), file, Rules::default()),
         Err(Errno::ENOTDIR)
     );
-    // One above it may move: what lies below moves along.
+    // Its parent may move: everything below it moves along.
     let deep = world.mkdir(&world.find("free").unwrap().node, "deep");
     world.graft("deep", &deep);
     world.write("free/deep/h", b"h");
     rename(&root, "free", &root, "moved", 0).unwrap();
     assert_eq!(world.read("moved/deep/h").unwrap(), b"h");
-    // Content goes from one to the other.
+    // Content can be copied from one to the other.
     let (from, to) = (world.find("moved/deep/h").unwrap().node, world.find("a/g").unwrap().node);
     let from = world.tree.open(&WHO, &from, OpenFlags::READ).unwrap();
     let to = world.tree.open(&WHO, &to, OpenFlags::WRITE).unwrap();
@@ -208,7 +207,7 @@ fn what_is_taken_out_is_gone() {
     assert!(matches!(world.tree.getattr(&WHO, &top.node, None), Err(Errno::ESTALE)));
     assert_eq!(world.find("a").unwrap().attr.id.ino, covered.attr.id.ino);
     assert!(matches!(world.tree.node(made.id.ino), Err(Errno::ESTALE)));
-    // Somebody may still have the numbers: they mean nothing else from now on.
+    // The numbers may still be in use: they are not assigned again.
     world.graft("a", &covered);
     assert_ne!(world.find("a/f").unwrap().attr.id.ino, made.id.ino);
     world.tree.take_out(id);
@@ -275,7 +274,7 @@ fn a_handle_is_good_in_the_next_process() {
         assert_eq!((found.attr.id.ino, world.tree.generation(&found.attr)), (number, generation), "{path}");
         assert_eq!(world.find(path).unwrap().attr, found.attr, "{path}");
     }
-    // The file system below is not there: its files lead nowhere.
+    // The file system below was not added: its files are not found.
     assert_eq!(world.tree.look_up(handles[3].0 ^ 1 << 50).unwrap_err(), Errno::ESTALE);
     assert_eq!(world.tree.parent(&world.tree.look_up(handles[2].0).unwrap().node), handles[0].0);
     world.tree.take_out(id);
