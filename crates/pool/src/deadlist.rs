@@ -56,7 +56,7 @@ pub trait Rows {
     /// Returns the value of a key.
     ///
     /// # Errors
-    /// Those of the tree, as for all functions here.
+    /// Errors of the tree, as for all functions here.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
 
     /// Sets the value of a key.
@@ -74,7 +74,7 @@ pub trait Rows {
     /// Visits the rows of a range in order, as long as the visitor returns `true`.
     ///
     /// # Errors
-    /// As [`Self::get`], and the visitor's.
+    /// As [`Self::get`], and errors of the visitor.
     fn range(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError>;
 }
 
@@ -221,7 +221,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     /// Creates an empty list: for a new live dataset, after a snapshot, or for frames to free.
     ///
     /// # Errors
-    /// Those of the rows; [`PoolError::Format`] for damaged ones, as for all functions here.
+    /// Errors of the rows; [`PoolError::Format`] for damaged ones, as for all functions here.
     pub fn create(&mut self) -> Result<ListId, PoolError> {
         let (list, chunk) = self.counters()?;
         self.set_counters(list.wrapping_add(1), chunk)?;
@@ -260,7 +260,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     /// Visits the frames of a list with these births.
     ///
     /// # Errors
-    /// As [`Self::create`], and the visitor's.
+    /// As [`Self::create`], and errors of the visitor.
     pub fn visit(
         &self,
         list: ListId,

@@ -91,7 +91,7 @@ pub trait Storage: Frames {
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;
 
     /// Makes everything up to `txg` durable, with the catalog's root and the position in the intent
-    /// log where a replay begins. `time` is shown in the list of retained root records.
+    /// log where a replay begins. `time` is shown in the list of retained root records (like uberblocks).
     ///
     /// # Errors
     /// A device that fails; the store is suspended then.
@@ -342,7 +342,7 @@ impl Pool {
     /// name. It is durable when this returns.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn create(config: PoolConfig, name: &str) -> Result<Self, PoolError> {
         Self::create_owned(config, name, (0, 0), &[])
     }
@@ -351,7 +351,7 @@ impl Pool {
     /// [`Self::belongs_to`], and with these properties of the root dataset, as users write them.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn create_owned(
         mut config: PoolConfig,
         name: &str,
@@ -396,7 +396,7 @@ impl Pool {
     /// that; or, if a crashed process left a replay journal, all operations after that.
     ///
     /// # Errors
-    /// Those of the store; a damaged catalog.
+    /// Errors of the store; a damaged catalog.
     pub fn open(config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
         Self::open_after(config, durable, &mut |_| Ok(()))
     }
@@ -406,7 +406,7 @@ impl Pool {
     /// on a device.
     ///
     /// # Errors
-    /// As [`Self::open`], and those of `before`.
+    /// As [`Self::open`], and errors of `before`.
     pub fn open_after(
         config: PoolConfig,
         durable: &Durable,
@@ -419,7 +419,7 @@ impl Pool {
     /// here.
     ///
     /// # Errors
-    /// Those of the store; a damaged catalog.
+    /// Errors of the store; a damaged catalog.
     pub fn read_catalog(mut config: PoolConfig, durable: &Durable) -> Result<ReadCatalog, PoolError> {
         let (blocks, kept) = (config.log.take(), config.kept.take());
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
@@ -495,7 +495,7 @@ impl Pool {
     /// Returns an open dataset by its number, opening it first if necessary; all callers share one.
     ///
     /// # Errors
-    /// Those of the store; a number that the catalog does not have is damage.
+    /// Errors of the store; a number that the catalog does not have is damage.
     pub fn dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
         let (dataset, opened) = self.open_dataset(id)?;
         if opened {
@@ -528,7 +528,7 @@ impl Pool {
     /// slashes.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn find(&self, name: &str) -> Result<Option<u64>, PoolError> {
         let admin = self.admin.lock();
         find(&admin.catalog, name)
@@ -545,7 +545,7 @@ impl ReadCatalog {
     /// [`Pool::open_after`].
     ///
     /// # Errors
-    /// Those of the store, and of `before`.
+    /// Errors of the store, and of `before`.
     pub fn replay(
         self,
         durable: &Durable,

@@ -1,9 +1,10 @@
 //! Copy-on-write B+trees whose nodes are frames. A tree maps keys (bytes, in their order) to
 //! values; each dataset is one, and so is the catalog.
 //!
-//! Callers: the catalog and the dataset layer, which put rows; commits; snapshots, `check` and
+//! Callers: the catalog and the files of datasets, which put rows; commits; snapshots, `check` and
 //! destroying, which walk roots.
 //!
+//! ```text
 //!  tree      a live tree, views of it, settings           here
 //!  look      reads of rows by key, first and last ones    look
 //!  change    put, remove, split, merge                    change
@@ -13,6 +14,7 @@
 //!  since     changes of a root since a txg                since
 //!  load      sorted rows straight into full leaves        load
 //!  node,page nodes in memory and on a device              node, page
+//! ```
 //!
 //! # How to share a tree
 //! A [`Tree`] is changed through `&mut` by one writer at a time and read through `&` by any number
@@ -86,7 +88,7 @@ impl Context<'_> {
     /// Reads the node that [`Tree::needs`] returned into the cache.
     ///
     /// # Errors
-    /// Those of [`Frames::read`], and damage.
+    /// Errors of [`Frames::read`], and damage.
     pub fn fetch(&self, fetch: &Fetch) -> Result<(), PoolError> {
         self.node(&fetch.pointer, fetch.level).map(|_| ())
     }
@@ -288,7 +290,7 @@ impl Tree {
     /// than in the previous call.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a row that is too long, and those of reading nodes.
+    /// [`PoolError::Refused`] for a row that is too long, and errors of reading nodes.
     pub fn put(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         self.settings.check(key, value)?;
         let (mut change, root) = self.change(ctx, txg);
@@ -298,7 +300,7 @@ impl Tree {
     /// Removes a row. Returns whether there was one; otherwise the tree is not changed.
     ///
     /// # Errors
-    /// Those of reading nodes.
+    /// Errors of reading nodes.
     pub fn remove(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8]) -> Result<bool, PoolError> {
         if !self.get_with(ctx, key, |value| value.is_some())? {
             return Ok(false);
@@ -310,7 +312,7 @@ impl Tree {
     /// Removes a row that is known to exist.
     ///
     /// # Errors
-    /// Those of reading nodes.
+    /// Errors of reading nodes.
     pub fn remove_present(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8]) -> Result<(), PoolError> {
         let (mut change, root) = self.change(ctx, txg);
         change.remove_root(root, key)
@@ -320,7 +322,7 @@ impl Tree {
     /// are dropped without being read. Returns whether there was a row.
     ///
     /// # Errors
-    /// Those of reading nodes; some of the rows may be removed then.
+    /// Errors of reading nodes; some of the rows may be removed then.
     pub fn remove_range(
         &mut self,
         ctx: &Context<'_>,
@@ -374,8 +376,7 @@ impl View {
     }
 }
 
-/// The key after all that begin with `prefix`: the end of their range. None where there is no such
-/// key.
+/// The first key after all keys with this prefix: the end of their range. `None` if there is none.
 #[must_use]
 pub fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;

@@ -21,7 +21,7 @@ impl Catalog {
     /// Checks that the file systems form a tree, with the root dataset at its root.
     ///
     /// # Errors
-    /// [`PoolError::Format`] with the first inconsistency; those of the tree.
+    /// [`PoolError::Format`] with the first inconsistency; errors of the tree.
     pub fn check_shape(&self) -> Result<(), PoolError> {
         let datasets: HashMap<u64, DatasetRow> = self.datasets()?.into_iter().collect();
         let root = self.head()?.root;

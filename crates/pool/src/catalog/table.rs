@@ -71,7 +71,7 @@ impl Catalog {
     /// Writes all changes. The catalog must not be changed meanwhile.
     ///
     /// # Errors
-    /// Those of the frames.
+    /// Errors of the frames.
     pub fn write_out(&mut self, txg: Txg) -> Result<(Written, Vec<Pointer>), PoolError> {
         let frozen = self.tree.freeze();
         let written = frozen.write_out(
@@ -115,7 +115,7 @@ impl Catalog {
     /// Returns the header.
     ///
     /// # Errors
-    /// Those of the tree, as for all functions here; a catalog without a header is damaged.
+    /// Errors of the tree, as for all functions here; a catalog without a header is damaged.
     pub fn head(&self) -> Result<PoolHead, PoolError> {
         self.typed(&rows::key(rows::HEAD, &[], b""), PoolHead::decode)?
             .ok_or_else(|| missing("a catalog without a head"))

@@ -94,7 +94,7 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     /// Bytes referenced by one point and by a later one.
     ///
     /// # Errors
-    /// Those of the rows; [`PoolError::Format`] for impossible figures, and positions outside the
+    /// Errors of the rows; [`PoolError::Format`] for impossible figures, and positions outside the
     /// history, as for all functions here.
     pub fn shared(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
         Ok(self.shared_extent(history, earlier, later)?.charged)

@@ -58,7 +58,7 @@ impl CatalogView<'_> {
     /// Returns the root dataset, which has the pool's name.
     ///
     /// # Errors
-    /// Those of the store, as for all here.
+    /// Errors of the store, as for all here.
     pub fn root(&self) -> Result<u64, PoolError> {
         Ok(self.admin.catalog.head()?.root)
     }

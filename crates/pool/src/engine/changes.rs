@@ -48,7 +48,7 @@ impl Pool {
     /// snapshots of different datasets, such as a clone and its origin.
     ///
     /// # Errors
-    /// Those of the store; a snapshot that is not there; errors that `tell` returns.
+    /// Errors of the store; a snapshot that is not there; errors that `tell` returns.
     pub fn diff(
         &self,
         from: Moment,
@@ -67,7 +67,7 @@ impl Pool {
             let number = match Key::decode(row.key)? {
                 Key::Inode(number) => number,
                 Key::Head => continue,
-                // Inodes lie before everything else but the head.
+                // Inode rows sort before all others except the header.
                 _ => break,
             };
             let inode = |value: Option<&[u8]>| value.map(InodeRow::decode).transpose();

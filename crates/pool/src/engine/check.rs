@@ -252,7 +252,7 @@ impl Pool {
     /// Checks everything; each problem is reported to `tell` as a sentence.
     ///
     /// # Errors
-    /// A catalog that cannot be read at all; those of a commit.
+    /// A catalog that cannot be read at all; errors of a commit.
     pub fn check(&self, store: &Store, read_only: bool, tell: &mut dyn FnMut(&str)) -> Result<CheckCounts, PoolError> {
         let mut admin = self.admin.lock();
         if !read_only {

@@ -47,13 +47,13 @@ impl Pool {
     /// Makes everything durable that was done before the call.
     ///
     /// # Errors
-    /// Those of the store: the pool is suspended then.
+    /// Errors of the store: the pool is suspended then.
     pub fn commit(&self) -> Result<Txg, PoolError> {
         self.commit_with(|_, txg| Ok(txg))
     }
 
     /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Callers that wait
-    /// meanwhile share it.
+    /// meanwhile share that commit.
     ///
     /// # Errors
     /// As [`Self::commit`].

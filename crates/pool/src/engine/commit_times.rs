@@ -21,7 +21,7 @@ pub(super) struct CommitTimes {
 /// Durations of commits since the import, microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitFigures {
-    /// Sum of all commits.
+    /// Sum of the durations of all commits.
     pub total: u64,
     /// Duration of the last commit.
     pub last: u64,

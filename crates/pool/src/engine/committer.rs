@@ -87,7 +87,7 @@ const WATCH: &str = "pool-watch";
 const LOOKS: u32 = 60;
 /// Interval between two looks for chores.
 const CHORES_EVERY: Duration = Duration::from_millis(500);
-/// After a chore the thread sleeps for at most this many times the chore's duration.
+/// While chores have more to do, the thread sleeps this many times as long as the last step took.
 const CHORES_SHARE: u32 = 2;
 /// Commits that follow each other faster than this because of memory are too frequent.
 const TOO_OFTEN: Duration = Duration::from_secs(1);
@@ -115,7 +115,7 @@ impl Pool {
     /// Starts the threads that commit, clean and free.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the system gives no thread.
+    /// [`PoolError::Refused`] if a thread cannot be started.
     pub fn start_committer(self: &Arc<Self>, pace: Pace) -> Result<Committer, PoolError> {
         self.throttle.arm(pace.begin, pace.most);
         self.make_room_by_commits();
@@ -130,7 +130,7 @@ impl Pool {
                 _ => pool.watch_commits(pace.stuck),
             };
             let thread = std::thread::Builder::new().name(name.to_owned()).spawn(task);
-            // Dropping the committer ends what was started before.
+            // Dropping the committer ends the threads started before.
             committer
                 .threads
                 .push(thread.map_err(|error| PoolError::Refused(format!("no thread for {name}: {error}")))?);
@@ -268,7 +268,7 @@ impl Pool {
         let _ = self.on_stuck.set(Box::new(decide));
     }
 
-    /// Suspends the pool where a commit waits for operations that do not end.
+    /// Suspends the pool if a commit waits for operations that do not end.
     fn watch_commits(&self, most: Duration) {
         let (mut looks, mut reported, mut waiting) = (0, false, None);
         while !self.throttle.is_stopped() {
@@ -326,7 +326,7 @@ impl Committer {
     /// Commits a last time and ends the threads.
     ///
     /// # Errors
-    /// Those of the last commit: what is durable then is the state of the one before.
+    /// Errors of the last commit: what is durable then is the state of the one before.
     pub fn stop(mut self) -> Result<(), PoolError> {
         self.end();
         self.pool.commit().map(drop)

@@ -1,4 +1,4 @@
-//! A read-only pool follows the machine that writes to it: it switches to the writer's newer state.
+//! A read-only pool follows the process that writes to it: it switches to the writer's newer state.
 //!
 //! Called after the store has switched ([`Store::follow`]): first [`Pool::look_ahead`], which reads
 //! the differences between the trees of both states, then [`Pool::go_on`]. Invariants: a file
@@ -67,7 +67,7 @@ impl Pool {
     /// Reads the differences between the current state and a newer one.
     ///
     /// # Errors
-    /// Those of the store; nothing has changed then.
+    /// Errors of the store; nothing has changed then.
     pub fn look_ahead(&self, durable: &Durable) -> Result<Ahead, PoolError> {
         let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
         let catalog = Catalog::open(frames, cache, Some(durable.catalog), Txg(durable.txg.0 + 1));
@@ -100,7 +100,7 @@ impl Pool {
     /// changes, after its switch.
     ///
     /// # Errors
-    /// Those of the store: some file systems have the new state then, and the others keep the old
+    /// Errors of the store: some file systems have the new state then, and the others keep the old
     /// one until the next call.
     pub fn go_on(&self, ahead: Ahead, told: &mut dyn FnMut(u64, &Changes)) -> Result<(), PoolError> {
         let Ahead { txg, catalog, quotas, changed, gone } = ahead;

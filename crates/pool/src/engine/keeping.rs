@@ -248,7 +248,7 @@ impl Pool {
     /// made during the last of these commits.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub fn shorten_kept(&self) -> Result<(), PoolError> {
         let is_long = || self.kept().is_some_and(|kept| !kept.is_short());
         (0..SHORTENED_BY).try_for_each(|_| if is_long() { self.commit().map(drop) } else { Ok(()) })
@@ -348,7 +348,7 @@ impl Pool {
     /// open are freed when their dataset is opened.
     ///
     /// # Errors
-    /// Those of reading rows.
+    /// Errors of reading rows.
     pub fn let_left_go(&self) -> Result<(), PoolError> {
         self.holds_left.store(false, Ordering::Release);
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().let_all_left_go()).map_err(as_pool_error)

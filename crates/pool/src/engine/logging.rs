@@ -140,7 +140,7 @@ impl Pool {
     /// Makes a file durable, and all earlier changes of names and attributes.
     ///
     /// # Errors
-    /// Those of the engine; that of a commit which could not store content of the file.
+    /// Errors of the engine; the error of a commit that could not store content of the file.
     pub fn sync_file(&self, dataset: &Dataset, inode: &Arc<Inode>) -> files::Result<()> {
         inode.check_stored()?;
         if dataset.behaviour().sync == SyncMode::Disabled {
@@ -163,7 +163,7 @@ impl Pool {
     /// Makes all earlier changes of names and attributes durable.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn sync_names(&self) -> Result<(), PoolError> {
         self.sync_through(self.log.get().map(|log| log.newest()))
     }
@@ -171,7 +171,7 @@ impl Pool {
     /// Makes a directory durable, and all earlier changes of names and attributes.
     ///
     /// # Errors
-    /// Those of the engine; that of a commit which could not store the directory's attributes.
+    /// Errors of the engine; the error of a commit that could not store the directory's attributes.
     pub fn sync_directory(&self, inode: &Inode) -> files::Result<()> {
         inode.check_stored()?;
         self.sync_names()?;
@@ -181,7 +181,7 @@ impl Pool {
     /// Makes all earlier changes of a file system durable.
     ///
     /// # Errors
-    /// Those of the engine; the reason if written content cannot be stored; once, the reason if
+    /// Errors of the engine; the reason if written content cannot be stored; once, the reason if
     /// content was given up.
     pub fn sync_all(&self, dataset: &Dataset) -> files::Result<()> {
         self.commit()?;

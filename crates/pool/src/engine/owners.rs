@@ -29,7 +29,7 @@ impl Pool {
     /// quotas are always the current ones. Users come before groups, ordered by number.
     ///
     /// # Errors
-    /// Those of the store; a snapshot that is not there.
+    /// Errors of the store; a snapshot that is not there.
     pub fn owner_uses(&self, id: u64, snapshot: Option<Txg>) -> Result<Vec<OwnerUsed>, PoolError> {
         let quotas = self.admin.lock().owner_quotas(id)?;
         let dataset = match snapshot {

@@ -27,7 +27,7 @@ impl Pool {
     /// Returns the number of the root dataset, which has the pool's name.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn root(&self) -> Result<u64, PoolError> {
         Ok(self.admin.lock().catalog.head()?.root)
     }
@@ -35,7 +35,7 @@ impl Pool {
     /// Returns the stored properties of the pool: names and values.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn pool_properties(&self) -> Result<Vec<(String, String)>, PoolError> {
         let rows = self.admin.lock().catalog.properties(POOL)?;
         Ok(rows.into_iter().map(|(name, row)| (name, row.value)).collect())
@@ -45,7 +45,7 @@ impl Pool {
     /// knows their meaning.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub fn set_pool_properties(&self, changes: &[(&str, Option<&str>)]) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             for (name, value) in changes {
@@ -59,7 +59,7 @@ impl Pool {
     /// Adds a line to the history. It is durable with the next commit.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn remember(&self, line: &HistoryRow) -> Result<(), PoolError> {
         self.admin.lock().catalog.remember(line, HISTORY_MOST)
     }
@@ -67,7 +67,7 @@ impl Pool {
     /// Returns the history, the oldest line first.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn history(&self) -> Result<Vec<HistoryRow>, PoolError> {
         self.admin.lock().catalog.history()
     }
@@ -83,7 +83,7 @@ impl Pool {
     /// Visits the rows of a stored tree: for dumps.
     ///
     /// # Errors
-    /// The visitor's, and those of reading that it does not take.
+    /// Errors of the visitor, and of reading, unless it accepts them.
     pub fn visit_tree(&self, root: &Pointer, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
         walk(&Context { frames: &*self.frames, cache: &self.cache }, root, Txg(0), visitor)
     }
@@ -93,7 +93,7 @@ impl Pool {
     /// Each snapshot is opened at most once, and only if it is needed.
     ///
     /// # Errors
-    /// Those of the store; an error of one file takes the place of its path.
+    /// Errors of the store; an error of one file takes the place of its path.
     pub fn paths_of(
         &self,
         dataset: u64,

@@ -64,7 +64,7 @@ impl Pool {
     /// Returns the stored properties of a dataset and of its ancestors.
     ///
     /// # Errors
-    /// Those of the store; a dataset that is not there is damage.
+    /// Errors of the store; a dataset that is not there is damage.
     pub fn chain(&self, id: u64) -> Result<Chain, PoolError> {
         self.admin.lock().chain_of(id)
     }

@@ -385,7 +385,7 @@ impl Pool {
     /// Destroys what a crashed process was receiving, unless it can be resumed.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn abort_unfinished(&self) -> Result<(), PoolError> {
         let mut left = Vec::new();
         {
@@ -438,7 +438,7 @@ impl Receiving {
     /// Receives a record of rows.
     ///
     /// # Errors
-    /// Damaged rows; no space; those of the engine.
+    /// Damaged rows; no space; errors of the engine.
     pub fn rows(&mut self, payload: &[u8]) -> Result<(), StreamError> {
         let ops = record::rows(payload)?;
         let (Some(first), Some(last)) = (ops.first(), ops.last()) else { return Ok(()) };
@@ -678,7 +678,7 @@ impl Receiving {
                 return refused(MODIFIED);
             }
         }
-        // The state that a newer bookmark marks is no part of the history any more.
+        // The states of newer bookmarks are no part of the history any more.
         let marks = admin.catalog.bookmarks(self.target)?.into_iter().filter(|(_, row)| row.txg > base);
         let set = DestroySet {
             snapshots: if newer.is_empty() { Vec::new() } else { vec![(self.target, newer)] },
@@ -720,7 +720,7 @@ impl Receiving {
     /// Returns whether they are kept.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub fn cut(mut self) -> Result<bool, PoolError> {
         let keep = self.into.resumable && !self.token.after.is_empty();
         self.end(keep)?;
@@ -730,7 +730,7 @@ impl Receiving {
     /// Destroys the received rows of an invalid stream.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub fn abort(mut self) -> Result<(), PoolError> {
         self.end(false)
     }

@@ -42,7 +42,7 @@ impl ReplaySkip {
     /// records.
     ///
     /// # Errors
-    /// Those of reading rows.
+    /// Errors of reading rows.
     pub(super) fn judge(&self, dataset: &Dataset, record: &LogRecord<'_>) -> files::Result<Option<Adjusted>> {
         let mut adjusted = Adjusted::new();
         if self.unmade.is_empty() && self.names.is_empty() && self.ahead.is_empty() {

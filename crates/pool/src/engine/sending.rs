@@ -203,7 +203,7 @@ impl Pool {
     /// Passes the payloads of the stream's row records to `take`.
     ///
     /// # Errors
-    /// Those of the store; damage; errors that `take` returns.
+    /// Errors of the store; damage; errors that `take` returns.
     pub fn send_rows(
         &self,
         what: &ToSend,
@@ -225,7 +225,7 @@ impl Pool {
     /// Estimates the length of a stream's rows, bytes.
     ///
     /// # Errors
-    /// Those of the store; damage.
+    /// Errors of the store; damage.
     pub fn send_size(&self, what: &ToSend) -> Result<u64, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let mut walk = self.walk(context, what)?;
@@ -240,7 +240,7 @@ impl Pool {
     /// Locks the resumable, partially received state of a dataset, if there is any.
     ///
     /// # Errors
-    /// [`PoolError::Busy`] while it is being received or sent; those of the store.
+    /// [`PoolError::Busy`] while it is being received or sent; errors of the store.
     pub fn saved(self: &Arc<Self>, target: u64) -> Result<Option<Saved>, PoolError> {
         let admin = self.admin.lock();
         let Some((id, token)) = self.resumable(&admin, target)? else { return Ok(None) };
@@ -254,7 +254,7 @@ impl Pool {
     /// Finds the snapshot with this GUID, anywhere in the pool.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn snapshot_with_guid(&self, guid: u64) -> Result<Option<(Moment, SnapshotRow)>, PoolError> {
         let admin = self.admin.lock();
         for (id, _) in admin.catalog.datasets()? {

@@ -13,7 +13,7 @@ use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
 impl Pool {
-    /// Drops a row's reference to a frame, where no snapshot holds the row: the frame is freed, or
+    /// Drops a row's reference to a frame, if no snapshot holds the row: the frame is freed, or
     /// shared by one row fewer.
     pub(super) fn release(&self, admin: &mut Admin, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
         if admin.sharing && admin.unshare(dead)? { Ok(()) } else { self.free(dead, txg) }

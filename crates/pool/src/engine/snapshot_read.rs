@@ -14,7 +14,7 @@ impl Pool {
     /// Returns the snapshots of a dataset, the oldest first.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn snapshot_rows(&self, id: u64) -> Result<Vec<(Txg, SnapshotRow)>, PoolError> {
         self.admin.lock().catalog.snapshots(id)
     }
@@ -22,7 +22,7 @@ impl Pool {
     /// Finds the snapshot with this name.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn find_snapshot(&self, id: u64, name: &str) -> Result<Option<Txg>, PoolError> {
         self.admin.lock().catalog.snapshot_named(id, name)
     }
@@ -41,7 +41,7 @@ impl Pool {
     /// destroyed: later reads would meet frames that were reused, and report damage.
     ///
     /// # Errors
-    /// Those of the store; a snapshot that is not there.
+    /// Errors of the store; a snapshot that is not there.
     pub fn snapshot_files(&self, id: u64, txg: Txg) -> Result<Arc<Dataset>, PoolError> {
         let root = self.admin.lock().catalog.snapshot(id, txg)?.root;
         let dataset = Dataset::open(self, id, root)?;

@@ -38,7 +38,7 @@ impl<T: Table> Files<T> {
     /// Records the content and attributes of a file, if records can hold them.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn record_content(&self, inode: &Arc<Inode>) -> Result<Durability> {
         let Some(recorder) = self.recorder.get() else { return Ok(Durability::Committed) };
         self.throttle.check()?;
@@ -125,7 +125,7 @@ impl<T: Table> Files<T> {
     /// Applies a recorded change that was not committed.
     ///
     /// # Errors
-    /// Those of the engine; damaged rows.
+    /// Errors of the engine; damaged rows.
     pub fn replay(&self, change: &LogChange<'_>) -> Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         self.replaying.store(true, Relaxed);

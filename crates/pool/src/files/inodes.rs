@@ -273,7 +273,7 @@ impl<T: Table> Files<T> {
     /// Returns the attributes.
     ///
     /// # Errors
-    /// [`FileError::NotFound`] if the inode is gone, and those of the engine.
+    /// [`FileError::NotFound`] if the inode is gone, and errors of the engine.
     pub fn attributes(&self, inode: &Inode) -> Result<InodeRow> {
         let active = inode.active.read();
         match active.as_ref() {

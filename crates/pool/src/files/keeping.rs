@@ -197,7 +197,7 @@ impl<T: Table> Files<T> {
     /// the kernel got them from a crashed process and may still have them open.
     ///
     /// # Errors
-    /// Those of reading the table.
+    /// Errors of reading the table.
     pub(crate) fn hold_left(&self) -> Result<()> {
         let numbers = self.orphans()?;
         self.left.lock().get_or_insert_default().extend(numbers);
@@ -214,7 +214,7 @@ impl<T: Table> Files<T> {
     /// from now on it lives as long as a holder in this process.
     ///
     /// # Errors
-    /// Those of reading its row: it is freed by the next import then.
+    /// Errors of reading its row: it is freed by the next import then.
     pub fn let_left_go(&self, number: u64) -> Result<()> {
         let was_left = self.left.lock().as_mut().is_some_and(|left| left.remove(&number));
         if was_left { self.release_left([number]) } else { Ok(()) }

@@ -125,7 +125,7 @@ impl<T: Table> Files<T> {
     /// Returns up to `most` entries after the sequence `behind` (0: from the beginning).
     ///
     /// # Errors
-    /// [`FileError::NotDirectory`], those of the engine.
+    /// [`FileError::NotDirectory`], errors of the engine.
     pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<ListedEntry>> {
         let mut listed = Vec::new();
         let all = |_| true;
@@ -151,7 +151,7 @@ impl<T: Table> Files<T> {
     /// `expected` of them will be looked at. No lock is held during a visit.
     ///
     /// # Errors
-    /// [`FileError::NotDirectory`], those of the engine.
+    /// [`FileError::NotDirectory`], errors of the engine.
     pub fn visit(
         &self,
         directory: &Inode,

@@ -696,7 +696,7 @@ impl<T: Table> Files<T> {
     /// gone.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn path(&self, inode: &Inode) -> Result<Option<Vec<u8>>> {
         let (mut parts, mut climb) = (Vec::new(), Climb::default());
         let mut at = inode.number();

@@ -36,7 +36,7 @@ impl<T: Table> Files<T> {
     /// Frees inodes without holders until about so many rows are removed.
     ///
     /// # Errors
-    /// Those of the engine; the remainder is freed at the next import.
+    /// Errors of the engine; the remainder is freed at the next import.
     pub fn free_released(&self, rows: u64) -> Result<Swept> {
         let (mut left, mut gone) = (rows, 0);
         let mut waiting = self.known.take_released().into_iter();
@@ -60,7 +60,7 @@ impl<T: Table> Files<T> {
     /// their number.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn free_orphans(&self) -> Result<u64> {
         self.let_orphans_go(&HashSet::new())?;
         self.free_released(u64::MAX).map(|swept| swept.gone)
@@ -70,7 +70,7 @@ impl<T: Table> Files<T> {
     /// after an import, or when the table was replaced. There may be very many of them.
     ///
     /// # Errors
-    /// Those of reading the table.
+    /// Errors of reading the table.
     pub fn let_orphans_go(&self, held: &HashSet<u64>) -> Result<()> {
         let mut numbers = self.orphans()?;
         // An orphan that is held by now is freed when its holder drops it, or at the next import.

@@ -14,7 +14,7 @@ impl<T: Table> Files<T> {
     /// `offset`: `None` for the end.
     ///
     /// # Errors
-    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] if the inode is gone, and those of the
+    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] if the inode is gone, and errors of the
     /// engine.
     pub fn check_write(&self, inode: &Inode, offset: Option<u64>) -> Result<()> {
         let row = self.attributes_without_room(inode)?;

@@ -72,7 +72,7 @@ pub trait Admission: Send + Sync {
     /// Returns whether a commit was made. Not to be called under any lock.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     fn relieve(&self, dataset: Option<u64>, freed: bool) -> std::result::Result<bool, PoolError>;
 
     /// Bytes that may be written to a dataset now.
@@ -111,13 +111,13 @@ pub struct Rules {
 /// A request to reserve writes to a file.
 #[derive(Clone, Debug)]
 pub struct ExpectedWrites {
-    /// The file.
+    /// Number of the file's inode.
     pub inode: u64,
     /// Range that they write, if it is known: they may replace content.
     pub part: Option<Range<u64>>,
-    /// The user.
+    /// The file's user.
     pub uid: u32,
-    /// The group.
+    /// The file's group.
     pub gid: u32,
     /// Bytes that they need.
     pub bytes: u64,

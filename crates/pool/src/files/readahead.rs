@@ -102,7 +102,7 @@ mod tests {
         drop(read);
         go_on.send(()).unwrap();
         assert_eq!(parts.iter().collect::<Vec<_>>(), [0, 1]);
-        // What is under way is waited for; a thread that has ended is made anew.
+        // A running read is waited for; a thread that has ended is started again.
         drop(ahead.0.lock().take());
         let (read, parts) = channel();
         ahead.go(Box::new(move || {

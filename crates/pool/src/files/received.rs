@@ -132,7 +132,7 @@ impl<T: Table> Files<T> {
     /// empty when the stream began.
     ///
     /// # Errors
-    /// [`super::FileError::Quota`], [`PoolError::NoSpace`]; invalid rows; those of the engine.
+    /// [`super::FileError::Quota`], [`PoolError::NoSpace`]; invalid rows; errors of the engine.
     pub fn receive(&self, ops: &[RowOp<'_>], (owner, fresh): (u64, bool), progress: &[u8]) -> Result<()> {
         self.with_relief(|| self.take_rows(ops, (owner, fresh), progress))
     }
@@ -198,7 +198,7 @@ impl<T: Table> Files<T> {
     /// Removes the position of the stream, which is complete.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn received(&self) -> Result<()> {
         let entered = self.enter_now();
         let mut batch = Batch::default();

@@ -84,7 +84,7 @@ impl<T: Table> Files<T> {
     /// shared either: different record sizes, or unaligned offsets.
     ///
     /// # Errors
-    /// Those of reading rows.
+    /// Errors of reading rows.
     pub fn until_sharing(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<Option<u64>> {
         let shift = self.attributes(from)?.record_shift;
         if shift == 0 || from.number() == to.number() || self.attributes(to)?.record_shift != shift {

@@ -69,7 +69,7 @@ impl<T: Table> StoppedFiles<'_, T> {
     /// taken all changes from memory.
     ///
     /// # Errors
-    /// Those of the table; nothing is changed then.
+    /// Errors of the table; nothing is changed then.
     pub fn replace(&self, table: T) -> std::result::Result<(), PoolError> {
         let files = self.files;
         let head = DatasetHead::decode(&table.get(&keys::head())?.unwrap_or_default())?;
@@ -120,7 +120,7 @@ impl<T: Table> Files<T> {
     /// drops them. Other inodes without a name are freed now.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn adopt_orphans(&self) -> Result<()> {
         let held: Vec<Arc<super::Inode>> = self.known.all();
         for inode in &held {

@@ -115,7 +115,7 @@ mod tests {
         // Again from the start.
         assert!(!streams.has_asked(&read(1, 0, 7)));
         assert_eq!(streams.go_on(&read(1, 0, 7)), 8..56);
-        // From elsewhere: nothing before it goes on.
+        // From another position: it continues no stream.
         assert!(streams.go_on(&read(3, 80, 87)).is_empty());
         assert_eq!(streams.go_on(&read(3, 88, 95)), 96..128);
         // As far at once as is worth it if requests are cheap.

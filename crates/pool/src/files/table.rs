@@ -58,7 +58,7 @@ pub trait Table: Send + Sync {
     /// As [`Self::scan`]; an error of a visit ends it.
     ///
     /// # Errors
-    /// As [`Self::get`], and those of `visit`.
+    /// As [`Self::get`], and errors of `visit`.
     fn try_scan(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError> {
         let mut outcome = Ok(true);
         self.scan(range, &mut |key, row| {

@@ -667,7 +667,7 @@ fn attributes_short_and_long() {
     assert!(frames.content.lock().is_empty());
 }
 
-/// A random operation; numbers choose among what there is.
+/// A random operation; numbers choose among the existing files.
 #[derive(Clone, Debug)]
 enum Step {
     Make(u8, u8, bool),

@@ -48,7 +48,7 @@ impl<T: Table> Files<T> {
     /// Returns the names of all attributes.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn attribute_names(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         if self.attributes(inode)?.flags & HAS_XATTRS != 0 {

@@ -194,7 +194,7 @@ pub struct Behaviour {
     pub snapdir: SnapshotDirectory,
     /// The pool's cache keeps file content.
     pub cache_content: bool,
-    /// Reads are followed by read-ahead.
+    /// Reads trigger read-ahead.
     pub prefetch: bool,
 }
 

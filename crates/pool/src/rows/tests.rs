@@ -1,4 +1,4 @@
-//! Tests of keys and rows: what is written is read; any bytes are a row or an error; keys sort as
+//! Tests of keys and rows: a written one is read back; any bytes are a row or an error; keys sort as
 //! intended.
 
 use super::*;

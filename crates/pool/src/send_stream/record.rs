@@ -409,10 +409,10 @@ impl<'a> RowOp<'a> {
     }
 }
 
-/// What a record of rows says, in the order of their keys.
+/// Decodes a record of rows, in the order of their keys.
 ///
 /// # Errors
-/// [`StreamError::Damaged`] for bytes that are none, and for keys that are not in their order.
+/// [`StreamError::Damaged`] for invalid bytes, and for keys out of order.
 pub fn rows(payload: &[u8]) -> Result<Vec<RowOp<'_>>, StreamError> {
     let mut from = Reader::new(payload);
     let mut ops: Vec<RowOp<'_>> = Vec::new();
@@ -433,8 +433,8 @@ pub fn rows(payload: &[u8]) -> Result<Vec<RowOp<'_>>, StreamError> {
     Ok(ops)
 }
 
-/// Whether rows with this key travel: what owners use is counted where they arrive, and how far
-/// another stream had come is no part of a snapshot.
+/// Whether rows with this key are sent: usage of owners is counted by the receiver, and the position
+/// of another stream is no part of a snapshot.
 #[must_use]
 pub fn travels(key: &[u8]) -> bool {
     !matches!(key.first(), None | Some(&keys::OWNER_USE | &keys::RECEIVED | &keys::RECOUNTED))

@@ -27,7 +27,7 @@ impl<'a> StreamWriter<'a> {
     /// Starts a stream.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub fn begin(sink: &'a mut Sink<'a>) -> Result<Self, StreamError> {
         let mut writer = Self { sink, sum: Xxh3::new(), written: 0 };
         let mut preamble = MAGIC.to_vec();
@@ -47,7 +47,7 @@ impl<'a> StreamWriter<'a> {
     /// Writes a record.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub fn record(&mut self, record: &Record) -> Result<(), StreamError> {
         let (kind, payload) = record.encode();
         self.raw(kind, &payload)
@@ -56,7 +56,7 @@ impl<'a> StreamWriter<'a> {
     /// Writes rows, encoded one after the other by [`super::RowOp::encode`].
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub fn rows(&mut self, payload: &[u8]) -> Result<(), StreamError> {
         self.raw(Record::Rows(Vec::new()).encode().0, payload)
     }

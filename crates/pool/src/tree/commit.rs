@@ -138,7 +138,7 @@ impl Frozen {
     /// continues.
     ///
     /// # Errors
-    /// Those of [`crate::Frames::write`].
+    /// Errors of [`crate::Frames::write`].
     pub fn write_out(&self, ctx: &Context<'_>, form: Form) -> Result<Written, PoolError> {
         let mut writer = NodeWriter { ctx, form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let root = match &self.root {

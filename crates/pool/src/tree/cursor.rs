@@ -56,7 +56,7 @@ impl View {
     /// Returns the rows from `from` up to before `to` (`None`: to the end).
     ///
     /// # Errors
-    /// Those of [`crate::Frames::read`], and damage, which names the frame.
+    /// Errors of [`crate::Frames::read`], and damage, which names the frame.
     pub fn cursor<'a>(&self, ctx: Context<'a>, from: &[u8], to: Option<&[u8]>) -> Result<Cursor<'a>, PoolError> {
         let mut cursor = Cursor {
             ctx,

@@ -167,7 +167,7 @@ impl View {
     /// Returns the rows in which `new` differs from this view.
     ///
     /// # Errors
-    /// Those of reading the roots.
+    /// Errors of reading the roots.
     pub fn diff<'a>(&self, ctx: Context<'a>, new: &Self) -> Result<Diff<'a>, PoolError> {
         self.diff_from(ctx, new, &[])
     }
@@ -198,7 +198,7 @@ impl Diff<'_> {
     /// Returns the next differing row; `None` at the end.
     ///
     /// # Errors
-    /// Those of reading, and damage, which names the frame. The diff cannot continue then.
+    /// Errors of reading, and damage, which names the frame. The diff cannot continue then.
     #[allow(clippy::should_implement_trait, reason = "rows are borrowed from the diff, which an iterator cannot say")]
     pub fn next(&mut self) -> Result<Option<Changed<'_>>, PoolError> {
         loop {

@@ -49,7 +49,7 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a key that is not greater than the last one or a row that is too
-    /// long; those of [`crate::Frames::write`].
+    /// long; errors of [`crate::Frames::write`].
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         self.settings.check(key, value)?;
         if let Some(last) = self.leaf.len().checked_sub(1) {
@@ -69,7 +69,7 @@ impl<'a> Loader<'a> {
     /// Writes all open nodes. The root is for [`Tree::open`] or a row of the catalog.
     ///
     /// # Errors
-    /// Those of [`crate::Frames::write`].
+    /// Errors of [`crate::Frames::write`].
     pub fn finish(mut self) -> Result<Written, PoolError> {
         if self.leaf.len() == 0 {
             return Ok(self.written);

@@ -280,7 +280,7 @@ macro_rules! looks {
             /// Passes the value of a key to `then`, without a copy; `None` if there is no row.
             ///
             /// # Errors
-            /// Those of [`crate::Frames::read`], and damage, which names the frame.
+            /// Errors of [`crate::Frames::read`], and damage, which names the frame.
             pub fn get_with<R>(
                 &self,
                 ctx: &Context<'_>,

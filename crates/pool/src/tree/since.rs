@@ -69,7 +69,7 @@ impl SinceWalk<'_> {
     /// Returns the next step; `None` at the end.
     ///
     /// # Errors
-    /// Those of reading, and damage, which names the frame. The walk cannot continue then.
+    /// Errors of reading, and damage, which names the frame. The walk cannot continue then.
     #[allow(clippy::should_implement_trait, reason = "rows are borrowed from the walk, which an iterator cannot say")]
     pub fn next(&mut self) -> Result<Option<Since<'_>>, PoolError> {
         if let Some(root) = self.root.take()

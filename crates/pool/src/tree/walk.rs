@@ -45,7 +45,7 @@ pub trait Visitor {
 /// younger below it.
 ///
 /// # Errors
-/// The visitor's, and, unless it accepts damage, those of reading.
+/// Errors of the visitor, and, unless it accepts damage, of reading.
 pub fn walk(ctx: &Context<'_>, root: &Pointer, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
     visit(ctx, root, None, since, visitor)
 }
@@ -109,7 +109,7 @@ pub enum Reaped<'a> {
 /// with. A frame is visited when nothing below it will be read again.
 ///
 /// # Errors
-/// The visitor's.
+/// Errors of the visitor.
 pub fn harvest(
     ctx: &Context<'_>,
     root: &Pointer,

@@ -11,7 +11,7 @@ use nacre_vfs::{Errno, Result};
 const LIVE: u8 = 0;
 /// Operations wait: the files may be replaced.
 const PAUSED: u8 = 1;
-/// Operations fail: the snapshot is being destroyed, the file system is unmounted, or was rolled
+/// Operations fail: the snapshot is being destroyed, the file system is closed, or was rolled
 /// back.
 const ENDED: u8 = 2;
 

@@ -132,7 +132,7 @@ impl Pool {
     /// that is imported read only.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn call_root(&self, name: &str) -> Result<(), PoolError> {
         let mut admin = self.admin.lock();
         let root = admin.catalog.head()?.root;
@@ -142,7 +142,7 @@ impl Pool {
     /// Returns the number and the catalog row of the dataset with this name.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn describe(&self, name: &str) -> Result<Option<(u64, DatasetRow)>, PoolError> {
         let admin = self.admin.lock();
         let Some(id) = find(&admin.catalog, name)? else { return Ok(None) };
@@ -153,7 +153,7 @@ impl Pool {
     /// space.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn space(&self, id: u64) -> Result<(crate::space::Breakdown, Usage, u64), PoolError> {
         let admin = self.admin.lock();
         let quotas = admin.quota_tree();

@@ -205,7 +205,7 @@ impl Pool {
     /// alone would free.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn snapshots(&self, id: u64) -> Result<Vec<(Txg, SnapshotRow, u64)>, PoolError> {
         let mut admin = self.admin.lock();
         let (history, own) = admin.catalog.history_of(id)?;

@@ -303,7 +303,7 @@ proptest! {
         let mut receiving = third.pool.receive(resumable(&third), &head(&[])).unwrap();
         sent(&to, &half).iter().for_each(|payload| receiving.rows(payload).unwrap());
         drop(saved);
-        // It may be beyond that of the first receiver, in a range that a row says is empty.
+        // It may be beyond that of the first receiver, in a range that is stated to be empty.
         let after = receiving.token().after.clone();
         receiving.cut().unwrap();
         // Both resume with the rows that the first sender has.

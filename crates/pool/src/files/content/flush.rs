@@ -18,7 +18,7 @@ impl<T: Table> Files<T> {
     /// [apart](Self::set_apart).
     ///
     /// # Errors
-    /// Those of the engine; what could not be flushed stays in memory.
+    /// Errors of the engine; what could not be flushed stays in memory.
     pub fn flush(&self, txg: Txg) -> Result<()> {
         let mut apart = HashSet::new();
         loop {

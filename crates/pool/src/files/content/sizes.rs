@@ -77,7 +77,7 @@ impl<T: Table> Files<T> {
     /// that a commit waits for.
     ///
     /// # Errors
-    /// Those of the engine; the remaining rows are removed after the next import, or before the
+    /// Errors of the engine; the remaining rows are removed after the next import, or before the
     /// file grows.
     pub fn sweep_cuts(&self, rows: u64) -> Result<bool> {
         let mut left = rows;

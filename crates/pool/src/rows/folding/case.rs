@@ -2,7 +2,7 @@
 //! `folding.rs`.
 //!
 //! Invariant: hashes in pools are made with this table, so it never changes. Letters that later
-//! versions of Unicode add stay what they are.
+//! versions of Unicode add are not folded.
 
 /// First and last character of a run, the step from one to the next, and what is added to each.
 /// Letters of ASCII are left out: see [`fold`].

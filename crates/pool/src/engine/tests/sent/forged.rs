@@ -3,7 +3,7 @@
 //! system on which every operation ends, and nothing remains when it is destroyed.
 //!
 //! `NACRE_STREAM_CASES` makes a campaign of each test, from `NACRE_POOL_SEED`. A case that does not end within
-//! [`ENDS_WITHIN`] fails, and says its seed.
+//! [`ENDS_WITHIN`] fails, and reports its seed.
 
 use std::sync::mpsc;
 use std::time::Duration;
