@@ -89,7 +89,9 @@ impl UnionShared {
         let attr = top.branch.layer.setattr(caller, &top.node, open.as_deref().map(|file| file.inner()), change)?;
         let others = self.change_of_others(&node, change, file.is_some());
         if !others.is_empty() {
-            self.on_the_others(&node, |part| part.branch.layer.setattr(caller, &part.node, None, &others).map(drop));
+            self.on_the_others(caller, &node, |part| {
+                part.branch.layer.setattr(caller, &part.node, None, &others).map(drop)
+            });
         }
         Ok(self.attr_up(&node, attr))
     }
@@ -116,18 +118,25 @@ impl UnionShared {
 
     /// Does to the other writable parts of a directory, or to the copies of a file that are changed with it, what was
     /// done to what is shown. Where one cannot follow, the change stands all the same: users see the part that has it.
-    fn on_the_others(&self, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
+    fn on_the_others(&self, caller: &Caller, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
         if node.kind != Kind::Directory {
             if self.options.duplicates {
-                self.on_duplicates(node, change);
+                self.on_duplicates(caller, node, change);
             }
             return;
         }
         for part in node.parts().iter().skip(1).filter(|part| part.branch.is_writable()) {
-            if let Err(error) = change(part) {
+            let done = self.may_change(caller, part).and_then(|()| change(part));
+            if let Err(error) = done {
                 tracing::warn!(branch = %part.branch.name.display(), ?error, "attributes of a directory differ between branches from now on");
             }
         }
+    }
+
+    /// Whether a caller may change a part of a directory that the kernel has not judged: root and its owner may.
+    fn may_change(&self, caller: &Caller, part: &Part) -> Result<()> {
+        let is_allowed = caller.uid == 0 || part.branch.layer.getattr(&OWN, &part.node, None)?.uid == caller.uid;
+        if is_allowed { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     /// The times of the writable part of a directory that was changed last, where users want to see
@@ -220,7 +229,7 @@ impl UnionShared {
         top.branch.layer.setxattr(caller, &top.node, name, value, flags)?;
         if self.rules().actions.are_everywhere(Action::SetXattr) {
             // There or not: the part that is shown has decided.
-            self.on_the_others(&node, |part| {
+            self.on_the_others(caller, &node, |part| {
                 part.branch.layer.setxattr(caller, &part.node, name, value, XattrFlags::default())
             });
         }
@@ -244,7 +253,7 @@ impl UnionShared {
         let top = node.top()?;
         top.branch.layer.removexattr(caller, &top.node, name)?;
         if self.rules().actions.are_everywhere(Action::RemoveXattr) {
-            self.on_the_others(&node, |part| match part.branch.layer.removexattr(caller, &part.node, name) {
+            self.on_the_others(caller, &node, |part| match part.branch.layer.removexattr(caller, &part.node, name) {
                 Err(Errno::ENODATA) => Ok(()),
                 other => other,
             });

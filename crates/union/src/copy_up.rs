@@ -19,7 +19,7 @@ use crate::{
     work::Temporary,
 };
 use nacre_vfs::{
-    Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence,
+    Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, Protection, RenameFlags, Result, SetAttr, SetTime, Whence,
     WriteOrigin, XattrFlags,
 };
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl UnionShared {
             let target = self.branch_for_copy(place.as_ref(), top.branch.index(), most)?;
             let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
             let attr = self.attr_of_source(node, &top)?;
-            if attr.protected && !top.branch.is_writable() {
+            if attr.protection != Protection::None && !top.branch.is_writable() {
                 // `chattr +i` or `+a`: a copy has no flags, and would be what they forbid (overlayfs refuses as well).
                 return Err(Errno::EPERM);
             }

@@ -383,7 +383,7 @@ impl UnionShared {
         if node.is_gone() {
             return Err(Errno::ENOENT);
         }
-        let copies = self.duplicates_before_link(&node)?;
+        let copies = self.duplicates_before_link(caller, &node)?;
         let mut most = usize::MAX;
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;

@@ -6,7 +6,10 @@
 //! * the file that is shown is changed first, and removed last: whatever happens in between, it is there under one of
 //!   its names;
 //! * a copy is removed only when the file that is shown has been, or is about to be, removed or renamed by the same call;
-//! * a copy that does not follow is hidden as in every union, so that no name comes back.
+//! * a copy that does not follow is hidden as in every union, so that no name comes back;
+//! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
+//!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
+//!   others where its directory has the owner and mode of the directory that the kernel has judged.
 
 use crate::{
     OWN, UnionShared,
@@ -24,9 +27,16 @@ pub(crate) struct Duplicate {
     home: Part,
     node: Node,
     id: FileId,
+    uid: u32,
+    kind: Kind,
 }
 
 impl Duplicate {
+    /// Whether a caller may change its content and attributes. Other writers than its owner are not judged here.
+    fn is_changed_by(&self, caller: &Caller, kind: Kind) -> bool {
+        self.kind == kind && (caller.uid == 0 || caller.uid == self.uid)
+    }
+
     fn branch(&self) -> &Arc<Branch> {
         &self.home.branch
     }
@@ -71,8 +81,15 @@ impl UnionShared {
         self.options.duplicates && self.rules().actions.are_everywhere(action)
     }
 
-    /// What the branches below `above` have under a name, down to a whiteout.
-    pub(crate) fn duplicates(&self, directory: &View, name: Name<'_>, above: usize) -> Result<Duplicates> {
+    /// What the branches below `above` have under a name, down to a whiteout. A copy that the caller may not remove from
+    /// its directory remains.
+    pub(crate) fn duplicates(
+        &self,
+        caller: &Caller,
+        directory: &View,
+        name: Name<'_>,
+        above: usize,
+    ) -> Result<Duplicates> {
         let mut found = Duplicates::default();
         for home in directory.parts.iter().filter(|part| part.branch.index() > above) {
             let (branch, layer) = (&home.branch, &*home.branch.layer);
@@ -84,9 +101,12 @@ impl UnionShared {
                     found.remains = true;
                     break;
                 }
-                Seen::Found(entry) if branch.is_writable() => {
+                Seen::Found(entry)
+                    if branch.is_writable() && may_remove(caller, directory, (home, above), entry.attr.uid)? =>
+                {
                     found.shows_writable |= found.writable.is_empty() && !found.remains;
-                    found.writable.push(Duplicate { home: home.clone(), node: entry.node, id: entry.attr.id });
+                    let (id, uid, kind) = (entry.attr.id, entry.attr.uid, entry.attr.kind);
+                    found.writable.push(Duplicate { home: home.clone(), node: entry.node, id, uid, kind });
                 }
                 Seen::Found(_) => found.remains = true,
             }
@@ -124,7 +144,7 @@ impl UnionShared {
     }
 
     /// The copies of a file under the name it was last seen under, where that leads to it.
-    fn duplicates_of(&self, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
+    fn duplicates_of(&self, caller: &Caller, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
         let Some(place) = node.place().filter(|_| !node.is_gone()) else { return Ok(Vec::new()) };
         let (name, top) = (Name::new(&place.name)?, node.top()?);
         let _names = place.parent.names.read();
@@ -133,13 +153,18 @@ impl UnionShared {
             Some(found) => found.top()?.id == top.id && found.top()?.branch.slot == top.branch.slot,
             None => false,
         };
-        if leads_there { Ok(self.duplicates(&view, name, top.branch.index())?.writable) } else { Ok(Vec::new()) }
+        if !leads_there {
+            return Ok(Vec::new());
+        }
+        let mut copies = self.duplicates(&OWN, &view, name, top.branch.index())?.writable;
+        copies.retain(|copy| copy.is_changed_by(caller, node.kind));
+        Ok(copies)
     }
 
     /// Does to the copies of a file what was done to the file. Where one cannot follow, the change stands all the same:
     /// users see the file that has it.
-    pub(crate) fn on_duplicates(&self, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
-        let copies = self.duplicates_of(node).unwrap_or_else(|error| {
+    pub(crate) fn on_duplicates(&self, caller: &Caller, node: &Arc<UnionNode>, change: impl Fn(&Part) -> Result<()>) {
+        let copies = self.duplicates_of(caller, node).unwrap_or_else(|error| {
             tracing::warn!(?error, "copies of a file on lower branches are not found, and stay as they are");
             Vec::new()
         });
@@ -175,8 +200,8 @@ impl UnionShared {
     }
 
     /// The copies of a file that is about to get another name.
-    pub(crate) fn duplicates_before_link(&self, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
-        if self.changes_duplicates(Action::Link) { self.duplicates_of(node) } else { Ok(Vec::new()) }
+    pub(crate) fn duplicates_before_link(&self, caller: &Caller, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
+        if self.changes_duplicates(Action::Link) { self.duplicates_of(caller, node) } else { Ok(Vec::new()) }
     }
 
     /// Renames the copies of a file that has just been renamed, and removes what it has replaced on branches where it
@@ -186,17 +211,20 @@ impl UnionShared {
     /// A copy could neither follow nor be removed nor hidden.
     pub(crate) fn duplicates_follow(&self, caller: &Caller, old: &UnionNode, names: BothNames<'_>) -> Result<()> {
         let BothNames { from: (source, from), to: (target, to), index } = names;
-        let moving = self.duplicates(source, from, index)?.writable;
-        let replaced = self.duplicates(target, to, index)?.writable;
-        let mut stays = false;
+        let moving = self.duplicates(caller, source, from, index)?.writable;
+        let replaced = self.duplicates(caller, target, to, index)?.writable;
+        let (mut stays, mut followed) = (false, Vec::new());
         for copy in &moving {
-            if let Err(error) = follow(caller, copy, from, target.on(copy.branch()), to) {
-                tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
-                stays |= copy.branch().layer.unlink(&OWN, &copy.home.node, from).is_err();
+            match follow(caller, copy, from, target.on(copy.branch()), to) {
+                Ok(()) => followed.push(copy.branch().slot),
+                Err(error) => {
+                    tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
+                    stays |= copy.branch().layer.unlink(&OWN, &copy.home.node, from).is_err();
+                }
             }
         }
-        let has_followed = |copy: &Duplicate| moving.iter().any(|other| other.branch().slot == copy.branch().slot);
-        let left: Vec<Duplicate> = replaced.into_iter().filter(|copy| !has_followed(copy)).collect();
+        let left: Vec<Duplicate> =
+            replaced.into_iter().filter(|copy| !followed.contains(&copy.branch().slot)).collect();
         self.remove_hidden_duplicates(&left, to);
         if stays {
             let home = source.parts.iter().find(|part| part.branch.index() == index).ok_or(Errno::EIO)?;
@@ -204,6 +232,21 @@ impl UnionShared {
         }
         Ok(())
     }
+}
+
+/// Whether a caller may remove a file with this owner from a directory on a lower branch: root may; others where it has the
+/// owner and mode of the directory in which the kernel has judged the file that is shown, also by the sticky bit
+/// (`__check_sticky()`, Linux fs/namei.c).
+fn may_remove(caller: &Caller, directory: &View, (home, shown): (&Part, usize), uid: u32) -> Result<bool> {
+    if caller.uid == 0 {
+        return Ok(true);
+    }
+    let Some(judged) = directory.parts.iter().find(|part| part.branch.index() == shown) else { return Ok(false) };
+    let judged = judged.branch.layer.getattr(&OWN, &judged.node, None)?;
+    let own = home.branch.layer.getattr(&OWN, &home.node, None)?;
+    let is_alike = (judged.uid, judged.gid, judged.mode) == (own.uid, own.gid, own.mode);
+    let is_sticky = own.mode & 0o1000 != 0;
+    Ok(is_alike && (!is_sticky || caller.uid == uid || caller.uid == own.uid))
 }
 
 /// Renames a copy on its branch.

@@ -15,7 +15,7 @@ use crate::{
     options::Action,
     work::Temporary,
 };
-use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, Protection, RenameFlags, Result};
 use std::sync::Arc;
 
 /// A directory that has left its name.
@@ -92,8 +92,8 @@ impl UnionShared {
             let mut shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;
             // Of a file that cannot be removed, the copies stay as well.
-            if shows && self.options.duplicates && !attr.protected {
-                let copies = self.duplicates(view, name, top.branch.index())?;
+            if shows && self.options.duplicates && attr.protection == Protection::None {
+                let copies = self.duplicates(caller, view, name, top.branch.index())?;
                 match (self.changes_duplicates(Action::Unlink), copies.remains) {
                     (true, false) => {
                         self.remove_duplicates(caller, &copies.writable, name)?;
@@ -112,7 +112,7 @@ impl UnionShared {
                 return Err(error);
             }
             Arc::clone(&top.branch)
-        } else if attr.protected {
+        } else if attr.protection != Protection::None {
             // As on its branch, `chattr +i` or `+a` keeps it.
             return Err(Errno::EPERM);
         } else {

@@ -283,7 +283,7 @@ impl UnionShared {
         if !self.options.duplicates || !top.branch.is_writable() || seen != index {
             return self.move_shown(caller, from, to, None);
         }
-        let copies = self.duplicates(&from.side.view, from.spot.name, index)?;
+        let copies = self.duplicates(caller, &from.side.view, from.spot.name, index)?;
         if !self.changes_duplicates(Action::Rename) {
             let shows = self.shows_below(&from.side.view, from.spot.name, index)? && !copies.shows_writable;
             return self.move_shown(caller, from, to, Some(shows));
@@ -296,7 +296,7 @@ impl UnionShared {
         if let Some(found) = to.side.found().filter(|found| !found.is_directory())
             && found.top()?.branch.index() < index
         {
-            let between = self.duplicates(target, to.spot.name, found.top()?.branch.index())?;
+            let between = self.duplicates(caller, target, to.spot.name, found.top()?.branch.index())?;
             self.remove_duplicates(caller, between.down_to(index), to.spot.name)?;
         }
         let step = self.move_shown(caller, from, to, Some(copies.remains))?;

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// Position after `.`, where positions are a host's: within the 31 bits that 32-bit programs can take, and beyond what
 /// file systems use (ext4 ends at 2^31 - 1, XFS' directories would have 16 GiB there). The next is that after `..`.
 const AFTER_DOT: u64 = (1 << 31) - 16;
+/// Position after `.` in versions whose positions had 63 bits: a listing may have begun there before an upgrade.
+const AFTER_DOT_BEFORE: u64 = (1 << 63) - 16;
 /// Position after `.` of layers with numbers.
 const AFTER_DOT_NUMBERED: u64 = 1;
 /// `R_OK`.
@@ -144,8 +146,8 @@ impl Listing<'_, '_, '_> {
         let both: [(&[u8], u64, u64); 2] = [(b".", own, after_dot), (b"..", parent, after_dot + 1)];
         let skipped = match offset {
             0 => 0,
-            _ if offset == after_dot => 1,
-            _ if offset == after_dot + 1 => 2,
+            _ if offset == after_dot || offset == AFTER_DOT_BEFORE => 1,
+            _ if offset == after_dot + 1 || offset == AFTER_DOT_BEFORE + 1 => 2,
             _ => return offset,
         };
         for (name, ino, next) in both.into_iter().skip(skipped) {

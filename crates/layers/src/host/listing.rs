@@ -67,6 +67,8 @@ struct Stream {
     index: Option<u64>,
     /// Its positions are hashes of ext4, and shortened.
     shortened: bool,
+    /// It repeats names, under other positions than they had.
+    repeats: bool,
     at_end: bool,
     /// Examining entries is slow in this directory.
     cold: bool,
@@ -257,6 +259,7 @@ impl Stream {
             position: if counted { 0 } else { from },
             index,
             shortened: continued.is_some(),
+            repeats: continued.as_ref().is_some_and(|continued| !continued.is_exact),
             at_end: false,
             cold: false,
             reached: None,
@@ -269,7 +272,7 @@ impl Stream {
             }
             stream.position = from;
         }
-        if let Some(Continued { end, start, position }) = continued {
+        if let Some(Continued { end, start, position, .. }) = continued {
             (stream.start, stream.end, stream.position) = (start, end, position);
             stream.at_end = end == 0;
         }
@@ -339,7 +342,7 @@ impl HostShared {
         let more = self.list(node, &mut stream, attributes, sink)?;
         // At the end, one more call will find the end again; a listing that was empty from the
         // start is not asked again. On a foreign mount, that call opens the directory anew.
-        if more || stream.position != from && !stream.foreign {
+        if (more || stream.position != from && !stream.foreign) && !stream.repeats {
             self.listings.keep(node, begun, stream);
         }
         Ok(())
@@ -358,8 +361,9 @@ impl HostShared {
         let mut counted = positions == Positions::Counted;
         let (since, mut entries) = (Instant::now(), 0);
         while stream.fill()? {
-            stream.shortened |=
-                positions == Positions::Hashed && stream.peek().is_some_and(|record| positions::is_long(&record));
+            stream.shortened |= positions == Positions::Hashed
+                && !positions::is_unshortened(stream.position)
+                && stream.peek().is_some_and(|record| positions::is_long(&record));
             let Some(record) = stream.peek() else { return Err(Errno::EIO) };
             if !counted && !is_tellable(record.next) {
                 self.listings.positions.lock().insert(node.device(), Positions::Counted);

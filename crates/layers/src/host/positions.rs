@@ -5,8 +5,9 @@
 //! and the kernel shares one listing among all of them, so all get 31 bits.
 //!
 //! Invariants: positions ascend in a listing, also where names agree in these 31 bits (the later one gets the next free
-//! number); a listing that is continued at a position without the descriptor that gave it leaves no name out. It repeats
-//! names only where they agree in these bits.
+//! number); a listing that continues at a position without the descriptor that gave it leaves no name out, as long as at
+//! most [`NEAR`] names agree. It repeats names only where some agree, or where the next name has been removed.
+//! Positions of 63 bits, from a version of nacre that handed these out, stay what they are until their listing ends.
 
 use super::errno;
 use nacre_sys::directory::{self, DirRecord};
@@ -27,8 +28,8 @@ const END: u64 = (1 << 31) - 1;
 /// `..` in the FUSE front end.
 const LAST: u64 = END - 31;
 
-/// How many names that agree in 31 bits are looked for before a position.
-const NEAR: u64 = 4;
+/// The most names that agree in 31 bits for which a listing continues without leaving one out.
+const NEAR: u64 = 31;
 
 /// Room for the first records of a directory, bytes.
 const FIRST: usize = 1024;
@@ -53,6 +54,11 @@ impl Positions {
         let magic = rustix::fs::fstatfs(directory).map_err(errno)?.f_type;
         Ok(if u64::try_from(magic) == Ok(EXT4_MAGIC) { Self::Hashed } else { Self::Own })
     }
+}
+
+/// Whether a position was handed out as the host's own, of more than 31 bits.
+pub(super) fn is_unshortened(position: u64) -> bool {
+    position > END
 }
 
 /// Whether the position after a record is a hash.
@@ -95,6 +101,8 @@ pub(super) struct Continued {
     pub(super) start: usize,
     /// The position before that record, as it is handed out.
     pub(super) position: u64,
+    /// No name is repeated.
+    pub(super) is_exact: bool,
 }
 
 /// Seeks in an ext4 directory to a position that was shortened, and fills a buffer from there on. `None` in a directory
@@ -103,8 +111,7 @@ pub(super) struct Continued {
 /// # Errors
 /// The host's.
 pub(super) fn seek(directory: BorrowedFd<'_>, from: u64, buffer: &mut [u8]) -> Result<Option<Continued>> {
-    // A version of nacre that handed out all 63 bits may have served the beginning of this listing.
-    if from > END {
+    if is_unshortened(from) {
         return Ok(None);
     }
     let mut first = vec![0; FIRST];
@@ -127,8 +134,8 @@ pub(super) fn seek(directory: BorrowedFd<'_>, from: u64, buffer: &mut [u8]) -> R
     }
     let is_exact = start == 0 || position == from;
     Ok(Some(match is_exact {
-        true => Continued { end, start, position: from },
-        false => Continued { end, start: 0, position: near },
+        true => Continued { end, start, position: from, is_exact },
+        false => Continued { end, start: 0, position: near, is_exact },
     }))
 }
 

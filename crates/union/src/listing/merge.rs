@@ -7,7 +7,7 @@ use super::{
     entered::{self, Entered, Origin},
     hidden::Hidden,
     merged::Recording,
-    position,
+    position::{self, Own},
 };
 use crate::marks::{self, Marks, NameMark};
 use nacre_vfs::{Entry, Errno, Name, Result};
@@ -196,10 +196,10 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let own = match wanted.own {
-            Some(own) => own,
-            None => match self.merge.told_before.iter().find(|(told, _)| *told == self.request.from) {
+            Own::Whole(own) => own,
+            abridged => match self.merge.told_before.iter().find(|(told, _)| *told == self.request.from) {
                 Some((_, own)) => *own,
-                None => self.search(index, self.request.from)?,
+                None => self.search(index, abridged)?,
             },
         };
         // Who comes back to the same place finds it again.
@@ -212,34 +212,24 @@ impl<'a> Run<'a> {
         self.sources.get(index)?.as_ref()
     }
 
-    /// Finds the full position again by reading the directory from its start. Where the name behind it is gone, positions
-    /// that ascend lead to the last name near below it, or else to the next one; others mean starting over.
-    fn search(&self, index: usize, wanted: u64) -> Result<u64> {
+    /// Finds the full position again by reading the directory from its start: that before the first name that may begin
+    /// there or behind it. So no name is left out, whatever has been removed meanwhile, but names may come twice whose positions
+    /// agree in the bits that are known. Positions that do not ascend mean starting over.
+    fn search(&self, index: usize, wanted: Own) -> Result<u64> {
         let Some(source) = self.source(index) else { return Err(Errno::EIO) };
-        let (mut batch, mut own, mut ascends) = (Batch::default(), 0, true);
-        let (mut packed, mut near, mut behind) = (0, None, None);
+        let (mut batch, mut own, mut ascends, mut found) = (Batch::default(), 0, true, None);
         while self.take(&mut batch, source, own)? {
-            while let Some((name, taken)) = batch.first() {
+            while let Some((_, taken)) = batch.first() {
                 ascends &= taken.next > own;
+                // A name begins where the one before it ends; where the first begins nobody knows.
+                if found.is_none() && (wanted.is_reached_by(own) || own == 0 && wanted.is_passed_by(taken.next)) {
+                    found = Some(own);
+                }
                 own = taken.next;
-                // Hidden names have no positions.
-                if self.merge.entered.lock().hides(index, name) {
-                    batch.advance();
-                    continue;
-                }
-                packed = position::pack(source.slot, own, packed);
-                if packed == wanted {
-                    return Ok(taken.next);
-                }
-                if packed < wanted && packed + position::NEAR >= wanted {
-                    near = Some(own);
-                } else if packed > wanted && behind.is_none() {
-                    behind = Some(own);
-                }
                 batch.advance();
             }
         }
-        Ok(if ascends { near.or(behind).unwrap_or(own) } else { 0 })
+        Ok(if ascends { found.unwrap_or(own) } else { 0 })
     }
 
     /// A source as one that names are entered of.

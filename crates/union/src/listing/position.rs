@@ -1,22 +1,24 @@
-//! Positions in a union's listing: the branch, and the position in its directory, in 31 bits. 32-bit
-//! programs take no more, and the kernel shares a listing among all programs.
+//! Positions in a union's listing: the branch, and the position in its directory. They have 31 bits where that is possible,
+//! as 32-bit programs take no more, and the kernel shares a listing among all programs.
 //!
 //! ```text
-//!  0           A  30 - 1 bits      slot 0
-//!  10          A  29 - 1 bits      slot 1
-//!  110         A  28 - 1 bits      slot 2
-//!  1110        A  27 - 1 bits      slot 3
-//!  1111  slot (7 bits)  A  20 - 1 bits      the other slots
-//! ```
-//! A is 0 before the branch's own position, and 1 before its upper bits where it needs more bits (ext4's are hashes of 31
-//! bits, NFS' may have 63). The full one is remembered by the listing under way, and otherwise found again by reading the
-//! branch's directory from its start. So positions stay valid over restarts and while a directory gains branches, and no
-//! memory is held for those that nobody comes back to.
+//!  0     A  29 bits            slot 0
+//!  10    A  28 bits            slot 1
+//!  110   A  27 bits            slot 2
+//!  1110  A  26 bits            slot 3
+//!  1111  slot (7 bits)  0  19 bits     the other slots
 //!
-//! Invariant: positions of one branch ascend in a listing where the branch's own do: where the upper bits of two agree, the
-//! later one gets the next number ([`pack`]).
+//!  63 bits:  1  slot (7 bits)  A  54 bits
+//! ```
+//! A is 0 before the branch's own position, and 1 before its upper bits. In 31 bits, the last two bits of abridged positions
+//! tell neighbours apart whose other bits agree: ext4's hashes of 31 bits, which lie far apart, are abridged so. Where that is
+//! not enough, and for longer positions (NFS'), the position has 63 bits.
+//!
+//! The full position of an abridged one is remembered by the listing under way, and otherwise found again by reading the
+//! branch's directory from its start. So positions stay valid over restarts and while a directory gains branches, and no memory
+//! is held for those that nobody comes back to.
 
-/// Bits of a position.
+/// Bits of a position that 32-bit programs take.
 const BITS: u32 = 31;
 
 /// Slots with a prefix of their own.
@@ -28,77 +30,104 @@ const SLOT_BITS: u32 = 7;
 /// The number of slots.
 pub(crate) const SLOTS: usize = 1 << SLOT_BITS;
 
-/// How far below an abridged position the upper bits of names may lie that got the next numbers.
-pub(super) const NEAR: u64 = 8;
+/// Bits that tell neighbours apart.
+const ORDINAL_BITS: u32 = 2;
+const ORDINALS: u64 = 1 << ORDINAL_BITS;
 
-/// The room for a branch's own positions.
-#[derive(Clone, Copy)]
-struct Room {
-    /// The prefix and the slot, in their bits.
-    head: u64,
-    /// The bits behind them, with A.
-    bits: u32,
-}
-
-impl Room {
-    fn of(slot: u8) -> Room {
-        let slot = slot % SLOTS as u8;
-        if slot < SHORT {
-            let bits = BITS - 1 - u32::from(slot);
-            let ones = (1 << slot) - 1;
-            return Room { head: ones << (bits + 1), bits };
-        }
-        let bits = BITS - u32::from(SHORT) - SLOT_BITS;
-        let ones = (1 << SHORT) - 1;
-        Room { head: (ones << SLOT_BITS | u64::from(slot)) << bits, bits }
-    }
-
-    /// The bit A.
-    fn abridged(self) -> u64 {
-        1 << (self.bits - 1)
-    }
-
-    /// A branch's own position, or its upper bits with A.
-    fn own(self, own: u64) -> u64 {
-        let width = self.bits - 1;
-        match own {
-            _ if own < self.abridged() => own,
-            _ if own >> BITS == 0 => self.abridged() | own >> (BITS - width),
-            _ => self.abridged() | (own & i64::MAX as u64) >> (63 - width),
-        }
-    }
-}
+/// A position of 63 bits.
+const LONG: u64 = 1 << 62;
+/// Bits behind the slot there, without A.
+const LONG_BITS: u32 = 54;
 
 /// A position taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) slot: u8,
-    /// The branch's own position; `None` where it is abridged.
-    pub(super) own: Option<u64>,
+    pub(super) own: Own,
+}
+
+/// The part that belongs to the branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Own {
+    /// The branch's own position.
+    Whole(u64),
+    /// The upper bits of one; its lower bits are missing.
+    Abridged { upper: u64, missing: u32 },
+}
+
+impl Own {
+    /// Whether a branch's own position is the one that is looked for, or lies behind it, where positions ascend.
+    pub(super) fn is_reached_by(self, own: u64) -> bool {
+        match self {
+            Own::Whole(whole) => own >= whole,
+            Own::Abridged { upper, missing } => own >> missing >= upper,
+        }
+    }
+
+    /// Whether a branch's own position lies behind the one that is looked for, where positions ascend.
+    pub(super) fn is_passed_by(self, own: u64) -> bool {
+        match self {
+            Own::Whole(whole) => own > whole,
+            Own::Abridged { upper, missing } => own >> missing > upper,
+        }
+    }
+}
+
+/// The bits of a short position behind prefix and slot: what is before them, their number.
+fn room(slot: u8) -> (u64, u32) {
+    if slot < SHORT {
+        let bits = BITS - 1 - u32::from(slot);
+        return (((1 << slot) - 1) << (bits + 1), bits);
+    }
+    let bits = BITS - u32::from(SHORT) - SLOT_BITS;
+    ((((1 << SHORT) - 1) << SLOT_BITS | u64::from(slot)) << bits, bits)
 }
 
 /// The position that is handed out for a branch's own one, behind the position handed out before it.
 pub(super) fn pack(slot: u8, own: u64, before: u64) -> u64 {
-    let room = Room::of(slot);
-    let packed = room.head | room.own(own);
-    let is_abridged = |position: u64| unpack(position).slot == slot && position & room.abridged() != 0;
-    // Numbers end with the slot's room: where even these run out, names come twice to a reader who comes back.
-    let next = before + 1;
-    if is_abridged(packed) && is_abridged(before) && is_abridged(next) { packed.max(next) } else { packed }
+    let slot = slot % SLOTS as u8;
+    let (head, bits) = room(slot);
+    let abridged = 1 << (bits - 1);
+    if own < abridged {
+        return head | own;
+    }
+    let width = bits - 1 - ORDINAL_BITS;
+    if slot < SHORT && own >> BITS == 0 {
+        let packed = head | abridged | own >> (BITS - width) << ORDINAL_BITS;
+        let is_neighbour = before >> ORDINAL_BITS == packed >> ORDINAL_BITS;
+        match is_neighbour {
+            false => return packed,
+            true if before % ORDINALS + 1 < ORDINALS => return before + 1,
+            true => {}
+        }
+    }
+    let slot = u64::from(slot) << (LONG_BITS + 1);
+    let own = own & i64::MAX.cast_unsigned();
+    LONG | slot | if own >> LONG_BITS == 0 { own } else { 1 << LONG_BITS | own >> (63 - LONG_BITS) }
 }
 
 /// Takes apart what users bring back.
 pub(super) fn unpack(position: u64) -> Position {
-    let position = position & ((1 << BITS) - 1);
-    // Leading ones of the 31 bits.
+    if position >> BITS != 0 {
+        let slot = (position >> (LONG_BITS + 1)) as u8 % SLOTS as u8;
+        let rest = position & ((1 << LONG_BITS) - 1);
+        let is_whole = position >> LONG_BITS & 1 == 0;
+        let own = if is_whole { Own::Whole(rest) } else { Own::Abridged { upper: rest, missing: 63 - LONG_BITS } };
+        return Position { slot, own };
+    }
     let ones = (position << (u64::BITS - BITS)).leading_ones();
     let slot = match u8::try_from(ones) {
         Ok(slot) if slot < SHORT => slot,
         _ => (position >> (BITS - u32::from(SHORT) - SLOT_BITS)) as u8 % SLOTS as u8,
     };
-    let room = Room::of(slot);
-    let is_whole = position & room.abridged() == 0;
-    Position { slot, own: is_whole.then_some(position & (room.abridged() - 1)) }
+    let (_, bits) = room(slot);
+    let abridged = 1 << (bits - 1);
+    let rest = position & (abridged - 1);
+    let own = match position & abridged {
+        0 => Own::Whole(rest),
+        _ => Own::Abridged { upper: rest >> ORDINAL_BITS, missing: BITS - (bits - 1 - ORDINAL_BITS) },
+    };
+    Position { slot, own }
 }
 
 #[cfg(test)]
@@ -108,29 +137,36 @@ mod tests {
     #[test]
     fn positions_come_back() {
         for slot in [0, 1, 3, 4, 63, 126] {
-            let room = Room::of(slot);
-            for own in [0, 1, 77, room.abridged() - 1, room.abridged(), 0x7fff_ffff, 1 << 40, 0x7fff_ffff_ffff_fffe] {
+            for own in [1, 77, (1 << 19) - 1, 1 << 19, 1 << 29, 0x7fff_ffff, 1 << 40, 0x7fff_ffff_ffff_fffe] {
                 let packed = pack(slot, own, 0);
-                assert!(packed < (1 << 31) - 16, "{packed:x}: the front end has the last ones for `.` and `..`");
-                assert!(packed != 0 || (slot, own) == (0, 0));
+                assert!(
+                    packed < (1 << 31) - 16 || packed >> 31 != 0,
+                    "the front end has the last ones for `.` and `..`"
+                );
+                assert!(i64::try_from(packed).is_ok(), "negative");
+                assert_eq!(packed >> 31 == 0, own < 1 << 19 || slot < SHORT && own < 1 << 31, "{slot} {own:x}");
                 let position = unpack(packed);
                 assert_eq!(position.slot, slot);
-                assert_eq!(position.own, Some(own).filter(|own| *own < room.abridged()), "{slot} {own:x}");
+                assert!(position.own.is_reached_by(own), "{slot} {own:x}");
+                match position.own {
+                    Own::Whole(whole) => assert_eq!(whole, own),
+                    Own::Abridged { missing, .. } => assert!(!position.own.is_reached_by(own - (1 << missing))),
+                }
             }
         }
     }
 
     #[test]
-    fn abridged_positions_ascend() {
-        for slot in [0, 1, 3, 4] {
-            let (first, second) = (pack(slot, 0x7123_4560, 0), 0x7123_4561);
-            assert_eq!(pack(slot, second, first), first + 1);
-            assert_eq!(unpack(pack(slot, second, first)).slot, slot);
-            assert!(pack(slot, 0x7fff_ffff, pack(slot, second, first)) > first + 1);
-        }
-        let small = pack(0, 5, 0);
-        assert_eq!(pack(0, 4, small), 4, "whole positions are the branch's own");
-        let last = pack(0, 0x7fff_ffff, 0);
-        assert_eq!(pack(0, 0x7fff_ffff, last), last, "the next number would be another slot's");
+    fn neighbours_have_positions_of_their_own() {
+        let mut last = 0;
+        let all: std::collections::BTreeSet<u64> = (0x7123_4560..0x7123_4568)
+            .map(|own| {
+                last = pack(1, own, last);
+                assert!(unpack(last).own.is_reached_by(own) && unpack(last).slot == 1);
+                last
+            })
+            .collect();
+        assert_eq!(all.len(), 8);
+        assert_eq!(pack(0, 4, pack(0, 5, 0)), 4, "whole positions are the branch's own");
     }
 }
