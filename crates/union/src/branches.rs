@@ -99,7 +99,7 @@ pub(crate) struct Branch {
     mode: RwLock<Arc<BranchMode>>,
     /// Where its own directories are instead of at its top.
     apart: Option<Node>,
-    hardlink_index: OnceLock<Node>,
+    hardlink_index: RwLock<Option<Node>>,
     work: OnceLock<Work>,
 }
 
@@ -128,7 +128,7 @@ impl Branch {
             user_marks: AtomicBool::new(false),
             mode: RwLock::new(Arc::new(BranchMode::ro())),
             apart: work,
-            hardlink_index: OnceLock::new(),
+            hardlink_index: RwLock::new(None),
             work: OnceLock::new(),
         };
         branch.prepare(&mode)?;
@@ -136,33 +136,44 @@ impl Branch {
         Ok(branch)
     }
 
-    /// Opens or makes the directories that a mode needs; nothing else changes yet.
+    /// Opens or makes the directories that a mode needs; nothing else changes yet. While a branch is not written, other
+    /// unions may remove and make its directories: each time it is to be written, they are looked for anew.
     ///
     /// # Errors
     /// As [`Branch::open`].
     pub(crate) fn prepare(&self, mode: &BranchMode) -> Result<()> {
-        if mode.writable() && self.work.get().is_none() {
-            let work = Work::open(&*self.layer, self.home(), self.work_on_demand)?;
-            let namespace = if self.work_on_demand {
-                Marks::probe(&*self.layer, &self.root)?
-            } else {
-                Marks::probe(&*self.layer, &*work.directory(&*self.layer, self.home())?)?
-            };
-            self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
-            // Only one thread changes branches at a time.
-            let _ = self.work.set(work);
+        // Nobody but this union changes the directories of a branch that it writes.
+        if self.is_writable() {
+            return Ok(());
         }
-        if mode.reads_marks() && self.hardlink_index.get().is_none() {
+        if mode.writable() {
+            self.prepare_work()?;
+        }
+        if mode.reads_marks() {
             let on_demand = self.work_on_demand && mode.writable();
             let index = if mode.writable() && !on_demand {
                 Some(Work::make_hardlink_index(&*self.layer, self.home())?)
             } else {
                 Work::hardlink_index(&*self.layer, self.home(), on_demand)?
             };
-            if let Some(index) = index {
-                let _ = self.hardlink_index.set(index);
-            }
+            *self.hardlink_index.write() = index;
         }
+        Ok(())
+    }
+
+    /// Opens the work directory, or looks for it anew. Only one thread changes branches at a time.
+    fn prepare_work(&self) -> Result<()> {
+        if let Some(work) = self.work.get() {
+            return work.reopen(&*self.layer, self.home());
+        }
+        let work = Work::open(&*self.layer, self.home(), self.work_on_demand)?;
+        let namespace = if self.work_on_demand {
+            Marks::probe(&*self.layer, &self.root)?
+        } else {
+            Marks::probe(&*self.layer, &*work.directory(&*self.layer, self.home())?)?
+        };
+        self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
+        let _ = self.work.set(work);
         Ok(())
     }
 
@@ -266,8 +277,8 @@ impl Branch {
     }
 
     /// The hard-link index, where marks are read.
-    pub(crate) fn hardlink_index(&self) -> Option<&Node> {
-        self.hardlink_index.get().filter(|_| self.reads_marks())
+    pub(crate) fn hardlink_index(&self) -> Option<Node> {
+        self.hardlink_index.read().clone().filter(|_| self.reads_marks())
     }
 
     /// Gives temporary names in its own directories.
@@ -307,10 +318,14 @@ pub(crate) fn believe(branches: &[Arc<Branch>]) {
 ///
 /// # Errors
 /// EROFS where it has none and cannot be written; what the storage says.
-pub(crate) fn index_directory(branch: &Branch) -> Result<&Node> {
-    if branch.hardlink_index().is_none() && branch.is_writable() {
-        // Another thread may have been faster: both found the same directory.
-        let _ = branch.hardlink_index.set(Work::make_hardlink_index(&*branch.layer, branch.home())?);
+pub(crate) fn index_directory(branch: &Branch) -> Result<Node> {
+    if let Some(index) = branch.hardlink_index() {
+        return Ok(index);
     }
-    branch.hardlink_index().ok_or(Errno::EROFS)
+    if !branch.is_writable() {
+        return Err(Errno::EROFS);
+    }
+    // Another thread may have been faster: both found the same directory.
+    let index = Work::make_hardlink_index(&*branch.layer, branch.home())?;
+    Ok(branch.hardlink_index.write().get_or_insert(index).clone())
 }

@@ -265,7 +265,7 @@ impl UnionShared {
         let part = node.top()?;
         self.tidy_parent(&part, parent, &before);
         if is_linked {
-            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
+            self.make_durable(&built.branch, &index_directory(&built.branch)?)?;
         }
         self.make_durable(&built.branch, &parent.node)?;
         // A move between writable branches leaves nothing behind.
@@ -298,7 +298,7 @@ impl UnionShared {
         if !node.is_gone() && (attr.nlink > 1 || self.hardlinks.knows(node.id)) {
             let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             self.now_on(node, &part);
-            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
+            self.make_durable(&built.branch, &index_directory(&built.branch)?)?;
             return Ok(part);
         }
         self.now_on(node, &built.part);

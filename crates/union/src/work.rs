@@ -12,7 +12,7 @@
 
 use crate::{OWN, listing};
 use nacre_vfs::{Errno, Layer, Name, Node, Result, SetAttr, SetTime};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::{
     ops::Deref,
     sync::atomic::{AtomicU64, Ordering},
@@ -82,7 +82,7 @@ struct OnDemand {
 }
 
 enum WorkPlace {
-    Kept(Node),
+    Kept(RwLock<Node>),
     OnDemand(Mutex<OnDemand>),
 }
 
@@ -135,18 +135,11 @@ impl Work {
     /// the storage says.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool) -> Result<Work> {
-        let name = home.name(WORK, WORK_APART);
         let place = if on_demand {
-            let directory = find(layer, home.directory(), name)?;
-            if let Some(directory) = &directory {
-                listing::purge(layer, directory)?;
-            }
-            let stays = directory.is_some() && !remove_if_empty(layer, home, name)?;
-            WorkPlace::OnDemand(Mutex::new(OnDemand { directory: directory.filter(|_| stays), users: 0 }))
+            let directory = emptied_if_there(layer, home)?;
+            WorkPlace::OnDemand(Mutex::new(OnDemand { directory, users: 0 }))
         } else {
-            let directory = make(layer, home.directory(), name)?;
-            listing::purge(layer, &directory)?;
-            WorkPlace::Kept(directory)
+            WorkPlace::Kept(RwLock::new(made_and_emptied(layer, home)?))
         };
         // Temporary names are also given outside the work directory, where those of an earlier run
         // may still be.
@@ -155,13 +148,29 @@ impl Work {
         Ok(Work { place, start, next: AtomicU64::new(start) })
     }
 
+    /// Looks for the work directory anew, as [`Work::open`] does: while the branch was only read, another union may have
+    /// removed it. Nobody uses it now.
+    ///
+    /// # Errors
+    /// As [`Work::open`].
+    pub(crate) fn reopen(&self, layer: &dyn Layer, home: WorkHome<'_>) -> Result<()> {
+        match &self.place {
+            WorkPlace::Kept(node) => *node.write() = made_and_emptied(layer, home)?,
+            WorkPlace::OnDemand(state) => {
+                let mut state = state.lock();
+                state.directory = emptied_if_there(layer, home)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The work directory for as long as it is needed.
     ///
     /// # Errors
     /// What the storage says where it has to be made.
     pub(crate) fn directory<'a>(&'a self, layer: &'a dyn Layer, home: WorkHome<'a>) -> Result<WorkDirectory<'a>> {
         let node = match &self.place {
-            WorkPlace::Kept(node) => node.clone(),
+            WorkPlace::Kept(node) => node.read().clone(),
             WorkPlace::OnDemand(state) => {
                 let mut state = state.lock();
                 let node = match &state.directory {
@@ -207,6 +216,21 @@ impl Work {
     pub(crate) fn hidden_temporary(&self) -> Temporary {
         Temporary(format!("{HIDDEN}{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
     }
+}
+
+/// The work directory without anything in it, made where it is missing.
+fn made_and_emptied(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
+    let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
+    listing::purge(layer, &directory)?;
+    Ok(directory)
+}
+
+/// Empties and removes the work directory; answers it where it stays all the same.
+fn emptied_if_there(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Option<Node>> {
+    let name = home.name(WORK, WORK_APART);
+    let Some(directory) = find(layer, home.directory(), name)? else { return Ok(None) };
+    listing::purge(layer, &directory)?;
+    if remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(Some(directory)) }
 }
 
 fn make(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Node> {

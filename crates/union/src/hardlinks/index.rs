@@ -162,7 +162,7 @@ impl HardlinkIndex {
         let (mut page, mut lists, mut copies) = (IndexPage::default(), Vec::new(), Vec::new());
         loop {
             page.names.clear();
-            branch.layer.readdir(&OWN, directory, page.next, false, &mut page)?;
+            branch.layer.readdir(&OWN, &directory, page.next, false, &mut page)?;
             if page.names.is_empty() {
                 break;
             }
@@ -176,8 +176,8 @@ impl HardlinkIndex {
                 // One whose branch is no longer there is nothing to this union, and stays.
                 let Some(id) = self.identities.read(written) else { continue };
                 match what {
-                    What::Copy => self.load_one(branch, directory, Name::new(name)?, id, false)?,
-                    What::Counter => self.load_one(branch, directory, Name::new(name)?, id, true)?,
+                    What::Copy => self.load_one(branch, &directory, Name::new(name)?, id, false)?,
+                    What::Counter => self.load_one(branch, &directory, Name::new(name)?, id, true)?,
                     What::Moved => self.load_moved(branch, id, Name::new(name)?)?,
                     What::List => {}
                 }
@@ -246,7 +246,7 @@ impl HardlinkIndex {
         // Looked up anew by its name in the index, which lasts: the names that the kept one has
         // learned may be gone, and layers believe what they are told of a file that has just been
         // found.
-        match copy.branch.layer.lookup(&OWN, index_directory(&copy.branch)?, Name::new(&entry)?) {
+        match copy.branch.layer.lookup(&OWN, &index_directory(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
             Err(error) => Err(error),
@@ -277,8 +277,8 @@ impl HardlinkIndex {
         write_count(branch, &built.node, below)?;
         let bytes = self.entry_name(id, false);
         let entry = Name::new(&bytes)?;
-        layer.rename(&OWN, &work, temporary, index_directory(branch)?, entry, RenameFlags(0))?;
-        let fresh = layer.lookup(&OWN, index_directory(branch)?, entry)?;
+        layer.rename(&OWN, &work, temporary, &index_directory(branch)?, entry, RenameFlags(0))?;
+        let fresh = layer.lookup(&OWN, &index_directory(branch)?, entry)?;
         layer.adopt(&built.node, &fresh.node);
         let part = Part::new(branch, built.node, built.attr.id);
         let record = IndexRecord {
@@ -473,14 +473,14 @@ pub(crate) fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()
 fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     let directory = index_directory(branch)?;
     let name = Name::new(entry)?;
-    let found = match branch.layer.lookup(&OWN, directory, name) {
+    let found = match branch.layer.lookup(&OWN, &directory, name) {
         // It gets its name with the count: one that tells none counts as many names as there can be.
         Err(Errno::ENOENT) => {
             let (work, flags) = (branch.work_directory()?, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL));
             let temporary = branch.work()?.temporary();
             let (made, _) = branch.layer.create(&OWN, &work, temporary.name()?, 0o600, flags)?;
             write_count(branch, &made.node, below)?;
-            return branch.layer.rename(&OWN, &work, temporary.name()?, directory, name, RenameFlags(0));
+            return branch.layer.rename(&OWN, &work, temporary.name()?, &directory, name, RenameFlags(0));
         }
         other => other?,
     };
@@ -495,7 +495,7 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
 /// # Errors
 /// What the storage says, but that there is none.
 pub(crate) fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
-    match branch.layer.unlink(&OWN, index_directory(branch)?, Name::new(entry)?) {
+    match branch.layer.unlink(&OWN, &index_directory(branch)?, Name::new(entry)?) {
         Err(Errno::ENOENT) => Ok(()),
         other => other,
     }

@@ -150,7 +150,7 @@ impl HardlinkIndex {
         let Some(copy) = copy else { return Ok(None) };
         // By a name that lasts, as for other copies.
         let entry = entry_name(&self.identities, own, COPY);
-        match copy.branch.layer.lookup(&OWN, index_directory(&copy.branch)?, Name::new(&entry)?) {
+        match copy.branch.layer.lookup(&OWN, &index_directory(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
             Err(error) => Err(error),
@@ -159,7 +159,7 @@ impl HardlinkIndex {
 
     /// A copy that was found in the index of a branch when it was read.
     pub(crate) fn load_moved(&self, branch: &Arc<Branch>, own: FileId, name: Name<'_>) -> Result<()> {
-        let found = match branch.layer.lookup(&OWN, index_directory(branch)?, name) {
+        let found = match branch.layer.lookup(&OWN, &index_directory(branch)?, name) {
             Err(Errno::ENOENT) => return Ok(()),
             other => other?,
         };
@@ -189,7 +189,7 @@ impl HardlinkIndex {
         };
         let name = entry_name(&self.identities, own, LIST);
         let placed = written.and_then(|()| {
-            layer.rename(&OWN, &work, temporary.name()?, index_directory(branch)?, Name::new(&name)?, RenameFlags(0))
+            layer.rename(&OWN, &work, temporary.name()?, &index_directory(branch)?, Name::new(&name)?, RenameFlags(0))
         });
         if placed.is_err()
             && let Err(error) = layer.unlink(&OWN, &work, temporary.name()?)
@@ -203,7 +203,7 @@ impl HardlinkIndex {
     fn read_list(&self, branch: &Branch, own: FileId) -> Result<Vec<Vec<u8>>> {
         let name = entry_name(&self.identities, own, LIST);
         let layer = &branch.layer;
-        let found = match layer.lookup(&OWN, index_directory(branch)?, Name::new(&name)?) {
+        let found = match layer.lookup(&OWN, &index_directory(branch)?, Name::new(&name)?) {
             Err(Errno::ENOENT) => return Ok(Vec::new()),
             other => other?,
         };
@@ -232,15 +232,15 @@ impl HardlinkIndex {
         self.write_list(branch, own, &paths.join(&0), sync)?;
         let entry = entry_name(&self.identities, own, COPY);
         let (directory, entry) = (index_directory(branch)?, Name::new(&entry)?);
-        let durable = if sync { layer.fsyncdir(&OWN, directory, false) } else { Ok(()) };
+        let durable = if sync { layer.fsyncdir(&OWN, &directory, false) } else { Ok(()) };
         if let Err(error) = durable
-            .and_then(|()| layer.rename(&OWN, &*branch.work_directory()?, temporary, directory, entry, RenameFlags(0)))
+            .and_then(|()| layer.rename(&OWN, &*branch.work_directory()?, temporary, &directory, entry, RenameFlags(0)))
         {
             remove(branch, &entry_name(&self.identities, own, LIST))?;
             return Err(error);
         }
         self.journal.insert(own, Moving { id, copy: copy.clone(), left: names, active: true });
-        match layer.lookup(&OWN, directory, entry) {
+        match layer.lookup(&OWN, &directory, entry) {
             Ok(fresh) => layer.adopt(&copy.node, &fresh.node),
             // It is there all the same: whoever has the file open tries again when he uses it.
             Err(error) => tracing::warn!(?error, "a copy that has just been made cannot be looked up"),
@@ -363,7 +363,7 @@ impl UnionShared {
     pub(crate) fn carry_names(&self, own: FileId, copy: &Part, homes: &[HardlinkName]) -> Result<bool> {
         let target = &copy.branch;
         if self.options.sync {
-            target.layer.fsyncdir(&OWN, index_directory(target)?, false)?;
+            target.layer.fsyncdir(&OWN, &index_directory(target)?, false)?;
         }
         let olds = homes.iter().map(|home| self.old_name(own, copy, home)).collect::<Result<Vec<_>>>()?;
         let mut left = 0;
@@ -467,7 +467,7 @@ impl UnionShared {
             branches.iter().filter(|branch| branch.is_writable() && branch.slot != copy.branch.slot).map(Arc::clone);
         for branch in known.into_iter().chain(all) {
             let Some(directory) = branch.hardlink_index() else { continue };
-            match branch.layer.lookup(&OWN, directory, Name::new(&entry)?) {
+            match branch.layer.lookup(&OWN, &directory, Name::new(&entry)?) {
                 Ok(found) if self.identities.of(found.attr.id) == own => {
                     return Ok(Some((Arc::clone(&branch), entry, found.attr.nlink)));
                 }
@@ -505,14 +505,14 @@ impl UnionShared {
     /// The copy takes the original's place in the hard-link index.
     fn index_copy(&self, own: FileId, copy: &Part, entry: &[u8]) -> Result<()> {
         let (layer, directory, name) = (&copy.branch.layer, index_directory(&copy.branch)?, Name::new(entry)?);
-        match layer.lookup(&OWN, directory, name) {
+        match layer.lookup(&OWN, &directory, name) {
             Ok(found) if found.attr.id == copy.id => {}
             // Of an older copy that nothing shows any more.
             Ok(_) => {
-                layer.unlink(&OWN, directory, name)?;
-                layer.link(&OWN, &copy.node, None, directory, name)?;
+                layer.unlink(&OWN, &directory, name)?;
+                layer.link(&OWN, &copy.node, None, &directory, name)?;
             }
-            Err(Errno::ENOENT) => drop(layer.link(&OWN, &copy.node, None, directory, name)?),
+            Err(Errno::ENOENT) => drop(layer.link(&OWN, &copy.node, None, &directory, name)?),
             Err(error) => return Err(error),
         }
         self.hardlinks.journal.linked(own);

@@ -221,3 +221,41 @@ fn branches_have_nothing_but_the_files_of_users() {
         assert!(branch.names(&branch.root).iter().all(|name| !name.starts_with(b".wh.")), "{}", copies.shown());
     }
 }
+
+/// While a branch is only read, other unions may write it, and remove directories of a union's own that are empty.
+#[test]
+fn a_branch_that_is_written_again_finds_its_directories_anew() {
+    const OWN: [&[u8]; 2] = [b".wh..wh.work", b".wh..wh.links"];
+    let options = |words: &str| UnionOptions { sync: false, ..Words::parse(OsStr::new(words)).unwrap().options };
+    for words in ["category.create=ff", ""] {
+        let (above, below) = (mem(), mem());
+        let (upper, lower) = (World::new(Arc::clone(&above)), World::new(Arc::clone(&below)));
+        for (one, other, directory) in [("a", "b", "first"), ("c", "d", "second")] {
+            let (file, _) = lower.file(one.as_bytes(), b"");
+            lower.layer.link(&lower.caller, &file.node, None, &lower.root, name(other)).unwrap();
+            lower.directory(directory.as_bytes());
+        }
+        let branches = vec![(Arc::clone(&above), BranchMode::rw()), (below, BranchMode::ro())];
+        let union = Arc::new(Union::new(branches, options(words)).unwrap());
+        let (control, world) = (union.control(), World::new(union));
+        let work = upper.find(OWN[0]).map_or_else(|_| upper.directory(OWN[0]), |found| found.node);
+        upper.file_in(&work, b"stays", b"");
+        let change = |file: &[u8], directory: &[u8]| {
+            let made = world.find(directory).unwrap().node;
+            world.file_in(&made, b"new", b"");
+            world.change(&world.find(file).unwrap().node, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+        };
+        change(b"a", b"first");
+        unlink(&world, "a").unwrap();
+        unlink(&world, "b").unwrap();
+        assert!(OWN.iter().all(|own| upper.exists(own)), "{words}");
+        let slot = control.list()[0].slot;
+        control.modify(slot, BranchMode::ro()).unwrap();
+        drop(Union::new(vec![(above, BranchMode::rw())], options("category.create=ff")).unwrap());
+        assert!(!OWN.iter().any(|own| upper.exists(own)), "{words}");
+        control.modify(slot, BranchMode::rw()).unwrap();
+        change(b"c", b"second");
+        assert_eq!(world.find(b"d").unwrap().attr.mode, 0o600);
+        assert!(upper.exists(b"c"));
+    }
+}
