@@ -13,6 +13,7 @@
 //! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it | `duplicates_follow`, `duplicates.rs` |
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
+//! | the same with `duplicates=change`, over an empty directory of writable branches | | the empty one goes to the work directories | `move_over_empty` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
 //! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
 //! | the same, with more in it | | with redirects, a mark says where it goes on below; else EXDEV | `redirect_directory`, `redirect.rs` |
@@ -36,7 +37,7 @@ use crate::{
     marks::{Marks, Style},
     node::{Part, Redirect, UnionNode, View, lock_names, uncover},
     options::Action,
-    remove::{Leftover, check_existing},
+    remove::{Leftover, check_existing, holds_marks_only},
     swap::Swap,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
@@ -537,7 +538,12 @@ impl UnionShared {
         if let Some(replaced) = &target.node {
             self.check_empty(replaced)?;
         }
-        if let Some(step) = self.move_everywhere(caller, from, to)? {
+        if let Some(step) = self.move_over_empty(caller, from, to)? {
+            return Ok(step);
+        }
+        if from.node.parts().len() > 1
+            && let Some(step) = self.move_everywhere(caller, from, to)?
+        {
             return Ok(step);
         }
         if let Some(step) = self.whole(node, target.sight.limit)? {
@@ -627,16 +633,11 @@ impl UnionShared {
         let RenameSource { spot: old, side: source, node } = from;
         let RenameTarget { spot: new, side: target } = to;
         let parts = node.parts();
-        let [_, .., last] = &*parts else { return Ok(None) };
+        let last = parts.last().ok_or(Errno::EIO)?;
         let is_free = target.sight.found.is_none()
             && target.sight.whiteout.is_none()
             && target.sight.limit >= last.branch.index();
-        let all_writable = parts.iter().all(|part| part.branch.is_writable());
-        if !is_free
-            || !all_writable
-            || node.is_redirected()
-            || self.shows_below(&source.view, old.name, last.branch.index())?
-        {
+        if !is_free || !self.may_move_everywhere(from)? {
             return Ok(None);
         }
         if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
@@ -666,6 +667,72 @@ impl UnionShared {
         let floor = if node.view().floor == last.branch.index() { last.branch.index() } else { target.sight.limit };
         node.settle(parts.to_vec(), floor);
         Ok(Some(RenameStep::Done(Vec::new())))
+    }
+
+    /// Whether a directory is on writable branches alone, and hides nothing.
+    fn may_move_everywhere(&self, from: RenameSource<'_>) -> Result<bool> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let parts = node.parts();
+        let last = parts.last().ok_or(Errno::EIO)?;
+        Ok(parts.iter().all(|part| part.branch.is_writable())
+            && !node.is_redirected()
+            && !self.shows_below(&source.view, old.name, last.branch.index())?)
+    }
+
+    /// Renames a directory of a pool on each of its branches over one in which nothing can be seen. That one is in the
+    /// work directories of its branches meanwhile, and comes back where the rename fails; a crash takes it away.
+    /// `None` where one of both is not on writable branches alone.
+    fn move_over_empty(
+        &self,
+        caller: &Caller,
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+    ) -> Result<Option<RenameStep>> {
+        let RenameTarget { spot: new, side: target } = to;
+        let Some(replaced) = target.node.as_ref().filter(|_| self.options.duplicates) else { return Ok(None) };
+        let empties = RenameSource { spot: new, side: target, node: replaced };
+        if !self.may_move_everywhere(from)? || !self.may_move_everywhere(empties)? {
+            return Ok(None);
+        }
+        if let Some(missing) = from.node.parts().iter().find(|part| target.view.on(&part.branch).is_none()) {
+            return Ok(Some(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(&missing.branch))));
+        }
+        let mut aside = Vec::new();
+        let moved = self.set_aside(empties, &mut aside).and_then(|is_empty| {
+            if !is_empty {
+                return Ok(None);
+            }
+            let sight = self.sight(&OWN, &target.view, new.name)?;
+            let free = Side { view: target.view.clone(), sight, node: None };
+            self.move_everywhere(caller, from, RenameTarget { spot: new, side: &free })
+        });
+        if !matches!(moved, Ok(Some(_))) {
+            for leftover in aside.iter().rev() {
+                let home = target.view.on(leftover.branch()).ok_or(Errno::EIO)?;
+                let (branch, work) = (leftover.branch(), leftover.branch().work_directory()?);
+                branch.layer.rename(&OWN, &work, leftover.name()?, &home.node, new.name, RenameFlags(0))?;
+            }
+            return moved;
+        }
+        replaced.leave(new.parent, new.name.bytes(), true);
+        self.listings.forget(replaced.id);
+        Ok(Some(RenameStep::Done(aside)))
+    }
+
+    /// Moves a directory to the work directories of its branches. False where there is a file in it then, which
+    /// somebody has put there on a branch.
+    fn set_aside(&self, empties: RenameSource<'_>, aside: &mut Vec<Leftover>) -> Result<bool> {
+        let RenameSource { spot, side, node } = empties;
+        for part in &*node.parts() {
+            let (branch, home) = (&part.branch, side.view.on(&part.branch).ok_or(Errno::EIO)?);
+            let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
+            branch.layer.rename(&OWN, &home.node, spot.name, &work, temporary.name()?, RenameFlags(0))?;
+            aside.push(Leftover::new(branch, temporary));
+            if !holds_marks_only(part)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Puts a directory without anything in it, whiteouts included, in the place of one in which

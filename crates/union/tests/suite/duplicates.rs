@@ -259,3 +259,84 @@ fn a_branch_that_is_written_again_finds_its_directories_anew() {
         assert!(upper.exists(b"c"));
     }
 }
+
+/// `d` of all branches over directories without anything in them.
+#[test]
+fn a_directory_is_renamed_on_its_branches_over_an_empty_one() {
+    for empty_on in [&[2][..], &[0], &[0, 1, 2], &[1, 2]] {
+        for d_on in [&[0, 1, 2][..], &[1, 2], &[1]] {
+            let copies = Copies::new("");
+            for index in (0..3).filter(|index| !d_on.contains(index)) {
+                let branch = &copies.branches[index];
+                unlink_in(branch, "d", "g");
+                branch.layer.rmdir(&branch.caller, &branch.root, name("d")).unwrap();
+            }
+            for index in empty_on {
+                copies.branches[*index].directory(b"empty");
+            }
+            let before = copies.shown();
+            let world = copies.world(ALL_RW);
+            let (moved, replaced) = (world.id(b"d"), world.find(b"empty").unwrap().node);
+            rename(&world, (&world.root, "d"), (&world.root, "empty")).unwrap();
+            assert_eq!(copies.shown(), before.replace("/d/", "/empty/"));
+            assert_eq!(world.id(b"empty"), moved);
+            assert!(!world.exists(b"d"));
+            assert_eq!(world.layer.lookup(&world.caller, &replaced, name("g")).err(), Some(Errno::ENOENT));
+            for (index, branch) in copies.branches.iter().enumerate() {
+                assert_eq!(branch.exists(b"empty"), d_on.contains(&index), "{empty_on:?} {d_on:?}");
+                assert!(branch.names(&branch.root).iter().all(|name| !name.starts_with(b".wh.")), "{empty_on:?}");
+            }
+        }
+    }
+}
+
+fn unlink_in(world: &World, directory: &str, of: &str) {
+    let directory = world.find(directory.as_bytes()).unwrap().node;
+    world.layer.unlink(&world.caller, &directory, name(of)).unwrap();
+}
+
+#[test]
+fn a_directory_with_files_on_any_branch_is_not_replaced() {
+    let copies = Copies::new("");
+    copies.branches[0].directory(b"full");
+    copies.branches[2].file_in(&copies.branches[2].directory(b"full"), b"last", b"");
+    let before = copies.shown();
+    let world = copies.world(ALL_RW);
+    assert_eq!(rename(&world, (&world.root, "d"), (&world.root, "full")), Err(Errno::ENOTEMPTY));
+    assert_eq!(copies.shown(), before);
+}
+
+/// Whatever fails in between: no file is lost, and the empty directory is back unless its storage cannot be written.
+#[test]
+fn no_file_of_a_directory_is_lost_where_it_replaces_an_empty_one() {
+    for lasting in [false, true] {
+        for failing in 0..3 {
+            for step in 0.. {
+                let copies = Copies::new("");
+                for index in [0, 2] {
+                    copies.branches[index].directory(b"empty");
+                }
+                let fault = Fault::new(Errno::EIO, lasting);
+                let mut layers = copies.layers.clone();
+                layers[failing] = Arc::new(Faulty { below: Arc::clone(&layers[failing]), fault: Arc::clone(&fault) });
+                let world = copies.over(layers, ALL_RW);
+                fault.after(step);
+                let done = rename(&world, (&world.root, "d"), (&world.root, "empty"));
+                let has_struck = fault.has_struck();
+                fault.end();
+                let shown = copies.shown();
+                for (letter, content) in [("a", "g0"), ("b", "g1"), ("c", "g2")] {
+                    let places = ["d", "empty"].map(|home| format!("{letter}/{home}/g={content}"));
+                    assert!(places.iter().any(|place| shown.contains(place)), "step {step} on {failing}: {shown}");
+                }
+                if done.is_err() && !lasting {
+                    assert!(copies.world(ALL_RW).exists(b"empty"), "step {step} on {failing}: {shown}");
+                }
+                if !has_struck {
+                    done.unwrap();
+                    break;
+                }
+            }
+        }
+    }
+}
