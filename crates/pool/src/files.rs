@@ -49,7 +49,7 @@ mod throttle;
 mod unstored;
 mod xattrs;
 
-pub use content::{SeekTo, WriteOutcome};
+pub use content::{SIZE_MOST, SeekTo, WriteOutcome};
 pub use durable::Durability;
 pub use gate::{Entered, Gate};
 pub use inodes::{AttributeChange, ChangedTime, FlagChange, Inode, TimeChange};

@@ -7,13 +7,16 @@ use crate::mounting::{
     sh,
     status::{Status, least_requests_of, requests_of},
 };
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{FallocateFlags, Mode, OFlags},
+    io::Errno,
+};
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     os::{
         fd::OwnedFd,
-        unix::fs::{FileExt, MetadataExt, PermissionsExt},
+        unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -111,6 +114,50 @@ fn each_write_is_durable_as_soon_as_that_is_asked_for() {
     assert_eq!(fs::read(pool.at("held")).unwrap(), b"before and after");
     assert_eq!(fs::read(pool.at("new")).unwrap(), b"written");
     pool.nacre(&["fs", "set", "sync=standard", "%"]);
+}
+
+#[test]
+fn a_file_is_made_no_longer_than_its_bound() {
+    const MOST: u64 = (1 << 62) - 1;
+    needs!(as_root());
+    let pool = Pool::made("longest", ROOMY, &[]);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(pool.at("file")).unwrap();
+    // Its writes are not collected.
+    let flags = OFlags::DIRECT.bits().cast_signed();
+    let direct = OpenOptions::new().write(true).custom_flags(flags).open(pool.at("file")).unwrap();
+    file.set_len(MOST).unwrap();
+    let size = || file.metadata().unwrap().len();
+    assert_eq!(size(), MOST);
+    direct.write_all_at(b"x", MOST - 1).unwrap();
+    file.set_len(1).unwrap();
+    let too_large = |outcome: io::Result<()>| {
+        let outcome = outcome.map_err(|error| error.raw_os_error());
+        assert_eq!((outcome, size()), (Err(Some(Errno::FBIG.raw_os_error())), 1));
+    };
+    too_large(file.set_len(MOST + 1));
+    too_large(file.set_len(u64::MAX >> 1));
+    for mode in [FallocateFlags::empty(), FallocateFlags::KEEP_SIZE, FallocateFlags::ZERO_RANGE] {
+        too_large(rustix::fs::fallocate(&file, mode, MOST, 1).map_err(io::Error::from));
+    }
+    too_large(direct.write_all_at(b"x", MOST));
+    // What the kernel has collected is stored.
+    file.write_all_at(b"x", MOST).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(size(), MOST + 1);
+}
+
+#[test]
+fn a_path_only_descriptor_outlives_the_name() {
+    needs!(as_root());
+    let pool = Pool::made("path", ROOMY, &[]);
+    fs::write(pool.at("file"), b"content").unwrap();
+    let file = rustix::fs::open(pool.at("file"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    fs::remove_file(pool.at("file")).unwrap();
+    pool.nacre(&["pool", "sync", "%"]);
+    let found = rustix::fs::fstat(&file).unwrap();
+    assert_eq!((found.st_size, found.st_nlink), (7, 0));
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    assert_eq!(fs::read(path).unwrap(), b"content");
 }
 
 #[test]

@@ -37,8 +37,13 @@ use crate::rows::{Extent, FileType, InodeRow, keys};
 /// records needs.
 const WARMED_LEAVES: usize = 8;
 
-/// The largest size of a file, bytes: offsets are signed.
-const SIZE_MOST: u64 = i64::MAX as u64;
+/// The largest size that a file is given, bytes: half of what signed offsets reach, so that the end of its last record, and
+/// the sum of an offset in it and a length, are offsets as well.
+pub const SIZE_MOST: u64 = (1 << 62) - 1;
+
+/// Where content can end, bytes: offsets are signed. Files of earlier versions, and what a kernel has collected of a file,
+/// may lie behind [`SIZE_MOST`].
+const CONTENT_MOST: u64 = i64::MAX as u64;
 
 /// Length of a single read from which on it belongs to a stream, bytes: the kernel's reads of a
 /// file that is read sequentially.
@@ -312,7 +317,7 @@ impl<T: Table> Files<T> {
             inode.check_stored()?;
         }
         let offset = offset.unwrap_or(edited.row.size);
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= CONTENT_MOST).ok_or(FileError::TooLarge)?;
         if data.is_empty() {
             return Ok(WriteOutcome { written: 0, offset, has_attributes: false });
         }

@@ -5,21 +5,23 @@
 //! and by poolfs for writes; poolfs itself checks opens, and names the flags that refuse a change of attributes
 //! (`dataset/file_flags.rs`). Log replay refuses nothing: its operations have already been acknowledged.
 
-use super::{FileError, Files, Inode, Result, Table};
+use super::{FileError, Files, Inode, Result, SIZE_MOST, Table};
 use crate::rows::InodeRow;
 use crate::rows::inode::flags::{APPEND, IMMUTABLE};
 
 impl<T: Table> Files<T> {
-    /// Refuses a write to an immutable file, and one before the end of an append-only file.
-    /// `offset`: `None` for the end.
+    /// Refuses a write of `length` bytes to an immutable file, one before the end of an append-only file, and one behind
+    /// [`SIZE_MOST`]. `offset`: `None` for the end.
     ///
     /// # Errors
-    /// [`FileError::NotPermitted`]; [`FileError::NotFound`] if the inode is gone, and errors of the
-    /// engine.
-    pub fn check_write(&self, inode: &Inode, offset: Option<u64>) -> Result<()> {
+    /// [`FileError::NotPermitted`]; [`FileError::TooLarge`]; [`FileError::NotFound`] if the inode is gone, and errors of
+    /// the engine.
+    pub fn check_write(&self, inode: &Inode, offset: Option<u64>, length: u64) -> Result<()> {
         let row = self.attributes_without_room(inode)?;
         let is_before_end = offset.is_some_and(|offset| offset < row.size);
-        self.check_without(&row, if is_before_end { IMMUTABLE | APPEND } else { IMMUTABLE })
+        self.check_without(&row, if is_before_end { IMMUTABLE | APPEND } else { IMMUTABLE })?;
+        let end = offset.unwrap_or(row.size).saturating_add(length);
+        if end > SIZE_MOST && length > 0 { Err(FileError::TooLarge) } else { Ok(()) }
     }
 
     /// Refuses new names in an immutable directory.

@@ -490,6 +490,30 @@ fn holes_are_found_and_made() {
 }
 
 #[test]
+fn a_file_is_made_no_longer_than_its_bound() {
+    let (files, _) = empty();
+    let a = make(&files, &files.root(), b"a", FileType::Regular);
+    let sized = |size| files.set_attributes(&a, &AttributeChange { size: Some(size), ..AttributeChange::default() });
+    let too_large = |outcome: super::Result<()>| assert!(matches!(outcome, Err(FileError::TooLarge)), "{outcome:?}");
+    assert_eq!(sized(SIZE_MOST).unwrap().size, SIZE_MOST);
+    files.write(&a, Some(SIZE_MOST - 1), b"x").unwrap();
+    files.check_write(&a, Some(SIZE_MOST - 1), 1).unwrap();
+    files.check_write(&a, Some(SIZE_MOST), 0).unwrap();
+    too_large(files.check_write(&a, Some(SIZE_MOST), 1));
+    too_large(files.check_write(&a, Some(u64::MAX), 1));
+    too_large(files.check_write(&a, None, 1));
+    too_large(sized(SIZE_MOST + 1).map(drop));
+    too_large(files.zero(&a, SIZE_MOST, 1, true));
+    too_large(files.would_fill(&a, SIZE_MOST, 1));
+    assert_eq!(files.attributes(&a).unwrap().size, SIZE_MOST);
+    // What a kernel has collected is kept, and holes can be made of it.
+    files.write_held(&a, Some(SIZE_MOST), b"more", false).unwrap();
+    assert_eq!(files.attributes(&a).unwrap().size, SIZE_MOST + 4);
+    files.zero(&a, SIZE_MOST, 4, false).unwrap();
+    assert_eq!(sized(1).unwrap().size, 1);
+}
+
+#[test]
 fn numbers_end_with_an_error() {
     let (files, frames) = empty();
     let root = files.root();

@@ -69,7 +69,7 @@ impl DatasetFile {
         let _entered = self.file_node.tree.enter()?;
         let files = self.file_node.tree.files.files();
         if !origin.is_writeback() {
-            files.check_write(&self.file_node.inode, offset).map_err(errno)?;
+            files.check_write(&self.file_node.inode, offset, data.len() as u64).map_err(errno)?;
         }
         let written = match offset {
             Some(at) if origin.is_writeback() => self.member.arrive(&self.file_node, at, data, origin.is_timed()),
@@ -225,7 +225,9 @@ impl OpenFile for DatasetFile {
         if Arc::ptr_eq(&self.file_node.inode, &target.file_node.inode) && overlap {
             return Err(Errno::EINVAL);
         }
-        target.file_node.files()?.check_write(&target.file_node.inode, Some(target_offset)).map_err(errno)?;
+        let files = target.file_node.files()?;
+        // The source may end before the range does.
+        files.check_write(&target.file_node.inode, Some(target_offset), length.min(1)).map_err(errno)?;
         let range = Range { from: offset, to: target_offset, length };
         let mut step = STEP;
         if self.file_node.beside(&target.file_node).is_ok() {

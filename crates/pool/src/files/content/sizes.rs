@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::{SIZE_MOST, SeekTo, StoredRecord, check_regular};
+use super::{CONTENT_MOST, SIZE_MOST, SeekTo, StoredRecord, check_regular};
 use crate::files::inodes::{Editing, Pending};
 use crate::files::keeping::ROWS;
 use crate::files::quota_check::{Admit, worst};
@@ -144,6 +144,11 @@ impl<T: Table> Files<T> {
         dropped
     }
 
+    /// The largest size that a file is given: the log of an earlier version may have a larger one.
+    fn size_most(&self) -> u64 {
+        if self.is_replaying() { CONTENT_MOST } else { SIZE_MOST }
+    }
+
     /// Changes the size. Truncated content reads as zeros when the file grows again. On an error
     /// the caller restores the edit's state.
     pub(in crate::files) fn resize(
@@ -153,7 +158,7 @@ impl<T: Table> Files<T> {
         size: u64,
         batch: &mut Batch,
     ) -> Result<()> {
-        if size > SIZE_MOST {
+        if size > self.size_most() {
             return Err(FileError::TooLarge);
         }
         let old = edited.row.size;
@@ -274,7 +279,8 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::zero`].
     pub fn zero_timed(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool, timed: bool) -> Result<()> {
-        let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
+        let most = if grow { self.size_most() } else { CONTENT_MOST };
+        let end = offset.checked_add(length).filter(|end| *end <= most).ok_or(FileError::TooLarge)?;
         let mut from = offset;
         loop {
             let reached = self.with_relief(|| {
