@@ -189,7 +189,7 @@ pub(super) fn unmount_asked(
     force: bool,
 ) -> Result<Vec<String>, Refusal> {
     let unmounted = unmounted_by(pool, mounts, what).and_then(|ids| {
-        let ids = moves::with_below(mounts, &ids);
+        let ids = moves::with_inner(mounts, &ids);
         if force { moves::unmount(mounts, &ids, true) } else { moves::detach(mounts, &ids) }
     });
     match unmounted {
@@ -237,8 +237,10 @@ fn unmounted_by(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) -> Resul
         }
         ToUnmount::At(at) => {
             let what = format!("cannot unmount '{}': not a mountpoint of this pool", at.display());
-            let found = objects.mounted_at(at).ok_or_else(|| Refusal::new(Kind::NotFound, what))?;
-            Ok(vec![found])
+            // The one on top.
+            let found =
+                mounts.mounted().into_iter().rfind(|mounted| mounted.at == *at && mounted.what.snapshot.is_none());
+            Ok(vec![found.ok_or_else(|| Refusal::new(Kind::NotFound, what))?.what.dataset])
         }
     }
 }

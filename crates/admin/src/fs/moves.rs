@@ -46,6 +46,24 @@ pub(super) fn with_below(mounts: &dyn Mounts, ids: &[u64]) -> Vec<u64> {
     below.map(|mounted| mounted.what.dataset).collect()
 }
 
+/// These file systems, and those that are mounted in their directories: not those at the same places, nor what is mounted
+/// in these.
+pub(super) fn with_inner(mounts: &dyn Mounts, ids: &[u64]) -> Vec<u64> {
+    let all = heads(mounts);
+    let asked = |mounted: &Mounted| ids.contains(&mounted.what.dataset);
+    let mut found = Vec::new();
+    for (place, one) in all.iter().enumerate() {
+        let is_in = |outer: &Mounted| {
+            let mut between = all.iter().take(place).rev().take_while(|other| other.what != outer.what);
+            is_below(one, outer) && !between.any(|other| other.at == outer.at && !asked(other))
+        };
+        if asked(one) || all.iter().any(|outer| asked(outer) && is_in(outer)) {
+            found.push(one.what.dataset);
+        }
+    }
+    found
+}
+
 /// The mounts of heads, in the order in which they were made.
 fn heads(mounts: &dyn Mounts) -> Vec<Mounted> {
     let mut all = mounts.mounted();

@@ -282,6 +282,11 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
     Some(pool)
 }
 
+/// Whether somebody has taken a device offline.
+fn is_offline(member: &label::Member) -> bool {
+    member.state.status == MemberStatus::Offline
+}
+
 fn files(place: &Path) -> Vec<PathBuf> {
     if !place.is_dir() {
         return vec![place.to_owned()];
@@ -420,6 +425,12 @@ impl Candidate {
         found.and_then(|devices| Disks::find(devices, false).map_err(|error| error.to_string())).err()
     }
 
+    /// Whether nothing is missing but what devices that were taken offline lack.
+    fn is_offline_only(&self) -> bool {
+        let mut members = self.members();
+        members.all(|(index, member)| is_offline(member) || self.has(index) && !member.state.stale)
+    }
+
     /// Whether enough devices of each group are there.
     pub fn is_importable(&self) -> bool {
         self.refused().is_none()
@@ -452,6 +463,10 @@ impl Candidate {
             (false, true) => "DEGRADED",
             (false, false) => "UNAVAIL",
         };
+        let missing = match self.is_offline_only() {
+            true => "status: One or more devices have been taken offline.\n",
+            false => "status: One or more devices are missing from the system.\n",
+        };
         let note = if destroyed { " (DESTROYED)" } else { "" };
         let pool = printable(identity.name.as_bytes());
         let mut text = format!("  pool: {pool}\n    id: {}\n state: {state}{note}\n", identity.pool);
@@ -462,7 +477,7 @@ impl Candidate {
                     .to_owned()
             }
             (false, ..) if self.is_importable() => {
-                text.push_str("status: One or more devices are missing from the system.\n");
+                text.push_str(missing);
                 "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance of the pool may be compromised if imported."
                     .to_owned()
             }
@@ -492,7 +507,11 @@ impl Candidate {
         let leaves = |indent: &str, group: u8| {
             let own = self.members().filter(|(_, member)| member.state.group == group);
             let leaf = |(index, member): (usize, &label::Member)| {
-                let state = if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" };
+                let state = match self.has(index) {
+                    _ if is_offline(member) => "OFFLINE",
+                    true => "ONLINE",
+                    false => "UNAVAIL  cannot open",
+                };
                 (format!("{indent}{}", path(index, member)), state)
             };
             own.map(leaf).collect::<Vec<_>>()

@@ -130,6 +130,16 @@ fn file_systems_with_one_mount_point_leave_together() {
         assert!(!is_mounted(&at));
         pool.done(&format!("zpool import -d {} %", image.display()));
     }
+    for (one, states) in [("b", "no\nyes\n"), ("c", "yes\nno\n")] {
+        pool.done(&format!("zfs unmount %/{one}"));
+        assert_eq!(pool.done("zfs list -H -o mounted %/b %/c"), states);
+        assert!(is_mounted(&at));
+        pool.done(&format!("zfs mount %/{one}"));
+    }
+    // The last one mounted is on top.
+    pool.done(&format!("zfs unmount {}", at.display()));
+    assert_eq!(pool.done("zfs list -H -o mounted %/b %/c"), "yes\nno\n");
+    pool.done("zfs mount %/c");
     pool.done(&format!("zfs set mountpoint={} %/b", pool.path("else").display()));
     assert_eq!(pool.done("zfs list -H -o mounted %/b %/c"), "yes\nyes\n");
     assert!(is_mounted(&at) && is_mounted(&pool.path("else")));
@@ -146,6 +156,19 @@ fn a_device_comes_back_by_online_with_expansion_too() {
     pool.done(&format!("zpool create --size 128M -m none {name} mirror {one} {other}"));
     pool.done(&format!("zpool offline {name} {one}"));
     assert_eq!(pool.done(&format!("zpool list -H -o health {name}")), "DEGRADED\n");
+    pool.done(&format!("zpool export {name}"));
+    let found = pool.done(&format!("zpool import -d {one} -d {other}"));
+    let state = |device: &str| {
+        let line = found.lines().find(|line| line.trim_start().starts_with(&format!("{device} ")));
+        line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_default().to_owned()
+    };
+    assert_eq!(
+        (state(one), state(other), state("mirror-0")),
+        ("OFFLINE".into(), "ONLINE".into(), "DEGRADED".into()),
+        "{found}"
+    );
+    assert!(found.contains("have been taken offline"), "{found}");
+    pool.done(&format!("zpool import -d {one} -d {other} {name}"));
     pool.done(&format!("zpool online -e {name} {one}"));
     pool.done(&format!("zpool wait -t resilver {name}"));
     assert_eq!(pool.done(&format!("zpool list -H -o health {name}")), "ONLINE\n");

@@ -218,6 +218,36 @@ fn what_is_mounted_over_another_leaves_for_the_moment() {
     assert_eq!((at("t/a"), at("t/b")), ("/else".into(), "/same".into()));
 }
 
+#[test]
+fn of_file_systems_at_the_same_place_one_is_unmounted() {
+    let world = World::new();
+    for (name, at) in [("t/a", "/same"), ("t/b", "/same"), ("t/inner", "/same/inner")] {
+        world.create(name);
+        world.ok(set(name, "mountpoint", at));
+    }
+    let there = || {
+        let all = order(&world);
+        let count = |at: &str| all.iter().filter(|one| *one == at).count();
+        (count("/same"), count("/same/inner"))
+    };
+    let mount = || world.ok(FsRequest::Mount(ToMount::default()));
+    assert_eq!(there(), (2, 1));
+    // What is mounted in the one on top stays with it.
+    world.ok(unmount("t/a"));
+    assert_eq!((there(), mounted(&world, "t/a")), ((1, 1), false));
+    mount();
+    assert_eq!(there(), (2, 1));
+    // The other is on top now, and is meant by the path.
+    world.ok(FsRequest::Unmount { what: ToUnmount::At("/same".into()), force: false });
+    assert_eq!((mounted(&world, "t/a"), mounted(&world, "t/b")), (false, true));
+    world.ok(unmount("t/b"));
+    assert_eq!(there(), (0, 0));
+}
+
+fn mounted(world: &World, name: &str) -> bool {
+    world.mounts.mounted().iter().any(|mounted| mounted.what.dataset == world.id(name))
+}
+
 fn unmount(name: &str) -> FsRequest {
     FsRequest::Unmount { what: ToUnmount::Name(name.to_owned()), force: false }
 }
