@@ -218,7 +218,8 @@ fn protected_content_stays_as_it_is() {
         (&appended).write_all(b" and more").unwrap();
         let synced = [&mapping, &overwriting].map(|mapping| mapping.sync().is_ok());
         assert_eq!(synced, [!judges_pages; 2], "{atime}");
-        sh(&pool.at(""), "sync -f .");
+        // A store that is refused fails no snapshot.
+        mapping.write(12_288, b"x").unwrap();
         pool.nacre(&["fs", "snapshot", "%@s"]);
         let stored = |name: &str| fs::read(pool.at(&format!(".zfs/snapshot/s/{name}"))).unwrap();
         let appended_now = stored("appended");

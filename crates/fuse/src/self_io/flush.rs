@@ -307,9 +307,9 @@ fn kernel_length(place: &MountPlace, inode: InodeKey) -> Result<u64, SysErrno> {
 /// Maps the result of writing a file back.
 fn passed(nodeid: u64, passed: Result<(), SysErrno>) -> Result<(), SysErrno> {
     match passed {
-        // Closed meanwhile, which writes everything back; or the dirty data could not be written, which its writer
-        // gets as an error as well: it is no longer dirty. Nothing is dirty where nothing can be written.
-        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
+        // Closed meanwhile, which writes everything back; or the dirty data could not be written, or not to a protected file, which
+        // its writer gets as an error as well: it is no longer dirty. Nothing is dirty where nothing can be written.
+        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS | SysErrno::PERM) => Ok(()),
         Err(error) => {
             tracing::debug!(%error, nodeid, "a file could not be passed on");
             Err(error)
