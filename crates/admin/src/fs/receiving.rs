@@ -5,6 +5,7 @@
 //! says of mount points and of set-user-id bits is believed only as far as no place and nobody here
 //! is harmed.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -400,6 +401,28 @@ fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doin
     done
 }
 
+/// Refuses a property under another name than that of the table, and one that comes twice: what is judged by its name
+/// and what takes effect would be two things. Names that are unknown here are passed over later.
+fn check_names(sent: &[SentProperty], doing: &str) -> Result<(), Refusal> {
+    let mut names = HashSet::new();
+    for SentProperty { name, .. } in sent {
+        let is_other_name = match dataset_property(name) {
+            Ok(Property::Known(known)) => known.name != name,
+            _ => false,
+        };
+        let why = if is_other_name {
+            "is under another name"
+        } else if !names.insert(name.as_str()) {
+            "comes twice"
+        } else {
+            continue;
+        };
+        let name = name.escape_debug();
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: invalid stream (property '{name}' {why})")));
+    }
+    Ok(())
+}
+
 /// The properties that a file system gets: those of the stream that count here, and those that are
 /// set here.
 fn bringing(
@@ -411,6 +434,7 @@ fn bringing(
     earlier: Option<&Earlier>,
     doing: &str,
 ) -> Result<Vec<(String, Setting)>, Refusal> {
+    check_names(&snapshot.properties, doing)?;
     let is = |there: &str, name: &str| match dataset_property(there) {
         Ok(Property::Known(known)) => known.name == name,
         _ => there == name,

@@ -192,3 +192,33 @@ fn a_stream_that_names_very_many_file_systems_ends() {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("the work grows with the square of the number"),
     }
 }
+
+#[test]
+fn a_property_comes_once_and_under_its_name() {
+    let forged: [&[(&str, &str)]; 6] = [
+        &[("SHARENFS", "rw")],
+        &[("MOUNTPOINT", "/etc")],
+        &[("Setuid", "on")],
+        &[("recsize", "4096")],
+        &[("sharenfs", "off"), ("sharenfs", "rw")],
+        &[("a:b", "1"), ("a:b", "2")],
+    ];
+    for properties in forged {
+        let [first, _] = streams(properties, &[]);
+        let is_refused = |received: Result<(), Refusal>| {
+            received.is_err_and(|refusal| refusal.kind == Kind::Invalid && refusal.what.contains("invalid stream"))
+        };
+        let world = World::new();
+        assert!(is_refused(receive_as(&world, &first, into())), "{properties:?}");
+        assert_eq!(world.names(), ["t"]);
+        let [plain, later] = streams(&[], properties);
+        receive_as(&world, &plain, into()).unwrap();
+        assert!(is_refused(receive_as(&world, &later, into())), "{properties:?}");
+    }
+    // One that is unknown here, and those of users.
+    let [first, _] = streams(&[("unknown", "1"), ("a:b", "1"), ("A:B", "1"), ("recordsize", "4096")], &[]);
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    assert_eq!(world.value("t/in", "recordsize").0.as_deref(), Some("4096"));
+    assert_eq!(world.value("t/in", "a:b").0.as_deref(), Some("1"));
+}
