@@ -92,12 +92,22 @@ fn is_of_the_system(at: &Path) -> bool {
 /// their defaults.
 const HARMFUL: [(&str, &str); 4] = [("setuid", "on"), ("devices", "on"), ("sharenfs", "off"), ("sharesmb", "off")];
 
+/// The effective values of the properties of [`HARMFUL`].
+type HarmfulValues = Vec<(&'static str, String)>;
+
+fn harmful_values(objects: &mut Objects<'_>, id: u64) -> Result<HarmfulValues, Refusal> {
+    let mut values = Vec::new();
+    for (name, _) in HARMFUL {
+        values.push((name, objects.effective(id, name)?.value));
+    }
+    Ok(values)
+}
+
 /// The file system that a later snapshot of a stream comes to, as it is before.
 struct Earlier {
     id: u64,
     stored: Vec<(String, PropertyRow)>,
-    /// The properties of [`HARMFUL`] that are off.
-    off: Vec<&'static str>,
+    harmful: HarmfulValues,
 }
 
 impl Earlier {
@@ -109,18 +119,23 @@ impl Earlier {
         if objects.catalog.is_half(id)? {
             return Ok(None);
         }
-        let mut off = Vec::new();
-        for (name, _) in HARMFUL {
-            if objects.effective(id, name)?.value == "off" {
-                off.push(name);
-            }
-        }
-        Ok(Some(Self { id, stored: objects.known(id)?.stored.clone(), off }))
+        let harmful = harmful_values(&mut objects, id)?;
+        Ok(Some(Self { id, stored: objects.known(id)?.stored.clone(), harmful }))
     }
 
     /// Whether a property was set or masked here: what is received of it does not hold.
     fn has_own(&self, name: &str) -> bool {
         self.stored.iter().any(|(stored, row)| stored == name && row.source != PropertySource::Received)
+    }
+
+    /// Whether this value of a property of [`HARMFUL`] gives no more than the effective one. A share has more values than
+    /// on and off: another one may be for other machines, or for writing.
+    fn allows(&self, name: &str, value: &str) -> bool {
+        let effective = self.harmful.iter().find(|(there, _)| *there == name);
+        effective.is_some_and(|(_, effective)| match name {
+            "sharenfs" | "sharesmb" => effective == value,
+            _ => effective != "off",
+        })
     }
 
     /// Whether another value holds here once this one has been received.
@@ -475,10 +490,9 @@ fn bringing(
                 // All that was there goes.
                 Some(earlier) if snapshot.from == 0 => sent.unwrap_or(default) != "off" && !earlier.has_own(name),
                 // What is allowed here already was allowed here.
-                Some(earlier) => {
-                    sent.is_some_and(|value| value != "off" && earlier.is_changed_by(name, value))
-                        && earlier.off.contains(&name)
-                }
+                Some(earlier) => sent.is_some_and(|value| {
+                    value != "off" && earlier.is_changed_by(name, value) && !earlier.allows(name, value)
+                }),
             };
             if !given(name) && !excepted(name) && is_harmful {
                 own.push((name.to_owned(), Setting::Local("off".to_owned())));

@@ -138,6 +138,33 @@ fn a_later_snapshot_turns_on_nothing_that_is_off() {
 }
 
 #[test]
+fn a_later_snapshot_shares_with_nobody_else() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let receives = |here: &str, later: &str| {
+        let [first, later] = streams(&[], &[("sharenfs", later)]);
+        let world = World::new();
+        world.ok(set("t", "sharenfs", here));
+        receive_as(&world, &first, into()).unwrap();
+        assert_eq!(world.value("t/in", "sharenfs").0.as_deref(), Some(here));
+        receive_as(&world, &later, into()).unwrap();
+        world.value("t/in", "sharenfs").0
+    };
+    assert_eq!(receives("ro=@10.0.0.0/8", "rw,no_root_squash").as_deref(), Some("off"));
+    assert_eq!(receives("on", "rw,no_root_squash").as_deref(), Some("off"));
+    assert_eq!(receives("ro=@10.0.0.0/8", "ro=@10.0.0.0/8").as_deref(), Some("ro=@10.0.0.0/8"));
+    assert_eq!(receives("ro=@10.0.0.0/8", "off").as_deref(), Some("off"));
+    // What was set here stays.
+    let [first, later] = streams(&[], &[("sharenfs", "rw,no_root_squash")]);
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    world.ok(set("t/in", "sharenfs", "ro=@10.0.0.0/8"));
+    receive_as(&world, &later, into()).unwrap();
+    assert_eq!(world.value("t/in", "sharenfs").0.as_deref(), Some("ro=@10.0.0.0/8"));
+}
+
+#[test]
 fn what_is_left_out_of_a_difference_stays_as_it_was_set_here() {
     let [first, later] = streams(&[("compression", "lz4")], &[("compression", "off")]);
     let except = || ToReceive { except: vec!["compression".to_owned()], ..into() };
