@@ -103,6 +103,29 @@ fn harmful_values(objects: &mut Objects<'_>, id: u64) -> Result<HarmfulValues, R
     Ok(values)
 }
 
+/// The same of the file system in this pool that a snapshot was sent from; empty where it comes from elsewhere. Any sender
+/// can name this pool: it counts where the file system is here under the sent name, and has that snapshot. The base of a
+/// difference shows nothing, as the receiver has it in any case.
+fn harmful_values_of_source(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    head: &StreamHead,
+    snapshot: &SnapshotHead,
+) -> Result<HarmfulValues, Refusal> {
+    if head.pool != pool.store.identity().pool {
+        return Ok(Vec::new());
+    }
+    let mut objects = Objects::now(pool, mounts);
+    let filesystem = snapshot.name.split('@').next().unwrap_or_default();
+    let Some(id) = objects.catalog.find(filesystem)? else { return Ok(Vec::new()) };
+    let rows = objects.catalog.snapshot_rows(id)?;
+    if rows.iter().any(|(_, row)| row.guid == snapshot.guid) {
+        harmful_values(&mut objects, id)
+    } else {
+        Ok(Vec::new())
+    }
+}
+
 /// The file system that a later snapshot of a stream comes to, as it is before.
 struct Earlier {
     id: u64,
@@ -481,10 +504,15 @@ fn bringing(
     }
     let by_root = rustix::process::geteuid().is_root();
     // Those below the first one of a package may have their own settings.
-    if by_root && head.pool != pool.store.identity().pool {
+    if by_root {
+        let source = harmful_values_of_source(pool, mounts, head, snapshot)?;
         for (name, default) in HARMFUL {
             let sent = snapshot.properties.iter().find(|property| property.name == name);
             let sent = sent.map(|property| property.value.as_str());
+            // The same counts in this pool already, for the same files.
+            if source.iter().any(|(there, value)| *there == name && value == sent.unwrap_or(default)) {
+                continue;
+            }
             let is_harmful = match earlier {
                 None => sent.unwrap_or(default) != "off",
                 // All that was there goes.

@@ -165,6 +165,50 @@ fn a_later_snapshot_shares_with_nobody_else() {
 }
 
 #[test]
+fn a_stream_comes_from_this_pool_where_its_snapshot_is_here() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let values = |world: &World, name: &str| {
+        ["setuid", "devices", "sharenfs"].map(|property| world.value(name, property).0.unwrap_or_default())
+    };
+    let share = "ro=@10.0.0.0/8";
+    // Another pool's stream that names this pool.
+    let [mut first, mut later] = streams(&[("sharenfs", "rw")], &[("sharenfs", "rw"), ("setuid", "on")]);
+    let world = World::new();
+    world.create("t/a");
+    world.snapshot(&["t/a@1"]);
+    world.snapshot(&["t/a@2"]);
+    for records in [&mut first, &mut later] {
+        if let Some(Record::Stream(head)) = records.first_mut() {
+            head.pool = world.pool.store.identity().pool;
+        }
+    }
+    receive_as(&world, &first, into()).unwrap();
+    assert_eq!(values(&world, "t/in"), ["off", "off", "off"]);
+    // What was received has the guids of the stream.
+    for head in heads(&mut later) {
+        head.name = head.name.replacen("t/a", "t/in", 1);
+    }
+    receive_as(&world, &later, into()).unwrap();
+    assert_eq!(values(&world, "t/in"), ["off", "off", "off"]);
+    for head in heads(&mut first) {
+        head.name = head.name.replacen("t/a", "t/in", 1);
+    }
+    receive_as(&world, &first, ToReceive { into: "t/second".to_owned(), ..into() }).unwrap();
+    assert_eq!(values(&world, "t/second"), ["off", "off", "off"]);
+    // Its own.
+    let world = source();
+    world.ok(set("t/a", "sharenfs", share));
+    let records = send(&world, None);
+    receive_as(&world, &records, into()).unwrap();
+    assert_eq!(values(&world, "t/in"), ["on", "on", share]);
+    world.ok(set("t/a", "sharenfs", "off"));
+    receive_as(&world, &records, ToReceive { into: "t/second".to_owned(), ..into() }).unwrap();
+    assert_eq!(values(&world, "t/second"), ["on", "on", "off"]);
+}
+
+#[test]
 fn what_is_left_out_of_a_difference_stays_as_it_was_set_here() {
     let [first, later] = streams(&[("compression", "lz4")], &[("compression", "off")]);
     let except = || ToReceive { except: vec!["compression".to_owned()], ..into() };
