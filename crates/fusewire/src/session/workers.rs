@@ -104,8 +104,11 @@ impl Worker {
     /// Notes that a request has been taken from the kernel. True once in 256 requests, as a sign of load.
     pub(super) fn begin(&self, unique: u64, node: u64) -> bool {
         self.node.store(node, Relaxed);
+        // Before the number: a thread that reads the number and then the count must not get the count of the request
+        // before, with the user that was noted for it, and charge this request to that user.
+        let is_sign = self.taken.fetch_add(1, SeqCst) % 256 == 255;
         self.state.store(key(unique), SeqCst);
-        self.taken.fetch_add(1, SeqCst) % 256 == 255
+        is_sign
     }
 
     /// Sets the caller of the request that is about to begin.
