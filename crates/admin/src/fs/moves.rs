@@ -86,7 +86,7 @@ fn hides(later: &Mounted, earlier: &Mounted) -> bool {
 enum Unmount {
     /// In all mount namespaces; refused while one of them is used anywhere.
     Everywhere,
-    /// Even while they are used.
+    /// Even while they are used; those that leave for the moment are refused while they are used.
     Forced,
     /// In the pool's mount namespace: others keep their mounts.
     Here,
@@ -117,8 +117,10 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
     }
     let mut goes = goes.into_iter();
     leaving.retain(|_| goes.next() == Some(true));
-    if how != Unmount::Forced {
-        are_free(mounts, &leaving)?;
+    if leaving.len() > 1 {
+        let is_forced = |mounted: &Mounted| how == Unmount::Forced && asked(mounted);
+        let unforced: Vec<&Mounted> = leaving.iter().filter(|mounted| !is_forced(mounted)).collect();
+        are_free(mounts, &unforced)?;
     }
     let mut gone = Gone::default();
     // What came last is on top, and nothing hides it.
@@ -126,7 +128,7 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
         let unmounted = if how == Unmount::Here && asked(&mounted) {
             mounts.detach(mounted.what)
         } else {
-            mounts.unmount(mounted.what, how == Unmount::Forced)
+            mounts.unmount(mounted.what, how == Unmount::Forced && asked(&mounted))
         };
         if let Err(refusal) = unmounted {
             gone.back(mounts);
@@ -140,11 +142,8 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
 }
 
 /// Asks all of them first, as far as the kernel tells: of those on which nothing else is mounted, neither below nor over
-/// them.
-fn are_free(mounts: &dyn Mounts, leaving: &[Mounted]) -> Result<(), Refusal> {
-    if leaving.len() < 2 {
-        return Ok(());
-    }
+/// them. One that leaves alone need not be asked: its unmount answers the same.
+fn are_free(mounts: &dyn Mounts, leaving: &[&Mounted]) -> Result<(), Refusal> {
     let all = heads(mounts);
     let hidden = mounts.hidden();
     let alone = leaving

@@ -362,3 +362,27 @@ fn hidden_mounts_count_as_none_and_are_found_again() {
     unmount_all(&world.pool, &world.mounts, false).unwrap();
     assert!(world.mounted().is_empty());
 }
+
+#[test]
+fn force_is_for_those_that_were_named() {
+    let upper = pairs(&[("t/b", "/same"), ("t/in", "/same/in")]);
+    let all = pairs(&[("t/a", "/same"), ("t/b", "/same"), ("t/in", "/same/in")]);
+    let force = || FsRequest::Unmount { what: ToUnmount::Name("t/a".to_owned()), force: true };
+    for upper_in_use in ["t/b", "t/in"] {
+        let world = World::new();
+        for (name, at) in &all {
+            world.create(name);
+            world.ok(set(name, "mountpoint", at));
+        }
+        world.mounts.used.lock().extend([world.id("t/a"), world.id(upper_in_use)]);
+        assert_eq!(world.refused(force()).2, Kind::Busy);
+        let destroy = ToDestroy { force: true, ..destroy("t/a") };
+        assert_eq!(world.refused(FsRequest::Destroy(destroy.clone())).2, Kind::Busy);
+        assert_eq!(world.mounted(), all);
+        world.mounts.used.lock().remove(&world.id(upper_in_use));
+        world.ok(force());
+        assert_eq!(world.mounted(), upper);
+        world.ok(FsRequest::Destroy(destroy));
+        assert_eq!(world.mounted(), upper);
+    }
+}
