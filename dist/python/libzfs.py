@@ -91,25 +91,43 @@ def _program():
     return found
 
 
-def _run(*words):
-    """What `zfs` or `zpool` prints, as the program answers under that name, whatever else has the name here."""
+def _call(*words):
+    """Runs `zfs` or `zpool`, as the program answers under that name, whatever else has the name here."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
     try:
-        done = subprocess.run(
+        return subprocess.run(
             list(words), executable=_program(), env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="surrogateescape", check=False,
         )
     except OSError as error:
         raise ZFSException(Error.UNKNOWN, "cannot run nacre: {}".format(error)) from error
-    if done.returncode != 0:
-        said = done.stderr.strip() or "{} exited with {}".format(" ".join(words), done.returncode)
-        missing = "does not exist" in said or "no such pool" in said
-        raise ZFSException(Error.NOENT if missing else Error.UNKNOWN, said)
+
+
+def _refusal(done):
+    said = done.stderr.strip() or "{} exited with {}".format(" ".join(done.args), done.returncode)
+    missing = "does not exist" in said or "no such pool" in said
+    return ZFSException(Error.NOENT if missing else Error.UNKNOWN, said)
+
+
+def _run(*words):
+    """What `zfs` or `zpool` prints. Where a pool does not answer it ends with 1, and prints the others all the same."""
+    done = _call(*words)
+    # A program that a signal has ended may have printed a part.
+    if done.returncode < 0 or done.returncode > 0 and not done.stdout.strip():
+        raise _refusal(done)
     return done.stdout
 
 
-def _ask(*words):
-    return json.loads(_run(*words))
+def _ask(key, *words):
+    """What the JSON that they print has under this key; where the program failed, something has to be in it."""
+    done = _call(*words)
+    try:
+        found = json.loads(done.stdout)[key]
+    except (ValueError, KeyError) as error:
+        raise _refusal(done) from error
+    if done.returncode != 0 and not found:
+        raise _refusal(done)
+    return found
 
 
 _NUMBERS = frozenset((
@@ -526,7 +544,8 @@ def _importable(text):
             if row is None:
                 continue
             depth, found, told = len(row[1]) // 2, row[2], (row[3] or "ONLINE").split(" ", 1)[0]
-            if depth == 0 and row[3] is None and found != name:
+            # A heading has no state. The pool has one, and may have the name of a heading.
+            if depth == 0 and row[3] is None:
                 trees = pool[found] = {}
                 above = []
                 continue
@@ -569,9 +588,9 @@ class ZFS:
     @property
     def _pools(self):
         def read():
-            states = _ask("zpool", "status", "-jp", "--json-int")["pools"]
-            shown = _ask("zpool", "get", "-j", "all")["pools"]
-            exact = _ask("zpool", "get", "-jp", "all")["pools"]
+            states = _ask("pools", "zpool", "status", "-jp", "--json-int")
+            shown = _ask("pools", "zpool", "get", "-j", "all")
+            exact = _ask("pools", "zpool", "get", "-jp", "all")
             both = states.keys() & shown.keys() & exact.keys()
             return {
                 name: ZFSPool(self, name, states[name],
@@ -583,8 +602,8 @@ class ZFS:
     def _objects(self, kind, types):
         """File systems or snapshots with all their properties; those that were made between the two answers
         are left out."""
-        shown = _ask("zfs", "get", "-j", "-t", types, "all")["datasets"]
-        exact = _ask("zfs", "get", "-jp", "-t", types, "all")["datasets"]
+        shown = _ask("datasets", "zfs", "get", "-j", "-t", types, "all")
+        exact = _ask("datasets", "zfs", "get", "-jp", "-t", types, "all")
         return {name: kind(self, name, shown[name], fields) for name, fields in exact.items() if name in shown}
 
     @property
